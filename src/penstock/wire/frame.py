@@ -1,0 +1,141 @@
+"""A byte stream → commands, without sockets.
+
+    | length i32 | mark i32: encoding (1 byte), header length (3 bytes) | header | body |
+
+`length` counts what follows it. One `Request` is reused for every frame of a connection: its
+fields are positions in the connection's buffer. Both header encodings give the same interface.
+
+Every length is checked against the limits and the frame before it is used; a frame that breaks a
+rule raises a WireError, after which the stream can't be trusted and its connection is closed.
+"""
+
+from penstock.errors import FrameError, HeaderError
+from penstock.wire import octets
+from penstock.wire.fields import Fields
+from penstock.wire.jsonheader import JsonHeader
+
+FRAME_BYTES_MAX = 16 * 1024 * 1024
+"""Longest frame with its length word, as in Java."""
+HEADER_BYTES_MAX = 64 * 1024
+"""Longest header; Java sets no limit, the longest legal properties are 32,767 bytes."""
+
+JSON = 0
+BINARY = 1
+_JSON = JSON
+_BINARY = BINARY
+_BINARY_BYTES_MIN = 21
+
+
+class Request(Fields):
+    """One command (a request or a response), in place in the buffer it was read from."""
+
+    def __init__(
+        self, frame_bytes_max: int = FRAME_BYTES_MAX, header_bytes_max: int = HEADER_BYTES_MAX
+    ) -> None:
+        Fields.__init__(self)
+        self.frame_bytes_max: int = frame_bytes_max
+        self.header_bytes_max: int = header_bytes_max
+        self.encoding: int = JSON
+        self.body_at: int = 0
+        self.body_length: int = 0
+        self.missing: int = 0
+        self._json: JsonHeader = JsonHeader()
+
+    def read(self, at: int, end: int) -> int:
+        """Read the frame at `at` of the bound buffer, whose bytes reach to `end`.
+
+        Returns the frame's length with its length word, or 0 when it is not all there yet:
+        `missing` then says how many more bytes it needs at least.
+        """
+        have = end - at
+        if have < 8:
+            if have >= 4:
+                self._check_length(octets.get_i32(self.buffer, at))
+            self.missing = 8 - have
+            return 0
+        length = octets.get_i32(self.buffer, at)
+        if length < 4 or length > self.frame_bytes_max - 4:
+            self._check_length(length)
+        mark = octets.get_i32(self.buffer, at + 4)
+        header_length = mark & 0xFFFFFF
+        if header_length > length - 4 or header_length > self.header_bytes_max:
+            self._refuse_header(header_length, length)
+        encoding = mark >> 24
+        if encoding != _JSON and encoding != _BINARY:
+            raise FrameError(f"unknown header encoding {encoding & 0xFF}")
+        if have < length + 4:
+            self.missing = length + 4 - have
+            return 0
+        self.clear()
+        self.missing = 0
+        self.encoding = encoding
+        self.body_at = at + 8 + header_length
+        self.body_length = length - 4 - header_length
+        if encoding == _BINARY:
+            self._read_binary(at + 8, at + 8 + header_length)
+        else:
+            self._json.read(self, at + 8, at + 8 + header_length)
+        return length + 4
+
+    def release(self) -> None:
+        """Let the buffer go, so that its owner may resize or close it."""
+        Fields.release(self)
+        self._json = JsonHeader()
+
+    def body(self) -> bytes:
+        """The body, copied out."""
+        return bytes(self.buffer[self.body_at : self.body_at + self.body_length])
+
+    def _read_binary(self, at: int, end: int) -> int:
+        buffer = self.buffer
+        if end - at < _BINARY_BYTES_MIN:
+            raise HeaderError(f"binary header of {end - at} bytes is too short")
+        self.code = octets.get_i16(buffer, at)
+        self.language = buffer[at + 2]
+        self.version = octets.get_i16(buffer, at + 3)
+        self.opaque = octets.get_i32(buffer, at + 5)
+        self.flag = octets.get_i32(buffer, at + 9)
+        length = octets.get_i32(buffer, at + 13)
+        at += 17
+        if length < 0 or length > end - at - 4:
+            raise HeaderError(f"binary header's remark of {length} bytes does not fit")
+        self.set_remark(at, length)
+        at += length
+        length = octets.get_i32(buffer, at)
+        at += 4
+        if length < 0 or length > end - at:
+            raise HeaderError(f"binary header's fields of {length} bytes do not fit")
+        end = at + length
+        while at < end:
+            if end - at < 6:
+                raise HeaderError("binary header ends inside a field")
+            key_length = octets.get_i16(buffer, at)
+            key_at = at + 2
+            if key_length < 0 or key_length > end - at - 6:
+                raise HeaderError(f"binary header's field name of {key_length} bytes does not fit")
+            length = octets.get_i32(buffer, key_at + key_length)
+            at = key_at + key_length + 4
+            if length < 0 or length > end - at:
+                raise HeaderError(f"binary header's field of {length} bytes does not fit")
+            if key_length > 0 and length > 0:  # Java reads an empty text as null
+                self.add(key_at, key_length, at, length)
+            at += length
+        return 0
+
+    def _check_length(self, length: int) -> int:
+        if length < 4:
+            raise FrameError(f"a frame's length can't be {length}")
+        if length > self.frame_bytes_max - 4:
+            raise FrameError.over(
+                "frame too long", figure=length + 4, limit=self.frame_bytes_max,
+                setting="frame_bytes_max",
+            )  # fmt: skip
+        return 0
+
+    def _refuse_header(self, header_length: int, length: int) -> int:
+        if header_length > length - 4:
+            raise FrameError(f"header of {header_length} bytes in a frame of {length}")
+        raise FrameError.over(
+            "header too long", figure=header_length, limit=self.header_bytes_max,
+            setting="header_bytes_max",
+        )  # fmt: skip

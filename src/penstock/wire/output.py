@@ -1,0 +1,247 @@
+"""Commands → bytes: all responses of one read gather in one `Output` and leave in one write.
+
+The hot way appends header fields straight into the buffer (`begin`, `field_…`, `end`), in the
+encoding of the request. `encode` is the plain way for everything that is not per message.
+"""
+
+from collections.abc import Mapping
+
+from penstock.errors import FrameError
+from penstock.wire import octets
+from penstock.wire.frame import BINARY, FRAME_BYTES_MAX, JSON
+
+VERSION = 493
+"""The release we say we are on the wire: V5_4_0."""
+LANGUAGE = 3  # PYTHON
+FLAG_RESPONSE = 1
+
+_VERSION = VERSION
+_LANGUAGE = LANGUAGE
+_BINARY = BINARY
+_START_BYTES = 128  # more than the fixed part of either header
+_NUMBER_BYTES = 20
+
+_LANGUAGE_NAMES = (
+    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP",
+    "OMS", "RUST", "NODE_JS",
+)  # fmt: skip
+
+
+class Output:
+    """A growing buffer of responses."""
+
+    def __init__(self, capacity: int = 16 * 1024) -> None:
+        self.data: bytearray = bytearray(capacity)
+        self.view: memoryview = memoryview(self.data)
+        self.capacity: int = capacity
+        self.length: int = 0
+        self._encoding: int = 0
+        self._frame_at: int = 0
+        self._ext_at: int = 0
+        self._first: bool = False
+
+    def take(self) -> bytes:
+        """What has gathered, copied out; the output is empty afterwards."""
+        taken = bytes(self.view[: self.length])
+        self.length = 0
+        return taken
+
+    def reserve(self, length: int) -> None:
+        """Make room for `length` more bytes."""
+        if self.capacity - self.length < length:
+            self._grow(length)
+
+    def _grow(self, length: int) -> None:
+        capacity = self.capacity
+        while capacity - self.length < length:
+            capacity *= 2
+        data = bytearray(capacity)
+        data[: self.length] = self.view[: self.length]
+        self.data = data
+        self.view = memoryview(data)
+        self.capacity = capacity
+
+    def begin(self, encoding: int, code: int, opaque: int) -> None:
+        """Start a response frame; its named fields follow."""
+        self.reserve(_START_BYTES)
+        view = self.view
+        at = self.length
+        self._encoding = encoding
+        self._frame_at = at
+        self._first = True
+        at += 8
+        if encoding == _BINARY:
+            octets.put_i16(view, at, code)
+            view[at + 2] = _LANGUAGE
+            octets.put_i16(view, at + 3, _VERSION)
+            octets.put_i32(view, at + 5, opaque)
+            octets.put_i32(view, at + 9, 1)
+            octets.put_i32(view, at + 13, 0)
+            self._ext_at = at + 17
+            self.length = at + 21
+        else:
+            at += octets.put_bytes(view, at, b'{"code":')
+            at += octets.put_decimal(view, at, code)
+            at += octets.put_bytes(view, at, b',"flag":1,"language":"PYTHON","opaque":')
+            at += octets.put_decimal(view, at, opaque)
+            self.length = at + octets.put_bytes(view, at, b',"version":493,"extFields":{')
+
+    def field_number(self, name: bytes, value: int) -> None:
+        """A named field that holds a number."""
+        self.reserve(len(name) + _NUMBER_BYTES + 16)
+        at = self._name(name)
+        view = self.view
+        if self._encoding == _BINARY:
+            length = octets.put_decimal(view, at + 4, value)
+            octets.put_i32(view, at, length)
+            self.length = at + 4 + length
+        else:
+            at += octets.put_decimal(view, at, value)
+            view[at] = 34
+            self.length = at + 1
+
+    def field_plain(self, name: bytes, value: bytes) -> None:
+        """A named field whose text needs no escaping in JSON."""
+        self.reserve(len(name) + len(value) + 16)
+        at = self._name(name)
+        view = self.view
+        if self._encoding == _BINARY:
+            octets.put_i32(view, at, len(value))
+            self.length = at + 4 + octets.put_bytes(view, at + 4, value)
+        else:
+            at += octets.put_bytes(view, at, value)
+            view[at] = 34
+            self.length = at + 1
+
+    def field_offset_id(self, name: bytes, host: bytes, offset: int) -> None:
+        """A named field that holds an offset message id: host and log position in hex."""
+        digits = 2 * len(host) + 16
+        self.reserve(len(name) + digits + 16)
+        at = self._name(name)
+        view = self.view
+        if self._encoding == _BINARY:
+            octets.put_i32(view, at, digits)
+            at += 4
+        at += octets.put_hex_bytes(view, at, host)
+        octets.put_hex_i64(view, at, offset)
+        at += 16
+        if self._encoding != _BINARY:
+            view[at] = 34
+            at += 1
+        self.length = at
+
+    def end(self, body_length: int) -> None:
+        """Close the header of a frame whose body of this length follows."""
+        self.reserve(4)
+        view = self.view
+        start = self._frame_at
+        at = self.length
+        if self._encoding == _BINARY:
+            octets.put_i32(view, self._ext_at, at - self._ext_at - 4)
+        else:
+            view[at] = 125
+            view[at + 1] = 125
+            at += 2
+        header_length = at - start - 8
+        octets.put_i32(view, start, 4 + header_length + body_length)
+        octets.put_i32(view, start + 4, self._encoding << 24 | header_length)
+        self.length = at
+
+    def append(self, data: bytes) -> None:
+        """Bytes that are complete already: a frame made by `encode`, or a body."""
+        self.reserve(len(data))
+        self.length += octets.put_bytes(self.view, self.length, data)
+
+    def _name(self, name: bytes) -> int:
+        view = self.view
+        at = self.length
+        if self._encoding == _BINARY:
+            octets.put_i16(view, at, len(name))
+            return at + 2 + octets.put_bytes(view, at + 2, name)
+        if not self._first:
+            view[at] = 44
+            at += 1
+        self._first = False
+        view[at] = 34
+        at += 1 + octets.put_bytes(view, at + 1, name)
+        return at + octets.put_bytes(view, at, b'":"')
+
+
+def encode(
+    code: int,
+    ext: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    *,
+    opaque: int = 0,
+    flag: int = 0,
+    encoding: int = JSON,
+    remark: str | None = None,
+    language: int = LANGUAGE,
+    version: int = VERSION,
+    frame_bytes_max: int = FRAME_BYTES_MAX,
+) -> bytes:
+    """One whole frame, the plain way. In the binary encoding an empty value is not sent."""
+    if encoding == BINARY:
+        header = _binary_header(code, ext, opaque, flag, remark, language, version)
+    else:
+        header = _json_header(code, ext, opaque, flag, remark, language, version)
+    length = 4 + len(header) + len(body)
+    if length + 4 > frame_bytes_max or len(header) > 0xFFFFFF:
+        raise FrameError.over(
+            "frame too long", figure=length + 4, limit=frame_bytes_max, setting="frame_bytes_max"
+        )
+    mark = encoding << 24 | len(header)
+    return length.to_bytes(4, "big") + mark.to_bytes(4, "big") + header + body
+
+
+def response(
+    code: int,
+    opaque: int,
+    encoding: int,
+    *,
+    ext: Mapping[str, str] | None = None,
+    body: bytes = b"",
+    remark: str | None = None,
+) -> bytes:
+    """One whole response frame, the plain way."""
+    return encode(
+        code, ext, body, opaque=opaque, flag=FLAG_RESPONSE, encoding=encoding, remark=remark
+    )
+
+
+def _json_header(
+    code: int, ext: Mapping[str, str] | None, opaque: int, flag: int, remark: str | None,
+    language: int, version: int,
+) -> bytes:  # fmt: skip
+    import msgspec
+
+    header: dict[str, object] = {"code": code}
+    if ext is not None:
+        header["extFields"] = dict(ext)
+    header.update(flag=flag, language=_LANGUAGE_NAMES[language], opaque=opaque)
+    if remark is not None:
+        header["remark"] = remark
+    header.update(serializeTypeCurrentRPC="JSON", version=version)
+    return msgspec.json.encode(header)
+
+
+def _binary_header(
+    code: int, ext: Mapping[str, str] | None, opaque: int, flag: int, remark: str | None,
+    language: int, version: int,
+) -> bytes:  # fmt: skip
+    if not -0x8000 <= code <= 0x7FFF:
+        raise FrameError(f"code {code} does not fit the binary header; use JSON")
+    fields = bytearray()
+    for key, value in (ext or {}).items():
+        name, text = key.encode("utf-8", "replace"), value.encode("utf-8", "replace")
+        if not name or not text:
+            continue
+        if len(name) > 0x7FFF:
+            raise FrameError.over("field name too long", figure=len(name), limit=0x7FFF)
+        fields += len(name).to_bytes(2, "big") + name + len(text).to_bytes(4, "big") + text
+    note = (remark or "").encode("utf-8", "replace")
+    return b"".join((
+        code.to_bytes(2, "big", signed=True), bytes((language,)), version.to_bytes(2, "big"),
+        opaque.to_bytes(4, "big", signed=True), flag.to_bytes(4, "big", signed=True),
+        len(note).to_bytes(4, "big"), note, len(fields).to_bytes(4, "big"), bytes(fields),
+    ))  # fmt: skip

@@ -1,0 +1,1 @@
+"""Tests against the real RocketMQ: its classes, its clients, its servers."""

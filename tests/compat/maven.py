@@ -1,0 +1,137 @@
+"""Builds and runs the Java programs of tests/compat/java, once per RocketMQ version.
+
+Compiled classes and the resolved class path are kept in the user's cache directory
+(``penstock-compat/<version>/<hash of pom and sources>``), so only the first run after a change
+needs Maven, and only the first run of all needs the network.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import functools
+import hashlib
+import os
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+JAVA_DIR = Path(__file__).parent / "java"
+LATEST = "5.4.0"
+OLD = "4.9.8"
+VERSIONS = (LATEST, OLD)
+
+# Published without broker and name server; see the profiles in pom.xml.
+_CLIENT_ONLY = frozenset({OLD})
+
+# Quick to start and small: these programs live for a second or two on a busy machine.
+_JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx512m")
+
+
+def missing_tools() -> list[str]:
+    """The programs these tests need and this machine lacks."""
+    return [tool for tool in ("java", "mvn") if shutil.which(tool) is None]
+
+
+def maven_available() -> bool:
+    """Whether Java and Maven can be run here."""
+    return not missing_tools()
+
+
+@functools.cache
+def classpath(version: str = LATEST) -> str:
+    """The class path of our programs and RocketMQ `version`; builds them where needed."""
+    root = _cache_root() / version
+    root.mkdir(parents=True, exist_ok=True)
+    build = root / _source_hash()
+    # Two test runs may want the same build; the second waits and finds it done.
+    with (root / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        jars = _cached_jars(build)
+        if jars is None:
+            jars = _build(version, build)
+    return os.pathsep.join([str(build / "classes"), *jars])
+
+
+def java_command(
+    version: str,
+    main_class: str,
+    *args: str,
+    jvm: Sequence[str] = _JVM_FLAGS,
+    classpath_prefix: Sequence[Path] = (),
+) -> list[str]:
+    """The command line that runs a main class with RocketMQ `version` on its class path."""
+    path = os.pathsep.join([*map(str, classpath_prefix), classpath(version)])
+    return ["java", *jvm, "-cp", path, main_class, *args]
+
+
+def run_java(
+    version: str,
+    main_class: str,
+    *args: str,
+    input: str | None = None,
+    timeout: float = 60.0,
+    home: Path | None = None,
+) -> str:
+    """Run one of our programs to its end and return what it printed.
+
+    `home` receives the log files of RocketMQ's client (a scratch directory in the cache if not
+    given): nothing is written to the real home. Raises RuntimeError with the program's error
+    output if it fails, subprocess.TimeoutExpired if it takes longer than `timeout` seconds.
+    """
+    if home is None:
+        home = _cache_root() / "home"
+        home.mkdir(parents=True, exist_ok=True)
+    command = java_command(
+        version, main_class, *args, jvm=(*_JVM_FLAGS, f"-Duser.home={home}", "-Duser.timezone=UTC")
+    )
+    done = subprocess.run(
+        command, input=input or "", capture_output=True, text=True, timeout=timeout, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(
+            f"{main_class} ended with {done.returncode}:\n{done.stderr[-4000:]}{done.stdout[-1000:]}"
+        )
+    return done.stdout
+
+
+def _cache_root() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "penstock-compat"
+
+
+def _source_hash() -> str:
+    digest = hashlib.sha256()
+    sources = (JAVA_DIR / "src").rglob("*")
+    for file in [JAVA_DIR / "pom.xml", *sorted(f for f in sources if f.is_file())]:
+        digest.update(file.relative_to(JAVA_DIR).as_posix().encode() + b"\0")
+        digest.update(file.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+def _cached_jars(build: Path) -> list[str] | None:
+    """The jars of a finished build, or None if there is none or Maven's repository was emptied."""
+    try:
+        jars = (build / "classpath.txt").read_text().strip().split(os.pathsep)
+    except FileNotFoundError:
+        return None
+    return jars if all(Path(jar).exists() for jar in jars) else None
+
+
+def _build(version: str, build: Path) -> list[str]:
+    for old in build.parent.iterdir():
+        if old.is_dir():
+            shutil.rmtree(old)
+    goals = ["compile", "dependency:build-classpath"]
+    properties = [f"-Drocketmq.version={version}", f"-DbuildDirectory={build}"]
+    # Written last by Maven, so that its presence means the build is whole.
+    properties.append(f"-Dmdep.outputFile={build / 'classpath.txt'}")
+    if version in _CLIENT_ONLY:
+        properties.append("-DclientOnly")
+    for mode in (["-o"], []):
+        command = ["mvn", "-q", "-B", *mode, *properties, *goals]
+        done = subprocess.run(command, cwd=JAVA_DIR, capture_output=True, text=True, check=False)
+        jars = _cached_jars(build)
+        if done.returncode == 0 and jars is not None:
+            return jars
+    raise RuntimeError(f"Maven could not build for RocketMQ {version}:\n{done.stdout[-4000:]}")
