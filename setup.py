@@ -25,6 +25,8 @@ COMPILED = (
     "store/index",
     "store/flusher",
     "store/put",
+    "store/get",
+    "store/replay",
     "broker/send",
     "net/turn",
 )

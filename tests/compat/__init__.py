@@ -1,1 +1,10 @@
-"""Tests against the real RocketMQ: its classes, its clients, its servers."""
+"""Tests against the real RocketMQ: its classes, its clients, its servers.
+
+- maven: builds the programs of the directory ``java`` and runs them.
+- golden: bytes made by RocketMQ's classes (stored in tests/fixtures/golden), and RocketMQ's
+  decoders for bytes of ours. golden_inputs and make_golden regenerate the former.
+- apache: Apache's name server and broker as child processes.
+- clients: RocketMQ's producer, consumer, key query and admin tool, against any server.
+
+All of it needs Java 17 and Maven, except reading the stored golden bytes.
+"""

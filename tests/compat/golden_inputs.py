@@ -20,7 +20,7 @@ _BODIES = {
     "one-byte": b"x",
     "short-text": b"hello penstock",
     "text-5k": _TEXT,
-    "zeros-70k": bytes(70_000),
+    "zeros-9k": bytes(9_000),
     "all-bytes": bytes(range(256)) * 4,
 }
 
@@ -47,12 +47,12 @@ def inputs(version: str) -> dict[str, list[Case]]:
                 "empty": "",
                 "one": "TAGS\x01a\x02",
                 "no-final-separator": "KEYS\x01k\x02TAGS\x01a",
-                "empty-value": "a\x01\x02b\x01" "1\x02",
-                "empty-name": "\x01v\x02b\x01" "1\x02",
-                "no-name-value-separator": "junk\x02b\x01" "1\x02",
-                "two-name-value-separators": "a\x01x\x01y\x02b\x01" "1\x02",
-                "duplicate-name": "a\x01" "1\x02a\x01" "2\x02",
-                "doubled-separator": "a\x01" "1\x02\x02b\x01" "2\x02",
+                "empty-value": "a\x01\x02b\x011\x02",
+                "empty-name": "\x01v\x02b\x011\x02",
+                "no-name-value-separator": "junk\x02b\x011\x02",
+                "two-name-value-separators": "a\x01x\x01y\x02b\x011\x02",
+                "duplicate-name": "a\x011\x02a\x012\x02",
+                "doubled-separator": "a\x011\x02\x02b\x012\x02",
                 "shortest": "a\x01b",
                 "non-ascii": f"{CHINESE}\x01{EMOJI}\x02",
             }.items()
@@ -67,6 +67,10 @@ def inputs(version: str) -> dict[str, list[Case]]:
                 ("v6", "2001:db8::8a2e:370:7334", 10911, 123456),
                 ("v6-loopback", "::1", 1, 2**40),
             )
+        ],
+        "unique_id_reads": [
+            {"name": "v4", "id": "0A0102F3FFFE18B4AAC2123456780001"},
+            {"name": "v6", "id": "20010DB8000000000000000000000001FFFE18B4AAC2123456780001"},
         ],
         "string_hashes": [
             {"name": name, "text": text}
@@ -581,6 +585,11 @@ def _bodies() -> list[Case]:
         body(
             "direct-consume-result",
             "ConsumeMessageDirectlyResult",
-            {"order": False, "autoCommit": True, "consumeResult": "CR_SUCCESS", "spentTimeMills": 3},
+            {
+                "order": False,
+                "autoCommit": True,
+                "consumeResult": "CR_SUCCESS",
+                "spentTimeMills": 3,
+            },
         ),
     ]

@@ -25,7 +25,12 @@ VERSIONS = (LATEST, OLD)
 _CLIENT_ONLY = frozenset({OLD})
 
 # Quick to start and small: these programs live for a second or two on a busy machine.
-_JVM_FLAGS = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto", "-Xmx512m")
+_JVM_FLAGS = (
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-Xmx512m",
+    f"-Drmq.logback.configurationFile={JAVA_DIR / 'logback.xml'}",
+)
 
 
 def missing_tools() -> list[str]:
@@ -53,16 +58,16 @@ def classpath(version: str = LATEST) -> str:
     return os.pathsep.join([str(build / "classes"), *jars])
 
 
-def java_command(
-    version: str,
-    main_class: str,
-    *args: str,
-    jvm: Sequence[str] = _JVM_FLAGS,
-    classpath_prefix: Sequence[Path] = (),
-) -> list[str]:
-    """The command line that runs a main class with RocketMQ `version` on its class path."""
-    path = os.pathsep.join([*map(str, classpath_prefix), classpath(version)])
-    return ["java", *jvm, "-cp", path, main_class, *args]
+def java_command(main_class: str, *args: str, jvm: Sequence[str] = _JVM_FLAGS) -> list[str]:
+    """The command line for a main class, to be run in java_environment."""
+    return ["java", *jvm, main_class, *args]
+
+
+def java_environment(version: str = LATEST) -> dict[str, str]:
+    """The environment with RocketMQ `version` and our programs on the class path."""
+    # Settings of a RocketMQ user on this machine must not reach the tests.
+    kept = {k: v for k, v in os.environ.items() if k not in ("NAMESRV_ADDR", "JAVA_TOOL_OPTIONS")}
+    return {**kept, "CLASSPATH": classpath(version)}
 
 
 def run_java(
@@ -71,27 +76,28 @@ def run_java(
     *args: str,
     input: str | None = None,
     timeout: float = 60.0,
-    home: Path | None = None,
 ) -> str:
-    """Run one of our programs to its end and return what it printed.
+    """Run a program to its end and return what it printed.
 
-    `home` receives the log files of RocketMQ's client (a scratch directory in the cache if not
-    given): nothing is written to the real home. Raises RuntimeError with the program's error
-    output if it fails, subprocess.TimeoutExpired if it takes longer than `timeout` seconds.
+    Raises RuntimeError with the program's error output if it fails, subprocess.TimeoutExpired if
+    it takes longer than `timeout` seconds.
     """
-    if home is None:
-        home = _cache_root() / "home"
-        home.mkdir(parents=True, exist_ok=True)
-    command = java_command(
-        version, main_class, *args, jvm=(*_JVM_FLAGS, f"-Duser.home={home}", "-Duser.timezone=UTC")
-    )
+    # RocketMQ's clients write logs and offsets below their home; not below the real one.
+    home = _cache_root() / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    flags = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-Duser.timezone=UTC")
+    command = java_command(main_class, *args, jvm=(*_JVM_FLAGS, *flags))
     done = subprocess.run(
-        command, input=input or "", capture_output=True, text=True, timeout=timeout, check=False
+        command,
+        input=input or "",
+        env=java_environment(version),
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
     )
     if done.returncode != 0:
-        raise RuntimeError(
-            f"{main_class} ended with {done.returncode}:\n{done.stderr[-4000:]}{done.stdout[-1000:]}"
-        )
+        raise RuntimeError(f"{main_class} ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return done.stdout
 
 

@@ -1,6 +1,6 @@
 """Numbers and names that RocketMQ's remoting protocol agrees on.
 
-Checked against Apache RocketMQ 5.3.3 and 4.9.8 (RequestCode, ResponseCode, MessageSysFlag,
+Checked against Apache RocketMQ 5.4.0, 5.3.3 and 4.9.8 (RequestCode, ResponseCode, MessageSysFlag,
 PullSysFlag, MessageConst, TopicValidator, MixAll). A peer may send a code that is not listed:
 codes travel as plain `int`, and `request_name` / `response_name` name any of them.
 """
@@ -178,6 +178,8 @@ class RequestCode(IntEnum):
     AUTH_DELETE_ACL = 3008
     AUTH_GET_ACL = 3009
     AUTH_LIST_ACL = 3010
+    # 5.4
+    SWITCH_TIMER_ENGINE = 5001
     # POP
     POP_MESSAGE = 200050
     ACK_MESSAGE = 200051
@@ -474,6 +476,9 @@ PROPERTY_INNER_MULTI_DISPATCH: Final = "INNER_MULTI_DISPATCH"
 PROPERTY_FORWARD_QUEUE_ID: Final = "PROPERTY_FORWARD_QUEUE_ID"
 PROPERTY_REDIRECT: Final = "REDIRECT"
 PROPERTY_TRACE_CONTEXT: Final = "TRACE_CONTEXT"
+PROPERTY_PRIORITY: Final = "_SYS_MSG_PRIORITY_"  # 5.4
+PROPERTY_ORIGIN_GROUP: Final = "ORIGIN_GROUP"  # 5.4
+PROPERTY_TIMER_ROLL_LABEL: Final = "TIMER_ROLL_LABEL"  # 5.4
 PROPERTY_TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."  # such properties are never stored
 MSG_TYPE_REPLY: Final = "reply"  # value of PROPERTY_MSG_TYPE
 
@@ -531,6 +536,8 @@ RESERVED_PROPERTIES: Final = frozenset(
         PROPERTY_DLQ_ORIGIN_TOPIC,
         PROPERTY_DLQ_ORIGIN_MESSAGE_ID,
         PROPERTY_CRC32,
+        PROPERTY_PRIORITY,
+        PROPERTY_ORIGIN_GROUP,
     }
 )
 
@@ -541,6 +548,8 @@ TOPIC_SCHEDULE: Final = "SCHEDULE_TOPIC_XXXX"
 TOPIC_BENCHMARK: Final = "BenchmarkTest"
 TOPIC_TRANS_HALF: Final = "RMQ_SYS_TRANS_HALF_TOPIC"
 TOPIC_TRANS_OP_HALF: Final = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+TOPIC_ROCKSDB_TRANS_HALF: Final = "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC"  # 5.4
+TOPIC_ROCKSDB_TRANS_OP_HALF: Final = "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC"  # 5.4
 TOPIC_TRANS_CHECK_MAX_TIME: Final = "TRANS_CHECK_MAX_TIME_TOPIC"
 TOPIC_TRACE: Final = "RMQ_SYS_TRACE_TOPIC"
 TOPIC_SELF_TEST: Final = "SELF_TEST_TOPIC"
@@ -567,6 +576,8 @@ SYSTEM_TOPICS: Final = frozenset(
         TOPIC_BENCHMARK,
         TOPIC_TRANS_HALF,
         TOPIC_TRANS_OP_HALF,
+        TOPIC_ROCKSDB_TRANS_HALF,
+        TOPIC_ROCKSDB_TRANS_OP_HALF,
         TOPIC_TRANS_CHECK_MAX_TIME,
         TOPIC_TRACE,
         TOPIC_SELF_TEST,
@@ -581,6 +592,8 @@ SEND_FORBIDDEN_TOPICS: Final = frozenset(
         TOPIC_SCHEDULE,
         TOPIC_TRANS_HALF,
         TOPIC_TRANS_OP_HALF,
+        TOPIC_ROCKSDB_TRANS_HALF,
+        TOPIC_ROCKSDB_TRANS_OP_HALF,
         TOPIC_TRANS_CHECK_MAX_TIME,
         TOPIC_SELF_TEST,
         TOPIC_OFFSET_MOVED,

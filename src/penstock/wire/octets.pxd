@@ -162,9 +162,9 @@ cdef inline Py_ssize_t find(const unsigned char[::1] buf, Py_ssize_t at, Py_ssiz
 cdef inline void zero(unsigned char[::1] buf, Py_ssize_t at, Py_ssize_t length) noexcept nogil:
     memset(&buf[0] + at, 0, <size_t>length)
 
-cdef inline unsigned int crc31(const unsigned char[::1] buf, Py_ssize_t at,
-                               Py_ssize_t length) noexcept nogil:
-    return pk_crc31(&buf[0] + at, length)
+cdef inline int crc31(const unsigned char[::1] buf, Py_ssize_t at,
+                      Py_ssize_t length) noexcept nogil:
+    return <int>pk_crc31(&buf[0] + at, length)
 
 cdef inline bint is_ascii(const unsigned char[::1] buf, Py_ssize_t at,
                           Py_ssize_t length) noexcept nogil:

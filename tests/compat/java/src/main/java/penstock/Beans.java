@@ -1,12 +1,15 @@
 package penstock;
 
+import java.lang.reflect.Array;
 import java.lang.reflect.Constructor;
 import java.lang.reflect.Field;
 import java.lang.reflect.Modifier;
 import java.lang.reflect.ParameterizedType;
 import java.lang.reflect.Type;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.Collection;
+import java.util.Comparator;
 import java.util.HashMap;
 import java.util.LinkedHashMap;
 import java.util.LinkedHashSet;
@@ -23,7 +26,8 @@ import java.util.concurrent.atomic.AtomicLong;
  * that what the library under test does to them can be told apart. Classes are named without
  * their package because the packages moved between 4.9 and 5.
  *
- * A map whose keys are objects is written as a list of [key, value] pairs.
+ * A map whose keys are objects is written as a list of [key, value] pairs, a set as a list (in a
+ * dump: sorted by the text of its members).
  */
 public final class Beans {
     private static final String[] PACKAGES = {
@@ -52,9 +56,7 @@ public final class Beans {
 
     /** A new object with the given fields set; fields this release does not have are left out. */
     public static Object make(Class<?> type, Map<?, ?> fields) throws ReflectiveOperationException {
-        Constructor<?> constructor = type.getDeclaredConstructor();
-        constructor.setAccessible(true);
-        Object bean = constructor.newInstance();
+        Object bean = blank(type);
         for (Field field : fieldsOf(type)) {
             if (fields.containsKey(nameOf(field))) {
                 field.set(bean, convert(fields.get(nameOf(field)), field.getGenericType()));
@@ -80,6 +82,9 @@ public final class Beans {
             for (Object item : items) {
                 list.add(dump(item));
             }
+            if (value instanceof Set<?>) {
+                list.sort(Comparator.comparing(Json::write));
+            }
             return list;
         }
         if (value instanceof Map<?, ?> map) {
@@ -104,6 +109,16 @@ public final class Beans {
             }
         }
         return object;
+    }
+
+    /** Through the constructor with the fewest arguments, all of them zero or null. */
+    private static Object blank(Class<?> type) throws ReflectiveOperationException {
+        Constructor<?> constructor = Arrays.stream(type.getDeclaredConstructors())
+            .min(Comparator.comparingInt(Constructor::getParameterCount)).orElseThrow();
+        constructor.setAccessible(true);
+        Object[] zeros = Arrays.stream(constructor.getParameterTypes())
+            .map(c -> Array.get(Array.newInstance(c, 1), 0)).toArray();
+        return constructor.newInstance(zeros);
     }
 
     private static List<Object> pair(Object key, Object value) {

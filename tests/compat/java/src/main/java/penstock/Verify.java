@@ -38,9 +38,11 @@ public final class Verify {
     private Verify() {
     }
 
-    public static void main(String[] args) throws Exception {
-        PrintStream out = System.out;
-        System.setOut(System.err);
+    public static void main(String[] args) {
+        Program.run(Verify::run);
+    }
+
+    private static void run(PrintStream out) throws Exception {
         String input = new String(System.in.readAllBytes(), StandardCharsets.UTF_8);
         Map<String, Object> given = object(Json.parse(input));
         Map<String, Object> seen = new LinkedHashMap<>();
@@ -100,13 +102,14 @@ public final class Verify {
         ByteBuffer buffer = ByteBuffer.wrap(bytes(given.get("hex")));
         while (buffer.hasRemaining()) {
             int from = buffer.position();
-            MessageExt message = MessageDecoder.decode(buffer);
-            if (message == null) {
+            MessageExt opened = MessageDecoder.decode(buffer);
+            if (opened == null) {
                 throw new IllegalArgumentException("no record at byte " + from);
             }
             int size = buffer.position() - from;
             buffer.position(from);
-            byte[] stored = MessageDecoder.decode(buffer, true, false).getBody();
+            // 5.x clears the compression flag when it opens a body; ask for the flags as stored.
+            MessageExt message = MessageDecoder.decode(buffer, true, false);
             Map<String, Object> one = new LinkedHashMap<>();
             one.put("store_size", size);
             one.put("msg_id", message.getMsgId());
@@ -125,12 +128,21 @@ public final class Verify {
             one.put("reconsume_times", message.getReconsumeTimes());
             one.put("prepared_transaction_offset", message.getPreparedTransactionOffset());
             one.put("body_crc", message.getBodyCRC());
-            one.put("stored_body", hex(stored));
-            one.put("body", hex(message.getBody()));
-            one.put("properties", message.getProperties());
+            one.put("stored_body", body(message));
+            one.put("body", body(opened));
+            one.put("properties", properties(message));
             seen.add(one);
         }
         return seen;
+    }
+
+    /** Where nothing is stored Java has null, for the body as for the properties. */
+    private static String body(Message message) {
+        return message.getBody() == null ? "" : hex(message.getBody());
+    }
+
+    private static Map<String, String> properties(Message message) {
+        return message.getProperties() == null ? Map.of() : message.getProperties();
     }
 
     private static String host(Object address) {
@@ -143,7 +155,7 @@ public final class Verify {
             Map<String, Object> one = new LinkedHashMap<>();
             one.put("flag", message.getFlag());
             one.put("body", hex(message.getBody()));
-            one.put("properties", message.getProperties());
+            one.put("properties", properties(message));
             seen.add(one);
         }
         return seen;

@@ -29,13 +29,13 @@ public final class StoreGolden implements Golden.StoreCases {
             record(object(given));
         }
         Path directory = Files.createTempDirectory("penstock-golden");
-        IndexFile hasher = new IndexFile(directory.resolve("hash").toString(), 1, 2, 0, 0);
+        IndexFile hasher = new IndexFile(directory.resolve("1").toString(), 1, 2, 0, 0);
         for (Object given : list(document.get("index_hashes"))) {
             object(given).put("hash", hasher.indexKeyHashMethod((String) object(given).get("key")));
         }
         hasher.destroy(0);
         for (Object given : list(document.get("index_files"))) {
-            index(object(given), directory.resolve("index"));
+            index(object(given), directory.resolve("2"));
         }
         Files.delete(directory);
     }

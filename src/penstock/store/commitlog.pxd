@@ -1,0 +1,33 @@
+cimport cython
+from penstock.store.segment cimport Segment, SegmentRow
+from penstock.wire cimport octets
+from penstock.wire.record cimport Record
+
+cdef long long _PREFAULT_BYTES
+cdef int _BLANK_BYTES
+cdef int _MAGIC_BLANK
+
+cdef class CommitLog:
+    cdef readonly object disk
+    cdef readonly SegmentRow row
+    cdef readonly bint by_mapping
+    cdef readonly bint lock_memory
+    cdef readonly long long end
+    cdef readonly long long handed
+    cdef public long long hot_from
+    cdef readonly long long rolls
+    cdef public object refusal
+    cdef Segment _current
+    cdef unsigned char[::1] _target
+    cdef long long _target_start
+    cdef long long _target_size
+    cdef long long _segment_end
+    cdef long long _faulted
+    cdef object _coming
+    cdef object _on_roll
+
+    @cython.locals(offset="long long")
+    cpdef long long append(self, Record record, long long queue_offset, long long store_ms) except -2
+    cpdef int make_room(self, long long size) except -2
+    cpdef long long begin(self)
+    cpdef int current_fd(self) except -1

@@ -1,0 +1,45 @@
+cimport cython
+from penstock.wire cimport octets
+
+cdef int _ENTRY_BYTES
+cdef int _FILLER_SIZE
+
+cdef class ConsumeQueue:
+    cdef readonly object disk
+    cdef readonly object folder
+    cdef readonly bytes topic
+    cdef readonly int queue_id
+    cdef readonly long long file_entries
+    cdef readonly int key_seed
+    cdef public long long min_offset
+    cdef public long long max_offset
+    cdef public long long hot_from
+    cdef public bint watched
+    cdef public long long watched_from
+    cdef public bint dirty
+    cdef public list file_starts
+    cdef object _map
+    cdef unsigned char[::1] _view
+    cdef long long _open_from
+    cdef long long _open_to
+    cdef long long _allocated
+    cdef list _fresh
+
+    @cython.locals(offset="long long", at="long long")
+    cpdef long long append(self, long long physical_offset, int size, long long tags_code) except -1
+    cpdef int ready(self) except -1
+    @cython.locals(high="long long", low="long long", middle="long long")
+    cpdef long long visible_max(self, long long confirmed)
+    @cython.locals(at="long long")
+    cdef long long _end_of(self, long long offset)
+    cpdef bint is_hot(self, long long offset)
+    cpdef int _make_room(self, long long offset) except -1
+
+cdef class QueueTable:
+    cdef readonly list rows
+    cdef int[::1] _places
+    cdef unsigned int _mask
+
+    @cython.locals(place="unsigned int", number=int, queue=ConsumeQueue)
+    cpdef ConsumeQueue find(self, unsigned char[::1] buffer, Py_ssize_t at, Py_ssize_t length,
+                            int queue_id)

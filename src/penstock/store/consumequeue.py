@@ -1,0 +1,377 @@
+"""A ConsumeQueue: the messages of one topic and queue as fixed entries, read like an array.
+
+    | physical offset i64 | record size i32 | tag hash i64 |     20 bytes
+
+Entry n lies at byte 20·n of the queue, in files of equal size named by their first byte. Files are
+sparse at full length; blocks are allocated in steps before the write position gets there, so a
+full disk is an error and never a signal. Only the file being written is mapped, and only once it
+is needed: an idle queue costs a small object.
+
+Entries written since the queue was opened are hot (their pages are in memory); older ones are
+read from the file, at once if the page cache has them.
+"""
+
+from array import array
+from pathlib import Path
+
+from penstock.errors import StoreError
+from penstock.store.disk import Disk
+from penstock.store.segment import segment_name
+from penstock.wire import octets
+from penstock.wire.record import java_hash
+
+ENTRY_BYTES = 20
+ALLOCATE_BYTES = 64 * 1024
+FILLER_SIZE = 0x7FFFFFFF
+"""Size field of entries before the first message of a queue that does not begin at 0."""
+_ENTRY_BYTES = ENTRY_BYTES
+_FILLER_SIZE = FILLER_SIZE
+
+
+class ConsumeQueue:
+    """One queue's entries; single writer."""
+
+    def __init__(
+        self, disk: Disk, folder: Path, topic: bytes, queue_id: int, file_entries: int
+    ) -> None:
+        self.disk: Disk = disk
+        self.folder: Path = folder
+        self.topic: bytes = topic
+        self.queue_id: int = queue_id
+        self.file_entries: int = file_entries
+        self.key_seed: int = java_hash(topic.decode("utf-8", "replace") + "#")
+        self.min_offset: int = 0
+        self.max_offset: int = 0
+        self.hot_from: int = 0
+        self.watched: bool = False
+        self.watched_from: int = 0
+        self.dirty: bool = False
+        self.file_starts: list[int] = []
+        self._map: object = None
+        self._view: memoryview = memoryview(bytearray(1))
+        self._open_from: int = 0
+        self._open_to: int = 0
+        self._allocated: int = 0
+        self._fresh: list[int] = []
+
+    def append(self, physical_offset: int, size: int, tags_code: int) -> int:
+        """Add the next entry; returns its queue offset. Raises DiskFull before anything changes."""
+        offset = self.max_offset
+        if offset >= self._allocated or offset < self._open_from:
+            self._make_room(offset)
+        at = (offset - self._open_from) * _ENTRY_BYTES
+        octets.put_i64(self._view, at, physical_offset)
+        octets.put_i32(self._view, at + 8, size)
+        octets.put_i64(self._view, at + 12, tags_code)
+        self.max_offset = offset + 1
+        return offset
+
+    def ready(self) -> None:
+        """Make sure that the next `append` needs nothing from the disk."""
+        if self.max_offset >= self._allocated or self.max_offset < self._open_from:
+            self._make_room(self.max_offset)
+
+    def begin_at(self, offset: int) -> None:
+        """Let an empty queue begin at `offset`: the file's entries before it are fillers."""
+        assert self.max_offset == self.min_offset
+        first = offset - offset % self.file_entries
+        if offset > first:
+            self.max_offset = first
+            self.fill_to(offset)
+        self.min_offset = self.max_offset = self.hot_from = offset
+
+    def fill_to(self, offset: int) -> None:
+        """Put fillers where the entries before `offset` are unknown."""
+        while self.max_offset < offset:
+            self.append(0, _FILLER_SIZE, 0)
+
+    def cut(self, offset: int) -> None:
+        """Forget the entries from `offset` on; their bytes become zero."""
+        if offset >= self.max_offset and not self.file_starts:
+            return
+        self._close_file()
+        keep = offset - offset % self.file_entries
+        for start in [s for s in self.file_starts if s > keep]:
+            self.disk.unlink(self._path(start))
+            self.file_starts.remove(start)
+        if keep in self.file_starts:
+            fd = self.disk.open(self._path(keep))
+            try:
+                self.disk.truncate(fd, (offset - keep) * ENTRY_BYTES)
+                self.disk.truncate(fd, self.file_entries * ENTRY_BYTES)
+                self.disk.sync(fd)
+            finally:
+                self.disk.close_file(fd)
+        self.disk.sync_directory(self.folder)
+        self.max_offset = max(offset, 0)
+        self.min_offset = min(self.min_offset, self.max_offset)
+        self.hot_from = min(self.hot_from, self.max_offset)
+
+    def visible_max(self, confirmed: int) -> int:
+        """One past the last entry whose record lies wholly below the confirmed log offset."""
+        high = self.max_offset
+        low = max(self._open_from, self.min_offset)
+        # No file open: nothing was written since the queue was opened or rested.
+        if self._open_to == 0 or high <= low or self._end_of(high - 1) <= confirmed:
+            return high
+        while low < high:
+            middle = (low + high) // 2
+            if self._end_of(middle) <= confirmed:
+                low = middle + 1
+            else:
+                high = middle
+        return low if low > self._open_from else self._visible_in_last_file(low, confirmed)
+
+    def _visible_in_last_file(self, offset: int, confirmed: int) -> int:
+        """The queue went on in a new file since the last flush: look at the end of the old one."""
+        while offset > self.min_offset:
+            entry = unpack_entry(self.read(offset - 1, 1) or b"", 0)
+            if entry is None or entry[0] + entry[1] <= confirmed:
+                break
+            offset -= 1
+        return offset
+
+    def _end_of(self, offset: int) -> int:
+        at = (offset - self._open_from) * _ENTRY_BYTES
+        return octets.get_i64(self._view, at) + octets.get_i32(self._view, at + 8)
+
+    def is_hot(self, offset: int) -> bool:
+        """Whether this entry can be read from memory."""
+        return self.hot_from <= offset and self._open_from <= offset < self._open_to
+
+    def read(self, offset: int, count: int, *, wait: bool = True) -> bytes | None:
+        """Entries from the file: at most `count`, never beyond its end or the queue's.
+
+        With `wait` false, None if that would wait for the disk.
+        """
+        start = offset - offset % self.file_entries
+        count = min(count, start + self.file_entries - offset, self.max_offset - offset)
+        if count <= 0 or start not in self.file_starts:
+            return b""
+        at = (offset - start) * ENTRY_BYTES
+        fd = self.disk.open_to_read(self._path(start))
+        try:
+            if wait:
+                return self.disk.read_at(fd, count * ENTRY_BYTES, at)
+            room = bytearray(count * ENTRY_BYTES)
+            return bytes(room) if self.disk.read_now(fd, memoryview(room), at) else None
+        finally:
+            self.disk.close_file(fd)
+
+    def entry(self, offset: int) -> tuple[int, int, int] | None:
+        """(physical offset, size, tag hash) of an entry, or None; may wait for the disk."""
+        if not self.min_offset <= offset < self.max_offset:
+            return None
+        return unpack_entry(self.read(offset, 1) or b"", 0)
+
+    def find_below(self, physical_offset: int) -> int:
+        """How many entries belong to records below a log offset; may wait for the disk.
+
+        Entries grow with the log as far as they are good, so a binary search finds the place; what
+        lies behind it may be anything after a crash.
+        """
+        starts = [s for s in self.file_starts if self._is_below(s, physical_offset)]
+        if not starts:
+            return self.file_starts[0] if self.file_starts else 0
+        low = starts[len(starts) - 1] + 1
+        high = starts[len(starts) - 1] + self.file_entries
+        while low < high:
+            middle = (low + high) // 2
+            if self._is_below(middle, physical_offset):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _is_below(self, offset: int, physical_offset: int) -> bool:
+        self.max_offset = max(self.max_offset, offset + 1)
+        entry = unpack_entry(self.read(offset, 1) or b"", 0)
+        return entry is not None and entry[1] > 0 and 0 <= entry[0] < physical_offset
+
+    def has_data_from(self, offset: int) -> bool:
+        """Whether any byte was written at or behind an entry's place; may wait for the disk."""
+        last = self.file_starts[len(self.file_starts) - 1] if self.file_starts else 0
+        keep = offset - offset % self.file_entries
+        if last > keep:
+            return True
+        if keep not in self.file_starts:
+            return False
+        fd = self.disk.open_to_read(self._path(keep))
+        try:
+            at = (offset - keep) * ENTRY_BYTES
+            while at < self.file_entries * ENTRY_BYTES:
+                at = self.disk.next_data(fd, at)
+                if at < 0:
+                    return False
+                chunk = self.disk.read_at(fd, ALLOCATE_BYTES, at)
+                if chunk.strip(b"\0"):
+                    return True
+                at += len(chunk)
+            return False
+        finally:
+            self.disk.close_file(fd)
+
+    def correct_min(self, log_begin: int) -> None:
+        """Let the queue begin with the first entry whose record still exists; may wait."""
+        if not self.file_starts or self.min_offset >= self.max_offset:
+            return
+        low = max(self.min_offset, self.file_starts[0])
+        high = self.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            entry = unpack_entry(self.read(middle, 1) or b"", 0)
+            if entry is None or entry[1] == FILLER_SIZE or entry[0] < log_begin:
+                low = middle + 1
+            else:
+                high = middle
+        self.min_offset = low
+
+    def sync(self) -> None:
+        """Make entries durable, and the names of files that are new; may wait for the disk."""
+        fresh, self._fresh = self._fresh, []
+        for start in {*fresh, self._open_from} & set(self.file_starts):
+            fd = self.disk.open(self._path(start))
+            try:
+                self.disk.sync(fd)
+            finally:
+                self.disk.close_file(fd)
+        if fresh:
+            self.disk.sync_directory(self.folder)
+
+    def load(self) -> None:
+        """Find the files; positions are set by recovery."""
+        size = self.file_entries * ENTRY_BYTES
+        starts = []
+        for name in self.disk.names(self.folder):
+            if name.isdigit() and int(name) % size == 0:
+                starts.append(int(name) // ENTRY_BYTES)
+        # A gap can only come from a deletion that was cut short: what lies before it is gone.
+        while starts and starts[len(starts) - 1] - starts[0] > (len(starts) - 1) * self.file_entries:
+            starts.pop(0)
+        self.file_starts = starts
+
+    def drop_files_before(self, offset: int) -> None:
+        """Delete files whose entries all lie before `offset`, but never the last one."""
+        gone = [s for s in self.file_starts[: len(self.file_starts) - 1] if s + self.file_entries <= offset]
+        for start in gone:
+            self.disk.unlink(self._path(start))
+            self.file_starts.remove(start)
+        if gone:
+            self.disk.sync_directory(self.folder)
+
+    def destroy(self) -> None:
+        """Delete all files of the queue."""
+        self._close_file()
+        for start in self.file_starts:
+            self.disk.unlink(self._path(start))
+        self.file_starts = []
+        self.min_offset = self.max_offset = self.hot_from = 0
+
+    def rest(self) -> None:
+        """Give back the mapping and the file handle until the next write."""
+        self._close_file()
+        self.hot_from = self.max_offset
+
+    def _path(self, start: int) -> Path:
+        return self.folder / segment_name(start * ENTRY_BYTES)
+
+    def _close_file(self) -> None:
+        self._view = memoryview(bytearray(1))
+        self._map = None
+        self._open_from = self._open_to = self._allocated = 0
+
+    def _make_room(self, offset: int) -> None:
+        if not self._open_from <= offset < self._open_to or self._map is None:
+            self._open_file(offset - offset % self.file_entries)
+        at = (offset - self._open_from) * ENTRY_BYTES
+        size = self.file_entries * ENTRY_BYTES
+        step = at - at % ALLOCATE_BYTES
+        length = min(ALLOCATE_BYTES, size - step)
+        # An entry may lie across two steps, so the next one is taken as soon as this one begins it.
+        length = min(length + ENTRY_BYTES, size - step)
+        path = self._path(self._open_from)
+        fd = self.disk.open(path)
+        try:
+            self.disk.allocate(fd, step, length, path)
+        finally:
+            self.disk.close_file(fd)
+        self._allocated = self._open_from + (step + length) // ENTRY_BYTES
+
+    def _open_file(self, start: int) -> None:
+        size = self.file_entries * ENTRY_BYTES
+        path = self._path(start)
+        try:
+            if not self.file_starts:
+                self.disk.make_directory(self.folder)
+            fd = self.disk.create(path, size)
+        except OSError as error:
+            raise StoreError(f"the queue file {path} can't be made: {error}") from error
+        try:
+            self._map = self.disk.map(fd, size)
+        finally:
+            self.disk.close_file(fd)
+        self._view = memoryview(self._map)  # type: ignore[arg-type]
+        self._open_from = start
+        self._open_to = start + self.file_entries
+        self._allocated = 0
+        if start not in self.file_starts:
+            self.file_starts.append(start)
+            self._fresh.append(start)
+
+
+def unpack_entry(data: bytes, at: int) -> tuple[int, int, int] | None:
+    """(physical offset, size, tag hash) at a place of bytes that were read, or None."""
+    if len(data) - at < ENTRY_BYTES:
+        return None
+    return octets.get_i64(data, at), octets.get_i32(data, at + 8), octets.get_i64(data, at + 12)
+
+
+class QueueTable:
+    """All queues of a store, found by topic bytes and queue id without making an object."""
+
+    def __init__(self) -> None:
+        self.rows: list[ConsumeQueue] = []
+        self._places: memoryview = memoryview(array("i", bytes(4 * 64)))
+        self._mask: int = 63
+
+    def find(self, buffer: memoryview, at: int, length: int, queue_id: int) -> ConsumeQueue | None:
+        """The queue of the topic whose name lies at this place."""
+        place = octets.mix_hash(buffer, at, length, queue_id) & self._mask
+        while True:
+            number = self._places[place]
+            if number == 0:
+                return None
+            queue = self.rows[number - 1]
+            if queue.queue_id == queue_id and len(queue.topic) == length:
+                if octets.matches(buffer, at, queue.topic):
+                    return queue
+            place = (place + 1) & self._mask
+
+    def get(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
+        room = bytearray(topic + b"\0")
+        return self.find(memoryview(room), 0, len(topic), queue_id)
+
+    def add(self, queue: ConsumeQueue) -> None:
+        self.rows.append(queue)
+        if 2 * len(self.rows) > self._mask:
+            self._spread(2 * (self._mask + 1))
+        else:
+            self._place(len(self.rows))
+
+    def remove(self, queue: ConsumeQueue) -> None:
+        self.rows.remove(queue)
+        self._spread(self._mask + 1)
+
+    def _spread(self, places: int) -> None:
+        self._places = memoryview(array("i", bytes(4 * places)))
+        self._mask = places - 1
+        for number in range(1, len(self.rows) + 1):
+            self._place(number)
+
+    def _place(self, number: int) -> None:
+        queue = self.rows[number - 1]
+        room = bytearray(queue.topic + b"\0")
+        place = octets.mix_hash(room, 0, len(queue.topic), queue.queue_id) & self._mask
+        while self._places[place]:
+            place = (place + 1) & self._mask
+        self._places[place] = number

@@ -1,0 +1,189 @@
+"""All the engine knows of the operating system's files, and the one pool that waits for them.
+
+Everything goes through a `Disk`, so that tests can put a faulty one in its place. The methods that
+change names (`create`, `rename`, `unlink`) are durable only after `sync_directory`.
+"""
+
+import errno
+import mmap
+import os
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from penstock.errors import DiskFull, ReadFailed
+
+POOL_THREADS = 4
+"""Cold reads of several consumers, an allocation ahead and an unlink may wait side by side."""
+
+T = TypeVar("T")
+
+
+class Space(NamedTuple):
+    """Use of the file system that holds a path."""
+
+    used: int
+    free: int
+
+    @property
+    def percent(self) -> int:
+        """Used share as RocketMQ counts it: rounded up, of what an ordinary user can have."""
+        total = self.used + self.free
+        return -(-100 * self.used // total) if total else 0
+
+
+class Disk:
+    """The real file system."""
+
+    threads = True
+    """Whether the flusher and the pool run threads of their own."""
+
+    def __init__(self) -> None:
+        self._pool: ThreadPoolExecutor | None = None
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        """Run something that may wait for the disk in the pool."""
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="penstock-io")
+        return self._pool.submit(work)
+
+    def close(self) -> None:
+        """Wait for what was submitted and end the pool."""
+        if self._pool is not None:
+            self._pool.shutdown()
+            self._pool = None
+
+    def make_directory(self, path: Path) -> None:
+        """Create a directory and its parents, durably."""
+        missing = []
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+            self.sync_directory(folder.parent)
+
+    def create(self, path: Path, size: int) -> int:
+        """Open a file for reading and writing, made `size` bytes long and sparse if it is new."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if os.fstat(fd).st_size != size:
+            os.ftruncate(fd, size)
+        return fd
+
+    def open(self, path: Path) -> int:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC)
+
+    def open_to_read(self, path: Path) -> int:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def allocate(self, fd: int, at: int, length: int, path: Path) -> None:
+        """Reserve blocks, so that no later store into a mapping meets a full disk."""
+        try:
+            os.posix_fallocate(fd, at, length)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise DiskFull(f"no space for {length} bytes of {path}") from error
+            raise
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+
+    def map(self, fd: int, size: int, writable: bool = True) -> mmap.mmap:
+        access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        return mmap.mmap(fd, size, access=access)
+
+    def write(self, fd: int, data: memoryview, at: int) -> None:
+        """Write all of `data` at a place of the file."""
+        while data:
+            done = os.pwrite(fd, data, at)
+            data = data[done:]
+            at += done
+
+    def read_at(self, fd: int, length: int, at: int) -> bytes:
+        """Up to `length` bytes; may wait for the disk."""
+        return os.pread(fd, length, at)
+
+    def read_now(self, fd: int, target: memoryview, at: int) -> bool:
+        """Fill `target` if the page cache holds it all; False if that would wait."""
+        try:
+            return os.preadv(fd, [target], at, os.RWF_NOWAIT) == len(target)
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
+                return False
+            raise ReadFailed(f"reading {len(target)} bytes failed: {error}") from error
+
+    def next_data(self, fd: int, at: int) -> int:
+        """The first place from `at` on that is not a hole, or -1."""
+        try:
+            return os.lseek(fd, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno == errno.ENXIO:
+                return -1
+            raise
+
+    def sync(self, fd: int) -> None:
+        os.fdatasync(fd)
+
+    def sync_directory(self, path: Path) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def rename(self, old: Path, new: Path) -> None:
+        os.rename(old, new)
+
+    def unlink(self, path: Path) -> None:
+        os.unlink(path)
+
+    def close_file(self, fd: int) -> None:
+        os.close(fd)
+
+    def names(self, path: Path) -> list[str]:
+        """Names in a directory, sorted; none if it does not exist."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def size(self, path: Path) -> int:
+        return path.stat().st_size
+
+    def modified_ms(self, path: Path) -> int:
+        return path.stat().st_mtime_ns // 1_000_000
+
+    def space(self, path: Path) -> Space:
+        stat = os.statvfs(path)
+        used = (stat.f_blocks - stat.f_bfree) * stat.f_frsize
+        return Space(used, stat.f_bavail * stat.f_frsize)
+
+    def read(self, path: Path) -> bytes | None:
+        """A small file's content, or None if there is none."""
+        try:
+            return path.read_bytes()
+        except FileNotFoundError:
+            return None
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        """Write a small file in place, durably. Not atomic: `replace` is."""
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            os.ftruncate(fd, len(data))
+            self.write(fd, memoryview(data), 0)
+            self.sync(fd)
+        finally:
+            self.close_file(fd)
+        self.sync_directory(path.parent)
+
+    def replace(self, path: Path, data: bytes) -> None:
+        """Put new content in a file's place: never half of it, and the old one stays as .bak."""
+        beside = path.with_name(path.name + ".tmp")
+        self.write_file(beside, data)
+        if path.exists():
+            backup = path.with_name(path.name + ".bak")
+            self.rename(path, backup)
+            self.sync_directory(path.parent)
+        self.rename(beside, path)
+        self.sync_directory(path.parent)

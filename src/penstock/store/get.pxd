@@ -1,0 +1,43 @@
+cimport cython
+from penstock.store.commitlog cimport CommitLog
+from penstock.store.consumequeue cimport ConsumeQueue
+from penstock.store.segment cimport Segment
+from penstock.wire cimport octets
+from penstock.wire.output cimport Output
+
+cdef int _FOUND
+cdef int _NO_MATCHED_MESSAGE
+cdef int _MESSAGE_WAS_REMOVING
+cdef int _COLD
+cdef int _RANGES_MAX
+cdef long long _SCAN_ENTRIES_MAX
+cdef int _ENTRY_BYTES
+cdef int _FILLER_SIZE
+
+cdef class Reader:
+    cdef readonly CommitLog log
+    cdef readonly long long hot_bytes
+    cdef readonly long long next_offset
+    cdef readonly long long min_offset
+    cdef readonly long long max_offset
+    cdef readonly int count
+    cdef readonly long long total
+    cdef readonly int ranges
+    cdef long long[::1] _offsets
+    cdef long long[::1] _lengths
+    cdef long long[::1] _codes
+    cdef int _code_count
+    cdef int _count_max
+    cdef long long _bytes_max
+    cdef bint _removed
+
+    @cython.locals(low="long long", high="long long", scan="long long")
+    cpdef int find(self, ConsumeQueue queue, long long offset, int count_max, long long bytes_max,
+                   long long confirmed, bint wait=*) except -1
+    @cython.locals(begin="long long", last_end="long long", offset="long long", size=int)
+    cdef void _scan(self, unsigned char[::1] entries, long long at, long long count)
+    @cython.locals(i=int)
+    cdef bint _wanted(self, long long code) noexcept
+    @cython.locals(hot_from="long long", before="Py_ssize_t", i=int, offset="long long",
+                   length="long long", segment=Segment)
+    cpdef bint copy_to(self, Output output, bint wait=*) except -1

@@ -1,0 +1,47 @@
+cimport cython
+from penstock.wire cimport octets
+
+cdef int _KEYS_AHEAD
+cdef int _HEADER_BYTES
+cdef int _SLOT_BYTES
+cdef int _ENTRY_BYTES
+
+cdef class IndexFile:
+    cdef readonly object disk
+    cdef readonly object path
+    cdef readonly long long slots
+    cdef readonly long long entries
+    cdef readonly long long size
+    cdef readonly long long entries_at
+    cdef readonly long long allocated
+    cdef readonly object map
+    cdef readonly unsigned char[::1] view
+
+    cpdef int next_number(self)
+    cpdef bint is_full(self)
+    cpdef int ready(self) except -1
+    @cython.locals(number=int, seconds="long long", slot_at="long long", previous=int, at="long long")
+    cpdef int put(self, int key_hash, long long physical_offset, long long store_ms) except -1
+    @cython.locals(first_ms="long long", limit=int, number=int, at="long long", at_ms="long long",
+                   previous=int)
+    cpdef list find(self, int key_hash, long long begin_ms, long long end_ms, Py_ssize_t most)
+    @cython.locals(kept="long long", first_ms="long long", first_offset="long long", used=int,
+                   number="long long", at="long long", slot_at="long long", previous=int,
+                   last="long long")
+    cpdef long long rethread(self, long long end_offset) except -1
+    @cython.locals(kept="long long", last_offset="long long", at="long long", offset="long long",
+                   seconds=int, written=bint)
+    cpdef long long _count_below(self, long long end_offset) except -1
+
+cdef class Index:
+    cdef readonly object disk
+    cdef readonly object folder
+    cdef readonly long long slots
+    cdef readonly long long entries
+    cdef readonly list files
+    cdef readonly IndexFile current
+    cdef readonly list dirty
+
+    cpdef IndexFile add(self, long long now_ms)
+    @cython.locals(current=IndexFile)
+    cpdef int put(self, int key_hash, long long physical_offset, long long store_ms) except -1

@@ -1,0 +1,307 @@
+"""IndexFiles: key → log position, by hash.
+
+    header 40 B: begin time i64 | end time i64 | begin offset i64 | end offset i64
+                 | slots used i32 | next entry number i32 (from 1)
+    slots:       i32 each: number of the newest entry of the slot, 0 if none
+    entries:     key hash i32 | physical offset i64 | seconds since begin i32 | previous entry i32
+
+A key is `topic#key`. Entry numbers start at 1 and grow with the log, and each entry links to the
+one before it in its slot, so the slots and the header can be rebuilt from the entries: that is how
+an index survives a crash (`rethread`).
+
+The file is sparse at full length. Slots are allocated when it is made, entries in steps.
+"""
+
+from datetime import datetime
+from pathlib import Path
+
+from penstock.store.disk import Disk
+from penstock.wire import octets
+
+HEADER_BYTES = 40
+SLOT_BYTES = 4
+ENTRY_BYTES = 20
+ALLOCATE_BYTES = 1024 * 1024
+NAME_DIGITS = 17
+KEYS_AHEAD = 64
+"""Entries allocated ahead of a message; one with more keys allocates in between."""
+_KEYS_AHEAD = KEYS_AHEAD
+_HEADER_BYTES = HEADER_BYTES
+_SLOT_BYTES = SLOT_BYTES
+_ENTRY_BYTES = ENTRY_BYTES
+
+
+def file_name(now_ms: int) -> str:
+    """The name of an index file that begins now: local time, as RocketMQ has it."""
+    moment = datetime.fromtimestamp(now_ms // 1000)
+    return f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+
+
+class IndexFile:
+    """One mapped index file."""
+
+    def __init__(self, disk: Disk, path: Path, slots: int, entries: int, *, new: bool) -> None:
+        self.disk: Disk = disk
+        self.path: Path = path
+        self.slots: int = slots
+        self.entries: int = entries
+        self.size: int = HEADER_BYTES + slots * SLOT_BYTES + entries * ENTRY_BYTES
+        self.entries_at: int = HEADER_BYTES + slots * SLOT_BYTES
+        self.allocated: int = 0
+        fd = disk.create(path, self.size) if new else disk.open(path)
+        try:
+            if new:
+                disk.allocate(fd, 0, self.entries_at, path)
+            self.map: object = disk.map(fd, self.size)
+        finally:
+            disk.close_file(fd)
+        self.view: memoryview = memoryview(self.map)  # type: ignore[arg-type]
+        if new:
+            octets.put_i32(self.view, 36, 1)
+
+    def next_number(self) -> int:
+        return octets.get_i32(self.view, 36)
+
+    def begin_ms(self) -> int:
+        return octets.get_i64(self.view, 0)
+
+    def end_ms(self) -> int:
+        return octets.get_i64(self.view, 8)
+
+    def begin_offset(self) -> int:
+        return octets.get_i64(self.view, 16)
+
+    def end_offset(self) -> int:
+        return octets.get_i64(self.view, 24)
+
+    def is_full(self) -> bool:
+        return octets.get_i32(self.view, 36) >= self.entries
+
+    def ready(self) -> None:
+        """Make sure that the next entries need nothing from the disk."""
+        if octets.get_i32(self.view, 36) + _KEYS_AHEAD > self.allocated:
+            self._allocate(octets.get_i32(self.view, 36))
+
+    def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
+        """Add an entry; the file is not full. Raises DiskFull before anything changes."""
+        view = self.view
+        number = octets.get_i32(view, 36)
+        if number >= self.allocated:
+            self._allocate(number)
+        if number == 1:
+            octets.put_i64(view, 0, store_ms)
+            octets.put_i64(view, 16, physical_offset)
+        seconds = (store_ms - octets.get_i64(view, 0)) // 1000
+        if seconds < 0:
+            seconds = 0
+        elif seconds > 0x7FFFFFFF:
+            seconds = 0x7FFFFFFF
+        slot_at = _HEADER_BYTES + (key_hash % self.slots) * _SLOT_BYTES
+        previous = octets.get_i32(view, slot_at)
+        if previous < 0 or previous >= number:
+            previous = 0
+        at = self.entries_at + number * _ENTRY_BYTES
+        octets.put_i32(view, at, key_hash)
+        octets.put_i64(view, at + 4, physical_offset)
+        octets.put_i32(view, at + 12, seconds)
+        octets.put_i32(view, at + 16, previous)
+        octets.put_i32(view, slot_at, number)
+        if previous == 0:
+            octets.put_i32(view, 32, octets.get_i32(view, 32) + 1)
+        octets.put_i64(view, 8, store_ms)
+        octets.put_i64(view, 24, physical_offset)
+        octets.put_i32(view, 36, number + 1)
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
+        """Physical offsets of entries with this hash and time, newest first; may wait.
+
+        Times are kept in seconds, so an entry counts if its second touches the range.
+        """
+        view = self.view
+        found: list[int] = []
+        first_ms = octets.get_i64(view, 0)
+        limit = octets.get_i32(view, 36)
+        number = octets.get_i32(view, _HEADER_BYTES + (key_hash % self.slots) * _SLOT_BYTES)
+        while 0 < number < limit and len(found) < most:
+            at = self.entries_at + number * _ENTRY_BYTES
+            at_ms = first_ms + octets.get_i32(view, at + 12) * 1000
+            if at_ms + 999 < begin_ms:
+                break
+            if octets.get_i32(view, at) == key_hash and at_ms <= end_ms:
+                found.append(octets.get_i64(view, at + 4))
+            previous = octets.get_i32(view, at + 16)
+            if previous >= number:  # a chain only goes back
+                break
+            number = previous
+        return found
+
+    def rethread(self, end_offset: int) -> int:
+        """Keep the entries of records below `end_offset` and rebuild slots and header from them.
+
+        Returns how many entries were kept. For a file whose slots and header can't be trusted:
+        the entries of records below `end_offset` are known to be on the disk, later ones are not.
+        """
+        kept = self._count_below(end_offset)
+        view = self.view
+        first_ms = octets.get_i64(view, 0)
+        first_offset = octets.get_i64(view, 16)
+        octets.zero(view, 0, self.entries_at)
+        used = 0
+        number = 1
+        at = self.entries_at + _ENTRY_BYTES
+        while number <= kept:
+            slot_at = _HEADER_BYTES + (octets.get_i32(view, at) % self.slots) * _SLOT_BYTES
+            previous = octets.get_i32(view, slot_at)
+            if previous == 0:
+                used += 1
+            octets.put_i32(view, at + 16, previous)
+            octets.put_i32(view, slot_at, number)
+            number += 1
+            at += _ENTRY_BYTES
+        if kept > 0:
+            last = self.entries_at + kept * _ENTRY_BYTES
+            octets.put_i64(view, 0, first_ms)
+            octets.put_i64(view, 8, first_ms + octets.get_i32(view, last + 12) * 1000)
+            octets.put_i64(view, 16, first_offset)
+            octets.put_i64(view, 24, octets.get_i64(view, last + 4))
+        octets.put_i32(view, 32, used)
+        octets.put_i32(view, 36, kept + 1)
+        return kept
+
+    def _count_below(self, end_offset: int) -> int:
+        """How many entries from the first on lie below `end_offset` and make sense."""
+        view = self.view
+        kept = 0
+        last_offset = 0
+        if octets.get_i64(view, 0) <= 0:  # no first entry was ever put
+            return 0
+        at = self.entries_at + _ENTRY_BYTES
+        while kept + 1 < self.entries:
+            offset = octets.get_i64(view, at + 4)
+            seconds = octets.get_i32(view, at + 12)
+            written = kept == 0 or offset > 0 or octets.get_i32(view, at) > 0 or seconds > 0
+            if not written or offset < last_offset or offset >= end_offset:
+                break
+            if octets.get_i32(view, at) < 0 or seconds < 0:
+                break
+            last_offset = offset
+            kept += 1
+            at += _ENTRY_BYTES
+        return kept
+
+    def sync(self) -> None:
+        """Make it durable; may wait for the disk."""
+        fd = self.disk.open(self.path)
+        try:
+            self.disk.sync(fd)
+        finally:
+            self.disk.close_file(fd)
+
+    def _allocate(self, number: int) -> None:
+        at = self.entries_at + number * ENTRY_BYTES
+        step = at - at % ALLOCATE_BYTES
+        length = min(ALLOCATE_BYTES + (KEYS_AHEAD + 1) * ENTRY_BYTES, self.size - step)
+        fd = self.disk.open(self.path)
+        try:
+            self.disk.allocate(fd, step, length, self.path)
+        finally:
+            self.disk.close_file(fd)
+        self.allocated = (step + length - self.entries_at) // ENTRY_BYTES
+
+
+class Index:
+    """The row of index files, oldest first."""
+
+    def __init__(self, disk: Disk, folder: Path, slots: int, entries: int) -> None:
+        self.disk: Disk = disk
+        self.folder: Path = folder
+        self.slots: int = slots
+        self.entries: int = entries
+        self.files: list[IndexFile] = []
+        self.current: IndexFile | None = None
+        self.dirty: list[IndexFile] = []
+
+    def load(self) -> list[str]:
+        """Open the files there are; returns the names of those that are not index files of ours."""
+        size = HEADER_BYTES + self.slots * SLOT_BYTES + self.entries * ENTRY_BYTES
+        strange = []
+        for name in self.disk.names(self.folder):
+            path = self.folder / name
+            if not (name.isdigit() and len(name) == NAME_DIGITS) or self.disk.size(path) != size:
+                strange.append(name)
+                continue
+            self.files.append(IndexFile(self.disk, path, self.slots, self.entries, new=False))
+        self._enter()
+        return strange
+
+    def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
+        """Add an entry, in a new file if there is none or the last one is full."""
+        current = self.current
+        if current is None or current.is_full():
+            current = self.add(store_ms)
+        current.put(key_hash, physical_offset, store_ms)
+
+    def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
+        """Physical offsets with this key hash in a time range, newest first; may wait."""
+        found: list[int] = []
+        for file in reversed(self.files):
+            if len(found) >= most or file.end_ms() + 999 < begin_ms:
+                break
+            if file.begin_ms() <= end_ms:
+                found += file.find(key_hash, begin_ms, end_ms, most - len(found))
+        return found
+
+    def cut(self, end_offset: int) -> None:
+        """Keep only entries of records below `end_offset`, whatever state the files are in."""
+        while self.files:
+            last = self.files[len(self.files) - 1]
+            if last.rethread(end_offset) > 0:
+                last.sync()
+                break
+            self.files.pop()
+            self.disk.unlink(last.path)
+        if self.folder.is_dir():
+            self.disk.sync_directory(self.folder)
+        self._enter()
+
+    def drop_before(self, begin_offset: int) -> None:
+        """Delete files whose records are all gone, but never the last one; may wait."""
+        while len(self.files) > 1 and self.files[0].end_offset() < begin_offset:
+            gone = self.files.pop(0)
+            self.disk.unlink(gone.path)
+            self.disk.sync_directory(self.folder)
+
+    def sync(self) -> None:
+        """Make all entries durable; may wait for the disk."""
+        dirty, self.dirty = self.dirty, []
+        for file in dirty:
+            file.sync()
+        if self.current is not None:
+            self.current.sync()
+            if dirty:
+                self.disk.sync_directory(self.folder)
+
+    def close(self) -> None:
+        self.files = []
+        self.current = None
+        self.dirty = []
+
+    def _enter(self) -> None:
+        self.current = self.files[len(self.files) - 1] if self.files else None
+
+    def add(self, now_ms: int) -> IndexFile:
+        """Go on in a new file."""
+        if not self.files:
+            self.disk.make_directory(self.folder)
+        while True:
+            path = self.folder / file_name(now_ms)
+            if not path.exists():
+                break
+            now_ms += 1
+        file = IndexFile(self.disk, path, self.slots, self.entries, new=True)
+        if self.current is not None:
+            self.dirty.append(self.current)
+        self.dirty.append(file)
+        self.files.append(file)
+        self.current = file
+        return file

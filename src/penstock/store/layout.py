@@ -1,0 +1,110 @@
+"""Where a store's files are, what marks one as open, and which stores we do not read."""
+
+import fcntl
+import os
+from pathlib import Path
+
+import msgspec
+
+from penstock.config import StoreConfig
+from penstock.errors import StoreLocked, StoreRefused
+from penstock.store.disk import Disk
+
+_OPEN_HERE: set[Path] = set()  # file locks do not hold between two openings by one process
+
+
+class Sizes(msgspec.Struct, frozen=True):
+    """The sizes a store was made with, kept in `penstock.json`: a short file is then known to be
+    damaged and not just of another size."""
+
+    segment_bytes: int
+    queue_file_entries: int
+    index_slots: int
+    index_entries: int
+
+
+class Layout:
+    """The paths below a store's root; names are RocketMQ's."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.log = root / "commitlog"
+        self.queues = root / "consumequeue"
+        self.index = root / "index"
+        self.config = root / "config"
+        self.checkpoint = root / "checkpoint"
+        self.abort = root / "abort"
+        self.lock = root / "lock"
+        self.sizes = root / "penstock.json"
+        self.snapshot = root / "penstock.snapshot"
+
+
+def refuse_foreign(disk: Disk, layout: Layout) -> None:
+    """Raise StoreRefused, naming it, if the store holds data that we do not read."""
+    kinds = (
+        ("batchconsumequeue", "BatchCQ queues (topic attribute queue.type=BatchCQ)"),
+        ("consumequeue_ext", "extended queue entries (enableConsumeQueueExt)"),
+        ("compaction/compactionLog", "compacted topics (cleanup.policy=COMPACTION)"),
+        ("kvStore", "POP records in RocksDB (popConsumerKVServiceEnable)"),
+    )
+    for name, what in kinds:
+        names = disk.names(layout.root / name)
+        if names:
+            raise StoreRefused(f"{layout.root} holds {what} in {name}/, e.g. {names[0]}")
+    for folder in (layout.queues, layout.config / "topics", layout.config / "rdb"):
+        if "CURRENT" in disk.names(folder):
+            raise StoreRefused(f"{layout.root} holds a RocksDB database in {folder.name}/")
+    for name in disk.names(layout.root):
+        if name.startswith("dledger"):
+            raise StoreRefused(f"{layout.root} holds DLedger (Raft) log files in {name}/")
+
+
+def check_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> bool:
+    """Compare with the sizes the store was made with; notes them if it is new.
+
+    Returns whether the store is known to have these sizes.
+    """
+    ours = Sizes(
+        config.segment_bytes, config.queue_file_entries, config.index_slots, config.index_entries
+    )
+    data = disk.read(layout.sizes)
+    if data is not None:
+        try:
+            made = msgspec.json.decode(data, type=Sizes)
+        except msgspec.DecodeError:
+            made = None  # torn while it was written for the first time
+        if made is not None:
+            for name in Sizes.__struct_fields__:
+                if getattr(made, name) != getattr(ours, name):
+                    raise StoreRefused(
+                        f"{layout.root} was made with {name} = {getattr(made, name)}, "
+                        f"the setting is {getattr(ours, name)}",
+                        hint=f"set {name} to {getattr(made, name)}",
+                    )
+            return True
+    known = not disk.names(layout.log)
+    if known:
+        disk.write_file(layout.sizes, msgspec.json.encode(ours))
+    return known
+
+
+class StoreLock:
+    """Keeps other processes (and Apache's broker) out of a store while it is open."""
+
+    def __init__(self, layout: Layout) -> None:
+        root = layout.root.resolve()
+        if root in _OPEN_HERE:
+            raise StoreLocked(f"{layout.root} is already open in this process")
+        self._fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+        except OSError as error:
+            os.close(self._fd)
+            raise StoreLocked(f"{layout.root} is open in another process") from error
+        os.pwrite(self._fd, b"lock", 0)
+        self._root = root
+        _OPEN_HERE.add(root)
+
+    def release(self) -> None:
+        _OPEN_HERE.discard(self._root)
+        os.close(self._fd)

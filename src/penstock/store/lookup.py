@@ -1,0 +1,94 @@
+"""Look-ups that may wait for the disk: by physical offset, by key, by time. For the I/O pool."""
+
+from penstock.store.commitlog import CommitLog
+from penstock.store.consumequeue import ConsumeQueue, QueueTable
+from penstock.store.index import Index
+from penstock.wire import octets
+from penstock.wire.record import FIXED_BYTES, RECORD, StoredRecord, java_hash
+
+QUERY_MAX = 64
+"""Most messages of one query by key, as in RocketMQ."""
+
+
+def key_hash(topic: str, key: str) -> int:
+    """The hash under which the index keeps a key of a topic."""
+    value = abs(java_hash(f"{topic}#{key}"))
+    return 0 if value == 1 << 31 else value
+
+
+class Lookup:
+    """Reads single records and searches; every method may wait."""
+
+    def __init__(self, log: CommitLog, queues: QueueTable, index: Index | None) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+
+    def record(self, offset: int, confirmed: int) -> bytes | None:
+        """The record at a physical offset, or None if none begins there below `confirmed`."""
+        segment = self._log.row.find(offset)
+        if segment is None:
+            return None
+        at = offset - segment.start
+        head = segment.disk.read_at(segment.fd, 8, at)
+        if len(head) < 8:
+            return None
+        size = octets.get_i32(head, 0)
+        if size < FIXED_BYTES or size > segment.size - at or offset + size > confirmed:
+            return None
+        data = bytearray(segment.disk.read_at(segment.fd, size, at))
+        stored = StoredRecord()
+        stored.bind(memoryview(data))
+        if len(data) != size or stored.read(0, size) != RECORD:
+            return None
+        return bytes(data) if stored.physical_offset == offset else None
+
+    def store_ms(self, offset: int) -> int:
+        """Store time of the record at a physical offset, or -1."""
+        segment = self._log.row.find(offset)
+        if segment is None or offset + FIXED_BYTES > segment.start + segment.size:
+            return -1
+        head = segment.disk.read_at(segment.fd, 76, offset - segment.start)
+        if len(head) < 76:
+            return -1
+        return octets.get_i64(head, 68 if octets.get_i32(head, 36) & 0x10 else 56)
+
+    def by_key(
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int, confirmed: int
+    ) -> list[bytes]:
+        """Records of a topic with this key, oldest first; only the newest `most` of them."""
+        if self._index is None:
+            return []
+        most = min(most, QUERY_MAX)
+        found = []
+        wanted = key_hash(topic, key)
+        for offset in sorted(set(self._index.find(wanted, begin_ms, end_ms, most))):
+            data = self.record(offset, confirmed)
+            if data is not None:
+                found.append(data)
+        return found
+
+    def offset_at(
+        self, queue: ConsumeQueue, ms: int, *, confirmed: int, upper: bool = False
+    ) -> int:
+        """Queue offset by store time.
+
+        Lower: the first message stored at `ms` or later (one past the last if there is none).
+        Upper: the last one stored at `ms` or earlier (the first if there is none).
+        """
+        low = first = queue.min_offset
+        high = queue.visible_max(confirmed)
+        while low < high:
+            middle = (low + high) // 2
+            entry = queue.entry(middle)
+            stored_ms = self.store_ms(entry[0]) if entry is not None else -1
+            if stored_ms < ms or (upper and stored_ms == ms):
+                low = middle + 1
+            else:
+                high = middle
+        return max(low - 1, first) if upper else low
+
+    def earliest_ms(self, queue: ConsumeQueue) -> int:
+        """Store time of the queue's oldest message, or -1."""
+        entry = queue.entry(queue.min_offset)
+        return self.store_ms(entry[0]) if entry is not None else -1

@@ -1,0 +1,57 @@
+cimport cython
+from penstock.store.commitlog cimport CommitLog
+from penstock.store.consumequeue cimport ConsumeQueue, QueueTable
+from penstock.store.flusher cimport Flusher
+from penstock.store.index cimport Index
+from penstock.wire.record cimport BatchWalk, PropertyMarks, Record, StoredRecord
+
+cdef int _PUT_OK
+cdef int _ILLEGAL
+cdef int _NO_QUEUE
+cdef int _REFUSED
+cdef int _TRANSACTION_MASK
+cdef int _PREPARED
+cdef int _ROLLBACK
+cdef int _SPACE
+
+cdef class PutPath:
+    cdef readonly CommitLog log
+    cdef readonly Flusher flusher
+    cdef public long long confirmed
+    cdef readonly QueueTable queues
+    cdef readonly Index index
+    cdef public object refusal
+    cdef readonly int problem
+    cdef readonly long long offset
+    cdef readonly long long queue_offset
+    cdef public long long store_ms
+    cdef readonly long long puts
+    cdef readonly long long put_bytes
+    cdef public list dirty
+    cdef public list arrived
+    cdef BatchWalk _batch
+    cdef long long _wanted
+
+    @cython.locals(queue=ConsumeQueue, problem=int)
+    cpdef int put(self, Record record, long long now_ms) except -1
+    @cython.locals(queue=ConsumeQueue, body_at="Py_ssize_t", body_length="Py_ssize_t",
+                   total="long long", first_offset="long long", first_queue_offset="long long",
+                   status=int)
+    cpdef int put_batch(self, Record record, long long now_ms) except -1
+    @cython.locals(log=CommitLog)
+    cpdef bint settle(self) except -1
+    @cython.locals(body_at="Py_ssize_t", body_length="Py_ssize_t", total="long long", more=int,
+                   problem=int)
+    cdef long long _measure(self, Record record) except -2
+    @cython.locals(transaction=int, queued=bint, queue_offset="long long", offset="long long")
+    cdef int _append(self, Record record, ConsumeQueue queue) except -1
+    cdef int _refuse(self)
+    @cython.locals(index=Index)
+    cdef int _index_ready(self) except -1
+    @cython.locals(at="Py_ssize_t", end="Py_ssize_t", start="Py_ssize_t")
+    cdef int _put_keys(self, PropertyMarks marks, int seed, long long offset) except -1
+    @cython.locals(key_hash=int)
+    cdef int _put_key(self, PropertyMarks marks, Py_ssize_t at, Py_ssize_t length, int seed,
+                      long long offset) except -1
+    @cython.locals(queue=ConsumeQueue, transaction=int)
+    cpdef int replay(self, StoredRecord stored, bint index_too) except -1

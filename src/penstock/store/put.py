@@ -1,0 +1,247 @@
+"""Append → ConsumeQueue → index in one call: the store's way in, and its replay.
+
+The same dispatch serves new records (`put`) and, after a crash, those found in the log
+(`replay`): an entry's place follows from the record's own queue offset, so dispatching a record
+twice changes nothing.
+"""
+
+from penstock.errors import StoreError
+from penstock.store.commitlog import CommitLog
+from penstock.store.consumequeue import ConsumeQueue, QueueTable
+from penstock.store.flusher import Flusher
+from penstock.store.index import Index
+from penstock.wire.record import BATCH_BROKEN, BatchWalk, PropertyMarks, Record, StoredRecord
+
+# What became of a put.
+PUT_OK = 0
+ILLEGAL = 1  # `problem` says which limit
+NO_QUEUE = 2  # no such queue yet: make it, put again
+REFUSED = 3  # `refusal` says why
+_PUT_OK, _ILLEGAL, _NO_QUEUE, _REFUSED = PUT_OK, ILLEGAL, NO_QUEUE, REFUSED
+
+QUEUE_OFFSET_MAX = 1 << 56
+"""Beyond any queue: its byte position would not fit a file name."""
+
+_TRANSACTION_MASK = 0x0C
+_PREPARED = 0x04
+_ROLLBACK = 0x0C
+_SPACE = 32
+
+
+class PutPath:
+    """Where records go. One writer; results of the last call are fields, not objects."""
+
+    def __init__(
+        self, log: CommitLog, queues: QueueTable, index: Index | None, flusher: Flusher
+    ) -> None:
+        self.log: CommitLog = log
+        self.flusher: Flusher = flusher
+        self.confirmed: int = 0
+        self.queues: QueueTable = queues
+        self.index: Index | None = index
+        self.refusal: Exception | None = None
+        self.problem: int = 0
+        self.offset: int = 0
+        self.queue_offset: int = 0
+        self.store_ms: int = 0
+        self.puts: int = 0
+        self.put_bytes: int = 0
+        self._wanted: int = 0
+        self.dirty: list[ConsumeQueue] = []
+        self.arrived: list[ConsumeQueue] = []
+        self._batch: BatchWalk = BatchWalk()
+
+    def put(self, record: Record, now_ms: int) -> int:
+        """Store one message."""
+        if self.refusal is not None:
+            return _REFUSED
+        problem = record.prepare()
+        if problem != 0:
+            self.problem = problem
+            return _ILLEGAL
+        queue = self.queues.find(
+            record.source, record.topic_at, record.topic_length, record.queue_id
+        )
+        if queue is None:
+            return _NO_QUEUE
+        if now_ms > self.store_ms:  # store time never goes back: searches by time rely on it
+            self.store_ms = now_ms
+        return self._append(record, queue)
+
+    def put_batch(self, record: Record, now_ms: int) -> int:
+        """Store the messages of a batch body one after the other, in one segment.
+
+        Nothing is stored unless all of them can be. `queue_offset` and `offset` are the first's;
+        the record's body, properties and flag are spent afterwards.
+        """
+        if self.refusal is not None:
+            return _REFUSED
+        queue = self.queues.find(
+            record.source, record.topic_at, record.topic_length, record.queue_id
+        )
+        if queue is None:
+            return _NO_QUEUE
+        body_at = record.body_at
+        body_length = record.body_length
+        total = self._measure(record)
+        if total < 0:
+            return _ILLEGAL
+        if self.log.make_room(total) < 0:
+            return self._refuse()
+        if now_ms > self.store_ms:
+            self.store_ms = now_ms
+        self._batch.start(body_at, body_length)
+        first_offset = -1
+        first_queue_offset = 0
+        while self._batch.next(record) > 0:
+            record.prepare()
+            status = self._append(record, queue)
+            if status != _PUT_OK:
+                return status
+            if first_offset < 0:
+                first_offset = self.offset
+                first_queue_offset = self.queue_offset
+        self.offset = first_offset
+        self.queue_offset = first_queue_offset
+        return _PUT_OK
+
+    def settle(self) -> bool:
+        """End of a turn: hand over what was put and see how far readers may look.
+
+        Returns whether queues that somebody watches have got messages.
+        """
+        log = self.log
+        if log.handed != log.end:
+            log.hand_over()
+        if log.handed != self._wanted:
+            self._wanted = log.handed
+            self.flusher.want(log.handed)
+        if self.flusher.group_commit:
+            self.confirmed = self.flusher.flushed()
+        else:
+            self.confirmed = log.handed
+        return len(self.arrived) > 0
+
+    def _measure(self, record: Record) -> int:
+        """How many log bytes a batch takes, or -1 with the `problem`."""
+        body_at = record.body_at
+        body_length = record.body_length
+        total = 0
+        self._batch.start(body_at, body_length)
+        while True:
+            more = self._batch.next(record)
+            if more < 0 or (more == 0 and total == 0):
+                self.problem = BATCH_BROKEN
+                return -1
+            if more == 0:
+                break
+            problem = record.prepare()
+            if problem != 0:
+                self.problem = problem
+                return -1
+            total += record.size
+        return total
+
+    def _append(self, record: Record, queue: ConsumeQueue) -> int:
+        transaction = record.sys_flag & _TRANSACTION_MASK
+        queued = transaction != _PREPARED and transaction != _ROLLBACK
+        queue_offset = queue.max_offset if queued else 0
+        try:
+            if queued:
+                queue.ready()
+            if self.index is not None:
+                self._index_ready()
+        except (StoreError, OSError) as error:
+            self.refusal = error
+            return _REFUSED
+        offset = self.log.append(record, queue_offset, self.store_ms)
+        if offset < 0:
+            return self._refuse()
+        self.offset = offset
+        self.queue_offset = queue_offset
+        if queued:
+            queue.append(offset, record.size, record.tags_code)
+            if not queue.dirty:
+                queue.dirty = True
+                self.dirty.append(queue)
+            if queue.watched:
+                queue.watched = False
+                self.arrived.append(queue)
+        if self.index is not None and transaction != _ROLLBACK:
+            try:
+                self._put_keys(record.marks, queue.key_seed, offset)
+            except (StoreError, OSError) as error:  # more keys than room was made for
+                self.refusal = error
+        self.puts += 1
+        self.put_bytes += record.size
+        return _PUT_OK
+
+    def _refuse(self) -> int:
+        self.refusal = self.log.refusal
+        return _REFUSED
+
+    def _index_ready(self) -> None:
+        """Have a file with room, so that a full disk shows before the record is in the log."""
+        index = self.index
+        if index.current is None or index.current.is_full():  # type: ignore[union-attr]
+            index.add(self.store_ms)  # type: ignore[union-attr]
+        index.current.ready()  # type: ignore[union-attr]
+
+    def _put_keys(self, marks: PropertyMarks, seed: int, offset: int) -> None:
+        if marks.unique_length > 0:
+            self._put_key(marks, marks.unique_at, marks.unique_length, seed, offset)
+        if marks.keys_length > 0:
+            at = marks.keys_at
+            end = at + marks.keys_length
+            start = at
+            while at <= end:
+                if at == end or marks.buffer[at] == _SPACE:
+                    if at > start:
+                        self._put_key(marks, start, at - start, seed, offset)
+                    start = at + 1
+                at += 1
+
+    def _put_key(self, marks: PropertyMarks, at: int, length: int, seed: int, offset: int) -> None:
+        key_hash = marks.hash(at, length, seed)
+        if key_hash < 0:
+            key_hash = 0 if key_hash == -0x80000000 else -key_hash
+        self.index.put(key_hash, offset, self.store_ms)  # type: ignore[union-attr]
+
+    def replay(self, stored: StoredRecord, index_too: bool) -> int:
+        """Dispatch a record that lies in the log. Returns PUT_OK or NO_QUEUE."""
+        queue = self.queues.find(
+            stored.buffer, stored.topic_at, stored.topic_length, stored.queue_id
+        )
+        if queue is None:
+            return _NO_QUEUE
+        transaction = stored.sys_flag & _TRANSACTION_MASK
+        stored.scan()
+        if transaction != _PREPARED and transaction != _ROLLBACK:
+            if stored.queue_offset != queue.max_offset:
+                self._replay_elsewhere(queue, stored.queue_offset)
+            if stored.queue_offset == queue.max_offset:
+                queue.append(stored.physical_offset, stored.size, stored.marks.tags_code())
+                if not queue.dirty:
+                    queue.dirty = True
+                    self.dirty.append(queue)
+        if stored.store_ms > self.store_ms:
+            self.store_ms = stored.store_ms
+        if index_too and self.index is not None and transaction != _ROLLBACK:
+            self._put_keys(stored.marks, queue.key_seed, stored.physical_offset)
+        return _PUT_OK
+
+    def _replay_elsewhere(self, queue: ConsumeQueue, offset: int) -> None:
+        """A record whose queue offset is not the next one.
+
+        Lower: the topic was deleted and made again, and the queue began anew. Higher: the entries
+        before it are gone with their segments, or unknown; fillers take their place. So far off
+        that no file could explain it: the number is damaged, and the record stays without entry.
+        """
+        if offset < 0 or offset >= QUEUE_OFFSET_MAX:
+            return
+        if offset < queue.max_offset:
+            queue.cut(offset)
+        elif queue.max_offset == queue.min_offset:
+            queue.begin_at(offset)
+        elif offset - queue.max_offset <= queue.file_entries:
+            queue.fill_to(offset)

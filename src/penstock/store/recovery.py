@@ -1,0 +1,283 @@
+"""Start-up: from files in any state to a log, queues and an index that agree.
+
+Clean (no `abort`): the snapshot written at shutdown says where the log ends and how far each queue
+goes, and one look at the log's end confirms it; queue files are not even opened. Without a
+snapshot (a store of Apache's) the queues tell how far the log was dispatched, and what follows is
+replayed.
+
+After a crash:
+
+1. Choose S, the newest segment start whose first record is not younger than the checkpoint.
+   Everything before S is on the disk, log, queue entries and index entries alike.
+2. Cut queues and index back to records below S.
+3. Walk the log from S, check each record, dispatch it again: entries get the place that the
+   record itself names, so it does not matter what a power cut left behind.
+4. Where no good record follows, cut the log: the rest becomes zero and later segments go. (If
+   stale bytes remained, a later crash could take an old record behind a new one for its successor.)
+5. Sync what was found, because readers may see it from now on.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from penstock.config import StoreConfig
+from penstock.errors import StoreDamaged, StoreRefused
+from penstock.store.checkpoint import Checkpoint, read_checkpoint
+from penstock.store.commitlog import CommitLog
+from penstock.store.consumequeue import ConsumeQueue, QueueTable
+from penstock.store.disk import Disk
+from penstock.store.index import Index
+from penstock.store.layout import Layout
+from penstock.store.put import PutPath
+from penstock.store.replay import Replay
+from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, segment_name
+from penstock.wire.record import NOTHING, PROBLEMS, RECORD, StoredRecord
+
+STEP_BYTES = 64 * 1024 * 1024
+"""How much of the log is walked between two reports of progress."""
+QUEUE_ID_MAX = 1 << 20
+
+Progress = Callable[[str, int, int], None]
+"""Told what is going on, how much of it is done and how much there is."""
+
+
+class Snapshot(msgspec.Struct):
+    """The state at a clean shutdown, in `penstock.snapshot`."""
+
+    log_begin: int
+    log_end: int
+    last_offset: int
+    store_ms: int
+    queues: list[tuple[str, int, int, int]]  # topic, queue id, min, max
+
+
+class Report(msgspec.Struct):
+    """What recovery found and did."""
+
+    clean: bool = True
+    replayed_from: int = 0
+    records: int = 0
+    strange_records: int = 0
+    log_end: int = 0
+    last_offset: int = -1
+    cut_reason: str | None = None
+    store_ms: int = 0
+    strange_files: list[str] = msgspec.field(default_factory=list)
+
+
+class Recovery:
+    """One opening of a store's files."""
+
+    def __init__(
+        self, disk: Disk, layout: Layout, config: StoreConfig, progress: Progress | None
+    ) -> None:
+        self.disk = disk
+        self.layout = layout
+        self.config = config
+        self.row = SegmentRow(disk, layout.log, config.segment_bytes)
+        self.queues = QueueTable()
+        self.index = Index(disk, layout.index, config.index_slots, config.index_entries)
+        self.checkpoint = Checkpoint()
+        self.report = Report()
+        self._progress = progress or (lambda what, done, of: None)
+
+    def load_log(self, *, sizes_known: bool) -> None:
+        """Map the log's segments; short ones are extended if it is known that they are short."""
+        names = [
+            n for n in self.disk.names(self.layout.log) if n.isdigit() and len(n) == NAME_DIGITS
+        ]
+        size = self.config.segment_bytes
+        for place, name in enumerate(names):
+            path = self.layout.log / name
+            start = int(name)
+            length = self.disk.size(path)
+            if place and start != self.row.first + place * size:
+                if (start - self.row.first) % size == 0:
+                    missing = segment_name(self.row.first + place * size)
+                    raise StoreDamaged(f"{self.layout.log} lacks the segment {missing}")
+                raise self._other_size(path, start - self.row.first)
+            if length == 0 and place == len(names) - 1 and place > 0:
+                self.disk.unlink(path)
+                break
+            if length != size and (length > size or not sizes_known):
+                raise self._other_size(path, length)
+            self.row.push(Segment(self.disk, path, start, size, self.disk.create(path, size)))
+
+    def _other_size(self, path: Path, length: int) -> StoreRefused:
+        return StoreRefused(
+            f"{path} tells of segments of {length} bytes, the setting segment_bytes is "
+            f"{self.config.segment_bytes}",
+            hint="set segment_bytes (mappedFileSizeCommitLog) to what the store was made with",
+        )
+
+    def load_queues(self) -> None:
+        """Find all queues there are; positions are set later."""
+        for topic in self.disk.names(self.layout.queues):
+            for queue_id in self.disk.names(self.layout.queues / topic):
+                if queue_id.isdigit():
+                    queue = self.add_queue(topic.encode(), int(queue_id))
+                    if queue is not None:
+                        queue.load()
+
+    def add_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
+        """The queue of this name, made if it is new; None if that can't be a queue's name."""
+        queue = self.queues.get(topic, queue_id)
+        if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
+            folder = self.layout.queues / topic.decode() / str(queue_id)
+            queue = ConsumeQueue(
+                self.disk, folder, topic, queue_id, self.config.queue_file_entries
+            )
+            self.queues.add(queue)
+        return queue
+
+    def run(self, path: PutPath, log: CommitLog, *, crashed: bool, ours: bool) -> Report:
+        """Bring log, queues and index to agree. `ours`: the checkpoint was written by Penstock."""
+        self.report.clean = not crashed
+        self.checkpoint = read_checkpoint(self.disk, self.layout)
+        self.report.strange_files = self.index.load() if self.config.index_enabled else []
+        if not crashed and self._resume():
+            return self.report
+        if not crashed:
+            begin = self._dispatched_end()
+        else:
+            threshold = self.checkpoint.recover_from_ms(with_index=ours)
+            begin = self._start_segment(threshold)
+            self._cut_back(begin)
+        self.report.replayed_from = begin
+        end = self._replay(path, begin)
+        self._cut_log(end, crashed=crashed)
+        for queue in self.queues.rows:
+            queue.hot_from = queue.max_offset
+            queue.correct_min(self.row.first)
+        return self.report
+
+    def _resume(self) -> bool:
+        """Take over the snapshot of a clean shutdown, if the log confirms it."""
+        data = self.disk.read(self.layout.snapshot)
+        if data is None:
+            return False
+        try:
+            snapshot = msgspec.json.decode(data, type=Snapshot)
+        except msgspec.DecodeError:
+            return False
+        if snapshot.log_begin != self.row.first or not self._ends_at(snapshot):
+            return False
+        for topic, queue_id, low, high in snapshot.queues:
+            queue = self.add_queue(topic.encode(), queue_id)
+            if queue is not None:
+                queue.load()
+                queue.min_offset, queue.max_offset, queue.hot_from = low, high, high
+        self._drop_segments_from(snapshot.log_end)
+        self.report.log_end = self.report.replayed_from = snapshot.log_end
+        self.report.last_offset = snapshot.last_offset
+        self.report.store_ms = snapshot.store_ms
+        return True
+
+    def _ends_at(self, snapshot: Snapshot) -> bool:
+        """Whether the log's last record is the snapshot's, with nothing behind it."""
+        stored = StoredRecord()
+        if snapshot.last_offset >= 0:
+            segment = self.row.find(snapshot.last_offset)
+            if segment is None:
+                return snapshot.last_offset < self.row.first
+            stored.bind(segment.view)
+            kind = stored.read(snapshot.last_offset - segment.start, segment.size)
+            if kind != RECORD or stored.check(snapshot.last_offset) == NOTHING:
+                return False
+        segment = self.row.find(snapshot.log_end)
+        if segment is None:
+            return snapshot.log_end == self.row.first + len(self.row.segments) * self.row.size
+        stored.bind(segment.view)
+        return stored.read(snapshot.log_end - segment.start, segment.size) == NOTHING
+
+    def _dispatched_end(self) -> int:
+        """Clean, but without a snapshot: the end of the last record that has a queue entry."""
+        self.load_queues()
+        end = self.row.first
+        beyond = self.row.first + len(self.row.segments) * self.row.size
+        total = len(self.queues.rows)
+        for done, queue in enumerate(self.queues.rows):
+            self._progress("queues", done, total)
+            queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
+            queue.max_offset = queue.find_below(beyond)
+            entry = queue.entry(queue.max_offset - 1)
+            if entry is not None:
+                end = max(end, entry[0] + entry[1])
+        return end
+
+    def _start_segment(self, threshold_ms: int) -> int:
+        """The newest segment start whose first record is whole and not younger than this."""
+        stored = StoredRecord()
+        for segment in reversed(self.row.segments):
+            stored.bind(segment.view)
+            if (
+                stored.read(0, segment.size) == RECORD
+                and stored.check(segment.start) == RECORD
+                and 0 < stored.store_ms <= threshold_ms
+            ):
+                return segment.start
+        return self.row.first
+
+    def _cut_back(self, begin: int) -> None:
+        """After a crash: keep only queue and index entries of records below `begin`."""
+        self.load_queues()
+        total = len(self.queues.rows)
+        for done, queue in enumerate(self.queues.rows):
+            self._progress("queues", done, total)
+            queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
+            queue.max_offset = queue.min_offset
+            kept = queue.find_below(begin)
+            queue.max_offset = max(queue.max_offset, kept)
+            if queue.has_data_from(kept):
+                queue.cut(kept)
+            queue.max_offset = kept
+        if self.config.index_enabled:
+            self._progress("index", 0, 1)
+            self.index.cut(begin)
+
+    def _replay(self, path: PutPath, begin: int) -> int:
+        """Walk and dispatch the log from `begin`; returns where it ends."""
+        replay = Replay(path, self.add_queue)
+        beyond = self.row.first + len(self.row.segments) * self.row.size
+        at = begin
+        while not replay.ended:
+            segment = self.row.find(at)
+            if segment is None:
+                break
+            self._progress("log", at - begin, beyond - begin)
+            at = replay.run(segment, at, STEP_BYTES)
+        self._progress("log", beyond - begin, beyond - begin)
+        self.report.records = replay.records
+        self.report.strange_records = replay.strange
+        self.report.log_end = at
+        self.report.last_offset = replay.last_offset
+        self.report.store_ms = path.store_ms
+        if replay.ended and replay.stored.problem:
+            self.report.cut_reason = f"{PROBLEMS[replay.stored.problem]} (at offset {at})"
+        return at
+
+    def _cut_log(self, end: int, *, crashed: bool) -> None:
+        """Let the log end at `end`, durably."""
+        self._drop_segments_from(end)
+        segment = self.row.find(end)
+        if crashed:
+            if segment is not None:
+                self.disk.truncate(segment.fd, end - segment.start)
+                self.disk.truncate(segment.fd, segment.size)
+            for segment in self.row.segments:
+                if segment.start + segment.size > self.report.replayed_from:
+                    self.disk.sync(segment.fd)
+
+    def _drop_segments_from(self, end: int) -> None:
+        """Delete the segments that begin behind the log's end."""
+        while self.row.segments and self.row.segments[-1].start > end:
+            self.row.unlink(self.row.drop_last())
+
+
+def is_queue_name(topic: bytes) -> bool:
+    """Whether a topic can be a directory's name: RocketMQ's characters, and not too long."""
+    if not 0 < len(topic) <= 255:
+        return False
+    return all(c in b"%|-_" or 48 <= c <= 57 or 65 <= c <= 90 or 97 <= c <= 122 for c in topic)

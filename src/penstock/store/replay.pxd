@@ -1,0 +1,16 @@
+cimport cython
+from penstock.store.put cimport PutPath
+from penstock.store.segment cimport Segment
+from penstock.wire.record cimport StoredRecord
+
+cdef class Replay:
+    cdef readonly PutPath path
+    cdef readonly object make_queue
+    cdef readonly StoredRecord stored
+    cdef readonly long long records
+    cdef readonly long long strange
+    cdef readonly long long last_offset
+    cdef readonly bint ended
+
+    @cython.locals(at="long long", end="long long", stop="long long", kind=int, stored=StoredRecord)
+    cpdef long long run(self, Segment segment, long long offset, long long bytes_max) except -1

@@ -1,0 +1,73 @@
+"""When to delete, when to refuse writes, when to resume: a pure decision.
+
+| use of the disk | what happens |
+|---|---|
+| below `disk_clean_percent` | expired segments go in the hours of `delete_hours` |
+| above it | expired segments go at any hour |
+| above `disk_force_percent` | the oldest segments go whatever their age |
+| above `disk_refuse_percent` | that, and writes are refused until it is below the force mark |
+
+The last segment is never deleted, nor one that holds bytes from `pinned_from` on (messages that
+timers, delays or transactions still need).
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from penstock.config import StoreConfig
+from penstock.errors import DiskNearlyFull
+
+
+class Aged(NamedTuple):
+    """A segment as retention sees it."""
+
+    start: int
+    size: int
+    modified_ms: int
+
+
+class Decision(NamedTuple):
+    """What to do now."""
+
+    delete: int  # this many segments, oldest first
+    refuse: bool  # whether writes are refused from now on
+    pinned: bool  # whether more would go but for pinned messages
+
+
+def decide(
+    config: StoreConfig, segments: Sequence[Aged], *, now_ms: int, hour: int, disk_percent: int,
+    refusing: bool, pinned_from: int | None = None,
+) -> Decision:  # fmt: skip
+    """Decide by the table above; `hour` is the local hour of the day."""
+    forced = disk_percent > config.disk_force_percent
+    in_hours = hour in delete_hours(config)
+    due = forced or in_hours or disk_percent > config.disk_clean_percent
+    expired_before = now_ms - config.retain_hours * 3_600_000
+    delete = 0
+    pinned = False
+    for segment in segments[:-1] if due else ():
+        if delete >= config.delete_segments_max:
+            break
+        if not forced and segment.modified_ms >= expired_before:
+            break
+        if pinned_from is not None and segment.start + segment.size > pinned_from:
+            pinned = True
+            break
+        delete += 1
+    limit = config.disk_force_percent if refusing else config.disk_refuse_percent
+    return Decision(delete, disk_percent > limit, pinned)
+
+
+def delete_hours(config: StoreConfig) -> set[int]:
+    return {int(hour) for hour in config.delete_hours.split(";") if hour.strip().isdigit()}
+
+
+def nearly_full(config: StoreConfig, path: Path, disk_percent: int) -> DiskNearlyFull:
+    """The refusal, with all that a person needs to act."""
+    return DiskNearlyFull.over(
+        f"the disk of {path} is nearly full", figure=disk_percent,
+        limit=config.disk_refuse_percent, unit="%", setting="disk_refuse_percent",
+        hint=f"free space or lower retain_hours (now {config.retain_hours}); writes resume by "
+        f"themselves at {config.disk_force_percent} % (disk_force_percent)",
+    )  # fmt: skip

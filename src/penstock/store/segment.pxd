@@ -1,0 +1,23 @@
+cimport cython
+from penstock.store cimport native
+
+cdef class Segment:
+    cdef readonly object disk
+    cdef readonly object path
+    cdef readonly long long start
+    cdef readonly long long size
+    cdef readonly int fd
+    cdef readonly object map
+    cdef readonly unsigned char[::1] view
+    cdef readonly bint locked
+
+cdef class SegmentRow:
+    cdef readonly object disk
+    cdef readonly object folder
+    cdef readonly long long size
+    cdef readonly list segments
+    cdef readonly long long first
+
+    @cython.locals(place="long long")
+    cpdef Segment find(self, long long offset)
+    cpdef int push(self, Segment segment) except -1

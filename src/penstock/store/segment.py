@@ -1,0 +1,116 @@
+"""One fixed-size mapped file of a log, and the row of them.
+
+A file is named by the offset of its first byte, 20 digits, so an offset finds its file by a
+division. A segment lives as long as somebody holds it or a view of it: retention takes it out of
+the row and unlinks its name, readers finish in peace, and the last one gone unmaps it.
+"""
+
+import os
+from pathlib import Path
+
+from penstock.store import native
+from penstock.store.disk import Disk
+
+NAME_DIGITS = 20
+
+
+def segment_name(offset: int) -> str:
+    return f"{offset:0{NAME_DIGITS}d}"
+
+
+class Segment:
+    """A mapped file that holds the bytes [start, start + size) of a log."""
+
+    def __init__(self, disk: Disk, path: Path, start: int, size: int, fd: int) -> None:
+        self.disk: Disk = disk
+        self.path: Path = path
+        self.start: int = start
+        self.size: int = size
+        self.fd: int = fd
+        self.map: object = disk.map(fd, size)
+        self.view: memoryview = memoryview(self.map)  # type: ignore[arg-type]
+        self.locked: bool = False
+
+    def __del__(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+    def slice(self, at: int, length: int) -> memoryview:
+        """A read-only view of log bytes; it keeps the mapping alive."""
+        begin = at - self.start
+        return memoryview(self.map)[begin : begin + length].toreadonly()  # type: ignore[arg-type]
+
+    def prefault(self, at: int, length: int) -> None:
+        """Fault in [at, at + length) for writing, without the GIL where compiled."""
+        begin = max(at - self.start, 0)
+        length = min(length, self.size - begin)
+        if length > 0:
+            native.touch(self.view, begin, length)
+
+    def lock(self) -> int:
+        """Keep the whole file in memory; returns an errno."""
+        failed = native.lock(self.view, 0, self.size)
+        self.locked = failed == 0
+        return failed
+
+    def unlock(self) -> None:
+        if self.locked:
+            native.unlock(self.view, 0, self.size)
+            self.locked = False
+
+
+class SegmentRow:
+    """Segments that follow each other without a gap."""
+
+    def __init__(self, disk: Disk, folder: Path, size: int) -> None:
+        self.disk: Disk = disk
+        self.folder: Path = folder
+        self.size: int = size
+        self.segments: list[Segment] = []
+        self.first: int = 0
+
+    def find(self, offset: int) -> Segment | None:
+        """The segment that holds this offset, or None."""
+        if offset < self.first:
+            return None
+        place = (offset - self.first) // self.size
+        return self.segments[place] if place < len(self.segments) else None
+
+    def create(self, start: int) -> Segment:
+        """Make and allocate the file that begins at `start`; may wait for the disk.
+
+        It is not in the row yet: `push` puts it there.
+        """
+        path = self.folder / segment_name(start)
+        fd = self.disk.create(path, self.size)
+        try:
+            self.disk.allocate(fd, 0, self.size, path)
+            self.disk.sync(fd)
+            self.disk.sync_directory(self.folder)
+        except BaseException:
+            self.disk.close_file(fd)
+            self.disk.unlink(path)  # a sparse file of full length would be a trap later
+            raise
+        return Segment(self.disk, path, start, self.size, fd)
+
+    def push(self, segment: Segment) -> None:
+        """Put a segment at the end of the row."""
+        if not self.segments:
+            self.first = segment.start
+        assert segment.start == self.first + len(self.segments) * self.size
+        self.segments.append(segment)
+
+    def drop_first(self) -> Segment:
+        """Take the oldest segment out of the row; its file remains until `unlink`."""
+        segment = self.segments.pop(0)
+        self.first = self.segments[0].start if self.segments else segment.start + segment.size
+        return segment
+
+    def drop_last(self) -> Segment:
+        return self.segments.pop()
+
+    def unlink(self, segment: Segment) -> None:
+        """Delete a segment's file; may wait for the disk."""
+        self.disk.unlink(segment.path)
+        self.disk.sync_directory(self.folder)

@@ -1,0 +1,290 @@
+"""JSON as fastjson 1.2 reads and writes it.
+
+Reading. Strict JSON goes straight into its type by msgspec; whatever msgspec refuses is read again
+by a tolerant reader, which costs some 25 times more and therefore has a size limit of its own:
+
+    {0:"a", -1:"b"}              numbers as keys
+    {{"queueId":0}:7}            objects as keys, also as a string that holds the object
+    {'a':1, b:2}                 single quotes, bare identifiers
+    {,"a":1,,}  [1,,2]           stray commas
+    {"a":null}                   a null member counts as absent, so that its default holds
+    01 +1 1. 1L 1D NaN           numbers of Java; NaN and undefined are null
+
+References (`{"$ref":…}`, written when one Java object occurs twice) are refused by name.
+Whatever is wrong with the bytes, the one exception is `BodyError`.
+
+Writing. Members sorted by name, None omitted, bytes as base64, sets sorted. Three forms:
+
+    encode         compact, numbers and objects as bare keys: what bodies look like
+    encode_pretty  the same with tabs and lines: what files look like
+    encode_strict  all keys quoted, non-ASCII escaped: routes for clients from 4.9.4 on
+"""
+
+import math
+import re
+from base64 import b64encode
+from collections.abc import Callable
+from enum import Enum
+from functools import cache
+from typing import Any, Final, TypeVar
+
+import msgspec
+
+from penstock.errors import BodyError
+from penstock.wire.fastjson_reader import DEPTH_MAX, LOOSE_BYTES_MAX, ObjectKey, read
+
+__all__ = [
+    "BYTES_MAX",
+    "DEPTH_MAX",
+    "LOOSE_BYTES_MAX",
+    "ObjectKey",
+    "Written",
+    "build",
+    "decode",
+    "encode",
+    "encode_pretty",
+    "encode_strict",
+    "read",
+]
+
+BYTES_MAX: Final = 16 * 1024 * 1024  # a frame's limit
+
+T = TypeVar("T")
+
+
+class Written(str):
+    """Text that is JSON already, for tables that can write themselves faster."""
+
+    __slots__ = ()
+
+
+def decode(
+    data: bytes | bytearray | memoryview,
+    kind: type[T],
+    *,
+    bytes_max: int = BYTES_MAX,
+    loose_bytes_max: int = LOOSE_BYTES_MAX,
+    depth_max: int = DEPTH_MAX,
+) -> T:
+    """The value of type `kind` that the text holds; unknown members are ignored."""
+    data = bytes(data)
+    if len(data) > bytes_max:
+        raise BodyError.over("JSON body", figure=len(data), limit=bytes_max)
+    if b'"$ref"' not in data and _is_shallow(data, depth_max):
+        try:
+            return _decoder(kind).decode(data)  # type: ignore[no-any-return]
+        except (msgspec.MsgspecError, UnicodeError, RecursionError):
+            pass  # not strict JSON, or not of this type: the tolerant reader tells
+    loose_max = min(bytes_max, loose_bytes_max)
+    value = read(data, bytes_max=loose_max, depth_max=depth_max)
+    try:
+        return build(value, kind)
+    except BodyError:
+        if b"'{" not in data and b'"{' not in data:
+            raise
+    value = read(data, bytes_max=loose_max, depth_max=depth_max, quoted_objects=True)
+    return build(value, kind)
+
+
+def build(value: Any, kind: type[T]) -> T:
+    """Plain values, as `read` gives them, turned into `kind`."""
+    try:
+        return msgspec.convert(value, kind, strict=False)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
+        raise BodyError(f"JSON body: {error}") from None
+
+
+def encode(value: Any) -> bytes:
+    """Compact text, with numbers and objects as bare keys."""
+    return _encode(value, _COMPACT)
+
+
+def encode_pretty(value: Any) -> bytes:
+    """Text on many lines, indented by tabs: the form of files."""
+    return _encode(value, _PRETTY)
+
+
+def encode_strict(value: Any) -> bytes:
+    """Compact text that any JSON reader takes: quoted keys, nothing but ASCII."""
+    return _encode(value, _STRICT)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+_DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
+
+
+def _decoder(kind: Any) -> msgspec.json.Decoder[Any]:
+    decoder = _DECODERS.get(kind)
+    if decoder is None:
+        decoder = _DECODERS[kind] = msgspec.json.Decoder(kind, strict=False)
+    return decoder
+
+
+_NOT_BRACKETS: Final = bytes(set(range(256)) - set(b'[]{}"'))
+_AS_BRACKETS: Final = bytes.maketrans(b"{}", b"[]")
+_ESCAPE_PAIR: Final = re.compile(rb"\\.", re.DOTALL)
+_QUOTED: Final = re.compile(rb'"[^"]*"')
+
+
+def _is_shallow(data: bytes, depth_max: int) -> bool:
+    """Whether strict JSON nests at most `depth_max` levels; False also for much that is no JSON.
+
+    Works on whole buffers: strings are taken out, then one level of brackets per round. Which
+    bracket closes which is left to the parser.
+    """
+    if data.count(b"[") + data.count(b"{") <= depth_max:
+        return True
+    if b"\\" in data:
+        data = _ESCAPE_PAIR.sub(b"", data)
+    data = data.translate(_AS_BRACKETS, _NOT_BRACKETS).replace(b'""', b"")
+    data = _QUOTED.sub(b"", data)
+    for _ in range(depth_max):
+        if not data:
+            return True
+        data = data.replace(b"[]", b"")
+    return not data
+
+
+# --- writing -------------------------------------------------------------------------------------
+
+
+_LOOSE_SPECIAL: Final = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
+_STRICT_SPECIAL: Final = re.compile('["\\\\/\x00-\x1f]|[^\x00-\x7e]')
+_SHORT: Final = {
+    '"': '\\"', "\\": "\\\\", "/": "\\/",
+    "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t",
+}  # fmt: skip
+
+
+def _quote_loose(text: str) -> str:
+    return f'"{_LOOSE_SPECIAL.sub(_escaped, text)}"'
+
+
+def _quote_strict(text: str) -> str:
+    return f'"{_STRICT_SPECIAL.sub(_escaped, text)}"'
+
+
+def _escaped(match: re.Match[str]) -> str:
+    char = match[0]
+    short = _SHORT.get(char)
+    if short is not None:
+        return short
+    units = char.encode("utf-16-be")  # a lone surrogate is a UnicodeError here
+    return "".join(f"\\u{units[i]:02X}{units[i + 1]:02X}" for i in range(0, len(units), 2))
+
+
+class _Style:
+    """How to quote, whether keys may stay bare, whether there are lines."""
+
+    __slots__ = ("bare_keys", "lines", "quote")
+
+    def __init__(self, quote: Callable[[str], str], *, bare_keys: bool, lines: bool) -> None:
+        self.quote = quote
+        self.bare_keys = bare_keys
+        self.lines = lines
+
+
+_COMPACT: Final = _Style(_quote_loose, bare_keys=True, lines=False)
+_PRETTY: Final = _Style(_quote_loose, bare_keys=True, lines=True)
+_STRICT: Final = _Style(_quote_strict, bare_keys=False, lines=False)
+
+
+def _encode(value: Any, style: _Style) -> bytes:
+    out: list[str] = []
+    try:
+        _write(value, out, style, 0)
+        return "".join(out).encode()
+    except UnicodeError:
+        raise BodyError("JSON body: a string holds half a character (a lone surrogate)") from None
+    except RecursionError:
+        raise BodyError("JSON body is nested too deeply to be written") from None
+
+
+def _write(value: Any, out: list[str], style: _Style, level: int) -> None:
+    if isinstance(value, str):
+        out.append(value if type(value) is Written else style.quote(value))
+    elif value is None or value is True or value is False:
+        out.append("null" if value is None else "true" if value else "false")
+    elif isinstance(value, Enum):
+        out.append(style.quote(value.name))
+    elif isinstance(value, int):
+        out.append(str(value))
+    elif isinstance(value, float):
+        out.append(repr(value) if math.isfinite(value) else "null")
+    elif isinstance(value, msgspec.Struct):
+        _write_struct(value, out, style, level)
+    elif isinstance(value, dict):
+        _write_map(value, out, style, level)
+    elif isinstance(value, list):
+        _write_items(value, out, style, level, lines=style.lines)
+    elif isinstance(value, set | frozenset):
+        _write_items(sorted(value), out, style, level, lines=False)
+    elif isinstance(value, tuple):
+        _write_items(value, out, style, level, lines=False)
+    elif isinstance(value, bytes | bytearray):
+        out.append(f'"{b64encode(value).decode()}"')
+    else:
+        raise BodyError(f"JSON body: no way to write a {type(value).__name__}")
+
+
+@cache
+def _members(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+    """Attribute and quoted name of every field, sorted by name."""
+    pairs = zip(kind.__struct_encode_fields__, kind.__struct_fields__, strict=True)
+    return tuple((attribute, f'"{name}":') for name, attribute in sorted(pairs))
+
+
+def _write_struct(value: msgspec.Struct, out: list[str], style: _Style, level: int) -> None:
+    line = "\n" + "\t" * (level + 1) if style.lines else ""
+    mark = "{"
+    for attribute, name in _members(type(value)):
+        member = getattr(value, attribute)
+        if member is not None:
+            out.append(f"{mark}{line}{name}")
+            _write(member, out, style, level + 1)
+            mark = ","
+    _close(out, style, level, mark)
+
+
+def _write_map(value: dict[Any, Any], out: list[str], style: _Style, level: int) -> None:
+    line = "\n" + "\t" * (level + 1) if style.lines else ""
+    mark = "{"
+    for key, member in value.items():
+        if member is None:
+            continue
+        if isinstance(key, str):
+            out.append(f"{mark}{line}{style.quote(key)}:")
+        else:  # fastjson begins no line before such keys
+            text = _bare_key(key)
+            out.append(f"{mark}{text if style.bare_keys else style.quote(text)}:")
+        _write(member, out, style, level + 1)
+        mark = ","
+    _close(out, style, level, mark)
+
+
+def _bare_key(key: Any) -> str:
+    out: list[str] = []
+    _write(key, out, _COMPACT, 0)
+    return "".join(out)
+
+
+def _close(out: list[str], style: _Style, level: int, mark: str) -> None:
+    if mark == "{":
+        out.append("{}")
+    else:
+        out.append("\n" + "\t" * level + "}" if style.lines else "}")
+
+
+def _write_items(items: Any, out: list[str], style: _Style, level: int, *, lines: bool) -> None:
+    line = "\n" + "\t" * (level + 1) if lines else ""
+    mark = "["
+    for item in items:
+        out.append(mark + line)
+        _write(item, out, style, level + 1)
+        mark = ","
+    if mark == "[":
+        out.append("[]")
+    else:
+        out.append("\n" + "\t" * level + "]" if lines else "]")

@@ -1,0 +1,466 @@
+"""The message record: the bytes of a message in the log, on the wire, in replication.
+
+    total size i32 | magic i32 | body CRC i32 | queue id i32 | flag i32 | queue offset i64 @20
+    | physical offset i64 @28 | system flag i32 @36 | born time i64 @40 | born host 8 or 20 @48
+    | store time i64 | store host 8 or 20 | reconsume times i32 | prepared offset i64
+    | body length i32, body | topic length i8 (V1) or i16 (V2), topic | properties length i16, text
+
+`Record` is a message on its way into the log, `StoredRecord` one that lies there. Both are reused
+and hold positions, so neither makes an object per message.
+"""
+
+from penstock.wire import octets
+
+MAGIC_V1 = -626843481  # 0xDAA320A7
+MAGIC_V2 = -626843477  # 0xDAA320AB: the topic's length has two bytes
+MAGIC_BLANK = -875286124  # 0xCBD43194: the rest of a segment holds nothing
+_MAGIC_V1 = MAGIC_V1
+_MAGIC_V2 = MAGIC_V2
+_MAGIC_BLANK = MAGIC_BLANK
+
+BLANK_BYTES = 8
+"""A segment ends with at least this much: size and magic of the blank record."""
+
+FIXED_BYTES = 91
+"""A V1 record with two IPv4 hosts, without body, topic and properties."""
+_FIXED_BYTES = FIXED_BYTES
+
+BORN_HOST_V6 = 0x10
+STORE_HOST_V6 = 0x20
+_BORN_HOST_V6 = BORN_HOST_V6
+_STORE_HOST_V6 = STORE_HOST_V6
+
+BODY_BYTES_MAX = 4 * 1024 * 1024
+PROPERTIES_BYTES_MAX = 32767
+TOPIC_BYTES_MAX = 255
+
+# What is wrong with a message that is to be stored (0: nothing).
+OK = 0
+BODY_TOO_LONG = 1
+PROPERTIES_TOO_LONG = 2
+TOPIC_TOO_LONG = 3
+TOPIC_EMPTY = 4
+BATCH_BROKEN = 5
+_PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX
+_TOPIC_BYTES_MAX = TOPIC_BYTES_MAX
+
+# What lies at a place of the log.
+NOTHING = 0
+RECORD = 1
+BLANK = 2
+
+PROBLEMS = (
+    "nothing is wrong",
+    "the bytes end before a record's head",
+    "no record was written here",
+    "the magic number is unknown",
+    "the size goes beyond the segment",
+    "the lengths inside do not add up to the size",
+    "the body does not match its CRC",
+    "the record belongs to another place of the log",
+    "a sector of it was never written",
+)
+_SHORT, _UNWRITTEN, _MAGIC, _BEYOND, _LENGTHS, _CRC, _ELSEWHERE, _TORN = range(1, 9)
+_SECTOR_BYTES = 512
+
+_SEPARATOR = 2
+_ASSIGN = 1
+
+
+def java_hash(text: str) -> int:
+    """Java's String.hashCode: a signed 32-bit number over UTF-16 units."""
+    units = text.encode("utf-16-be", "surrogatepass")
+    value = 0
+    for i in range(0, len(units), 2):
+        value = (31 * value + (units[i] << 8 | units[i + 1])) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def hash_on(seed: int, text: str) -> int:
+    """Java's hash of a longer text whose beginning hashes to `seed`."""
+    units = len(text.encode("utf-16-be", "surrogatepass")) // 2
+    value = (seed * pow(31, units, 1 << 32) + java_hash(text)) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+class PropertyMarks:
+    """Where the broker's own properties stand in a properties text: one pass, no objects.
+
+    By Java's rule a piece ends at 0x02 or the end, a name at the first 0x01, a piece with an empty
+    name or value does not count, and a later piece of the same name wins.
+    """
+
+    def __init__(self) -> None:
+        self.buffer: memoryview = memoryview(bytearray(1))
+        self.tags_at: int = 0
+        self.tags_length: int = 0
+        self.keys_at: int = 0
+        self.keys_length: int = 0
+        self.unique_at: int = 0
+        self.unique_length: int = 0
+        self.wait: bool = True
+
+    def bind(self, buffer: memoryview) -> None:
+        self.buffer = buffer
+
+    def release(self) -> None:
+        self.buffer = memoryview(bytearray(1))
+
+    def scan(self, at: int, end: int) -> None:
+        buffer = self.buffer
+        self.tags_length = 0
+        self.keys_length = 0
+        self.unique_length = 0
+        self.wait = True
+        while at < end:
+            stop = octets.find(buffer, at, end, _SEPARATOR)
+            if stop < 0:
+                stop = end
+            if stop - at >= 3:
+                assign = octets.find(buffer, at, stop, _ASSIGN)
+                if at < assign < stop - 1:
+                    self._note(at, assign - at, assign + 1, stop - assign - 1)
+            at = stop + 1
+
+    def _note(self, name_at: int, name_length: int, at: int, length: int) -> None:
+        buffer = self.buffer
+        if name_length == 4:
+            if octets.matches(buffer, name_at, b"TAGS"):
+                self.tags_at = at
+                self.tags_length = length
+            elif octets.matches(buffer, name_at, b"KEYS"):
+                self.keys_at = at
+                self.keys_length = length
+            elif octets.matches(buffer, name_at, b"WAIT"):
+                self.wait = not (length == 5 and octets.matches(buffer, at, b"false"))
+        elif name_length == 8 and octets.matches(buffer, name_at, b"UNIQ_KEY"):
+            self.unique_at = at
+            self.unique_length = length
+
+    def tags_code(self) -> int:
+        """The hash that queue entries carry: 0 without a tag."""
+        if self.tags_length == 0:
+            return 0
+        return self.hash(self.tags_at, self.tags_length, 0)
+
+    def hash(self, at: int, length: int, seed: int) -> int:
+        """Java's hash of the text at this place, continued from `seed`."""
+        if octets.is_ascii(self.buffer, at, length):
+            return octets.ascii_hash(self.buffer, at, length, seed)
+        return hash_on(seed, bytes(self.buffer[at : at + length]).decode("utf-8", "replace"))
+
+
+class Record:
+    """A message on its way into the log: spans of a source buffer, and numbers."""
+
+    def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
+        self.body_bytes_max: int = body_bytes_max
+        self.source: memoryview = memoryview(bytearray(1))
+        self.marks: PropertyMarks = PropertyMarks()
+        self.topic_at: int = 0
+        self.topic_length: int = 0
+        self.properties_at: int = 0
+        self.properties_length: int = 0
+        self.body_at: int = 0
+        self.body_length: int = 0
+        self.queue_id: int = 0
+        self.flag: int = 0
+        self.sys_flag: int = 0
+        self.born_ms: int = 0
+        self.born_host: bytes = bytes(8)
+        self.store_host: bytes = bytes(8)
+        self.reconsume_times: int = 0
+        self.prepared_offset: int = 0
+        self.extra: bytes = b""
+        self.size: int = 0
+        self.tags_code: int = 0
+
+    def bind(self, source: memoryview) -> None:
+        """Take the buffer that topic, properties and body lie in."""
+        self.source = source
+        self.marks.bind(source)
+
+    def release(self) -> None:
+        self.source = memoryview(bytearray(1))
+        self.marks.release()
+
+    def fill(self, topic: bytes, body: bytes, properties: bytes = b"") -> None:
+        """Take plain values instead of spans of a frame: for everything but the hot path."""
+        room = bytearray(len(topic) + len(body) + len(properties) + 1)
+        room[: len(topic)] = topic
+        room[len(topic) : len(topic) + len(properties)] = properties
+        room[len(topic) + len(properties) : len(room) - 1] = body
+        self.bind(memoryview(room))
+        self.topic_at = 0
+        self.topic_length = len(topic)
+        self.properties_at = len(topic)
+        self.properties_length = len(properties)
+        self.body_at = len(topic) + len(properties)
+        self.body_length = len(body)
+
+    def prepare(self) -> int:
+        """Check the limits, find tags and keys, compute the size. Returns OK or what is wrong."""
+        properties = self._properties_bytes()
+        if self.body_length > self.body_bytes_max:
+            return BODY_TOO_LONG
+        if properties > _PROPERTIES_BYTES_MAX:
+            return PROPERTIES_TOO_LONG
+        if self.topic_length > _TOPIC_BYTES_MAX:
+            return TOPIC_TOO_LONG
+        if self.topic_length == 0:
+            return TOPIC_EMPTY
+        self.marks.scan(self.properties_at, self.properties_at + self.properties_length)
+        self.tags_code = self.marks.tags_code()
+        self.size = (
+            _FIXED_BYTES - 16 + len(self.born_host) + len(self.store_host)
+            + (1 if self.topic_length > 127 else 0)
+            + self.body_length + self.topic_length + properties
+        )  # fmt: skip
+        return 0
+
+    def _properties_bytes(self) -> int:
+        length = self.properties_length
+        extra = len(self.extra)
+        if extra > 0 and length > 0 and self.source[self.properties_at + length - 1] != _SEPARATOR:
+            extra += 1
+        return length + extra
+
+    def put(
+        self, target: memoryview, at: int, queue_offset: int, physical_offset: int, store_ms: int
+    ) -> None:
+        """Write the prepared record; the target has room for `size` bytes at `at`."""
+        source = self.source
+        long_topic = self.topic_length > 127
+        sys_flag = self.sys_flag & ~(_BORN_HOST_V6 | _STORE_HOST_V6)
+        if len(self.born_host) == 20:
+            sys_flag |= _BORN_HOST_V6
+        if len(self.store_host) == 20:
+            sys_flag |= _STORE_HOST_V6
+        octets.put_i32(target, at, self.size)
+        octets.put_i32(target, at + 4, _MAGIC_V2 if long_topic else _MAGIC_V1)
+        octets.put_i32(target, at + 8, octets.crc31(source, self.body_at, self.body_length))
+        octets.put_i32(target, at + 12, self.queue_id)
+        octets.put_i32(target, at + 16, self.flag)
+        octets.put_i64(target, at + 20, queue_offset)
+        octets.put_i64(target, at + 28, physical_offset)
+        octets.put_i32(target, at + 36, sys_flag)
+        octets.put_i64(target, at + 40, self.born_ms)
+        at += 48
+        at += octets.put_bytes(target, at, self.born_host)
+        octets.put_i64(target, at, store_ms)
+        at += 8
+        at += octets.put_bytes(target, at, self.store_host)
+        octets.put_i32(target, at, self.reconsume_times)
+        octets.put_i64(target, at + 4, self.prepared_offset)
+        octets.put_i32(target, at + 12, self.body_length)
+        at += 16
+        octets.copy(target, at, source, self.body_at, self.body_length)
+        at += self.body_length
+        if long_topic:
+            octets.put_i16(target, at, self.topic_length)
+            at += 2
+        else:
+            target[at] = self.topic_length
+            at += 1
+        octets.copy(target, at, source, self.topic_at, self.topic_length)
+        at += self.topic_length
+        self._put_properties(target, at)
+
+    def _put_properties(self, target: memoryview, at: int) -> None:
+        source = self.source
+        length = self.properties_length
+        octets.put_i16(target, at, self._properties_bytes())
+        at += 2
+        octets.copy(target, at, source, self.properties_at, length)
+        if len(self.extra) > 0:
+            if length > 0 and source[self.properties_at + length - 1] != _SEPARATOR:
+                target[at + length] = _SEPARATOR
+                at += 1
+            octets.put_bytes(target, at + length, self.extra)
+
+
+class BatchWalk:
+    """The messages inside a batch body:
+
+    | total i32 | magic i32 | CRC i32 | flag i32 | body length i32, body | properties i16, text |
+    """
+
+    def __init__(self) -> None:
+        self.at: int = 0
+        self.end: int = 0
+
+    def start(self, at: int, length: int) -> None:
+        self.at = at
+        self.end = at + length
+
+    def next(self, record: Record) -> int:
+        """Point `record` at the next message of its source: 1, 0 at the end, -1 if broken."""
+        at = self.at
+        left = self.end - at
+        if left == 0:
+            return 0
+        source = record.source
+        if left < 22:
+            return -1
+        total = octets.get_i32(source, at)
+        if total < 22 or total > left:
+            return -1
+        body_length = octets.get_i32(source, at + 16)
+        if body_length < 0 or body_length > total - 22:
+            return -1
+        properties_length = octets.get_i16(source, at + 20 + body_length)
+        if properties_length < 0 or total != 22 + body_length + properties_length:
+            return -1
+        record.flag = octets.get_i32(source, at + 12)
+        record.body_at = at + 20
+        record.body_length = body_length
+        record.properties_at = at + 22 + body_length
+        record.properties_length = properties_length
+        self.at = at + total
+        return 1
+
+
+class StoredRecord:
+    """One record in place; every length is checked before anything else is believed."""
+
+    def __init__(self) -> None:
+        self.buffer: memoryview = memoryview(bytearray(1))
+        self.marks: PropertyMarks = PropertyMarks()
+        self.problem: int = 0
+        self.at: int = 0
+        self.size: int = 0
+        self.magic: int = 0
+        self.body_crc: int = 0
+        self.queue_id: int = 0
+        self.flag: int = 0
+        self.queue_offset: int = 0
+        self.physical_offset: int = 0
+        self.sys_flag: int = 0
+        self.born_ms: int = 0
+        self.born_host_length: int = 8
+        self.store_ms: int = 0
+        self.store_host_at: int = 0
+        self.store_host_length: int = 8
+        self.reconsume_times: int = 0
+        self.prepared_offset: int = 0
+        self.body_at: int = 0
+        self.body_length: int = 0
+        self.topic_at: int = 0
+        self.topic_length: int = 0
+        self.properties_at: int = 0
+        self.properties_length: int = 0
+
+    def bind(self, buffer: memoryview) -> None:
+        self.buffer = buffer
+        self.marks.bind(buffer)
+
+    def release(self) -> None:
+        self.buffer = memoryview(bytearray(1))
+        self.marks.release()
+
+    def read(self, at: int, end: int) -> int:
+        """What lies at `at` of the bound buffer, which may be believed up to `end`.
+
+        RECORD with all fields set, BLANK with `size` set, or NOTHING with the `problem`'s number.
+        """
+        self.at = at
+        if end - at < BLANK_BYTES:
+            return self._nothing(_SHORT)
+        buffer = self.buffer
+        size = octets.get_i32(buffer, at)
+        magic = octets.get_i32(buffer, at + 4)
+        self.size = size
+        self.magic = magic
+        if magic == _MAGIC_BLANK:
+            if size < BLANK_BYTES or size > end - at:
+                return self._nothing(_BEYOND)
+            return BLANK
+        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+            return self._nothing(_UNWRITTEN if magic == 0 and size == 0 else _MAGIC)
+        if size < _FIXED_BYTES or size > end - at:
+            return self._nothing(_BEYOND)
+        return self._read_lengths(at, at + size)
+
+    def _read_lengths(self, at: int, end: int) -> int:
+        buffer = self.buffer
+        sys_flag = octets.get_i32(buffer, at + 36)
+        self.sys_flag = sys_flag
+        self.born_host_length = 20 if sys_flag & _BORN_HOST_V6 else 8
+        self.store_host_length = 20 if sys_flag & _STORE_HOST_V6 else 8
+        place = at + 48 + self.born_host_length + 8 + self.store_host_length + 12
+        if end - place < 4:
+            return self._nothing(_LENGTHS)
+        self.body_length = octets.get_i32(buffer, place)
+        self.body_at = place + 4
+        topic_prefix = 2 if self.magic == _MAGIC_V2 else 1
+        if self.body_length < 0 or self.body_length > end - self.body_at - topic_prefix - 2:
+            return self._nothing(_LENGTHS)
+        place = self.body_at + self.body_length
+        if topic_prefix == 2:
+            self.topic_length = octets.get_i16(buffer, place)
+        else:
+            self.topic_length = buffer[place]
+        self.topic_at = place + topic_prefix
+        if self.topic_length < 0 or self.topic_length > end - self.topic_at - 2:
+            return self._nothing(_LENGTHS)
+        place = self.topic_at + self.topic_length
+        self.properties_length = octets.get_i16(buffer, place)
+        self.properties_at = place + 2
+        if self.properties_length < 0 or self.properties_at + self.properties_length != end:
+            return self._nothing(_LENGTHS)
+        self._read_numbers(at)
+        return RECORD
+
+    def _read_numbers(self, at: int) -> None:
+        buffer = self.buffer
+        self.problem = 0
+        self.body_crc = octets.get_i32(buffer, at + 8)
+        self.queue_id = octets.get_i32(buffer, at + 12)
+        self.flag = octets.get_i32(buffer, at + 16)
+        self.queue_offset = octets.get_i64(buffer, at + 20)
+        self.physical_offset = octets.get_i64(buffer, at + 28)
+        self.born_ms = octets.get_i64(buffer, at + 40)
+        at += 48 + self.born_host_length
+        self.store_ms = octets.get_i64(buffer, at)
+        self.store_host_at = at + 8
+        at += 8 + self.store_host_length
+        self.reconsume_times = octets.get_i32(buffer, at)
+        self.prepared_offset = octets.get_i64(buffer, at + 4)
+
+    def check(self, physical_offset: int) -> int:
+        """After `read` gave RECORD: is it whole, and at home at this offset? RECORD or NOTHING."""
+        if self.physical_offset != physical_offset:
+            return self._nothing(_ELSEWHERE)
+        if octets.crc31(self.buffer, self.body_at, self.body_length) != self.body_crc:
+            return self._nothing(_CRC)
+        if self._sector_missing(physical_offset):
+            return self._nothing(_TORN)
+        return RECORD
+
+    def _sector_missing(self, physical_offset: int) -> bool:
+        """Whether a whole sector's share of topic and properties is zero.
+
+        The body has a CRC, the text behind it has none. Segments are zero until written, so what
+        a power cut took away of that text is zero from sector to sector.
+        """
+        end = self.properties_at + self.properties_length
+        place = self.topic_at
+        to_next = _SECTOR_BYTES - (physical_offset + (place - self.at)) % _SECTOR_BYTES
+        while place < end:
+            stop = min(place + to_next, end)
+            share = place
+            while share < stop and self.buffer[share] == 0:
+                share += 1
+            if share == stop:
+                return True
+            place = stop
+            to_next = _SECTOR_BYTES
+        return False
+
+    def scan(self) -> None:
+        """Find tags and keys among the properties."""
+        self.marks.scan(self.properties_at, self.properties_at + self.properties_length)
+
+    def _nothing(self, problem: int) -> int:
+        self.problem = problem
+        return NOTHING

@@ -1,0 +1,271 @@
+"""Apache RocketMQ's own name server and broker as child processes.
+
+    with NameServer(tmp / "ns") as names, Broker(tmp / "b", store, names.address) as broker:
+        ...
+        broker.stop()  # or broker.kill()
+
+Both take a scratch directory for their configuration, log and "home"; nothing is written outside
+it and, for the broker, outside `store_dir`. Leaving the context stops the process cleanly.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from . import maven
+
+_JVM = (
+    "-Xms256m",
+    "-Xmx1g",
+    "-XX:MaxDirectMemorySize=512m",
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+)
+
+# Small files, so that a few thousand messages roll every kind of file several times.
+SMALL_STORE: Mapping[str, Any] = {
+    "mappedFileSizeCommitLog": 1024 * 1024,
+    "mappedFileSizeConsumeQueue": 6000,  # 300 entries of 20 bytes
+    "maxHashSlotNum": 500,
+    "maxIndexNum": 2000,
+}
+
+
+_GET_ROUTE = 105
+_UPDATE_BROKER_CONFIG = 25
+
+
+class Server:
+    """A JVM that has announced that it is ready; a context manager."""
+
+    _main_class: str
+    _announcement: str
+
+    def __init__(self, directory: Path, port: int, conf: Mapping[str, Any], timeout: float) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self.port = port
+        self.address = f"127.0.0.1:{port}"
+        self.log = directory / "log.txt"
+        self._conf_file = directory / "server.conf"
+        self._conf = dict(conf)
+        self._directory = directory
+        self._timeout = timeout
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        try:
+            self.stop()
+        except Exception:
+            self.kill()
+            if error is None:
+                raise
+
+    @property
+    def pid(self) -> int:
+        """The process id; only while running."""
+        if self._process is None:
+            raise RuntimeError(f"{self._main_class} is not running")
+        return self._process.pid
+
+    def start(self) -> None:
+        """Start the process and return when it accepts requests. May be used again after stop."""
+        # Again on every start: the broker may rewrite it.
+        lines = [f"{key}={_java(value)}\n" for key, value in self._conf.items()]
+        self._conf_file.write_text("".join(lines))
+        command = maven.java_command(
+            self._main_class,
+            "-c",
+            str(self._conf_file),
+            jvm=(
+                *_JVM,
+                f"-Duser.home={self._directory}",
+                f"-Drocketmq.home.dir={self._directory}",
+                f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
+            ),
+        )
+        environment = maven.java_environment(maven.LATEST)
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
+            )
+        try:
+            self._await_ready()
+        except BaseException:
+            self.kill()
+            raise
+
+    def stop(self) -> None:
+        """Ask the process to shut down and wait until it has."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(self._timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise TimeoutError(f"{self._main_class} did not stop:\n{self._log_tail()}") from None
+
+    def kill(self) -> None:
+        """End the process at once, as a crash would."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+
+    def _await_ready(self) -> None:
+        deadline = time.monotonic() + self._timeout
+        while not self._is_ready():
+            assert self._process is not None
+            code = self._process.poll()
+            if code is not None:
+                raise RuntimeError(f"{self._main_class} ended with {code}:\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"{self._main_class} did not start:\n{self._log_tail()}")
+            time.sleep(0.05)
+
+    def _is_ready(self) -> bool:
+        return self._announcement in self.log.read_text(errors="replace")
+
+    def _log_tail(self) -> str:
+        return self.log.read_text(errors="replace")[-4000:]
+
+
+class NameServer(Server):
+    """Apache's name server."""
+
+    _main_class = "org.apache.rocketmq.namesrv.NamesrvStartup"
+    _announcement = "The Name Server boot success"
+
+    def __init__(self, directory: Path, *, timeout: float = 60.0, **conf: Any) -> None:
+        port = free_port()
+        paths = {
+            "kvConfigPath": directory / "kvConfig.json",
+            "configStorePath": directory / "namesrv.properties",
+        }
+        super().__init__(directory, port, {"listenPort": port, **paths, **conf}, timeout)
+
+    def stop(self) -> None:
+        """At once: a clean shutdown takes seconds and has nothing to save."""
+        self.kill()
+
+
+class Broker(Server):
+    """Apache's broker over the store in `store_dir` (created where missing).
+
+    `conf` are lines of the broker's configuration file; they override what is set here: a master
+    without timer wheel and with the file sizes of SMALL_STORE. The broker also binds port - 2
+    and port + 1. It counts as started once it is known at `namesrv`. After `stop` the store is
+    clean: `abort` is gone.
+    """
+
+    _main_class = "org.apache.rocketmq.broker.BrokerStartup"
+    _announcement = " boot success"
+
+    def __init__(
+        self,
+        directory: Path,
+        store_dir: Path,
+        namesrv: str,
+        *,
+        timeout: float = 60.0,
+        **conf: Any,
+    ) -> None:
+        port = free_port(below=2, above=1)
+        self.store_dir = store_dir
+        self.name = str(conf.get("brokerName", "apache"))
+        self._namesrv = namesrv
+        defaults: dict[str, Any] = {
+            "brokerClusterName": "DefaultCluster",
+            "brokerName": self.name,
+            "brokerId": 0,
+            "brokerRole": "ASYNC_MASTER",
+            "brokerIP1": "127.0.0.1",
+            "brokerIP2": "127.0.0.1",
+            "listenPort": port,
+            "namesrvAddr": namesrv,
+            "storePathRootDir": store_dir,
+            "storePathCommitLog": store_dir / "commitlog",
+            "flushDiskType": "ASYNC_FLUSH",
+            "autoCreateTopicEnable": True,
+            "autoCreateSubscriptionGroup": True,
+            "timerWheelEnable": False,
+            # On a disk that is rather full it would delete our files.
+            "cleanFileForciblyEnable": False,
+            **SMALL_STORE,
+        }
+        super().__init__(directory, port, {**defaults, **conf}, timeout)
+
+    def _is_ready(self) -> bool:
+        if not super()._is_ready():
+            return False
+        # A broker has a topic of its own name.
+        if _request(self._namesrv, _GET_ROUTE, {"topic": self.name}) == 0:
+            return True
+        # Its first registration mostly comes before its connection to the name server, and the
+        # next one ten seconds later. Setting this (to the default) makes it register at once.
+        _request(self.address, _UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6\n")
+        return False
+
+    def stop(self) -> None:
+        """As for any server; raises if the broker left `abort` behind."""
+        running = self._process is not None
+        super().stop()
+        if running and (self.store_dir / "abort").exists():
+            raise RuntimeError(f"the broker did not shut down cleanly:\n{self._log_tail()}")
+
+
+def free_port(below: int = 0, above: int = 0) -> int:
+    """A port that, with so many ports below and above it, nobody is listening on just now."""
+    for _ in range(200):
+        # Under the range from which the kernel hands out client ports.
+        port = random.randrange(12_000, 30_000)
+        if all(_is_free(p) for p in range(port - below, port + above + 1)):
+            return port
+    raise RuntimeError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("0.0.0.0", port))
+        except OSError:
+            return False
+    return True
+
+
+def _request(address: str, code: int, ext: dict[str, str], body: bytes = b"") -> int:
+    """Send one request and return the response code."""
+    header = json.dumps({"code": code, "opaque": 1, "extFields": ext, "version": 493}).encode()
+    host, port = address.split(":")
+    with socket.create_connection((host, int(port)), timeout=5) as connection:
+        sizes = (4 + len(header) + len(body), len(header))
+        connection.sendall(b"".join(n.to_bytes(4, "big") for n in sizes) + header + body)
+        with connection.makefile("rb") as stream:
+            answer = stream.read(int.from_bytes(stream.read(4), "big"))
+    size = int.from_bytes(answer[:4], "big") & 0xFFFFFF
+    return int(json.loads(answer[4 : 4 + size])["code"])
+
+
+def _java(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -1,0 +1,25 @@
+"""What all tests share: the kernel runs in the mode it was asked for, and Hypothesis by depth."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+import penstock
+from tests.depth import rounds
+
+settings.register_profile(
+    "penstock",
+    max_examples=rounds(ci=60, proof=1000),
+    deadline=None,
+    derandomize=os.environ.get("PENSTOCK_DEPTH") != "proof",
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.load_profile("penstock")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def kernel_mode() -> None:
+    expected = os.environ.get("PENSTOCK_EXPECT")
+    actual = "compiled" if penstock.compiled() else "pure"
+    assert expected in (None, actual), f"kernel is {actual}, the run expects {expected}"

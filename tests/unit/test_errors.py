@@ -1,0 +1,48 @@
+"""Every error knows its wire code, whether to retry, and what to do next."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from penstock import errors
+from penstock.errors import DiskNearlyFull, MessageIllegal, PenstockError
+from penstock.wire.codes import RETRYABLE_RESPONSES, ResponseCode
+
+
+def tree(kind: type[PenstockError] = PenstockError) -> Iterator[type[PenstockError]]:
+    yield kind
+    for child in kind.__subclasses__():
+        yield from tree(child)
+
+
+@pytest.mark.parametrize("kind", list(tree()), ids=lambda kind: kind.__name__)
+def test_every_error_has_a_known_code_and_a_hint(kind: type[PenstockError]) -> None:
+    assert ResponseCode(kind.code)
+    assert kind.__doc__
+    if kind not in (PenstockError, errors.StoreError):
+        assert kind.hint
+
+
+@pytest.mark.parametrize("kind", list(tree()), ids=lambda kind: kind.__name__)
+def test_what_may_be_retried_has_a_code_that_producers_retry(kind: type[PenstockError]) -> None:
+    if kind.retry:
+        assert kind.code in RETRYABLE_RESPONSES
+
+
+def test_refusal_names_figure_limit_setting_and_next_step() -> None:
+    error = MessageIllegal.over("message body", figure=5, limit=4, setting="message_bytes_max")
+    assert (error.figure, error.limit, error.setting) == (5, 4, "message_bytes_max")
+    assert str(error) == "message body: 5 bytes, the limit is 4 (message_bytes_max)"
+    assert error.remark() == f"{error}; {MessageIllegal.hint}"
+    assert error.code == ResponseCode.MESSAGE_ILLEGAL
+
+
+def test_hint_of_one_error_leaves_the_class_alone() -> None:
+    error = DiskNearlyFull("94 % used", hint="mount a larger disk")
+    assert error.remark() == "94 % used; mount a larger disk"
+    assert DiskNearlyFull.hint != error.hint
+
+
+def test_error_without_message_tells_its_name() -> None:
+    assert DiskNearlyFull().remark().startswith("DiskNearlyFull; ")
+    assert PenstockError("no hint").remark() == "no hint"
