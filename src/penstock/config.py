@@ -30,6 +30,9 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index_enabled: Annotated[
         bool, Doc("whether keys and unique ids are indexed", "messageIndexEnable")
     ] = True
+    index_tags: Annotated[
+        bool, Doc("whether tags are indexed too, as RocketMQ 5.4 does", live=True)
+    ] = True
     body_bytes_max: Annotated[int, Doc("largest message body", "maxMessageSize", live=True)] = (
         4 * 1024 * 1024
     )

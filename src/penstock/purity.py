@@ -5,9 +5,9 @@ goes first and offers only sources.
 """
 
 import sys
+from collections.abc import Sequence
 from importlib.machinery import FileFinder, ModuleSpec, PathFinder, SourceFileLoader
 from types import ModuleType
-from typing import Sequence
 
 
 class _SourcesOnly(PathFinder):

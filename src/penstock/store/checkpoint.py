@@ -41,7 +41,7 @@ def read_checkpoint(disk: Disk, layout: Layout) -> Checkpoint:
 
 
 def write_checkpoint(disk: Disk, layout: Layout, checkpoint: Checkpoint) -> None:
-    """Written in place: its 40 bytes lie in one sector, so a power cut leaves the old or the new."""
+    """Write it in place: its 40 bytes lie in one sector, so a power cut leaves old or new."""
     page = bytearray(PAGE_BYTES)
     for i, value in enumerate(checkpoint):
         octets.put_i64(page, 8 * i, value)

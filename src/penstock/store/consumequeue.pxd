@@ -11,6 +11,7 @@ cdef class ConsumeQueue:
     cdef readonly int queue_id
     cdef readonly long long file_entries
     cdef readonly int key_seed
+    cdef readonly int tag_seed
     cdef public long long min_offset
     cdef public long long max_offset
     cdef public long long hot_from

@@ -40,6 +40,7 @@ class ConsumeQueue:
         self.queue_id: int = queue_id
         self.file_entries: int = file_entries
         self.key_seed: int = java_hash(topic.decode("utf-8", "replace") + "#")
+        self.tag_seed: int = java_hash(topic.decode("utf-8", "replace") + "#T#")
         self.min_offset: int = 0
         self.max_offset: int = 0
         self.hot_from: int = 0
@@ -241,18 +242,17 @@ class ConsumeQueue:
     def load(self) -> None:
         """Find the files; positions are set by recovery."""
         size = self.file_entries * ENTRY_BYTES
-        starts = []
-        for name in self.disk.names(self.folder):
-            if name.isdigit() and int(name) % size == 0:
-                starts.append(int(name) // ENTRY_BYTES)
+        names = self.disk.names(self.folder)
+        starts = [int(n) // ENTRY_BYTES for n in names if n.isdigit() and int(n) % size == 0]
         # A gap can only come from a deletion that was cut short: what lies before it is gone.
-        while starts and starts[len(starts) - 1] - starts[0] > (len(starts) - 1) * self.file_entries:
+        while starts and max(starts) - starts[0] > (len(starts) - 1) * self.file_entries:
             starts.pop(0)
         self.file_starts = starts
 
     def drop_files_before(self, offset: int) -> None:
         """Delete files whose entries all lie before `offset`, but never the last one."""
-        gone = [s for s in self.file_starts[: len(self.file_starts) - 1] if s + self.file_entries <= offset]
+        files = self.file_starts
+        gone = [s for s in files[: len(files) - 1] if s + self.file_entries <= offset]
         for start in gone:
             self.disk.unlink(self._path(start))
             self.file_starts.remove(start)
@@ -310,7 +310,7 @@ class ConsumeQueue:
             self._map = self.disk.map(fd, size)
         finally:
             self.disk.close_file(fd)
-        self._view = memoryview(self._map)  # type: ignore[arg-type]
+        self._view = memoryview(self._map)
         self._open_from = start
         self._open_to = start + self.file_entries
         self._allocated = 0
@@ -342,9 +342,12 @@ class QueueTable:
             if number == 0:
                 return None
             queue = self.rows[number - 1]
-            if queue.queue_id == queue_id and len(queue.topic) == length:
-                if octets.matches(buffer, at, queue.topic):
-                    return queue
+            if (
+                queue.queue_id == queue_id
+                and len(queue.topic) == length
+                and octets.matches(buffer, at, queue.topic)
+            ):
+                return queue
             place = (place + 1) & self._mask
 
     def get(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:

@@ -2,7 +2,7 @@
 
 Group commit: the writer hands records to the page cache and rings; the thread syncs once for all
 that arrived meanwhile, publishes the flushed offset and rings back. Compiled, the thread's loop
-holds no GIL, so a busy event loop does not delay it (a Python thread answers after 3–6 ms).
+holds no GIL, so a busy event loop does not delay it (a Python thread answers after 3 to 6 ms).
 
 A failed sync ends the loop: what the disk holds is unknown from then on, so writing must stop.
 """
@@ -111,7 +111,9 @@ class Flusher:
         state = self.state
         try:
             while state[native.ROLLED_HEAD] < state[native.ROLLED_TAIL]:
-                self.disk.sync(state[native.ROLLED + state[native.ROLLED_HEAD] % native.ROLLED_PLACES])
+                self.disk.sync(
+                    state[native.ROLLED + state[native.ROLLED_HEAD] % native.ROLLED_PLACES]
+                )
                 state[native.ROLLED_HEAD] += 1
             self.disk.sync(state[native.CURRENT])
         except OSError as error:

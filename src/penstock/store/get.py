@@ -83,7 +83,7 @@ class Reader:
         self, queue: ConsumeQueue, offset: int, count_max: int, bytes_max: int, confirmed: int,
         wait: bool = False,
     ) -> int:  # fmt: skip
-        """Look for up to `count_max` messages from `offset` on; the first may exceed `bytes_max`."""
+        """Look for `count_max` messages from `offset` on; the first may exceed `bytes_max`."""
         low = queue.min_offset
         high = queue.visible_max(confirmed)
         self.min_offset = low
@@ -170,7 +170,9 @@ class Reader:
                 output.length = before
                 return False
             if offset >= hot_from:
-                octets.copy(output.view, output.length, segment.view, offset - segment.start, length)
+                octets.copy(
+                    output.view, output.length, segment.view, offset - segment.start, length
+                )
             elif not self._read(segment, offset, length, output, wait):
                 output.length = before
                 return False
@@ -178,9 +180,7 @@ class Reader:
             i += 1
         return True
 
-    def _read(
-        self, segment: object, offset: int, length: int, output: Output, wait: bool
-    ) -> bool:
+    def _read(self, segment: object, offset: int, length: int, output: Output, wait: bool) -> bool:
         target = memoryview(output.view)[output.length : output.length + length]
         disk, fd = segment.disk, segment.fd  # type: ignore[attr-defined]
         at = offset - segment.start  # type: ignore[attr-defined]

@@ -5,9 +5,10 @@
     slots:       i32 each: number of the newest entry of the slot, 0 if none
     entries:     key hash i32 | physical offset i64 | seconds since begin i32 | previous entry i32
 
-A key is `topic#key`. Entry numbers start at 1 and grow with the log, and each entry links to the
-one before it in its slot, so the slots and the header can be rebuilt from the entries: that is how
-an index survives a crash (`rethread`).
+A key is `topic#key`, for keys and unique ids alike; tags are kept as `topic#T#tag`. Entry numbers
+start at 1 and grow with the log, and each entry links to the one before it in its slot, so the
+slots and the header can be rebuilt from the entries: that is how an index survives a crash
+(`rethread`).
 
 The file is sparse at full length. Slots are allocated when it is made, entries in steps.
 """
@@ -55,7 +56,7 @@ class IndexFile:
             self.map: object = disk.map(fd, self.size)
         finally:
             disk.close_file(fd)
-        self.view: memoryview = memoryview(self.map)  # type: ignore[arg-type]
+        self.view: memoryview = memoryview(self.map)
         if new:
             octets.put_i32(self.view, 36, 1)
 

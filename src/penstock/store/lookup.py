@@ -11,7 +11,7 @@ QUERY_MAX = 64
 
 
 def key_hash(topic: str, key: str) -> int:
-    """The hash under which the index keeps a key of a topic."""
+    """The hash under which the index keeps a key or unique id of a topic; a tag is `T#tag`."""
     value = abs(java_hash(f"{topic}#{key}"))
     return 0 if value == 1 << 31 else value
 

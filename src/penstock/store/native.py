@@ -11,7 +11,6 @@ file that holds byte WANTED is always among those it syncs.
 import errno
 import os
 import select
-from collections.abc import MutableSequence
 
 WANTED = 0  # log end handed to the page cache
 FLUSHED = 1  # log end known to be on the disk
@@ -32,12 +31,12 @@ ROLLED_PLACES = 16
 STATE_LENGTH = ROLLED + ROLLED_PLACES
 
 
-def load(state: MutableSequence[int], place: int) -> int:
+def load(state: memoryview, place: int) -> int:
     """Read a number that the other thread writes."""
     return state[place]
 
 
-def store(state: MutableSequence[int], place: int, value: int) -> None:
+def store(state: memoryview, place: int, value: int) -> None:
     """Write a number that the other thread reads, after everything written before."""
     state[place] = value
 
@@ -56,7 +55,7 @@ def unlock(view: memoryview, at: int, length: int) -> None:
     """Undo `lock`."""
 
 
-def flush_loop(state: MutableSequence[int]) -> None:
+def flush_loop(state: memoryview) -> None:
     """Sync the log until told to stop or a sync fails."""
     waited_ms = 0
     while True:
@@ -82,7 +81,7 @@ def flush_loop(state: MutableSequence[int]) -> None:
             return
 
 
-def _sync(state: MutableSequence[int], current: int) -> bool:
+def _sync(state: memoryview, current: int) -> bool:
     """Sync the rolled files, then the current one; notes the errno of a failure."""
     while True:
         rolled = state[ROLLED_HEAD] < state[ROLLED_TAIL]

@@ -20,6 +20,7 @@ cdef class PutPath:
     cdef public long long confirmed
     cdef readonly QueueTable queues
     cdef readonly Index index
+    cdef public bint index_tags
     cdef public object refusal
     cdef readonly int problem
     cdef readonly long long offset
@@ -48,8 +49,8 @@ cdef class PutPath:
     cdef int _refuse(self)
     @cython.locals(index=Index)
     cdef int _index_ready(self) except -1
-    @cython.locals(at="Py_ssize_t", end="Py_ssize_t", start="Py_ssize_t")
-    cdef int _put_keys(self, PropertyMarks marks, int seed, long long offset) except -1
+    @cython.locals(at="Py_ssize_t", end="Py_ssize_t", start="Py_ssize_t", seed=int)
+    cdef int _put_keys(self, PropertyMarks marks, ConsumeQueue queue, long long offset) except -1
     @cython.locals(key_hash=int)
     cdef int _put_key(self, PropertyMarks marks, Py_ssize_t at, Py_ssize_t length, int seed,
                       long long offset) except -1

@@ -39,6 +39,7 @@ class PutPath:
         self.confirmed: int = 0
         self.queues: QueueTable = queues
         self.index: Index | None = index
+        self.index_tags: bool = True
         self.refusal: Exception | None = None
         self.problem: int = 0
         self.offset: int = 0
@@ -169,7 +170,7 @@ class PutPath:
                 self.arrived.append(queue)
         if self.index is not None and transaction != _ROLLBACK:
             try:
-                self._put_keys(record.marks, queue.key_seed, offset)
+                self._put_keys(record.marks, queue, offset)
             except (StoreError, OSError) as error:  # more keys than room was made for
                 self.refusal = error
         self.puts += 1
@@ -187,10 +188,13 @@ class PutPath:
             index.add(self.store_ms)  # type: ignore[union-attr]
         index.current.ready()  # type: ignore[union-attr]
 
-    def _put_keys(self, marks: PropertyMarks, seed: int, offset: int) -> None:
+    def _put_keys(self, marks: PropertyMarks, queue: ConsumeQueue, offset: int) -> None:
         if marks.unique_length > 0:
-            self._put_key(marks, marks.unique_at, marks.unique_length, seed, offset)
+            self._put_key(marks, marks.unique_at, marks.unique_length, queue.key_seed, offset)
+        if self.index_tags and marks.tags_length > 0:
+            self._put_key(marks, marks.tags_at, marks.tags_length, queue.tag_seed, offset)
         if marks.keys_length > 0:
+            seed = queue.key_seed
             at = marks.keys_at
             end = at + marks.keys_length
             start = at
@@ -227,7 +231,7 @@ class PutPath:
         if stored.store_ms > self.store_ms:
             self.store_ms = stored.store_ms
         if index_too and self.index is not None and transaction != _ROLLBACK:
-            self._put_keys(stored.marks, queue.key_seed, stored.physical_offset)
+            self._put_keys(stored.marks, queue, stored.physical_offset)
         return _PUT_OK
 
     def _replay_elsewhere(self, queue: ConsumeQueue, offset: int) -> None:

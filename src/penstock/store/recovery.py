@@ -126,9 +126,7 @@ class Recovery:
         queue = self.queues.get(topic, queue_id)
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
             folder = self.layout.queues / topic.decode() / str(queue_id)
-            queue = ConsumeQueue(
-                self.disk, folder, topic, queue_id, self.config.queue_file_entries
-            )
+            queue = ConsumeQueue(self.disk, folder, topic, queue_id, self.config.queue_file_entries)
             self.queues.add(queue)
         return queue
 

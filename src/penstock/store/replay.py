@@ -46,7 +46,9 @@ class Replay:
                 self.ended = True
                 break
             if self.path is not None and self.path.replay(stored, True) == NO_QUEUE:
-                topic = bytes(stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length])
+                topic = bytes(
+                    stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length]
+                )
                 if self.make_queue(topic, stored.queue_id) is None:
                     self.strange += 1
                 else:

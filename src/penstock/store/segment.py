@@ -28,7 +28,7 @@ class Segment:
         self.size: int = size
         self.fd: int = fd
         self.map: object = disk.map(fd, size)
-        self.view: memoryview = memoryview(self.map)  # type: ignore[arg-type]
+        self.view: memoryview = memoryview(self.map)
         self.locked: bool = False
 
     def __del__(self) -> None:

@@ -82,6 +82,7 @@ class MessageStore:
             self.queues = recovery.queues
             self.index = recovery.index if config.index_enabled else None
             self.path = PutPath(self.log, self.queues, self.index, self.flusher)
+            self.path.index_tags = config.index_tags
             self._recovery = recovery
             self.report: Report = recovery.run(
                 self.path, self.log, crashed=crashed, ours=sizes_known
@@ -142,8 +143,7 @@ class MessageStore:
             last_offset=self.path.offset if self.path.puts else self.last_offset,
             store_ms=self.path.store_ms,
             queues=[
-                (q.topic.decode(), q.queue_id, q.min_offset, q.max_offset)
-                for q in self.queues.rows
+                (q.topic.decode(), q.queue_id, q.min_offset, q.max_offset) for q in self.queues.rows
             ],
         )
 
@@ -285,7 +285,9 @@ class MessageStore:
             log_ms = self.checkpoint.log_ms
             while self._marks and self._marks[0][0] <= flushed:
                 log_ms = self._marks.pop(0)[1]
-            self.checkpoint = Checkpoint(log_ms, store_ms, index_ms, 0, min(flushed, self.confirmed))
+            self.checkpoint = Checkpoint(
+                log_ms, store_ms, index_ms, 0, min(flushed, self.confirmed)
+            )
             write_checkpoint(self.disk, self.layout, self.checkpoint)
 
         return work

@@ -133,7 +133,7 @@ class Fields:
 
     def _number_slowly(self, at: int, end: int) -> int:
         text = bytes(self.buffer[at:end])
-        if text[1:].isdigit() and (text[:1].isdigit() or text[:1] in (b"-", b"+")) or text.isdigit():
+        if (text[1:] if text[:1] in (b"-", b"+") else text).isdigit():
             value = int(text)
             if -(1 << 63) <= value < 1 << 63:
                 return value

@@ -1,0 +1,202 @@
+"""One store passed back and forth between our engine and a real Apache broker.
+
+Ours writes, Apache serves it; Apache appends and is killed, ours recovers it and appends; Apache
+serves all of it and stops cleanly; ours opens that. Each side must see every message of the other,
+and queries by key *through Apache* must find messages in index files that we wrote.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.config import StoreConfig
+from penstock.store.get import FOUND
+from penstock.store.put import PUT_OK
+from penstock.store.store import MessageStore
+from penstock.store.tables import ConfigFile, TopicTable
+from penstock.wire.bodies import TopicConfig
+from penstock.wire.compress import decompress
+from penstock.wire.output import Output
+from penstock.wire.record import RECORD, Record, StoredRecord
+
+from . import apache, clients
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+
+OURS = ("ours-a", "ours-b", "ours-c")
+THEIRS = {"theirs-a": 900, "theirs-b": 600}
+QUEUES = 4
+SIZES = StoreConfig(
+    segment_bytes=apache.SMALL_STORE["mappedFileSizeCommitLog"],
+    queue_file_entries=apache.SMALL_STORE["mappedFileSizeConsumeQueue"] // 20,
+    index_slots=apache.SMALL_STORE["maxHashSlotNum"],
+    index_entries=apache.SMALL_STORE["maxIndexNum"],
+)
+
+Place = tuple[str, int, int]
+Content = tuple[str, str, int, int]  # keys, tags, body CRC, body length
+
+
+class Writer:
+    """Puts messages through our engine and remembers them."""
+
+    def __init__(self, store: MessageStore, seed: int) -> None:
+        self.store = store
+        self.rng = random.Random(seed)
+        self.seed = seed
+        self.written: dict[Place, Content] = {}
+        self.record = Record()
+        self.record.store_host = self.record.born_host = bytes((127, 0, 0, 1, 0, 0, 42, 159))
+
+    def write(self, count: int) -> None:
+        for number in range(count):
+            topic = self.rng.choice(OURS)
+            if self.rng.random() < 0.1:
+                self._batch(topic, number)
+            else:
+                self._single(topic, number)
+            self.store.settle()
+
+    def _single(self, topic: str, number: int) -> None:
+        body, keys, tags, properties = self._message(number, 0)
+        self.record.fill(topic.encode(), body, properties)
+        self._put(topic, [(body, keys, tags)], batch=False)
+
+    def _batch(self, topic: str, number: int) -> None:
+        inner, messages = b"", []
+        for place in range(self.rng.randint(2, 6)):
+            body, keys, tags, properties = self._message(number, place + 1)
+            total = 22 + len(body) + len(properties)
+            inner += total.to_bytes(4, "big") + bytes(12) + len(body).to_bytes(4, "big") + body
+            inner += len(properties).to_bytes(2, "big") + properties
+            messages.append((body, keys, tags))
+        self.record.fill(topic.encode(), inner)
+        self._put(topic, messages, batch=True)
+
+    def _message(self, number: int, place: int) -> tuple[bytes, str, str, bytes]:
+        keys = f"key-{self.seed}-{number}-{place} all-{self.seed}"
+        tags = self.rng.choice(("red", "green", "Straße"))
+        body = self.rng.randbytes(self.rng.choice((1, 100, 2000)))
+        unique = f"{self.seed:08X}{number:016X}{place:08X}"
+        text = f"KEYS\x01{keys}\x02TAGS\x01{tags}\x02UNIQ_KEY\x01{unique}\x02"
+        return body, keys, tags, text.encode()
+
+    def _put(self, topic: str, messages: list[tuple[bytes, str, str]], *, batch: bool) -> None:
+        self.record.queue_id = self.rng.randrange(QUEUES)
+        now_ms = int(time.time() * 1000)
+        put = self.store.put_batch if batch else self.store.put
+        assert put(self.record, now_ms) == PUT_OK, self.store.refusal
+        first = self.store.path.queue_offset
+        for place, (body, keys, tags) in enumerate(messages):
+            content = (keys, tags, zlib.crc32(body) & 0x7FFFFFFF, len(body))
+            self.written[topic, self.record.queue_id, first + place] = content
+
+
+def open_ours(root: Path) -> MessageStore:
+    return MessageStore(root, SIZES, now_ms=int(time.time() * 1000))
+
+
+def make_topics(root: Path) -> None:
+    """What a broker keeps of its topics, so that Apache knows ours."""
+    table = TopicTable()
+    for topic in OURS:
+        config = TopicConfig(topic_name=topic, read_queue_nums=QUEUES, write_queue_nums=QUEUES)
+        table.put(config, int(time.time() * 1000))
+    store = open_ours(root)
+    ConfigFile(store.disk, root / TopicTable.FILE).persist(table.snapshot())
+    store.close()
+
+
+def read_all(store: MessageStore, topics: tuple[str, ...]) -> dict[Place, Content]:
+    """Every message of these topics, read by queue offset through our engine."""
+    found: dict[Place, Content] = {}
+    output = Output()
+    stored = StoredRecord()
+    for queue in store.queues.rows:
+        topic = queue.topic.decode()
+        offset = queue.min_offset
+        while topic in topics and offset < queue.max_offset:
+            status = store.reader.find(queue, offset, 32, 1 << 20, store.confirmed, True)
+            assert status == FOUND
+            assert store.reader.copy_to(output, True)
+            data = bytearray(output.take())
+            stored.bind(memoryview(data))
+            at = 0
+            while at < len(data):
+                assert stored.read(at, len(data)) == RECORD
+                assert stored.check(stored.physical_offset) == RECORD
+                found[topic, stored.queue_id, stored.queue_offset] = content_of(data, stored)
+                at += stored.size
+            offset = store.reader.next_offset
+    return found
+
+
+def content_of(data: bytearray, stored: StoredRecord) -> Content:
+    stored.scan()
+    marks = stored.marks
+    keys = data[marks.keys_at : marks.keys_at + marks.keys_length].decode()
+    tags = data[marks.tags_at : marks.tags_at + marks.tags_length].decode()
+    body = bytes(data[stored.body_at : stored.body_at + stored.body_length])
+    body = decompress(body, stored.sys_flag, limit=1 << 24)
+    return keys, tags, zlib.crc32(body) & 0x7FFFFFFF, len(body)
+
+
+def java(lines: list[dict[str, Any]]) -> dict[Place, Content]:
+    """What a Java client acknowledged or read, in our shape."""
+    return {
+        (x["topic"], x["queue_id"], x["queue_offset"]): (
+            x["keys"] or "", x["tags"] or "", x["body_crc"], x["body_length"],
+        )
+        for x in lines
+    }  # fmt: skip
+
+
+def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
+    root = tmp_path / "store"
+    make_topics(root)
+    store = open_ours(root)
+    first = Writer(store, 1)
+    first.write(5000)
+    assert len(store.log.row.segments) > 3
+    assert store.index is not None
+    assert len(store.index.files) > 3
+    store.close()
+    assert not (root / "abort").exists()
+
+    with apache.NameServer(tmp_path / "namesrv") as names:
+        with apache.Broker(tmp_path / "broker", root, names.address) as broker:
+            assert java(clients.consume_all(names.address, OURS)) == first.written
+            keys = [c[0].split()[0] for p, c in first.written.items() if p[0] == "ours-b"][::40]
+            hits = clients.query_keys(names.address, "ours-b", keys)
+            assert sorted(hit["key"] for hit in hits) == sorted(keys)
+            theirs = java(clients.produce(names.address, THEIRS))
+            assert len(theirs) == sum(THEIRS.values())
+            broker.kill()
+            assert (root / "abort").exists()
+
+        store = open_ours(root)
+        assert not store.report.clean
+        everything = {**first.written, **theirs}
+        assert read_all(store, (*OURS, *THEIRS)) == everything
+        second = Writer(store, 2)
+        second.write(1500)
+        store.close()
+
+        everything.update(second.written)
+        with apache.Broker(tmp_path / "broker", root, names.address):
+            assert java(clients.consume_all(names.address, [*OURS, *THEIRS])) == everything
+            more = clients.query_keys(names.address, "ours-a", ["all-2"])
+            expected = [p for p in second.written if p[0] == "ours-a"]
+            assert 0 < len(more) <= min(len(expected), 64)
+
+    assert not (root / "abort").exists()
+    store = open_ours(root)
+    assert store.report.clean
+    assert read_all(store, (*OURS, *THEIRS)) == everything
+    store.close()

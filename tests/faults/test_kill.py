@@ -1,0 +1,116 @@
+"""kill -9 at random moments, generation after generation of one store, in both flush modes."""
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.store.lookup import key_hash
+from penstock.store.store import MessageStore
+from penstock.wire.record import RECORD, StoredRecord, java_hash
+from tests.depth import rounds
+from tests.faults.writer import QUEUES, TOPICS, Ack, small_store
+
+ROOT = Path(__file__).parents[2]
+
+
+def write_and_kill(folder: Path, mode: str, seed: int, seconds: float) -> list[Ack]:
+    """Run the writer for a while, kill it, and return what it had acknowledged."""
+    command = [sys.executable, "-m", "tests.faults.writer", str(folder), mode, str(seed)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        lines = []
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            lines.append(writer.stdout.readline())
+        writer.send_signal(signal.SIGKILL)
+        lines += writer.stdout.read().splitlines(keepends=True)
+    return [msgspec.json.decode(line, type=Ack) for line in lines if line.endswith(b"\n")]
+
+
+def check(store: MessageStore, acks: list[Ack]) -> None:
+    """Everything acknowledged is there, in order, whole, and found by queue and by key."""
+    stored = StoredRecord()
+    for ack in acks:
+        data = store.lookup.record(ack.offset, store.confirmed)
+        assert data is not None, f"lost {ack}"
+        stored.bind(memoryview(bytearray(data)))
+        assert stored.read(0, len(data)) == RECORD
+        assert stored.check(ack.offset) == RECORD
+        assert stored.body_crc == ack.crc
+        assert (stored.queue_id, stored.queue_offset) == (ack.queue_id, ack.queue_offset)
+        queue = store.queue(ack.topic, ack.queue_id)
+        assert queue is not None
+        tags_code = java_hash(ack.tags) if ack.tags else 0
+        assert queue.entry(ack.queue_offset) == (ack.offset, ack.size, tags_code)
+    for ack in acks[:: max(len(acks) // 300, 1)]:
+        for key in ack.keys:
+            assert store.index is not None
+            hits = store.index.find(key_hash(ack.topic, key), 0, 1 << 62, 1000)
+            assert ack.offset in hits, f"key {key} of {ack} is not in the index"
+            assert len(hits) == len(set(hits)), f"key {key} is indexed twice"
+
+
+def check_queues(store: MessageStore) -> int:
+    """Queue offsets are dense and each entry points to its own record; returns how many."""
+    entries = 0
+    stored = StoredRecord()
+    for topic in TOPICS:
+        for queue_id in range(QUEUES):
+            queue = store.queue(topic, queue_id)
+            if queue is None:
+                continue
+            for offset in range(queue.min_offset, queue.max_offset):
+                entry = queue.entry(offset)
+                assert entry is not None
+                data = store.lookup.record(entry[0], store.confirmed)
+                assert data is not None
+                assert len(data) == entry[1]
+                stored.bind(memoryview(bytearray(data)))
+                assert stored.read(0, len(data)) == RECORD
+                assert (stored.queue_id, stored.queue_offset) == (queue_id, offset)
+                at = stored.topic_at
+                assert bytes(data[at : at + stored.topic_length]) == topic.encode()
+                entries += 1
+    return entries
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_nothing_acknowledged_is_lost_by_kill_9(tmp_path: Path, mode: str) -> None:
+    count = rounds(ci=4, proof=50)
+    rng = random.Random(f"kill-{mode}")
+    acks: list[Ack] = []
+    for generation in range(count):
+        got = write_and_kill(tmp_path, mode, generation, rng.uniform(0.05, 0.5))
+        acks += got
+        config = small_store(sync_flush=mode == "sync")
+        store = MessageStore(tmp_path, config, now_ms=int(time.time() * 1000))
+        assert not store.report.clean
+        newest = acks[-20_000:]
+        check(store, got)
+        check(store, newest[:: max(len(newest) // 500, 1)])
+        if generation % 2:  # every other time the next writer finds a store that was closed
+            store.close()
+        else:
+            abandon(store)
+    store = MessageStore(
+        tmp_path, small_store(sync_flush=mode == "sync"), now_ms=int(time.time() * 1000)
+    )
+    check(store, acks)
+    entries = check_queues(store)
+    assert entries >= len(acks)
+    print(f"{mode}: {count} kills, {len(acks)} acknowledged, {entries} entries, none lost")
+    store.close()
+
+
+def abandon(store: MessageStore) -> None:
+    """Leave a store as a dead process would: nothing is written any more."""
+    store.flusher.stop()
+    store.disk.close()
+    store._lock.release()
