@@ -1,0 +1,24 @@
+"""Runs the benchmarks and shows their tables."""
+
+import sys
+
+import penstock
+from benchmarks import append_latency, idle_memory, read_gather, send_path
+
+ALL = {
+    "send": send_path.main,
+    "gather": read_gather.main,
+    "latency": append_latency.main,
+    "memory": idle_memory.main,
+}
+
+
+def main() -> None:
+    names = sys.argv[1:] or list(ALL)
+    print(f"kernel: {'compiled' if penstock.compiled() else 'NOT compiled'}")
+    for name in names:
+        ALL[name]()
+
+
+if __name__ == "__main__":
+    main()
