@@ -163,7 +163,7 @@ class CommitLog:
         self._faulted = self.end - self.end % _PREFAULT_BYTES
         if self.disk.threads:
             if self.lock_memory:
-                self.disk.submit(segment.lock)
+                self.disk.submit(segment.lock_or_warn)
             following = segment.start + segment.size
             self._coming = self.disk.submit(lambda: self.row.create(following))
         self._fault_ahead()

@@ -3,6 +3,7 @@ from penstock.wire cimport octets
 
 cdef int _ENTRY_BYTES
 cdef int _FILLER_SIZE
+cdef long long _NEVER
 
 cdef class ConsumeQueue:
     cdef readonly object disk
@@ -18,12 +19,14 @@ cdef class ConsumeQueue:
     cdef public bint watched
     cdef public long long watched_from
     cdef public bint dirty
+    cdef public bint hungry
     cdef public list file_starts
     cdef object _map
     cdef unsigned char[::1] _view
     cdef long long _open_from
     cdef long long _open_to
     cdef long long _allocated
+    cdef long long _ahead
     cdef list _fresh
 
     @cython.locals(offset="long long", at="long long")

@@ -22,10 +22,12 @@ from penstock.wire.record import java_hash
 
 ENTRY_BYTES = 20
 ALLOCATE_BYTES = 64 * 1024
+_STEP_ENTRIES = ALLOCATE_BYTES // ENTRY_BYTES
 FILLER_SIZE = 0x7FFFFFFF
 """Size field of entries before the first message of a queue that does not begin at 0."""
 _ENTRY_BYTES = ENTRY_BYTES
 _FILLER_SIZE = FILLER_SIZE
+_NEVER = 1 << 62
 
 
 class ConsumeQueue:
@@ -47,12 +49,14 @@ class ConsumeQueue:
         self.watched: bool = False
         self.watched_from: int = 0
         self.dirty: bool = False
+        self.hungry: bool = False
         self.file_starts: list[int] = []
         self._map: object = None
         self._view: memoryview = memoryview(bytearray(1))
         self._open_from: int = 0
         self._open_to: int = 0
         self._allocated: int = 0
+        self._ahead: int = 0
         self._fresh: list[int] = []
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> int:
@@ -65,6 +69,9 @@ class ConsumeQueue:
         octets.put_i32(self._view, at + 8, size)
         octets.put_i64(self._view, at + 12, tags_code)
         self.max_offset = offset + 1
+        if offset >= self._ahead:
+            self._ahead = _NEVER
+            self.hungry = True
         return offset
 
     def ready(self) -> None:
@@ -249,6 +256,11 @@ class ConsumeQueue:
             starts.pop(0)
         self.file_starts = starts
 
+    def warm(self) -> None:
+        """Bring the page of the next entry into the page cache; may wait for the disk."""
+        if self.max_offset > self.min_offset:
+            self.read(self.max_offset - 1, 1)
+
     def drop_files_before(self, offset: int) -> None:
         """Delete files whose entries all lie before `offset`, but never the last one."""
         files = self.file_starts
@@ -278,24 +290,49 @@ class ConsumeQueue:
     def _close_file(self) -> None:
         self._view = memoryview(bytearray(1))
         self._map = None
-        self._open_from = self._open_to = self._allocated = 0
+        self._open_from = self._open_to = self._allocated = self._ahead = 0
 
     def _make_room(self, offset: int) -> None:
+        """Have the file of this entry open and its blocks allocated; may wait for the disk."""
         if not self._open_from <= offset < self._open_to or self._map is None:
             self._open_file(offset - offset % self.file_entries)
-        at = (offset - self._open_from) * ENTRY_BYTES
-        size = self.file_entries * ENTRY_BYTES
-        step = at - at % ALLOCATE_BYTES
-        length = min(ALLOCATE_BYTES, size - step)
-        # An entry may lie across two steps, so the next one is taken as soon as this one begins it.
-        length = min(length + ENTRY_BYTES, size - step)
-        path = self._path(self._open_from)
-        fd = self.disk.open(path)
+        if offset >= self._allocated:
+            fd = self.disk.open(self._path(self._open_from))
+            try:
+                self._allocate(fd, self._open_from, offset - self._open_from)
+            finally:
+                self.disk.close_file(fd)
+            self._allocated = self._open_from + self._step_end(offset - self._open_from)
+        self._ahead = (self._allocated + max(self._allocated - _STEP_ENTRIES, self._open_from)) // 2
+
+    def feed(self) -> None:
+        """Allocate the step after the current one, in the next file if need be: for the pool."""
+        self.hungry = False
+        start = self._open_from
+        following = self._allocated
+        if following < self._open_to:
+            fd = self.disk.open(self._path(start))
+        elif self._open_to > 0:
+            start = following = self._open_to
+            fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
+        else:
+            return
         try:
-            self.disk.allocate(fd, step, length, path)
+            self._allocate(fd, start, following - start)
         finally:
             self.disk.close_file(fd)
-        self._allocated = self._open_from + (step + length) // ENTRY_BYTES
+        if start == self._open_from:
+            self._allocated = start + self._step_end(following - start)
+            self._ahead = following
+
+    def _step_end(self, place: int) -> int:
+        """One past the last entry of the step that holds this place of a file."""
+        return min(place - place % _STEP_ENTRIES + _STEP_ENTRIES, self.file_entries)
+
+    def _allocate(self, fd: int, start: int, place: int) -> None:
+        begin = place - place % _STEP_ENTRIES
+        length = (self._step_end(place) - begin) * ENTRY_BYTES
+        self.disk.allocate(fd, begin * ENTRY_BYTES, length, self._path(start))
 
     def _open_file(self, start: int) -> None:
         size = self.file_entries * ENTRY_BYTES
@@ -313,7 +350,7 @@ class ConsumeQueue:
         self._view = memoryview(self._map)
         self._open_from = start
         self._open_to = start + self.file_entries
-        self._allocated = 0
+        self._allocated = self._ahead = 0
         if start not in self.file_starts:
             self.file_starts.append(start)
             self._fresh.append(start)

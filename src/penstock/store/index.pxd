@@ -2,6 +2,7 @@ cimport cython
 from penstock.wire cimport octets
 
 cdef int _KEYS_AHEAD
+cdef long long _NEVER
 cdef int _HEADER_BYTES
 cdef int _SLOT_BYTES
 cdef int _ENTRY_BYTES
@@ -14,17 +15,17 @@ cdef class IndexFile:
     cdef readonly long long size
     cdef readonly long long entries_at
     cdef readonly long long allocated
+    cdef public bint hungry
+    cdef long long _ahead
     cdef readonly object map
     cdef readonly unsigned char[::1] view
 
     cpdef int next_number(self)
     cpdef bint is_full(self)
+    @cython.locals(number=int)
     cpdef int ready(self) except -1
     @cython.locals(number=int, seconds="long long", slot_at="long long", previous=int, at="long long")
     cpdef int put(self, int key_hash, long long physical_offset, long long store_ms) except -1
-    @cython.locals(first_ms="long long", limit=int, number=int, at="long long", at_ms="long long",
-                   previous=int)
-    cpdef list find(self, int key_hash, long long begin_ms, long long end_ms, Py_ssize_t most)
     @cython.locals(kept="long long", first_ms="long long", first_offset="long long", used=int,
                    number="long long", at="long long", slot_at="long long", previous=int,
                    last="long long")

@@ -27,6 +27,7 @@ NAME_DIGITS = 17
 KEYS_AHEAD = 64
 """Entries allocated ahead of a message; one with more keys allocates in between."""
 _KEYS_AHEAD = KEYS_AHEAD
+_NEVER = 1 << 62
 _HEADER_BYTES = HEADER_BYTES
 _SLOT_BYTES = SLOT_BYTES
 _ENTRY_BYTES = ENTRY_BYTES
@@ -49,6 +50,8 @@ class IndexFile:
         self.size: int = HEADER_BYTES + slots * SLOT_BYTES + entries * ENTRY_BYTES
         self.entries_at: int = HEADER_BYTES + slots * SLOT_BYTES
         self.allocated: int = 0
+        self.hungry: bool = False
+        self._ahead: int = 0
         fd = disk.create(path, self.size) if new else disk.open(path)
         try:
             if new:
@@ -80,8 +83,18 @@ class IndexFile:
 
     def ready(self) -> None:
         """Make sure that the next entries need nothing from the disk."""
-        if octets.get_i32(self.view, 36) + _KEYS_AHEAD > self.allocated:
-            self._allocate(octets.get_i32(self.view, 36))
+        number = octets.get_i32(self.view, 36)
+        if number + _KEYS_AHEAD > self.allocated and self.allocated < self.entries:
+            self._allocate(number)
+        elif number >= self._ahead:
+            self._ahead = _NEVER
+            self.hungry = True
+
+    def feed(self) -> None:
+        """Allocate the step after the current one: for the pool."""
+        self._ahead = self.allocated
+        if self.allocated < self.entries:
+            self._allocate(self.allocated)
 
     def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
         """Add an entry; the file is not full. Raises DiskFull before anything changes."""
@@ -116,25 +129,39 @@ class IndexFile:
     def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
         """Physical offsets of entries with this hash and time, newest first; may wait.
 
+        Reads the file instead of the mapping: a page fault would wait with the GIL in hand.
         Times are kept in seconds, so an entry counts if its second touches the range.
         """
-        view = self.view
         found: list[int] = []
-        first_ms = octets.get_i64(view, 0)
-        limit = octets.get_i32(view, 36)
-        number = octets.get_i32(view, _HEADER_BYTES + (key_hash % self.slots) * _SLOT_BYTES)
-        while 0 < number < limit and len(found) < most:
-            at = self.entries_at + number * _ENTRY_BYTES
-            at_ms = first_ms + octets.get_i32(view, at + 12) * 1000
-            if at_ms + 999 < begin_ms:
-                break
-            if octets.get_i32(view, at) == key_hash and at_ms <= end_ms:
-                found.append(octets.get_i64(view, at + 4))
-            previous = octets.get_i32(view, at + 16)
-            if previous >= number:  # a chain only goes back
-                break
-            number = previous
+        fd = self.disk.open_to_read(self.path)
+        try:
+            first_ms, limit = self.begin_ms(), self.next_number()
+            slot = self.disk.read_at(fd, 4, HEADER_BYTES + key_hash % self.slots * SLOT_BYTES)
+            number = octets.get_i32(slot, 0)
+            while 0 < number < limit and len(found) < most:
+                entry = self.disk.read_at(fd, ENTRY_BYTES, self.entries_at + number * ENTRY_BYTES)
+                at_ms = first_ms + octets.get_i32(entry, 12) * 1000
+                if at_ms + 999 < begin_ms:
+                    break
+                if octets.get_i32(entry, 0) == key_hash and at_ms <= end_ms:
+                    found.append(octets.get_i64(entry, 4))
+                previous = octets.get_i32(entry, 16)
+                if previous >= number:  # a chain only goes back
+                    break
+                number = previous
+        finally:
+            self.disk.close_file(fd)
         return found
+
+    def warm(self) -> None:
+        """Bring into the page cache what `put` will touch: header, slots, the next entry."""
+        fd = self.disk.open_to_read(self.path)
+        try:
+            for at in range(0, self.entries_at, ALLOCATE_BYTES):
+                self.disk.read_at(fd, min(ALLOCATE_BYTES, self.entries_at - at), at)
+            self.disk.read_at(fd, 4096, self.entries_at + self.next_number() * ENTRY_BYTES)
+        finally:
+            self.disk.close_file(fd)
 
     def rethread(self, end_offset: int) -> int:
         """Keep the entries of records below `end_offset` and rebuild slots and header from them.
@@ -199,15 +226,17 @@ class IndexFile:
             self.disk.close_file(fd)
 
     def _allocate(self, number: int) -> None:
-        at = self.entries_at + number * ENTRY_BYTES
-        step = at - at % ALLOCATE_BYTES
-        length = min(ALLOCATE_BYTES + (KEYS_AHEAD + 1) * ENTRY_BYTES, self.size - step)
+        """Allocate from entry `number` on to the end of a step that leaves room for its keys."""
+        end = min(number + KEYS_AHEAD + ALLOCATE_BYTES // ENTRY_BYTES, self.entries)
+        length = (end - number) * ENTRY_BYTES
         fd = self.disk.open(self.path)
         try:
-            self.disk.allocate(fd, step, length, self.path)
+            self.disk.allocate(fd, self.entries_at + number * ENTRY_BYTES, length, self.path)
         finally:
             self.disk.close_file(fd)
-        self.allocated = (step + length - self.entries_at) // ENTRY_BYTES
+        self.allocated = end
+        if self._ahead == 0:
+            self._ahead = (number + end) // 2
 
 
 class Index:
@@ -233,6 +262,8 @@ class Index:
                 continue
             self.files.append(IndexFile(self.disk, path, self.slots, self.entries, new=False))
         self._enter()
+        if self.current is not None:
+            self.current.warm()
         return strange
 
     def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:

@@ -30,6 +30,7 @@ cdef class PutPath:
     cdef readonly long long put_bytes
     cdef public list dirty
     cdef public list arrived
+    cdef public list hungry
     cdef BatchWalk _batch
     cdef long long _wanted
 

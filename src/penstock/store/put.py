@@ -9,7 +9,7 @@ from penstock.errors import StoreError
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue, QueueTable
 from penstock.store.flusher import Flusher
-from penstock.store.index import Index
+from penstock.store.index import Index, IndexFile
 from penstock.wire.record import BATCH_BROKEN, BatchWalk, PropertyMarks, Record, StoredRecord
 
 # What became of a put.
@@ -50,6 +50,7 @@ class PutPath:
         self._wanted: int = 0
         self.dirty: list[ConsumeQueue] = []
         self.arrived: list[ConsumeQueue] = []
+        self.hungry: list[ConsumeQueue | IndexFile] = []
         self._batch: BatchWalk = BatchWalk()
 
     def put(self, record: Record, now_ms: int) -> int:
@@ -109,7 +110,8 @@ class PutPath:
     def settle(self) -> bool:
         """End of a turn: hand over what was put and see how far readers may look.
 
-        Returns whether queues that somebody watches have got messages.
+        Returns whether the store should attend to queues: somebody watches one that has got
+        messages, or one will soon need blocks.
         """
         log = self.log
         if log.handed != log.end:
@@ -121,7 +123,7 @@ class PutPath:
             self.confirmed = self.flusher.flushed()
         else:
             self.confirmed = log.handed
-        return len(self.arrived) > 0
+        return len(self.arrived) > 0 or len(self.hungry) > 0
 
     def _measure(self, record: Record) -> int:
         """How many log bytes a batch takes, or -1 with the `problem`."""
@@ -168,6 +170,9 @@ class PutPath:
             if queue.watched:
                 queue.watched = False
                 self.arrived.append(queue)
+            if queue.hungry:
+                queue.hungry = False
+                self.hungry.append(queue)
         if self.index is not None and transaction != _ROLLBACK:
             try:
                 self._put_keys(record.marks, queue, offset)
@@ -187,6 +192,9 @@ class PutPath:
         if index.current is None or index.current.is_full():  # type: ignore[union-attr]
             index.add(self.store_ms)  # type: ignore[union-attr]
         index.current.ready()  # type: ignore[union-attr]
+        if index.current.hungry:  # type: ignore[union-attr]
+            index.current.hungry = False  # type: ignore[union-attr]
+            self.hungry.append(index.current)  # type: ignore[union-attr]
 
     def _put_keys(self, marks: PropertyMarks, queue: ConsumeQueue, offset: int) -> None:
         if marks.unique_length > 0:

@@ -5,11 +5,14 @@ division. A segment lives as long as somebody holds it or a view of it: retentio
 the row and unlinks its name, readers finish in peace, and the last one gone unmaps it.
 """
 
+import logging
 import os
 from pathlib import Path
 
 from penstock.store import native
 from penstock.store.disk import Disk
+
+log = logging.getLogger(__name__)
 
 NAME_DIGITS = 20
 
@@ -48,11 +51,15 @@ class Segment:
         if length > 0:
             native.touch(self.view, begin, length)
 
-    def lock(self) -> int:
-        """Keep the whole file in memory; returns an errno."""
+    def lock_or_warn(self) -> None:
+        """Keep the whole file in memory, or say why that can't be; may wait for the disk."""
         failed = native.lock(self.view, 0, self.size)
         self.locked = failed == 0
-        return failed
+        if failed:
+            log.warning(
+                "%s can't be kept in memory (lock_memory): %s; see the limit on locked memory",
+                self.path, os.strerror(failed),
+            )  # fmt: skip
 
     def unlock(self) -> None:
         if self.locked:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
@@ -24,16 +25,28 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.disk import Disk
 from penstock.store.flusher import Flusher
-from penstock.store.get import Reader
+from penstock.store.get import COLD, FOUND, NO_MATCHED_LOGIC_QUEUE, Reader
 from penstock.store.layout import Layout, StoreLock, check_sizes, refuse_foreign
 from penstock.store.lookup import Lookup
 from penstock.store.put import NO_QUEUE, PutPath
 from penstock.store.recovery import Progress, Recovery, Report, Snapshot
+from penstock.wire.output import Output
 from penstock.wire.record import Record
 
 log = logging.getLogger(__name__)
 
 RETENTION_EVERY_MS = 10_000
+
+
+class Found(NamedTuple):
+    """What a queue gave: a status of `store.get`, where to go on, and the records."""
+
+    status: int
+    next_offset: int
+    min_offset: int
+    max_offset: int
+    count: int
+    data: bytes
 
 
 class MessageStore:
@@ -105,8 +118,15 @@ class MessageStore:
         self.log.start(end, lambda old, new: self.flusher.roll(old.fd, new.fd))
         self.flusher.start(self.log.current_fd(), end)
         self.path.settle()
+        if disk.threads:
+            disk.submit(self._warm_queues)
         self.reader = Reader(self.log, self.config.hot_bytes)
         self.lookup = Lookup(self.log, self.queues, self.index)
+
+    def _warm_queues(self) -> None:
+        """So that the first message of a queue after a restart does not wait for its page."""
+        for queue in list(self.queues.rows):
+            queue.warm()
 
     def close(self) -> None:
         """Make everything durable, say so in checkpoint and snapshot, let go of the files."""
@@ -181,9 +201,14 @@ class MessageStore:
             )
             log.error("%s", self.path.refusal)
         if self.path.settle():
-            self._wake()
+            self._attend()
 
-    def _wake(self) -> None:
+    def _attend(self) -> None:
+        """Have blocks allocated ahead by the pool, and wake whoever waits for messages."""
+        hungry, self.path.hungry = self.path.hungry, []
+        if self.disk.threads:
+            for file in hungry:
+                self.disk.submit(file.feed)
         arrived, self.path.arrived = self.path.arrived, []
         for queue in arrived:
             if queue.visible_max(self.path.confirmed) > queue.watched_from:
@@ -209,6 +234,28 @@ class MessageStore:
         return self.path.refusal
 
     # --- getting (more in lookup.py)
+
+    def get(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int = 32,
+        bytes_max: int = 256 * 1024, codes: Sequence[int] = (), wait: bool = False,
+    ) -> Found:  # fmt: skip
+        """Messages of a queue from `offset` on, as records in one piece of bytes.
+
+        Where that would wait for the disk the status is COLD: ask again with `wait`, in the pool.
+        `codes` are hashes of wanted tags; none means all.
+        """
+        queue = self.queue(topic, queue_id)
+        if queue is None:
+            return Found(NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, 0, b"")
+        reader = self.fresh_reader(codes)
+        status = reader.find(queue, offset, count_max, bytes_max, self.confirmed, wait)
+        output = Output(max(reader.total, 1))
+        if status == FOUND and not reader.copy_to(output, wait):
+            status = COLD
+        return Found(
+            status, reader.next_offset, reader.min_offset, reader.max_offset,
+            reader.count, output.take(),
+        )  # fmt: skip
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self.queues.get(topic.encode(), queue_id)

@@ -1,0 +1,277 @@
+"""The loop of inspection: walk a piece of the log beside the queues' entries.
+
+Nothing here opens a file or knows what a finding means: callables bring bytes, findings are codes
+and numbers in fields, and `store.verify` makes sentences of them. The loop stops at the first thing
+that is not as it should be, and is called again behind it.
+
+Cost model: compiled, a good record costs its CRC and about 100 ns. No object is made per record.
+"""
+
+from array import array
+from collections.abc import Callable
+
+from penstock.wire import octets
+from penstock.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, NOTHING, RECORD, StoredRecord
+
+# Why `LogScan.run` came back.
+MORE = 0  # the window ends: load another one at `offset` with at least `needs` bytes
+AT_END = 1  # the segment's last byte was reached
+AT_BLANK = 2  # a blank record of `blank` bytes
+BAD = 3  # no good record at `offset`; `stored.problem` says why
+_MORE, _AT_END, _AT_BLANK, _BAD = MORE, AT_END, AT_BLANK, BAD
+
+ENTRY_BYTES = 20
+_ENTRY_BYTES = ENTRY_BYTES
+_MAGIC_BLANK = MAGIC_BLANK
+_MAGIC_V1 = MAGIC_V1
+_MAGIC_V2 = MAGIC_V2
+_HEAD_BYTES = 8
+_TRANSACTION_MASK = 0x0C
+_PREPARED = 0x04
+_ROLLBACK = 0x0C
+_SPACE = 32
+
+Fetch = Callable[[int, int], tuple[bytearray, int]]
+"""(log offset, least bytes) → bytes from there on, and how many its file has from there on."""
+
+
+class LogWindow:
+    """A piece of one segment in memory."""
+
+    def __init__(self, fetch: Fetch) -> None:
+        self.fetch: Fetch = fetch
+        self.view: memoryview = memoryview(bytearray(1))
+        self.start: int = 0
+        self.length: int = 0
+        self.room: int = 0
+
+    def load(self, offset: int, least: int) -> None:
+        """Let the window begin at `offset`; it may come out shorter than asked for."""
+        data, room = self.fetch(offset, least)
+        self.length = len(data)
+        self.room = room
+        self.start = offset
+        self.view = memoryview(data) if data else memoryview(bytearray(1))
+
+
+class QueueFacts:
+    """What the log says of one queue, held against the queue's own entries.
+
+    `fetch(queue offset)` brings entries from there on, or nothing. `runs` are the ranges of queue
+    offsets whose entry and record agree; `misses` are (from, to, physical offset of the first) of
+    records whose entry is absent or says something else. Both merge neighbours.
+    """
+
+    def __init__(self, topic: bytes, queue_id: int, fetch: Callable[[int], bytearray]) -> None:
+        self.topic: bytes = topic
+        self.queue_id: int = queue_id
+        self.fetch: Callable[[int], bytearray] = fetch
+        self.any_tag: bool = False
+        self.records: int = 0
+        self.log_bytes: int = 0
+        self.matched: int = 0
+        self.runs: list[tuple[int, int]] = []
+        self.misses: list[tuple[int, int, int]] = []
+        self._run_from: int = 0
+        self._run_to: int = 0
+        self._miss_from: int = 0
+        self._miss_to: int = 0
+        self._miss_at: int = 0
+        self._entries: memoryview = memoryview(bytearray(1))
+        self._from: int = 0
+        self._to: int = 0
+
+    def see(self, stored: StoredRecord) -> None:
+        """Take notice of a record of this queue, which has been scanned."""
+        offset = stored.queue_offset
+        self.records += 1
+        self.log_bytes += stored.size
+        if offset < self._from or offset >= self._to:
+            self._load(offset)
+        if self._from <= offset < self._to and self._agrees(stored, offset):
+            self.matched += 1
+            if offset != self._run_to:
+                self._close_run()
+                self._run_from = offset
+            self._run_to = offset + 1
+        else:
+            if offset != self._miss_to:
+                self._close_miss()
+                self._miss_from = offset
+                self._miss_at = stored.physical_offset
+            self._miss_to = offset + 1
+
+    def _agrees(self, stored: StoredRecord, offset: int) -> bool:
+        entries = self._entries
+        at = (offset - self._from) * _ENTRY_BYTES
+        if octets.get_i64(entries, at) != stored.physical_offset:
+            return False
+        if octets.get_i32(entries, at + 8) != stored.size:
+            return False
+        return self.any_tag or octets.get_i64(entries, at + 12) == stored.marks.tags_code()
+
+    def finish(self) -> None:
+        """The log has been walked: put the open ranges into the lists."""
+        self._close_run()
+        self._close_miss()
+
+    def _close_run(self) -> None:
+        if self._run_to > self._run_from:
+            self.runs.append((self._run_from, self._run_to))
+        self._run_from = self._run_to
+
+    def _close_miss(self) -> None:
+        if self._miss_to > self._miss_from:
+            self.misses.append((self._miss_from, self._miss_to, self._miss_at))
+        self._miss_from = self._miss_to
+
+    def _load(self, offset: int) -> None:
+        data = self.fetch(offset)
+        self._from = offset
+        self._to = offset + len(data) // ENTRY_BYTES
+        if data:
+            self._entries = memoryview(data)
+
+
+class LogScan:
+    """One walk over the log, window by window; its counts are fields.
+
+    `make_queue(topic, queue id)` gives the facts of a queue that is met for the first time.
+    """
+
+    def __init__(self, make_queue: Callable[[bytes, int], QueueFacts]) -> None:
+        self.make_queue: Callable[[bytes, int], QueueFacts] = make_queue
+        self.stored: StoredRecord = StoredRecord()
+        self.offset: int = 0
+        self.needs: int = 0
+        self.blank: int = 0
+        self.records: int = 0
+        self.log_bytes: int = 0
+        self.queued: int = 0
+        self.keys: int = 0
+        self.keys_from: int = 0
+        self.keys_to: int = 0
+        self.last_offset: int = -1
+        self.first_ms: int = 0
+        self.last_ms: int = 0
+        self.backwards: int = 0
+        self.queues: list[QueueFacts] = []
+        self._places: memoryview = memoryview(array("i", bytes(4 * 64)))
+        self._mask: int = 63
+
+    def run(self, window: LogWindow) -> int:
+        """Walk from the window's start to where something else than a good record lies."""
+        stored = self.stored
+        view = window.view
+        stored.bind(view)
+        start = window.start
+        length = window.length
+        at = 0
+        why = _MORE
+        while True:
+            left = length - at
+            self.needs = _HEAD_BYTES
+            if left < _HEAD_BYTES:
+                if length >= window.room:
+                    why = _AT_END
+                break
+            size = octets.get_i32(view, at)
+            magic = octets.get_i32(view, at + 4)
+            if magic == _MAGIC_BLANK:
+                self.blank = size
+                why = _AT_BLANK
+                break
+            known = magic in (_MAGIC_V1, _MAGIC_V2)
+            if known and left < size <= window.room - at:
+                self.needs = size
+                break
+            if stored.read(at, length) != RECORD or stored.check(start + at) == NOTHING:
+                why = _BAD
+                break
+            self._take(stored)
+            at += stored.size
+        self.offset = start + at
+        stored.release()
+        return why
+
+    def finish(self) -> None:
+        """The log has been walked."""
+        for queue in self.queues:
+            queue.finish()
+
+    def _take(self, stored: StoredRecord) -> None:
+        self.records += 1
+        self.log_bytes += stored.size
+        self.last_offset = stored.physical_offset
+        if self.records == 1:
+            self.first_ms = stored.store_ms
+        if stored.store_ms < self.last_ms:
+            self.backwards += 1
+        else:
+            self.last_ms = stored.store_ms
+        stored.scan()
+        transaction = stored.sys_flag & _TRANSACTION_MASK
+        if transaction != _ROLLBACK and self.keys_from <= stored.physical_offset <= self.keys_to:
+            self.keys += count_keys(stored)
+        if transaction != _PREPARED and transaction != _ROLLBACK:
+            self.queued += 1
+            queue = self._find(stored)
+            if queue is None:
+                queue = self._meet(stored)
+            queue.see(stored)
+
+    def _find(self, stored: StoredRecord) -> QueueFacts | None:
+        place = (
+            octets.mix_hash(stored.buffer, stored.topic_at, stored.topic_length, stored.queue_id)
+            & self._mask
+        )
+        while True:
+            number = self._places[place]
+            if number == 0:
+                return None
+            queue = self.queues[number - 1]
+            if (
+                queue.queue_id == stored.queue_id
+                and len(queue.topic) == stored.topic_length
+                and octets.matches(stored.buffer, stored.topic_at, queue.topic)
+            ):
+                return queue
+            place = (place + 1) & self._mask
+
+    def _meet(self, stored: StoredRecord) -> QueueFacts:
+        topic = bytes(stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length])
+        queue = self.make_queue(topic, stored.queue_id)
+        self.queues.append(queue)
+        if 2 * len(self.queues) > self._mask:
+            self._mask = 2 * self._mask + 1
+            self._places = memoryview(array("i", bytes(4 * (self._mask + 1))))
+            for number in range(1, len(self.queues) + 1):
+                self._place(number)
+        else:
+            self._place(len(self.queues))
+        return queue
+
+    def _place(self, number: int) -> None:
+        queue = self.queues[number - 1]
+        room = bytearray(queue.topic + b"\0")
+        place = octets.mix_hash(room, 0, len(queue.topic), queue.queue_id) & self._mask
+        while self._places[place]:
+            place = (place + 1) & self._mask
+        self._places[place] = number
+
+
+def count_keys(stored: StoredRecord) -> int:
+    """How many index entries a scanned record has: its unique id and each of its keys."""
+    marks = stored.marks
+    count = 1 if marks.unique_length > 0 else 0
+    if marks.keys_length > 0:
+        at = marks.keys_at
+        end = at + marks.keys_length
+        start = at
+        while at <= end:
+            if at == end or stored.buffer[at] == _SPACE:
+                if at > start:
+                    count += 1
+                start = at + 1
+            at += 1
+    return count
