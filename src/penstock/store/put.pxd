@@ -2,7 +2,7 @@ cimport cython
 from penstock.store.commitlog cimport CommitLog
 from penstock.store.consumequeue cimport ConsumeQueue, QueueTable
 from penstock.store.flusher cimport Flusher
-from penstock.store.index cimport Index
+from penstock.store.index cimport Index, IndexFile
 from penstock.wire.record cimport BatchWalk, PropertyMarks, Record, StoredRecord
 
 cdef int _PUT_OK
@@ -48,8 +48,8 @@ cdef class PutPath:
     @cython.locals(transaction=int, queued=bint, queue_offset="long long", offset="long long")
     cdef int _append(self, Record record, ConsumeQueue queue) except -1
     cdef int _refuse(self)
-    @cython.locals(index=Index)
-    cdef int _index_ready(self) except -1
+    @cython.locals(current=IndexFile)
+    cdef int _index_ready(self, Index index) except -1
     @cython.locals(at="Py_ssize_t", end="Py_ssize_t", start="Py_ssize_t", seed=int)
     cdef int _put_keys(self, PropertyMarks marks, ConsumeQueue queue, long long offset) except -1
     @cython.locals(key_hash=int)

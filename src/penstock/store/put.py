@@ -153,7 +153,7 @@ class PutPath:
             if queued:
                 queue.ready()
             if self.index is not None:
-                self._index_ready()
+                self._index_ready(self.index)
         except (StoreError, OSError) as error:
             self.refusal = error
             return _REFUSED
@@ -186,15 +186,15 @@ class PutPath:
         self.refusal = self.log.refusal
         return _REFUSED
 
-    def _index_ready(self) -> None:
+    def _index_ready(self, index: Index) -> None:
         """Have a file with room, so that a full disk shows before the record is in the log."""
-        index = self.index
-        if index.current is None or index.current.is_full():  # type: ignore[union-attr]
-            index.add(self.store_ms)  # type: ignore[union-attr]
-        index.current.ready()  # type: ignore[union-attr]
-        if index.current.hungry:  # type: ignore[union-attr]
-            index.current.hungry = False  # type: ignore[union-attr]
-            self.hungry.append(index.current)  # type: ignore[union-attr]
+        current = index.current
+        if current is None or current.is_full():
+            current = index.add(self.store_ms)
+        current.ready()
+        if current.hungry:
+            current.hungry = False
+            self.hungry.append(current)
 
     def _put_keys(self, marks: PropertyMarks, queue: ConsumeQueue, offset: int) -> None:
         if marks.unique_length > 0:

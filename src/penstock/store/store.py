@@ -11,9 +11,9 @@ import logging
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
 import msgspec
 
@@ -38,7 +38,8 @@ log = logging.getLogger(__name__)
 RETENTION_EVERY_MS = 10_000
 
 
-class Found(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Found:
     """What a queue gave: a status of `store.get`, where to go on, and the records."""
 
     status: int
