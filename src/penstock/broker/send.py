@@ -22,6 +22,7 @@ _PUT_OK = PUT_OK
 _PROBLEMS = (
     "", "the body is longer than body_bytes_max", "the properties are longer than 32,767 bytes",
     "the topic is longer than 255 bytes", "the topic is empty", "the batch is broken",
+    "the message is longer than segment_bytes allows",
 )  # fmt: skip
 
 

@@ -91,11 +91,7 @@ class CommitLog:
         """
         if self.end + size + _BLANK_BYTES <= self._segment_end:
             return 0
-        if size + _BLANK_BYTES > self.row.size:
-            self.refusal = StoreError(
-                f"{size} bytes do not fit into a log segment of {self.row.size}"
-            )
-            return NO_ROOM
+        assert size + _BLANK_BYTES <= self.row.size, "the put path refuses what never fits"
         return self._roll()
 
     def hand_over(self) -> None:

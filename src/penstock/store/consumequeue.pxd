@@ -27,7 +27,8 @@ cdef class ConsumeQueue:
     cdef long long _open_to
     cdef long long _allocated
     cdef long long _ahead
-    cdef list _fresh
+    cdef list _unsynced
+    cdef bint _names_changed
 
     @cython.locals(offset="long long", at="long long")
     cpdef long long append(self, long long physical_offset, int size, long long tags_code) except -1

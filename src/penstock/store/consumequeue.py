@@ -57,7 +57,8 @@ class ConsumeQueue:
         self._open_to: int = 0
         self._allocated: int = 0
         self._ahead: int = 0
-        self._fresh: list[int] = []
+        self._unsynced: list[int] = []
+        self._names_changed: bool = False
 
     def append(self, physical_offset: int, size: int, tags_code: int) -> int:
         """Add the next entry; returns its queue offset. Raises DiskFull before anything changes."""
@@ -120,7 +121,7 @@ class ConsumeQueue:
         high = self.max_offset
         low = max(self._open_from, self.min_offset)
         # No file open: nothing was written since the queue was opened or rested.
-        if self._open_to == 0 or high <= low or self._end_of(high - 1) <= confirmed:
+        if self._open_to == 0 or (high > low and self._end_of(high - 1) <= confirmed):
             return high
         while low < high:
             middle = (low + high) // 2
@@ -236,14 +237,15 @@ class ConsumeQueue:
 
     def sync(self) -> None:
         """Make entries durable, and the names of files that are new; may wait for the disk."""
-        fresh, self._fresh = self._fresh, []
-        for start in {*fresh, self._open_from} & set(self.file_starts):
+        unsynced, self._unsynced = self._unsynced, []
+        changed, self._names_changed = self._names_changed, False
+        for start in {*unsynced, self._open_from} & set(self.file_starts):
             fd = self.disk.open(self._path(start))
             try:
                 self.disk.sync(fd)
             finally:
                 self.disk.close_file(fd)
-        if fresh:
+        if changed:
             self.disk.sync_directory(self.folder)
 
     def load(self) -> None:
@@ -288,6 +290,8 @@ class ConsumeQueue:
         return self.folder / segment_name(start * ENTRY_BYTES)
 
     def _close_file(self) -> None:
+        if self._open_to > 0:
+            self._unsynced.append(self._open_from)
         self._view = memoryview(bytearray(1))
         self._map = None
         self._open_from = self._open_to = self._allocated = self._ahead = 0
@@ -335,6 +339,7 @@ class ConsumeQueue:
         self.disk.allocate(fd, begin * ENTRY_BYTES, length, self._path(start))
 
     def _open_file(self, start: int) -> None:
+        self._close_file()
         size = self.file_entries * ENTRY_BYTES
         path = self._path(start)
         try:
@@ -353,7 +358,7 @@ class ConsumeQueue:
         self._allocated = self._ahead = 0
         if start not in self.file_starts:
             self.file_starts.append(start)
-            self._fresh.append(start)
+            self._names_changed = True
 
 
 def unpack_entry(data: bytes, at: int) -> tuple[int, int, int] | None:

@@ -59,14 +59,18 @@ def refuse_foreign(disk: Disk, layout: Layout) -> None:
             raise StoreRefused(f"{layout.root} holds DLedger (Raft) log files in {name}/")
 
 
-def check_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> bool:
-    """Compare with the sizes the store was made with; notes them if it is new.
-
-    Returns whether the store is known to have these sizes.
-    """
-    ours = Sizes(
+def _sizes_of(config: StoreConfig) -> Sizes:
+    return Sizes(
         config.segment_bytes, config.queue_file_entries, config.index_slots, config.index_entries
     )
+
+
+def check_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> bool:
+    """Compare with the sizes the store was made with.
+
+    Returns whether they are known: false for a store of Apache's that we never opened.
+    """
+    ours = _sizes_of(config)
     data = disk.read(layout.sizes)
     if data is not None:
         try:
@@ -82,10 +86,14 @@ def check_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> bool:
                         hint=f"set {name} to {getattr(made, name)}",
                     )
             return True
-    known = not disk.names(layout.log)
-    if known:
-        disk.write_file(layout.sizes, msgspec.json.encode(ours))
-    return known
+    return not disk.names(layout.log)
+
+
+def note_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> None:
+    """Keep the sizes of a store that opened well."""
+    data = msgspec.json.encode(_sizes_of(config))
+    if disk.read(layout.sizes) != data:
+        disk.write_file(layout.sizes, data)
 
 
 class StoreLock:

@@ -1,5 +1,6 @@
 cimport cython
 from penstock.store.commitlog cimport CommitLog
+from penstock.store.segment cimport SegmentRow
 from penstock.store.consumequeue cimport ConsumeQueue, QueueTable
 from penstock.store.flusher cimport Flusher
 from penstock.store.index cimport Index, IndexFile
@@ -9,6 +10,7 @@ cdef int _PUT_OK
 cdef int _ILLEGAL
 cdef int _NO_QUEUE
 cdef int _REFUSED
+cdef int _BLANK_BYTES
 cdef int _TRANSACTION_MASK
 cdef int _PREPARED
 cdef int _ROLLBACK

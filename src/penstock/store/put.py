@@ -10,7 +10,15 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue, QueueTable
 from penstock.store.flusher import Flusher
 from penstock.store.index import Index, IndexFile
-from penstock.wire.record import BATCH_BROKEN, BatchWalk, PropertyMarks, Record, StoredRecord
+from penstock.wire.record import (
+    BATCH_BROKEN,
+    BLANK_BYTES,
+    TOO_LONG_FOR_SEGMENT,
+    BatchWalk,
+    PropertyMarks,
+    Record,
+    StoredRecord,
+)
 
 # What became of a put.
 PUT_OK = 0
@@ -22,6 +30,7 @@ _PUT_OK, _ILLEGAL, _NO_QUEUE, _REFUSED = PUT_OK, ILLEGAL, NO_QUEUE, REFUSED
 QUEUE_OFFSET_MAX = 1 << 56
 """Beyond any queue: its byte position would not fit a file name."""
 
+_BLANK_BYTES = BLANK_BYTES
 _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
 _ROLLBACK = 0x0C
@@ -58,6 +67,8 @@ class PutPath:
         if self.refusal is not None:
             return _REFUSED
         problem = record.prepare()
+        if problem == 0 and record.size + _BLANK_BYTES > self.log.row.size:
+            problem = TOO_LONG_FOR_SEGMENT
         if problem != 0:
             self.problem = problem
             return _ILLEGAL
@@ -143,6 +154,9 @@ class PutPath:
                 self.problem = problem
                 return -1
             total += record.size
+        if total + _BLANK_BYTES > self.log.row.size:
+            self.problem = TOO_LONG_FOR_SEGMENT
+            return -1
         return total
 
     def _append(self, record: Record, queue: ConsumeQueue) -> int:

@@ -162,6 +162,9 @@ class Recovery:
             return False
         if snapshot.log_begin != self.row.first or not self._ends_at(snapshot):
             return False
+        folders = set(self.disk.names(self.layout.queues))
+        if not folders >= {topic for topic, _, low, high in snapshot.queues if high > low}:
+            return False  # somebody else deleted topics meanwhile
         for topic, queue_id, low, high in snapshot.queues:
             queue = self.add_queue(topic.encode(), queue_id)
             if queue is not None:

@@ -27,7 +27,10 @@ cdef class IndexScan:
     cdef readonly long long used
     cdef readonly StoredRecord stored
     cdef readonly int[::1] newest
-    cdef unsigned char[::1] _sign
+    cdef readonly long long tags
+    cdef long long _at
+    cdef int _seed
+    cdef unsigned char[::1] _signs
 
     @cython.locals(end="long long", number=int, problem=int)
     cpdef bint run(self, unsigned char[::1] entries, long long first, LogWindow window) except -1
@@ -37,11 +40,15 @@ cdef class IndexScan:
                    before=int)
     cdef int _check(self, unsigned char[::1] entries, long long at, int number,
                     LogWindow window) except -1
-    @cython.locals(size="long long", stored=StoredRecord, expected="long long")
+    @cython.locals(stored=StoredRecord, expected="long long")
     cdef int _check_record(self, int key_hash, long long offset, long long seconds,
                            LogWindow window) except -1
+    @cython.locals(size="long long", stored=StoredRecord)
+    cdef bint _read(self, long long offset, LogWindow window) except -1
     @cython.locals(marks=PropertyMarks, seed=int, found=int, at="Py_ssize_t", end="Py_ssize_t",
                    start="Py_ssize_t")
     cdef bint _has_key(self, StoredRecord stored, int wanted) except -1
+    @cython.locals(marks=PropertyMarks)
+    cdef bint _has_tag(self, StoredRecord stored, int wanted, int seed) except -1
 
 cdef int _positive(int value) noexcept

@@ -43,7 +43,10 @@ class IndexScan:
         self.used: int = 0
         self.stored: StoredRecord = StoredRecord()
         self.newest: memoryview = memoryview(array("i", bytes(4 * slots)))
-        self._sign: memoryview = memoryview(bytearray(b"#"))
+        self.tags: int = 0
+        self._at: int = -1
+        self._seed: int = 0
+        self._signs: memoryview = memoryview(bytearray(b"#T#"))
 
     def run(self, entries: memoryview, first: int, window: LogWindow) -> bool:
         """Go on at entry `number`; entry `first` is the first of `entries`.
@@ -53,6 +56,7 @@ class IndexScan:
         end = first + len(entries) // _ENTRY_BYTES
         number = self.number
         problem = _ENTRY_OK
+        self.stored.bind(window.view)
         while number < end:
             problem = self._check(entries, (number - first) * _ENTRY_BYTES, number, window)
             number += 1
@@ -61,6 +65,7 @@ class IndexScan:
         self.number = number
         self.problem = problem
         self.stored.release()
+        self._at = -1
         return problem == _ENTRY_OK
 
     def differing_slot(self, slots: memoryview, first: int) -> int:
@@ -97,20 +102,12 @@ class IndexScan:
         return self._check_record(key_hash, offset, seconds, window)
 
     def _check_record(self, key_hash: int, offset: int, seconds: int, window: LogWindow) -> int:
-        if offset < window.start or offset + _HEAD_BYTES > window.start + window.length:
-            window.load(offset, _HEAD_BYTES)
-        if window.length < _HEAD_BYTES:
-            return _ENTRY_NO_RECORD
-        size = octets.get_i32(window.view, offset - window.start)
-        if size > window.start + window.length - offset:
-            window.load(offset, size)
         stored = self.stored
-        stored.bind(window.view)
-        if stored.read(offset - window.start, window.length) != RECORD:
-            return _ENTRY_NO_RECORD
-        if stored.physical_offset != offset:
-            return _ENTRY_NO_RECORD
-        stored.scan()
+        if offset != self._at:  # the keys of a record follow each other
+            self._at = -1
+            if not self._read(offset, window):
+                return _ENTRY_NO_RECORD
+            self._at = offset
         if not self._has_key(stored, key_hash):
             return _ENTRY_OTHER_KEY
         expected = (stored.store_ms - self.begin_ms) // 1000
@@ -122,10 +119,30 @@ class IndexScan:
             return _ENTRY_TIME
         return _ENTRY_OK
 
+    def _read(self, offset: int, window: LogWindow) -> bool:
+        """Have the record at `offset` read and scanned, if one lies there."""
+        if offset < window.start or offset + _HEAD_BYTES > window.start + window.length:
+            window.load(offset, _HEAD_BYTES)
+            self.stored.bind(window.view)
+        if window.length < _HEAD_BYTES:
+            return False
+        size = octets.get_i32(window.view, offset - window.start)
+        if size > window.start + window.length - offset:
+            window.load(offset, size)
+            self.stored.bind(window.view)
+        stored = self.stored
+        if stored.read(offset - window.start, window.length) != RECORD:
+            return False
+        if stored.physical_offset != offset:
+            return False
+        stored.scan()
+        self._seed = stored.marks.hash(stored.topic_at, stored.topic_length, 0)
+        self._seed = octets.ascii_hash(self._signs, 0, 1, self._seed)
+        return True
+
     def _has_key(self, stored: StoredRecord, wanted: int) -> bool:
         marks = stored.marks
-        seed = marks.hash(stored.topic_at, stored.topic_length, 0)
-        seed = octets.ascii_hash(self._sign, 0, 1, seed)
+        seed = self._seed
         if marks.unique_length > 0:
             found = marks.hash(marks.unique_at, marks.unique_length, seed)
             if _positive(found) == wanted:
@@ -139,6 +156,16 @@ class IndexScan:
                     return True
                 start = at + 1
             at += 1
+        return self._has_tag(stored, wanted, seed)
+
+    def _has_tag(self, stored: StoredRecord, wanted: int, seed: int) -> bool:
+        """Tags are indexed as `topic#T#tag`, by brokers that do it at all."""
+        marks = stored.marks
+        if marks.tags_length > 0:
+            seed = octets.ascii_hash(self._signs, 1, 2, seed)
+            if _positive(marks.hash(marks.tags_at, marks.tags_length, seed)) == wanted:
+                self.tags += 1
+                return True
         return False
 
 

@@ -18,15 +18,15 @@ from pathlib import Path
 import msgspec
 
 from penstock.config import StoreConfig
-from penstock.errors import DiskFull, DiskNearlyFull, PenstockError, WriteStopped
+from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
 from penstock.store import retention
 from penstock.store.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.disk import Disk
 from penstock.store.flusher import Flusher
-from penstock.store.get import COLD, FOUND, NO_MATCHED_LOGIC_QUEUE, Reader
-from penstock.store.layout import Layout, StoreLock, check_sizes, refuse_foreign
+from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
+from penstock.store.layout import Layout, StoreLock, check_sizes, note_sizes, refuse_foreign
 from penstock.store.lookup import Lookup
 from penstock.store.put import NO_QUEUE, PutPath
 from penstock.store.recovery import Progress, Recovery, Report, Snapshot
@@ -102,6 +102,7 @@ class MessageStore:
                 self.path, self.log, crashed=crashed, ours=sizes_known
             )
             self.checkpoint = recovery.checkpoint
+            note_sizes(disk, layout, config)
             self._begin_writing()
         except BaseException:
             self._lock.release()
@@ -252,7 +253,8 @@ class MessageStore:
         status = reader.find(queue, offset, count_max, bytes_max, self.confirmed, wait)
         output = Output(max(reader.total, 1))
         if status == FOUND and not reader.copy_to(output, wait):
-            status = COLD
+            # With patience and still not there: retention took the segment away meanwhile.
+            status = MESSAGE_WAS_REMOVING if wait else COLD
         return Found(
             status, reader.next_offset, reader.min_offset, reader.max_offset,
             reader.count, output.take(),
@@ -285,7 +287,7 @@ class MessageStore:
                 return
             care, self._care = self._care, None
             self._after_care(care)
-        if isinstance(self.path.refusal, DiskFull):
+        if not isinstance(self.path.refusal, WriteStopped | DiskNearlyFull):
             self.path.refusal = self.log.refusal = None  # the next put finds out
         if now_ms - self._retention_ms >= RETENTION_EVERY_MS:
             self._retention_ms = now_ms

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from penstock.store.index import HEADER_BYTES, SLOT_BYTES
 from penstock.store.inspect import IndexHead
 from penstock.store.pieces import read_piece
-from penstock.store.problem import DAMAGE, NOTE, Problem
+from penstock.store.problem import DAMAGE, NOTE, Problem, merge_neighbours
 from penstock.store.scan_index import (
     ENTRY_BEYOND,
     ENTRY_BYTES,
@@ -89,8 +89,8 @@ class _FileCheck:
             self.files.sizes.index_slots, log_begin=self.files.log_begin,
             log_end=self.verification.totals.log_end, begin_ms=head.begin_ms,
         )  # fmt: skip
-        yield from self._entries(scan, head)
-        self.alive = scan.alive
+        yield from merge_neighbours(self._entries(scan, head))
+        self.alive = scan.alive - scan.tags
         self.verification.totals.index_entries += head.next_number - 1
         if not self.broken_chain:
             yield from self._slots(scan)
@@ -98,7 +98,7 @@ class _FileCheck:
                 text = f"the header counts {head.slots_used} slots in use, there are {scan.used}"
                 yield Problem(self._severity(), "index.header", self.name, 32, text)
 
-    def _entries(self, scan: IndexScan, head: IndexHead) -> Iterator[Problem]:
+    def _entries(self, scan: IndexScan, head: IndexHead) -> Iterator[tuple[int, Problem]]:
         window = self.files.window()
         first = 1
         while first < head.next_number:
@@ -108,7 +108,8 @@ class _FileCheck:
             view = memoryview(data)
             while not scan.run(view, first, window):
                 at = (scan.number - 1 - first) * ENTRY_BYTES
-                yield self._entry(scan, int.from_bytes(data[at + 4 : at + 12], "big", signed=True))
+                physical = int.from_bytes(data[at + 4 : at + 12], "big", signed=True)
+                yield scan.number, self._entry(scan, physical)
             first += count
         self.verification.tell("index", head.next_number, head.next_number)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.store.consumequeue import FILLER_SIZE
 from penstock.store.inspect import QueueEntries
-from penstock.store.problem import DAMAGE, NOTE, Problem
+from penstock.store.problem import DAMAGE, NOTE, Problem, merge_neighbours
 from penstock.store.scan import ENTRY_BYTES, QueueFacts
 from penstock.wire.record import NOTHING
 
@@ -199,27 +199,3 @@ def gaps(ranges: list[Range], low: int, high: int) -> Iterator[Range]:
             return
     if low < high:
         yield low, high
-
-
-def merge_neighbours(found: Iterator[tuple[int, Problem]]) -> Iterator[Problem]:
-    """One problem with a count for neighbouring entries of one kind."""
-    first: Problem | None = None
-    count = 0
-    last = -2
-    for offset, problem in found:
-        if first is not None and problem.kind == first.kind and offset == last + 1:
-            count += 1
-        else:
-            if first is not None:
-                yield _counted(first, count)
-            first, count = problem, 1
-        last = offset
-    if first is not None:
-        yield _counted(first, count)
-
-
-def _counted(problem: Problem, count: int) -> Problem:
-    return Problem(
-        problem.severity, problem.kind, problem.file, problem.offset,
-        problem.text if count == 1 else f"{problem.text}, and {count - 1} more behind it", count,
-    )  # fmt: skip

@@ -41,6 +41,7 @@ PROPERTIES_TOO_LONG = 2
 TOPIC_TOO_LONG = 3
 TOPIC_EMPTY = 4
 BATCH_BROKEN = 5
+TOO_LONG_FOR_SEGMENT = 6
 _PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX
 _TOPIC_BYTES_MAX = TOPIC_BYTES_MAX
 
@@ -374,6 +375,7 @@ class StoredRecord:
         if magic == _MAGIC_BLANK:
             if size < BLANK_BYTES or size > end - at:
                 return self._nothing(_BEYOND)
+            self.problem = 0
             return BLANK
         if magic != _MAGIC_V1 and magic != _MAGIC_V2:
             return self._nothing(_UNWRITTEN if magic == 0 and size == 0 else _MAGIC)
@@ -444,6 +446,8 @@ class StoredRecord:
         a power cut took away of that text is zero from sector to sector.
         """
         end = self.properties_at + self.properties_length
+        if self.properties_length == 0:
+            end = self.topic_at + self.topic_length  # their length is zero by right
         place = self.topic_at
         to_next = _SECTOR_BYTES - (physical_offset + (place - self.at)) % _SECTOR_BYTES
         while place < end:
