@@ -18,12 +18,13 @@ setup: .venv/kernel.stamp ## make .venv, install everything, compile the kernel
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer on the PATH"; exit 1; }
 	@echo "== set-up: virtual environment and packages ($(PYTHON))"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@PENSTOCK_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@
 
 .venv/kernel.stamp: .venv/env.stamp $(KERNEL)
 	@echo "== set-up: compiling the kernel"
-	@$(BIN)/python setup.py --quiet build_ext --inplace 2>.venv/build.log || { cat .venv/build.log; exit 1; }
+	@$(BIN)/python setup.py --quiet build_ext --inplace --parallel 2 >.venv/build.log 2>&1 \
+		|| { cat .venv/build.log; exit 1; }
 	@$(BIN)/python -m penstock.build_report
 	@touch $@
 

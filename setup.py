@@ -4,14 +4,19 @@ COMPILED is the one list of compiled modules. Each `x.py` runs alone; `x.pxd` be
 compiler the types. Switches:
 
 * `PENSTOCK_PURE=1` skips compiling.
-* `PENSTOCK_REQUIRE_COMPILED=1` makes a failed compile fatal (release wheels).
+* `PENSTOCK_REQUIRE_COMPILED=1` makes a missing compiler fatal (release wheels).
 
 Without either, a missing compiler is a warning: Penstock then runs uncompiled, and says so.
 """
 
 import os
+import sysconfig
+import tempfile
+from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools._distutils.ccompiler import new_compiler
+from setuptools._distutils.sysconfig import customize_compiler
 
 COMPILED = (
     "wire/fields",
@@ -27,6 +32,8 @@ COMPILED = (
     "store/put",
     "store/get",
     "store/replay",
+    "store/scan",
+    "store/scan_index",
     "broker/send",
     "net/turn",
 )
@@ -42,33 +49,50 @@ DIRECTIVES = {
 }
 
 
-def extensions():
-    if os.environ.get("PENSTOCK_PURE") == "1":
+SHARED = "penstock._cyutility"
+"""Cython's own helpers, compiled once instead of into every module."""
+
+
+def can_compile() -> bool:
+    """Whether there is a C compiler with Python's headers: the kernel is compiled whole or not."""
+    compiler = new_compiler()
+    customize_compiler(compiler)
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "probe.c"
+        source.write_text("#include <Python.h>\nint probe(void) { return PY_MAJOR_VERSION; }\n")
+        try:
+            include = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
+            compiler.compile([str(source)], output_dir=folder, include_dirs=include)
+        except Exception as error:
+            print(f"penstock: no C compiler ({error}); the kernel will run uncompiled, slower")
+            return False
+    return True
+
+
+def extensions() -> list[Extension]:
+    required = os.environ.get("PENSTOCK_REQUIRE_COMPILED") == "1"
+    if os.environ.get("PENSTOCK_PURE") == "1" or not (required or can_compile()):
         return []
-    try:
-        from Cython.Build import cythonize
-    except ImportError:
-        if os.environ.get("PENSTOCK_REQUIRE_COMPILED") == "1":
-            raise
-        return []
-    optional = os.environ.get("PENSTOCK_REQUIRE_COMPILED") != "1"
-    modules = [
+    from Cython.Build import cythonize
+
+    modules = [Extension(SHARED, sources=[])]
+    modules += [
         Extension(
             "penstock." + name.replace("/", "."),
             [f"src/penstock/{name}.py"],
-            optional=optional,
             extra_compile_args=["-O3", "-fno-semantic-interposition", "-Wno-unused-function"],
         )
         for name in COMPILED
-        if os.path.exists(f"src/penstock/{name}.py")
     ]
-    return cythonize(
+    built = cythonize(
         modules,
         include_path=["src"],
         build_dir="build/cython",
         compiler_directives=DIRECTIVES,
+        shared_utility_qualified_name=SHARED,
         quiet=True,
     )
+    return list(built)
 
 
 setup(ext_modules=extensions())
