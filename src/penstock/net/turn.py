@@ -1,6 +1,7 @@
 """One read's worth of work: frames → handlers → one output. No asyncio, no sockets."""
 
 from penstock.broker.send import SEND_MESSAGE, SEND_MESSAGE_V2, SendHandler
+from penstock.errors import WireError
 from penstock.store.put import PutPath
 from penstock.wire.frame import Request
 from penstock.wire.output import Output, response
@@ -28,28 +29,31 @@ class Turn:
         """Handle the whole frames in [at, end); returns where the first incomplete one begins.
 
         Raises a WireError for a frame that breaks the protocol; what was answered before it is in
-        the output.
+        the output. A sound frame whose fields make no sense is answered with an error.
         """
         request = self.request
-        while at < end:
-            length = request.read(at, end)
-            if length == 0:
-                break
-            at += length
-            if request.code == _SEND_MESSAGE_V2 or request.code == _SEND_MESSAGE:
-                self.send.handle(request, self.output, now_ms)
-            elif request.flag & 3 == 0:
-                self._not_supported()
-        self.path.settle()
+        try:
+            while at < end:
+                length = request.read(at, end)
+                if length == 0:
+                    break
+                at += length
+                if request.code == _SEND_MESSAGE_V2 or request.code == _SEND_MESSAGE:
+                    try:
+                        self.send.handle(request, self.output, now_ms)
+                    except WireError as error:
+                        self._answer(error.code, error.remark())
+                else:
+                    self._answer(
+                        _REQUEST_CODE_NOT_SUPPORTED, f" request type {request.code} not supported"
+                    )
+        finally:
+            self.path.settle()
         return at
 
-    def _not_supported(self) -> None:
+    def _answer(self, code: int, remark: str) -> None:
+        """An error, unless nobody waits for one."""
         request = self.request
-        self.output.append(
-            response(
-                _REQUEST_CODE_NOT_SUPPORTED,
-                request.opaque,
-                request.encoding,
-                remark=f" request type {request.code} not supported",
-            )
-        )
+        if not (request.is_response() or request.is_oneway()):
+            answer = response(code, request.opaque, request.encoding, remark=remark)
+            self.output.append(answer)

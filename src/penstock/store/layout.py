@@ -75,7 +75,7 @@ def check_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> bool:
     if data is not None:
         try:
             made = msgspec.json.decode(data, type=Sizes)
-        except msgspec.DecodeError:
+        except ValueError:  # DecodeError, or bytes that are no UTF-8
             made = None  # torn while it was written for the first time
         if made is not None:
             for name in Sizes.__struct_fields__:

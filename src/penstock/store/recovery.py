@@ -17,6 +17,7 @@ After a crash:
 5. Sync what was found, because readers may see it from now on.
 """
 
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,6 +52,16 @@ class Snapshot(msgspec.Struct):
     last_offset: int
     store_ms: int
     queues: list[tuple[str, int, int, int]]  # topic, queue id, min, max
+    check: int = 0  # CRC of all the rest: one wrong digit would be believed
+
+    def sealed(self) -> "Snapshot":
+        return msgspec.structs.replace(self, check=self._crc())
+
+    def is_whole(self) -> bool:
+        return self.check == self._crc()
+
+    def _crc(self) -> int:
+        return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, check=0)))
 
 
 class Report(msgspec.Struct):
@@ -143,6 +154,9 @@ class Recovery:
             threshold = self.checkpoint.recover_from_ms(with_index=ours)
             begin = self._start_segment(threshold)
             self._cut_back(begin)
+            # What is dispatched again is not durable yet: what the files claimed beyond is void.
+            known_ms = self.checkpoint.known_ms(with_index=ours)
+            self.checkpoint = Checkpoint(known_ms, known_ms, known_ms)
         self.report.replayed_from = begin
         end = self._replay(path, begin)
         self._cut_log(end, crashed=crashed)
@@ -158,7 +172,9 @@ class Recovery:
             return False
         try:
             snapshot = msgspec.json.decode(data, type=Snapshot)
-        except msgspec.DecodeError:
+        except ValueError:  # DecodeError, or bytes that are no UTF-8
+            return False
+        if not snapshot.is_whole():
             return False
         if snapshot.log_begin != self.row.first or not self._ends_at(snapshot):
             return False

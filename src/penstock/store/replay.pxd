@@ -3,6 +3,10 @@ from penstock.store.put cimport PutPath
 from penstock.store.segment cimport Segment
 from penstock.wire.record cimport StoredRecord
 
+cdef int _BLANK
+cdef int _NOTHING
+cdef int _NO_QUEUE
+
 cdef class Replay:
     cdef readonly PutPath path
     cdef readonly object make_queue

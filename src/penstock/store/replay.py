@@ -6,6 +6,8 @@ from penstock.store.put import NO_QUEUE, PutPath
 from penstock.store.segment import Segment
 from penstock.wire.record import BLANK, NOTHING, StoredRecord
 
+_BLANK, _NOTHING, _NO_QUEUE = BLANK, NOTHING, NO_QUEUE
+
 
 class Replay:
     """One walk over segments; its counts are fields.
@@ -36,16 +38,16 @@ class Replay:
         stop = min(at + bytes_max, end)
         while at < stop:
             kind = stored.read(at, end)
-            if kind == BLANK:
+            if kind == _BLANK:
                 if at + stored.size != end:
                     self.ended = True
                     break
                 at = end
                 break
-            if kind == NOTHING or stored.check(segment.start + at) == NOTHING:
+            if kind == _NOTHING or stored.check(segment.start + at) == _NOTHING:
                 self.ended = True
                 break
-            if self.path is not None and self.path.replay(stored, True) == NO_QUEUE:
+            if self.path is not None and self.path.replay(stored, True) == _NO_QUEUE:
                 topic = bytes(
                     stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length]
                 )

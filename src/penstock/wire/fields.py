@@ -133,8 +133,11 @@ class Fields:
 
     def _number_slowly(self, at: int, end: int) -> int:
         text = bytes(self.buffer[at:end])
-        if (text[1:] if text[:1] in (b"-", b"+") else text).isdigit():
-            value = int(text)
+        digits = text[1:] if text[:1] in (b"-", b"+") else text
+        if digits.isdigit() and len(digits.lstrip(b"0")) <= _I64_DIGITS:  # int() takes no 4301
+            value = int(digits.lstrip(b"0") or b"0")
+            if text[:1] == b"-":
+                value = -value
             if -(1 << 63) <= value < 1 << 63:
                 return value
         raise HeaderError(f"not a number: {text[:32]!r}")

@@ -88,6 +88,7 @@ def is_ascii(buf: Bytes, at: int, length: int) -> bool:
 
 def ascii_hash(buf: Bytes, at: int, length: int, seed: int) -> int:
     """Java's String.hashCode continued from `seed` over ASCII text; a signed 32-bit number."""
+    seed &= 0xFFFFFFFF
     for unit in buf[at : at + length]:
         seed = (31 * seed + unit) & 0xFFFFFFFF
     return seed - (1 << 32) if seed & 0x80000000 else seed

@@ -4,6 +4,7 @@ The hot way appends header fields straight into the buffer (`begin`, `field_…`
 encoding of the request. `encode` is the plain way for everything that is not per message.
 """
 
+import json
 from collections.abc import Mapping
 
 from penstock.errors import FrameError
@@ -52,7 +53,7 @@ class Output:
             self._grow(length)
 
     def _grow(self, length: int) -> None:
-        capacity = self.capacity
+        capacity = max(self.capacity, 1)
         while capacity - self.length < length:
             capacity *= 2
         data = bytearray(capacity)
@@ -222,7 +223,11 @@ def _json_header(
     if remark is not None:
         header["remark"] = remark
     header.update(serializeTypeCurrentRPC="JSON", version=version)
-    return msgspec.json.encode(header)
+    try:
+        return msgspec.json.encode(header)
+    except UnicodeEncodeError:  # half a surrogate pair: Java writes a question mark
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
+        return text.encode("utf-8", "replace")
 
 
 def _binary_header(

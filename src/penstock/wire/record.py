@@ -49,6 +49,8 @@ _TOPIC_BYTES_MAX = TOPIC_BYTES_MAX
 NOTHING = 0
 RECORD = 1
 BLANK = 2
+_NOTHING, _RECORD, _BLANK = NOTHING, RECORD, BLANK
+_BLANK_BYTES = BLANK_BYTES
 
 PROBLEMS = (
     "nothing is wrong",
@@ -365,7 +367,7 @@ class StoredRecord:
         RECORD with all fields set, BLANK with `size` set, or NOTHING with the `problem`'s number.
         """
         self.at = at
-        if end - at < BLANK_BYTES:
+        if end - at < _BLANK_BYTES:
             return self._nothing(_SHORT)
         buffer = self.buffer
         size = octets.get_i32(buffer, at)
@@ -373,10 +375,10 @@ class StoredRecord:
         self.size = size
         self.magic = magic
         if magic == _MAGIC_BLANK:
-            if size < BLANK_BYTES or size > end - at:
+            if size < _BLANK_BYTES or size > end - at:
                 return self._nothing(_BEYOND)
             self.problem = 0
-            return BLANK
+            return _BLANK
         if magic != _MAGIC_V1 and magic != _MAGIC_V2:
             return self._nothing(_UNWRITTEN if magic == 0 and size == 0 else _MAGIC)
         if size < _FIXED_BYTES or size > end - at:
@@ -411,7 +413,7 @@ class StoredRecord:
         if self.properties_length < 0 or self.properties_at + self.properties_length != end:
             return self._nothing(_LENGTHS)
         self._read_numbers(at)
-        return RECORD
+        return _RECORD
 
     def _read_numbers(self, at: int) -> None:
         buffer = self.buffer
@@ -437,7 +439,7 @@ class StoredRecord:
             return self._nothing(_CRC)
         if self._sector_missing(physical_offset):
             return self._nothing(_TORN)
-        return RECORD
+        return _RECORD
 
     def _sector_missing(self, physical_offset: int) -> bool:
         """Whether a whole sector's share of topic and properties is zero.
@@ -467,4 +469,4 @@ class StoredRecord:
 
     def _nothing(self, problem: int) -> int:
         self.problem = problem
-        return NOTHING
+        return _NOTHING

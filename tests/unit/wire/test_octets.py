@@ -1,0 +1,261 @@
+"""The byte primitives mean the same in Python and in C: each body against one plain model.
+
+`octets` itself is never compiled, so its C bodies are reached through `octets_probe`, which is
+compiled here into a temporary directory.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+import zlib
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import penstock
+from penstock.wire import octets
+from penstock.wire.record import java_hash
+
+HERE = Path(__file__).parent
+BUILD = """
+import sys
+from Cython.Build import cythonize
+from setuptools import Extension, setup
+directives = {"language_level": 3, "boundscheck": False, "wraparound": False,
+              "initializedcheck": False, "cdivision": True, "annotation_typing": False}
+probe = Extension("octets_probe", ["octets_probe.py"], extra_compile_args=["-O2"])
+setup(name="octets_probe", ext_modules=cythonize(
+    [probe], include_path=[sys.argv.pop()], compiler_directives=directives, quiet=True))
+"""
+GUARD = 0xA5
+WIDTH = {"i16": 2, "i32": 4, "u32": 4, "i64": 8}
+LENGTHS = range(41)
+
+Octets = Any  # the module `octets`, or the compiled probe
+
+
+def unavailable(why: str) -> None:
+    message = f"the C bodies of wire/octets are not tested: {why}"
+    if os.environ.get("CI") == "true":
+        pytest.fail(message)
+    pytest.skip(message)
+
+
+def compile_probe(folder: Path) -> ModuleType:
+    if importlib.util.find_spec("Cython") is None:
+        unavailable("Cython is not installed")
+    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
+    if shutil.which(os.environ.get("CC", compiler).split()[0]) is None:
+        unavailable(f"there is no C compiler ({compiler})")
+    for name in ("octets_probe.py", "octets_probe.pxd"):
+        shutil.copy(HERE / name, folder / name)
+    (folder / "setup.py").write_text(BUILD)
+    sources = str(Path(penstock.__file__).parents[1])
+    built = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", sources],
+        cwd=folder, env={**os.environ, "PYTHONPATH": sources}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert built.returncode == 0, built.stdout + built.stderr
+    (library,) = folder.glob("octets_probe.*.so")
+    spec = importlib.util.spec_from_file_location("octets_probe", library)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="session")
+def probe(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    return compile_probe(tmp_path_factory.mktemp("octets"))
+
+
+@pytest.fixture(scope="module", params=["python", "c"])
+def side(request: pytest.FixtureRequest) -> Octets:
+    return octets if request.param == "python" else request.getfixturevalue("probe")
+
+
+def integers(bits: int, *, signed: bool = True) -> st.SearchStrategy[int]:
+    low, high = (-(1 << bits - 1), (1 << bits - 1) - 1) if signed else (0, (1 << bits) - 1)
+    return st.sampled_from((low, low + 1, high - 1, high)) | st.integers(low, high)
+
+
+def guarded(length: int) -> bytearray:
+    return bytearray([GUARD]) * (length + 16)
+
+
+def around(room: bytearray, length: int) -> bytes:
+    """The bytes that a write of `length` at 8 may not have touched."""
+    return bytes(room[:8] + room[8 + length :])
+
+
+def untouched(length: int) -> bytes:
+    return around(guarded(length), length)
+
+
+spans = st.binary(max_size=64).flatmap(
+    lambda data: st.tuples(
+        st.just(data), st.integers(0, len(data)), st.integers(0, len(data))
+    ).map(lambda found: (found[0], min(found[1:]), max(found[1:])))
+)  # fmt: skip
+
+
+def test_every_primitive_has_a_c_body_and_a_probe(probe: ModuleType) -> None:
+    declared = re.findall(
+        r"^cdef inline [\w ]*?(\w+)\(", Path(octets.__file__).with_suffix(".pxd").read_text(), re.M
+    )
+    written = {name for name, value in vars(octets).items() if getattr(value, "__code__", None)}
+    assert set(declared) == written
+    assert written <= {name for name in vars(probe) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("kind", WIDTH)
+@given(data=st.binary(min_size=8, max_size=8), at=st.integers(0, 9))
+@example(data=b"\xff" * 8, at=3)
+@example(data=b"\x80" + bytes(7), at=1)
+@example(data=b"\x7f" + b"\xff" * 7, at=0)
+def test_numbers_are_read_big_endian(side: Octets, kind: str, data: bytes, at: int) -> None:
+    expected = int.from_bytes(data[: WIDTH[kind]], "big", signed=kind[0] == "i")
+    assert getattr(side, f"get_{kind}")(bytes([GUARD]) * at + data, at) == expected
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+@given(data=st.data())
+def test_numbers_are_written_big_endian(side: Octets, bits: int, data: st.DataObject) -> None:
+    value = data.draw(integers(bits))
+    room = guarded(bits // 8)
+    getattr(side, f"put_i{bits}")(room, 8, value)
+    assert room[8:-8] == value.to_bytes(bits // 8, "big", signed=True)
+    assert around(room, bits // 8) == untouched(bits // 8)
+
+
+@given(span=spans)
+def test_copy_and_zero_change_their_range_only(side: Octets, span: tuple[bytes, int, int]) -> None:
+    data, at, end = span
+    room = guarded(end - at)
+    side.copy(room, 8, data, at, end - at)
+    assert room[8:-8] == data[at:end]
+    assert around(room, end - at) == untouched(end - at)
+    side.zero(room, 8, end - at)
+    assert room[8:-8] == bytes(end - at)
+    assert around(room, end - at) == untouched(end - at)
+
+
+@given(span=spans, flip=st.integers(0, 63))
+def test_same_and_matches_compare_their_range_only(
+    side: Octets, span: tuple[bytes, int, int], flip: int
+) -> None:
+    data, at, end = span
+    piece, other = data[at:end], bytearray([GUARD]) * 5 + data[at:end] + bytearray([GUARD])
+    assert side.same(data, at, other, 5, end - at)
+    assert side.matches(data, at, piece)
+    if piece:
+        other[5 + flip % len(piece)] ^= 0x80
+        assert not side.same(data, at, other, 5, end - at)
+        assert not side.matches(other, 5, piece)
+
+
+@given(text=st.binary(max_size=40))
+def test_put_bytes_and_put_hex_bytes_return_what_they_took(side: Octets, text: bytes) -> None:
+    room = guarded(len(text))
+    assert side.put_bytes(room, 8, text) == len(text)
+    assert room[8:-8] == text
+    assert around(room, len(text)) == untouched(len(text))
+    room = guarded(2 * len(text))
+    assert side.put_hex_bytes(room, 8, text) == 2 * len(text)
+    assert room[8:-8] == text.hex().upper().encode()
+    assert around(room, 2 * len(text)) == untouched(2 * len(text))
+
+
+@given(span=spans)
+def test_put_hex_writes_upper_case_digits_of_its_range(
+    side: Octets, span: tuple[bytes, int, int]
+) -> None:
+    data, at, end = span
+    room = guarded(2 * (end - at))
+    side.put_hex(room, 8, data, at, end - at)
+    assert room[8:-8] == data[at:end].hex().upper().encode()
+    assert around(room, 2 * (end - at)) == untouched(2 * (end - at))
+
+
+@given(value=integers(64))
+@example(value=0)
+@example(value=-1)
+def test_numbers_become_decimal_and_hex_text(side: Octets, value: int) -> None:
+    text = str(value).encode()
+    room = guarded(20)
+    assert side.put_decimal(room, 8, value) == len(text)
+    assert room[8 : 8 + len(text)] == text
+    assert around(room, len(text)) == around(guarded(20), len(text))
+    room = guarded(16)
+    side.put_hex_i64(room, 8, value)
+    assert room[8:-8] == format(value & (1 << 64) - 1, "016X").encode()
+    assert around(room, 16) == untouched(16)
+
+
+@given(span=spans, byte=st.sampled_from((0, 1, 2, 34, 92, 128, 255)))
+def test_find_is_the_first_hit_within_the_range(
+    side: Octets, span: tuple[bytes, int, int], byte: int
+) -> None:
+    data, at, end = span
+    assert side.find(data, at, end, byte) == data.find(bytes([byte]), at, end)
+
+
+def test_find_at_every_length_and_place(side: Octets) -> None:
+    for length in LENGTHS:
+        poisoned = b"\x02" * 3 + bytes([GUARD]) * length + b"\x02" * 3
+        assert side.find(poisoned, 3, 3 + length, 2) == -1
+        for hit in range(length):
+            data = bytearray(poisoned)
+            data[3 + hit] = data[2 + length] = 2
+            assert side.find(data, 3, 3 + length, 2) == 3 + hit
+
+
+@given(data=st.binary(min_size=48, max_size=48))
+def test_checksums_at_every_length_and_alignment(side: Octets, data: bytes) -> None:
+    for length in LENGTHS:
+        at = length % 8
+        piece = data[at : at + length]
+        assert side.crc31(data, at, length) == zlib.crc32(piece) & 0x7FFFFFFF
+        assert side.is_ascii(data, at, length) == all(byte < 128 for byte in piece)
+
+
+def test_one_high_byte_is_not_ascii_wherever_it_stands(side: Octets) -> None:
+    for length in LENGTHS:
+        for high in range(length):
+            data = bytearray(b"\xff" * 2 + b"a" * length + b"\xff" * 2)
+            assert side.is_ascii(data, 2, length)
+            data[2 + high] = 0x80
+            assert not side.is_ascii(data, 2, length)
+
+
+@given(text=st.text(st.characters(max_codepoint=127), min_size=40, max_size=40))
+def test_ascii_hash_is_javas_and_goes_on_from_any_beginning(side: Octets, text: str) -> None:
+    data = text.encode()
+    for length in LENGTHS:
+        assert side.ascii_hash(data, 0, length, 0) == java_hash(text[:length])
+        seed = java_hash(text[: 40 - length])
+        assert side.ascii_hash(data, 40 - length, length, seed) == java_hash(text)
+
+
+@pytest.mark.parametrize("seed", [-(1 << 31), -5, -1, 0, 1, (1 << 31) - 1])
+def test_ascii_hash_of_nothing_is_its_seed(side: Octets, seed: int) -> None:
+    assert side.ascii_hash(b"guard", 2, 0, seed) == seed
+
+
+@given(data=st.binary(min_size=40, max_size=40), seed=integers(32, signed=False))
+def test_mix_hash_is_fnv_1a(side: Octets, data: bytes, seed: int) -> None:
+    expected = 2166136261 ^ seed
+    assert side.mix_hash(data, 0, 0, seed) == expected
+    for length in range(1, len(LENGTHS)):
+        expected = (expected ^ data[length - 1]) * 16777619 % (1 << 32)
+        assert side.mix_hash(data, 0, length, seed) == expected
