@@ -27,10 +27,14 @@ class Checkpoint(NamedTuple):
 
     def recover_from_ms(self, *, with_index: bool) -> int:
         """Records up to this store time are known to be whole and dispatched."""
+        return max(self.known_ms(with_index=with_index) - SLACK_MS, 0)
+
+    def known_ms(self, *, with_index: bool) -> int:
+        """The store time that all parts have reached."""
         times = [self.log_ms, self.queues_ms]
         if with_index:
             times.append(self.index_ms)
-        return max(min(times) - SLACK_MS, 0)
+        return min(times)
 
 
 def read_checkpoint(disk: Disk, layout: Layout) -> Checkpoint:

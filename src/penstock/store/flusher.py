@@ -108,6 +108,8 @@ class Flusher:
 
     def pump(self) -> None:
         """One pass in the caller's thread: for a disk without threads."""
+        if self.failed():
+            return
         state = self.state
         try:
             while state[native.ROLLED_HEAD] < state[native.ROLLED_TAIL]:

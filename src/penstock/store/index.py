@@ -300,6 +300,8 @@ class Index:
         """Delete files whose records are all gone, but never the last one; may wait."""
         while len(self.files) > 1 and self.files[0].end_offset() < begin_offset:
             gone = self.files.pop(0)
+            if gone in self.dirty:
+                self.dirty.remove(gone)
             self.disk.unlink(gone.path)
             self.disk.sync_directory(self.folder)
 
@@ -330,7 +332,12 @@ class Index:
             if not path.exists():
                 break
             now_ms += 1
-        file = IndexFile(self.disk, path, self.slots, self.entries, new=True)
+        try:
+            file = IndexFile(self.disk, path, self.slots, self.entries, new=True)
+        except BaseException:
+            if path.exists():
+                self.disk.unlink(path)  # a file without a header would be a trap later
+            raise
         if self.current is not None:
             self.dirty.append(self.current)
         self.dirty.append(file)

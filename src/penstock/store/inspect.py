@@ -20,6 +20,7 @@ import msgspec
 
 from penstock.errors import StoreError
 from penstock.store.checkpoint import Checkpoint
+from penstock.store.consumequeue import FILLER_SIZE
 from penstock.store.index import HEADER_BYTES, SLOT_BYTES
 from penstock.store.index import NAME_DIGITS as INDEX_NAME_DIGITS
 from penstock.store.layout import Layout, Sizes
@@ -65,7 +66,11 @@ class SizeHints(NamedTuple):
 
 
 class StoreFiles:
-    """A store's directory as it was when this was made."""
+    """A store's directory as it was when this was made.
+
+    `crashed`: it was not closed; `live`: because a process has it open. Whoever sets `stop` reads
+    the log only up to there, and so does not run after a writer.
+    """
 
     def __init__(self, root: Path, hints: SizeHints | None = None) -> None:
         self.root = root
@@ -77,6 +82,8 @@ class StoreFiles:
             )
         self.sizes, self.sizes_from = _find_sizes(self.layout, hints or SizeHints())
         self.crashed = self.layout.abort.exists()
+        self.live = self.crashed and _is_locked(self.layout.lock)
+        self.stop: int | None = None
         self.log = _log_files(self.layout)
         self.snapshot = self._read_snapshot()
 
@@ -105,7 +112,10 @@ class StoreFiles:
         if file is None:
             return bytearray(), 0
         at = offset - file.start
-        room = max(min(file.length, self.sizes.segment_bytes) - at, 0)
+        end = min(file.length, self.sizes.segment_bytes)
+        if self.stop is not None:
+            end = min(end, self.stop - file.start)
+        room = max(end - at, 0)
         return read_piece(file.path, at, min(max(CHUNK_BYTES, least), room)), room
 
     def window(self) -> LogWindow:
@@ -215,7 +225,7 @@ class StoreFiles:
             return None
         try:
             return msgspec.json.decode(self.layout.snapshot.read_bytes(), type=Snapshot)
-        except msgspec.DecodeError:
+        except ValueError:
             return None
 
 
@@ -255,7 +265,7 @@ class QueueEntries:
         while low < high:
             middle = (low + high) // 2
             entry = self.entry(middle)
-            if entry is None or entry[1] == 0x7FFFFFFF or entry[0] < log_begin:
+            if entry is not None and (entry[1] == FILLER_SIZE or entry[0] < log_begin):
                 low = middle + 1
             else:
                 high = middle
@@ -274,6 +284,24 @@ class QueueEntries:
             if low > file.start:
                 return low
         return self.first
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether some process holds the store's lock.
+
+    Asked of the kernel's list: to open and close the file would end a lock of our own process.
+    """
+    try:
+        inode = str(path.stat().st_ino)
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any(
+        "POSIX" in line and place.rpartition(":")[2] == inode
+        for line in locks
+        for place in line.split()
+        if place.count(":") == 2
+    )
 
 
 def _names(folder: Path) -> list[str]:
@@ -308,9 +336,10 @@ def _find_sizes(layout: Layout, hints: SizeHints) -> tuple[Sizes, str]:
 
 def _made_with(layout: Layout) -> Sizes | None:
     try:
-        return msgspec.json.decode(layout.sizes.read_bytes(), type=Sizes)
-    except (OSError, msgspec.DecodeError):
+        made = msgspec.json.decode(layout.sizes.read_bytes(), type=Sizes)
+    except (OSError, ValueError):
         return None
+    return made if all(getattr(made, name) > 0 for name in Sizes.__struct_fields__) else None
 
 
 def _guess_sizes(layout: Layout) -> Sizes:

@@ -148,7 +148,8 @@ class MessageStore:
             self.log.close()
             ms = self.path.store_ms
             write_checkpoint(self.disk, self.layout, Checkpoint(ms, ms, ms, 0, self.log.end))
-            self.disk.write_file(self.layout.snapshot, msgspec.json.encode(self._snapshot()))
+            snapshot = self._snapshot().sealed()
+            self.disk.write_file(self.layout.snapshot, msgspec.json.encode(snapshot))
             self.disk.unlink(self.layout.abort)
             self.disk.sync_directory(self.layout.root)
         else:
@@ -300,10 +301,19 @@ class MessageStore:
             self._submit(self._care_for(index_due=index_due))
 
     def _submit(self, work: Callable[[], None]) -> None:
-        if self.disk.threads:
-            self._care = self.disk.submit(work)
-        else:
+        """Have it done by the pool, after what was submitted before: no checkpoint may overtake
+        the syncs of `expire`."""
+        if not self.disk.threads:
             work()
+            return
+        before = self._care
+
+        def in_turn() -> None:
+            if before is not None:
+                before.result()
+            work()
+
+        self._care = self.disk.submit(in_turn)
 
     def _after_care(self, care: "Future[None]") -> None:
         error = care.exception()
@@ -378,7 +388,14 @@ class MessageStore:
         begin = self.log.begin()
         log.info("deleting %d segments: the log begins at %d now", count, begin)
 
+        # Recovery can't replay what is deleted, so its queue entries must be on the disk before.
+        dirty, self.path.dirty = self.path.dirty, []
+        for queue in dirty:
+            queue.dirty = False
+
         def work() -> None:
+            for queue in dirty:
+                queue.sync()
             for queue in self.queues.rows:
                 queue.correct_min(begin)
                 queue.drop_files_before(queue.min_offset)

@@ -127,10 +127,23 @@ def walk_to_end(files: StoreFiles, scan: LogScan, offset: int, tell: Progress) -
     return offset
 
 
+def dispatched_end(files: StoreFiles) -> int:
+    """The end of the last record that a queue names: up to there a live log stands still."""
+    end = files.log_begin
+    for topic, queue_id in files.queues():
+        entries = QueueEntries(files, topic, queue_id)
+        last = entries.entry(entries.end - 1)
+        if last is not None and _is_record(files, last[0]):
+            end = max(end, last[0] + last[1])
+    return end
+
+
 def state_of(files: StoreFiles) -> str:
     """How the store was left."""
+    if files.live:
+        return "open (a process holds its lock)"
     if files.crashed:
-        return "open or crashed (abort is there)"
+        return "crashed, or a copy of an open store (abort is there)"
     if files.snapshot is not None:
         return "closed cleanly"
     return "closed cleanly, without a snapshot (another broker's, or new)"

@@ -9,25 +9,33 @@
 What is damage depends on how the store was left. After a crash recovery begins at `replay_from`:
 it cuts the log where no good record follows, and makes the queue and index entries from there on
 anew. So a torn tail and stray entries behind that place are notes. A bad record with good ones
-behind it is damage in any case, because recovery would cut those off too.
+behind it is damage, because recovery would cut those off too; unless it was never wholly written
+and lies behind what the checkpoint calls durable, which is how a power cut leaves a log.
+
+A store that a process has open is checked as far as it was written when the check began.
 """
 
+import itertools
 from collections.abc import Iterator
 
 import msgspec
 
 from penstock.errors import ReadFailed
 from penstock.store.inspect import QueueEntries, StoreFiles
-from penstock.store.pieces import LogFile
+from penstock.store.pieces import LogFile, read_piece
 from penstock.store.problem import DAMAGE, NOTE, Problem
 from penstock.store.scan import AT_BLANK, AT_END, MORE, LogScan, LogWindow, QueueFacts
-from penstock.store.survey import Progress
+from penstock.store.survey import Progress, dispatched_end
 from penstock.store.verify_index import check_index
 from penstock.store.verify_queues import check_queues
-from penstock.wire.record import NOTHING, PROBLEMS, RECORD, StoredRecord
+from penstock.wire.record import PROBLEMS, RECORD
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
 """Apache's broker keeps the delivery time in these queues' entries where others have a tag hash."""
+SECTOR_BYTES = 512
+TORN_BYTES_LEAST = 64
+"""A shorter share of zeros in a sector may be anybody's data."""
+TORN_BYTES_MAX = 8 * 1024 * 1024
 _UNWRITTEN, _LENGTHS = 2, 5
 _KINDS = ("", "short", "unwritten", "magic", "size", "lengths", "crc", "place", "torn")
 
@@ -58,15 +66,17 @@ class Verification:
         self.tell = progress or (lambda what, done, of: None)
         self.totals = Totals(log_begin=files.log_begin)
         self.replay_from = files.replay_from()
+        # Read before the log is walked, for a live store's marks move on meanwhile.
+        self.checkpoint = files.checkpoint()
         self.entries: dict[tuple[bytes, int], QueueEntries] = {}
         self.facts: dict[tuple[bytes, int], QueueFacts] = {}
         self.scan = LogScan(self._make_queue)
-        heads = [h for p in files.index_files() if (h := files.index_head(p)) is not None]
-        if heads:
-            self.scan.keys_from = heads[0].begin_offset
-            self.scan.keys_to = heads[-1].end_offset
-        else:
-            self.scan.keys_from, self.scan.keys_to = 0, -1
+        self.index = [(path, files.index_head(path)) for path in files.index_files()]
+        heads = [head for _, head in self.index if head is not None]
+        self.scan.keys_from = heads[0].begin_offset if heads else 0
+        self.scan.keys_to = heads[-1].end_offset if heads else -1
+        if files.live:  # after the index's heads: what they count is dispatched by now
+            files.stop = dispatched_end(files)
 
     def run(self) -> Iterator[Problem]:
         """Everything, in the order of the files; ends with `totals` complete."""
@@ -131,7 +141,7 @@ class Verification:
         window = files.window()
         offset = end = files.log_begin
         needs = 0
-        while True:
+        while files.stop is None or offset < files.stop:
             file = files.log_file(offset)
             if file is None:
                 offset = next((f.start for f in files.log if f.start > offset), -1)
@@ -147,14 +157,17 @@ class Verification:
                 continue
             offset = end = scan.offset
             needs = scan.needs if why == MORE else 0
-            if why == MORE:
+            if why == MORE or offset == files.stop:
                 continue
             segment_end = file.start + files.sizes.segment_bytes
             if why == AT_END or (why == AT_BLANK and offset + scan.blank == segment_end):
                 end = offset if file.start + file.length < segment_end else segment_end
                 offset = segment_end
                 continue
-            following = self._behind(offset, segment_end, blank=why == AT_BLANK)
+            following = self._behind(offset, blank=why == AT_BLANK)
+            if following is not None and self._is_torn(file, offset, following):
+                yield self._torn(file, offset, following)
+                break
             problem = self._bad_record(file, offset, following, blank=why == AT_BLANK)
             if problem is not None:
                 yield problem
@@ -173,7 +186,7 @@ class Verification:
         totals.keys = scan.keys
         totals.first_ms, totals.last_ms = scan.first_ms, scan.last_ms
 
-    def _behind(self, offset: int, segment_end: int, *, blank: bool) -> int | None:
+    def _behind(self, offset: int, *, blank: bool) -> int | None:
         """Where good records go on behind a bad one, or None."""
         stored = self.scan.stored
         if not blank and stored.problem > _LENGTHS:  # its size can be believed
@@ -182,6 +195,27 @@ class Verification:
             if found is not None and found[0].check(behind) == RECORD:
                 return behind
         return self.files.next_good(offset + 1)
+
+    def _is_torn(self, file: LogFile, offset: int, following: int) -> bool:
+        """Whether a bad place looks like one that a power cut or the copying of a live store left:
+        behind what the checkpoint calls durable, and with a sector that was never written."""
+        confirmed = self.checkpoint.confirmed if self.checkpoint is not None else 0
+        if not self.redone(offset) or offset < confirmed:
+            return False
+        at, end = offset - file.start, min(following - file.start, file.length)
+        data = read_piece(file.path, at, min(end - at, TORN_BYTES_MAX))
+        edges = [0, *range(-at % SECTOR_BYTES, len(data), SECTOR_BYTES), len(data)]
+        return any(
+            high - low >= TORN_BYTES_LEAST and not any(data[low:high])
+            for low, high in itertools.pairwise(edges)
+        )
+
+    def _torn(self, file: LogFile, offset: int, following: int) -> Problem:
+        text = (
+            f"a sector was never written, records go on at log offset {following}: a power cut, or "
+            "the copying of a live store, left that; recovery cuts the log here"
+        )
+        return Problem(NOTE, "log.torn-tail", self.name(file), offset - file.start, text)
 
     def _bad_record(
         self, file: LogFile, offset: int, following: int | None, *, blank: bool
@@ -236,7 +270,7 @@ class Verification:
     def _checkpoint(self) -> Iterator[Problem]:
         files, totals = self.files, self.totals
         name = files.layout.checkpoint.name
-        checkpoint = files.checkpoint()
+        checkpoint = self.checkpoint
         if checkpoint is None:
             if files.layout.checkpoint.exists():
                 yield Problem(DAMAGE, "checkpoint.short", name, 0, "has fewer than 40 bytes")
@@ -262,8 +296,3 @@ class Verification:
 def _step(scan: LogScan, window: LogWindow, offset: int, needs: int) -> int:
     window.load(offset, needs)
     return scan.run(window)
-
-
-def whole(stored: StoredRecord, offset: int) -> bool:
-    """Whether a record that was read is whole and at home."""
-    return stored.check(offset) != NOTHING

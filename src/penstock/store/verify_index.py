@@ -36,7 +36,7 @@ _KINDS = {
 def check_index(verification: "Verification") -> Iterator[Problem]:
     """All index files, oldest first."""
     files = verification.files
-    paths = files.index_files()
+    paths = [path for path, _ in verification.index]
     verification.totals.index_files = len(paths)
     if paths and not files.sizes.index_slots:
         yield Problem(
@@ -46,12 +46,12 @@ def check_index(verification: "Verification") -> Iterator[Problem]:
         )  # fmt: skip
         return
     alive = 0
-    for place, path in enumerate(paths):
+    for place, (path, head) in enumerate(verification.index):
         check = _FileCheck(verification, path, last=place == len(paths) - 1)
-        yield from check.run()
+        yield from check.run(head)
         alive += check.alive
     missing = verification.scan.keys - alive
-    if paths and missing:
+    if paths and missing and not files.crashed:
         text = (
             "keys of records are not in the index: queries do not find them"
             if missing > 0
@@ -73,10 +73,9 @@ class _FileCheck:
         self.alive = 0
         self.broken_chain = False
 
-    def run(self) -> Iterator[Problem]:
+    def run(self, head: IndexHead | None) -> Iterator[Problem]:
         length = self.path.stat().st_size
         expected = self.files.index_bytes()
-        head = self.files.index_head(self.path)
         if length != expected or head is None:
             text = f"has {length} bytes instead of {expected}: a broker passes it over"
             yield Problem(DAMAGE, "index.length", self.name, 0, text)
@@ -92,7 +91,7 @@ class _FileCheck:
         yield from merge_neighbours(self._entries(scan, head))
         self.alive = scan.alive - scan.tags
         self.verification.totals.index_entries += head.next_number - 1
-        if not self.broken_chain:
+        if not self.broken_chain and not (self.rebuilt and self.files.live):
             yield from self._slots(scan)
             if scan.used != head.slots_used:
                 text = f"the header counts {head.slots_used} slots in use, there are {scan.used}"

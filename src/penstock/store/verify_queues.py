@@ -70,7 +70,9 @@ class _QueueCheck:
         self.misses = facts.misses if facts is not None else []
 
     def run(self) -> Iterator[Problem]:
-        low = self.entries.min_offset(self.files.log_begin)
+        # A damaged entry may mislead the search for the first one, a record can't.
+        known = [low for low, *_ in (*self.covered, *self.misses) if low >= self.entries.first]
+        low = min([self.entries.min_offset(self.files.log_begin), *known])
         for begin, end in gaps(self.covered, low, self.entries.end):
             yield from merge_neighbours(self._gap(begin, end))
         yield from self._missing()
@@ -95,10 +97,12 @@ class _QueueCheck:
     def _judge(self, offset: int) -> Problem | None:
         """What is wrong with an entry that no good record confirmed."""
         entry = self.entries.entry(offset)
+        record_at = self._record_at(offset)
         if entry is None:
+            redone = record_at is not None and self.verification.redone(record_at)
             return self._problem(
-                DAMAGE, "queue.hole", offset,
-                "an entry was never written: consumers stop or skip here",
+                NOTE if redone else DAMAGE, "queue.hole", offset,
+                "an entry is missing" + (_REDONE if redone else ": consumers stop or skip here"),
             )  # fmt: skip
         physical, size, tags_code = entry
         if size == FILLER_SIZE:
@@ -106,12 +110,23 @@ class _QueueCheck:
                 NOTE, "queue.filler", offset,
                 "a filler stands for a message that is gone: consumers skip it",
             )  # fmt: skip
+        if 0 <= physical < self.files.log_begin and record_at is None:
+            return None  # of a segment that was deleted
+        if self.files.live and physical >= self.verification.totals.log_end:
+            return None  # written since the check began
         what, kind = self._compare(offset, physical, size, tags_code)
-        redone = self.verification.redone(physical)
+        redone = self.verification.redone(physical if record_at is None else record_at)
         text = f"{what} (entry → log offset {physical}, {size} bytes)"
         return self._problem(
             NOTE if redone else DAMAGE, kind, offset, text + (_REDONE if redone else "")
         )
+
+    def _record_at(self, offset: int) -> int | None:
+        """Where about the record of a queue offset lies that its entry does not name."""
+        for begin, end, physical in self.misses:
+            if begin <= offset < end:
+                return physical
+        return None
 
     def _compare(self, offset: int, physical: int, size: int, tags_code: int) -> tuple[str, str]:
         if physical >= self.verification.totals.log_end:

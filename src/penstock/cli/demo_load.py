@@ -1,0 +1,50 @@
+"""The demo's messages, each a function of its number: the writer and the checker agree on them.
+
+Message `n` goes to lane `n % LANES` (a queue of one of the topics) and has queue offset
+`n // LANES` there, so what was acknowledged can be recounted after a crash.
+"""
+
+from penstock.config import StoreConfig
+
+TOPICS = (b"Registered", b"Ordered")
+QUEUES = 4
+LANES = len(TOPICS) * QUEUES
+TAGS = (b"trial", b"paid", b"vip")
+BATCH = 256
+"""Messages between two acknowledgements."""
+
+_FILLER = bytes(range(32, 127)) * 4
+
+
+def config(*, sync_flush: bool) -> StoreConfig:
+    """Small segments, so that the log rolls. Nothing may be deleted, however full the disk is."""
+    return StoreConfig(
+        segment_bytes=64 * 1024 * 1024, index_slots=1_000_000, index_entries=4_000_000,
+        sync_flush=sync_flush, disk_clean_percent=100, disk_force_percent=100,
+        disk_refuse_percent=100,
+    )  # fmt: skip
+
+
+def lane(number: int) -> tuple[bytes, int]:
+    """Topic and queue id of a message, or of a lane."""
+    place = number % LANES
+    return TOPICS[place % len(TOPICS)], place // len(TOPICS)
+
+
+def body(number: int) -> bytes:
+    """100 to 199 bytes that name the message."""
+    start = number % 89
+    return b"%010d " % number + _FILLER[start : start + 89 + number * 37 % 100]
+
+
+def key(number: int) -> str:
+    return f"order-{number}"
+
+
+def properties(number: int) -> bytes:
+    """A tag, a key and a unique id."""
+    return b"TAGS\x01%b\x02KEYS\x01order-%d\x02UNIQ_KEY\x01%032X\x02" % (
+        TAGS[number % len(TAGS)],
+        number,
+        number,
+    )

@@ -1,0 +1,136 @@
+"""The store tools' findings as text for people, and messages as values for JSON."""
+
+import sys
+from typing import Any
+
+from penstock.cli.terminal import size_text, time_text
+from penstock.store.dump import plain_body
+from penstock.store.inspect import StoreFiles
+from penstock.store.problem import Problem
+from penstock.store.survey import Figures, state_of
+from penstock.store.verify import Totals
+from penstock.wire.message import StoredMessage
+
+
+def print_figures(figures: Figures) -> None:
+    """`store stat`."""
+    exact = "" if figures.records_exact else " (by the queues; --exact counts)"
+    sizes = figures.sizes
+    rows = [
+        ("store", figures.root),
+        ("state", figures.state),
+        ("log", f"{figures.segments} segments of {size_text(sizes.segment_bytes)}, offsets "
+                f"{figures.log_begin:,} to {figures.log_end:,} "
+                f"({size_text(figures.log_end - figures.log_begin)})"),
+        ("records", f"{figures.records:,}{exact}"),
+        ("times", f"{time_text(figures.first_ms)} to {time_text(figures.last_ms)}"),
+        ("on disk", size_text(figures.disk_bytes)),
+        ("sizes", f"queue files of {sizes.queue_file_entries:,} entries, index files of "
+                  f"{sizes.index_slots:,} slots and {sizes.index_entries:,} entries; from "
+                  f"{figures.sizes_from}"),
+    ]  # fmt: skip
+    checkpoint = figures.checkpoint
+    if checkpoint is None:
+        rows.append(("checkpoint", "none"))
+    else:
+        rows.append(("checkpoint", f"log {time_text(checkpoint.log_ms)}, queues "
+                     f"{time_text(checkpoint.queues_ms)}, index {time_text(checkpoint.index_ms)}, "
+                     f"confirmed to {checkpoint.confirmed:,}"))  # fmt: skip
+    rows.append(("tables", ", ".join(figures.tables) or "none"))
+    for name, text in rows:
+        print(f"{name:>10}  {text}")
+    _print_queues(figures)
+    for index in figures.index:
+        print(f"{'index':>10}  {index.name}: {index.entries:,} entries, {index.slots_used:,} slots "
+              f"used, {time_text(index.begin_ms)} to {time_text(index.end_ms)}")  # fmt: skip
+
+
+def _print_queues(figures: Figures) -> None:
+    topics = {queue.topic for queue in figures.queues}
+    print(f"{'queues':>10}  {len(figures.queues)} of {len(topics)} topics")
+    if not figures.queues:
+        return
+    width = max(5, *(len(queue.topic) for queue in figures.queues))
+    print(f"\n{'topic':<{width}}  queue  {'min offset':>12}  {'max offset':>12}  {'messages':>12}")
+    for q in figures.queues:
+        print(f"{q.topic:<{width}}  {q.queue_id:>5}  {q.min_offset:>12,}  {q.max_offset:>12,}  "
+              f"{q.count:>12,}")  # fmt: skip
+    if figures.index:
+        print()
+
+
+def print_verification(
+    files: StoreFiles, totals: Totals, problems: list[Problem], unprinted: int
+) -> None:
+    """`store verify`."""
+    for problem in problems:
+        count = f" [{problem.count}x]" if problem.count > 1 else ""
+        print(f"{problem.severity}: {problem.file} @{problem.offset}: {problem.text} "
+              f"({problem.kind}){count}")  # fmt: skip
+    if unprinted:
+        print(f"… and {unprinted} more (--limit)")
+    print(f"{totals.records:,} records ({size_text(totals.record_bytes)}), "
+          f"{totals.queue_entries:,} entries of {totals.queues} queues, "
+          f"{totals.index_entries:,} index entries checked; {state_of(files)}")  # fmt: skip
+    if totals.damage:
+        print(f"DAMAGED: {totals.damage:,} problems, {totals.notes:,} notes")
+    else:
+        print(f"good: no damage, {totals.notes:,} notes")
+
+
+def print_message(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> None:
+    """`store dump`: a line, and the body under it if asked for."""
+    parts = [
+        f"{message.topic}/{message.queue_id} #{message.queue_offset}",
+        f"at {message.physical_offset}",
+        time_text(message.store_ms),
+    ]
+    if message.tags:
+        parts.append(f"tags={message.tags}")
+    if message.keys:
+        parts.append(f"keys={','.join(message.keys)}")
+    parts += [f"id={message.message_id}", f"{len(message.body)} bytes"]
+    print("  ".join(parts))
+    if bodies:
+        shown = _body(message, cut_bytes)
+        text = shown.get("body", shown.get("body_hex", ""))
+        for line in str(text).splitlines() or [""]:
+            print(f"    {line}")
+        if "body_problem" in shown:
+            print(f"penstock: {shown['body_problem']}", file=sys.stderr)
+
+
+def as_dict(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> dict[str, Any]:
+    """`store dump --json`."""
+    fields = {name: getattr(message, name) for name in StoredMessage.__dataclass_fields__}
+    del fields["body"]
+    fields |= {
+        "tags": message.tags,
+        "keys": message.keys,
+        "message_id": message.message_id,
+        "offset_id": message.offset_id,
+        "body_bytes": len(message.body),
+    }
+    return fields | (_body(message, cut_bytes) if bodies else {})
+
+
+def _body(message: StoredMessage, cut_bytes: int) -> dict[str, Any]:
+    """The body inflated, as text if it can be printed and else as hex; cut if it is long."""
+    body, problem = plain_body(message)
+    shown: dict[str, Any] = {}
+    if problem is not None:
+        shown["body_problem"] = problem
+    piece = body[:cut_bytes]
+    cut = "…" if len(body) > len(piece) else ""
+    try:
+        # A cut may go through a character: up to three bytes of it may be missing at the end.
+        text = piece.decode() if not cut else piece.decode("utf-8", "ignore")
+        if cut and len(text.encode()) < len(piece) - 3:
+            text = "\0"
+    except UnicodeDecodeError:
+        text = "\0"
+    if all(c.isprintable() or c in "\r\n\t" for c in text):
+        shown["body"] = text + cut
+    else:
+        shown["body_hex"] = piece.hex() + cut
+    return shown

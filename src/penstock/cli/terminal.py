@@ -1,0 +1,66 @@
+"""What commands share on a terminal: progress bars, figures as text, the notice of slowness."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import datetime
+
+import penstock
+
+Progress = Callable[[str, int, int], None]
+
+
+def say_if_uncompiled() -> None:
+    """One line on stderr where the kernel runs as plain Python; for commands that do real work."""
+    if penstock.compiled():
+        return
+    if os.environ.get("PENSTOCK_PURE") == "1":
+        text = "running uncompiled because PENSTOCK_PURE=1 is set: slower"
+    else:
+        text = "running uncompiled: everything works, slower; install a C compiler and reinstall"
+    print(f"penstock: {text}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def progress_bars(wanted: bool | None = None) -> Iterator[Progress]:
+    """Bars on stderr, one for each `what` that is told; none unless wanted or on a terminal."""
+    if not (sys.stderr.isatty() if wanted is None else wanted):
+        yield lambda what, done, of: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (
+        TextColumn("{task.description:>8}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeElapsedColumn(),
+    )
+    tasks = {}
+    console = Console(stderr=True, force_terminal=wanted)
+    with Bars(*columns, console=console, transient=True) as bars:
+
+        def tell(what: str, done: int, of: int) -> None:
+            if what not in tasks:
+                tasks[what] = bars.add_task(what, total=of)
+            bars.update(tasks[what], completed=done, total=of)
+
+        yield tell
+
+
+def size_text(count: float) -> str:
+    """A number of bytes for people."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(count) < 1024 or unit == "GiB":
+            break
+        count /= 1024
+    return f"{count:,.0f} {unit}" if unit == "B" else f"{count:,.1f} {unit}"
+
+
+def time_text(ms: int) -> str:
+    """A time for people, local; a dash where none is known."""
+    if not 0 < ms < 1 << 47:
+        return "-"
+    return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds")
