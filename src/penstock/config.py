@@ -33,6 +33,10 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     index_tags: Annotated[
         bool, Doc("whether tags are indexed too, as RocketMQ 5.4 does", live=True)
     ] = True
+    delay_levels: Annotated[
+        str, Doc("delays of the levels 1, 2, ... of delayed messages (s, m, h, d)",
+                 "messageDelayLevel")
+    ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # fmt: skip
     body_bytes_max: Annotated[int, Doc("largest message body", "maxMessageSize", live=True)] = (
         4 * 1024 * 1024
     )
@@ -87,6 +91,14 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     delete_segments_max: Annotated[
         int, Doc("segments deleted in one round", "deleteFileBatchMax", live=True)
     ] = 10
+
+
+_UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+
+
+def delays_ms(levels: str) -> list[int]:
+    """The delays of a table such as `1s 5m 2h`, in ms."""
+    return [int(level[:-1]) * _UNIT_MS[level[-1]] for level in levels.split()]
 
 
 def describe(config: type[msgspec.Struct]) -> list[tuple[str, object, Doc]]:

@@ -13,6 +13,7 @@ cdef class ConsumeQueue:
     cdef readonly long long file_entries
     cdef readonly int key_seed
     cdef readonly int tag_seed
+    cdef public long long delay_ms
     cdef public long long min_offset
     cdef public long long max_offset
     cdef public long long hot_from
@@ -38,6 +39,7 @@ cdef class ConsumeQueue:
     @cython.locals(at="long long")
     cdef long long _end_of(self, long long offset)
     cpdef bint is_hot(self, long long offset)
+    cpdef int reserve(self, long long count) except -1
     cpdef int _make_room(self, long long offset) except -1
 
 cdef class QueueTable:

@@ -2,10 +2,12 @@
 
     | physical offset i64 | record size i32 | tag hash i64 |     20 bytes
 
-Entry n lies at byte 20·n of the queue, in files of equal size named by their first byte. Files are
-sparse at full length; blocks are allocated in steps before the write position gets there, so a
-full disk is an error and never a signal. Only the file being written is mapped, and only once it
-is needed: an idle queue costs a small object.
+Entry n lies at byte 20·n of the queue, in files of equal size named by their first byte. In the
+queues of delayed messages (`delay_ms` ≥ 0) the time of delivery stands in place of the tag hash.
+
+Files are sparse at full length; blocks are allocated in steps before the write position gets
+there, so a full disk is an error and never a signal. Only the file being written is mapped, and
+only once it is needed: an idle queue costs a small object.
 
 Entries written since the queue was opened are hot (their pages are in memory); older ones are
 read from the file, at once if the page cache has them.
@@ -43,6 +45,7 @@ class ConsumeQueue:
         self.file_entries: int = file_entries
         self.key_seed: int = java_hash(topic.decode("utf-8", "replace") + "#")
         self.tag_seed: int = java_hash(topic.decode("utf-8", "replace") + "#T#")
+        self.delay_ms: int = -1
         self.min_offset: int = 0
         self.max_offset: int = 0
         self.hot_from: int = 0
@@ -79,6 +82,20 @@ class ConsumeQueue:
         """Make sure that the next `append` needs nothing from the disk."""
         if self.max_offset >= self._allocated or self.max_offset < self._open_from:
             self._make_room(self.max_offset)
+
+    def reserve(self, count: int) -> None:
+        """Allocate the blocks of the next `count` entries, in new files too if need be."""
+        place = max(self.max_offset, self._allocated)
+        while place < self.max_offset + count:
+            start = place - place % self.file_entries
+            if not self.file_starts:
+                self.disk.make_directory(self.folder)
+            fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
+            try:
+                self._allocate(fd, start, place - start)
+            finally:
+                self.disk.close_file(fd)
+            place = start + self._step_end(place - start)
 
     def begin_at(self, offset: int) -> None:
         """Let an empty queue begin at `offset`: the file's entries before it are fillers."""
@@ -120,7 +137,7 @@ class ConsumeQueue:
         """One past the last entry whose record lies wholly below the confirmed log offset."""
         high = self.max_offset
         low = max(self._open_from, self.min_offset)
-        # No file open: nothing was written since the queue was opened or rested.
+        # No file open: nothing was written since the queue was loaded.
         if self._open_to == 0 or (high > low and self._end_of(high - 1) <= confirmed):
             return high
         while low < high:
@@ -158,7 +175,10 @@ class ConsumeQueue:
         if count <= 0 or start not in self.file_starts:
             return b""
         at = (offset - start) * ENTRY_BYTES
-        fd = self.disk.open_to_read(self._path(start))
+        try:
+            fd = self.disk.open_to_read(self._path(start))
+        except FileNotFoundError:  # retention was quicker
+            return b""
         try:
             if wait:
                 return self.disk.read_at(fd, count * ENTRY_BYTES, at)
@@ -273,18 +293,9 @@ class ConsumeQueue:
         if gone:
             self.disk.sync_directory(self.folder)
 
-    def destroy(self) -> None:
-        """Delete all files of the queue."""
+    def close(self) -> None:
+        """Give back the mapping and its file handle; nothing is written any more."""
         self._close_file()
-        for start in self.file_starts:
-            self.disk.unlink(self._path(start))
-        self.file_starts = []
-        self.min_offset = self.max_offset = self.hot_from = 0
-
-    def rest(self) -> None:
-        """Give back the mapping and the file handle until the next write."""
-        self._close_file()
-        self.hot_from = self.max_offset
 
     def _path(self, start: int) -> Path:
         return self.folder / segment_name(start * ENTRY_BYTES)
@@ -339,7 +350,6 @@ class ConsumeQueue:
         self.disk.allocate(fd, begin * ENTRY_BYTES, length, self._path(start))
 
     def _open_file(self, start: int) -> None:
-        self._close_file()
         size = self.file_entries * ENTRY_BYTES
         path = self._path(start)
         try:
@@ -349,13 +359,14 @@ class ConsumeQueue:
         except OSError as error:
             raise StoreError(f"the queue file {path} can't be made: {error}") from error
         try:
-            self._map = self.disk.map(fd, size)
+            opened = self.disk.map(fd, size)
         finally:
             self.disk.close_file(fd)
-        self._view = memoryview(self._map)
+        self._close_file()
+        self._map = opened
+        self._view = memoryview(opened)
         self._open_from = start
         self._open_to = start + self.file_entries
-        self._allocated = self._ahead = 0
         if start not in self.file_starts:
             self.file_starts.append(start)
             self._names_changed = True

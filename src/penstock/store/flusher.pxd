@@ -13,6 +13,7 @@ cdef class Flusher:
     cdef readonly int wake_fd
     cdef readonly int notify_fd
     cdef object _thread
+    cdef bint _started
 
     cpdef int want(self, long long offset) except -1
     cpdef long long flushed(self)

@@ -35,6 +35,7 @@ class Flusher:
         self.wake_fd: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.notify_fd: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._thread: threading.Thread | None = None
+        self._started: bool = False
         state = self.state
         state[native.WAKE] = self.wake_fd
         state[native.NOTIFY] = self.notify_fd
@@ -47,6 +48,7 @@ class Flusher:
         self.state[native.CURRENT] = fd
         self.state[native.WANTED] = flushed
         self.state[native.FLUSHED] = flushed
+        self._started = True
         if self.disk.threads:
             self._thread = threading.Thread(target=self._run, name="penstock-flusher", daemon=True)
             self._thread.start()
@@ -64,12 +66,15 @@ class Flusher:
         """The log goes on in another file; the old one is still to be synced."""
         state = self.state
         tail = native.load(state, native.ROLLED_TAIL)
-        if tail - native.load(state, native.ROLLED_HEAD) >= native.ROLLED_PLACES:
-            self.disk.sync(old_fd)
-        else:
-            copy = os.dup(old_fd) if self.disk.threads else old_fd
-            native.store(state, native.ROLLED + tail % native.ROLLED_PLACES, copy)
-            native.store(state, native.ROLLED_TAIL, tail + 1)
+        try:
+            if tail - native.load(state, native.ROLLED_HEAD) >= native.ROLLED_PLACES:
+                self.disk.sync(old_fd)
+            else:
+                copy = os.dup(old_fd) if self.disk.threads else old_fd
+                native.store(state, native.ROLLED + tail % native.ROLLED_PLACES, copy)
+                native.store(state, native.ROLLED_TAIL, tail + 1)
+        except OSError as error:
+            native.store(state, native.ERRNO, error.errno or errno.EIO)
         native.store(state, native.CURRENT, new_fd)
 
     def demand(self) -> None:
@@ -95,8 +100,10 @@ class Flusher:
         poll.register(self.notify_fd, select.POLLIN)
         left_ms = int(seconds * 1000)
         while self.flushed() < offset and not self.failed() and left_ms > 0:
-            poll.poll(5)  # somebody else may read the eventfd first, so look again by ourselves
-            left_ms -= 5
+            if poll.poll(5):
+                self.acknowledge()
+            else:  # quiet, or somebody else reads the eventfd: look by ourselves
+                left_ms -= 5
         return self.flushed() >= offset
 
     def acknowledge(self) -> None:
@@ -131,7 +138,7 @@ class Flusher:
             os.eventfd_write(self.wake_fd, 1)
             self._thread.join()
             self._thread = None
-        elif not self.failed():
+        elif self._started:
             self.pump()
         os.close(self.wake_fd)
         os.close(self.notify_fd)

@@ -158,6 +158,14 @@ class Reader:
 
     def copy_to(self, output: Output, wait: bool = False) -> bool:
         """Append the bytes of all ranges to `output`; False if that would wait for the disk."""
+        i = 0
+        while i < self.ranges:  # a damaged entry must not take memory
+            segment = self.log.row.find(self._offsets[i])
+            if segment is None or (
+                self._offsets[i] + self._lengths[i] > segment.start + segment.size
+            ):
+                return False
+            i += 1
         output.reserve(self.total)
         hot_from = max(self.log.hot_from, self.log.handed - self.hot_bytes)
         before = output.length
@@ -166,9 +174,6 @@ class Reader:
             offset = self._offsets[i]
             length = self._lengths[i]
             segment = self.log.row.find(offset)
-            if segment is None or offset + length > segment.start + segment.size:
-                output.length = before
-                return False
             if offset >= hot_from:
                 octets.copy(
                     output.view, output.length, segment.view, offset - segment.start, length

@@ -42,6 +42,7 @@ cdef class Index:
     cdef readonly list files
     cdef readonly IndexFile current
     cdef readonly list dirty
+    cdef IndexFile _spare
 
     cpdef IndexFile add(self, long long now_ms)
     @cython.locals(current=IndexFile)

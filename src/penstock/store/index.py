@@ -62,6 +62,8 @@ class IndexFile:
         self.view: memoryview = memoryview(self.map)
         if new:
             octets.put_i32(self.view, 36, 1)
+        elif not 1 <= octets.get_i32(self.view, 36) <= entries:
+            self.rethread(_NEVER)  # a damaged count would lead `put` out of the file
 
     def next_number(self) -> int:
         return octets.get_i32(self.view, 36)
@@ -89,6 +91,12 @@ class IndexFile:
         elif number >= self._ahead:
             self._ahead = _NEVER
             self.hungry = True
+
+    def reserve(self, count: int) -> None:
+        """Allocate what the next `count` entries need, as far as they fit."""
+        number = self.next_number()
+        while self.allocated < min(number + count, self.entries):
+            self._allocate(max(number, self.allocated))
 
     def feed(self) -> None:
         """Allocate the step after the current one: for the pool."""
@@ -135,10 +143,11 @@ class IndexFile:
         found: list[int] = []
         fd = self.disk.open_to_read(self.path)
         try:
-            first_ms, limit = self.begin_ms(), self.next_number()
             slot = self.disk.read_at(fd, 4, HEADER_BYTES + key_hash % self.slots * SLOT_BYTES)
             number = octets.get_i32(slot, 0)
-            while 0 < number < limit and len(found) < most:
+            # Read after the slot: a put may have come between, and an entry is written before both.
+            first_ms, limit = self.begin_ms(), self.next_number()
+            while 0 < number <= limit and number < self.entries and len(found) < most:
                 entry = self.disk.read_at(fd, ENTRY_BYTES, self.entries_at + number * ENTRY_BYTES)
                 at_ms = first_ms + octets.get_i32(entry, 12) * 1000
                 if at_ms + 999 < begin_ms:
@@ -250,6 +259,7 @@ class Index:
         self.files: list[IndexFile] = []
         self.current: IndexFile | None = None
         self.dirty: list[IndexFile] = []
+        self._spare: IndexFile | None = None
 
     def load(self) -> list[str]:
         """Open the files there are; returns the names of those that are not index files of ours."""
@@ -273,14 +283,27 @@ class Index:
             current = self.add(store_ms)
         current.put(key_hash, physical_offset, store_ms)
 
+    def reserve(self, count: int, now_ms: int) -> None:
+        """Make room for `count` more entries, in a further file if this one gets full."""
+        current = self.current
+        if current is None or current.is_full():
+            current = self.add(now_ms)
+        current.reserve(count)
+        if current.next_number() + count > self.entries and self._spare is None:
+            self._spare = self._make(now_ms)
+            self._spare.reserve(count)
+
     def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
         """Physical offsets with this key hash in a time range, newest first; may wait."""
         found: list[int] = []
-        for file in reversed(self.files):
+        for file in reversed(list(self.files)):
             if len(found) >= most or file.end_ms() + 999 < begin_ms:
                 break
             if file.begin_ms() <= end_ms:
-                found += file.find(key_hash, begin_ms, end_ms, most - len(found))
+                try:
+                    found += file.find(key_hash, begin_ms, end_ms, most - len(found))
+                except FileNotFoundError:  # retention was quicker
+                    break
         return found
 
     def cut(self, end_offset: int) -> None:
@@ -316,15 +339,29 @@ class Index:
                 self.disk.sync_directory(self.folder)
 
     def close(self) -> None:
+        spare, self._spare = self._spare, None
+        if spare is not None:
+            self.disk.unlink(spare.path)
         self.files = []
         self.current = None
         self.dirty = []
 
+    def add(self, now_ms: int) -> IndexFile:
+        """Go on in a new file."""
+        file, self._spare = self._spare, None
+        if file is None:
+            file = self._make(now_ms)
+        if self.current is not None:
+            self.dirty.append(self.current)
+        self.dirty.append(file)
+        self.files.append(file)
+        self.current = file
+        return file
+
     def _enter(self) -> None:
         self.current = self.files[len(self.files) - 1] if self.files else None
 
-    def add(self, now_ms: int) -> IndexFile:
-        """Go on in a new file."""
+    def _make(self, now_ms: int) -> IndexFile:
         if not self.files:
             self.disk.make_directory(self.folder)
         while True:
@@ -333,14 +370,8 @@ class Index:
                 break
             now_ms += 1
         try:
-            file = IndexFile(self.disk, path, self.slots, self.entries, new=True)
+            return IndexFile(self.disk, path, self.slots, self.entries, new=True)
         except BaseException:
             if path.exists():
                 self.disk.unlink(path)  # a file without a header would be a trap later
             raise
-        if self.current is not None:
-            self.dirty.append(self.current)
-        self.dirty.append(file)
-        self.files.append(file)
-        self.current = file
-        return file

@@ -2,6 +2,7 @@
 
 import fcntl
 import os
+import struct
 from pathlib import Path
 
 import msgspec
@@ -9,8 +10,6 @@ import msgspec
 from penstock.config import StoreConfig
 from penstock.errors import StoreLocked, StoreRefused
 from penstock.store.disk import Disk
-
-_OPEN_HERE: set[Path] = set()  # file locks do not hold between two openings by one process
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -59,6 +58,18 @@ def refuse_foreign(disk: Disk, layout: Layout) -> None:
             raise StoreRefused(f"{layout.root} holds DLedger (Raft) log files in {name}/")
 
 
+def stored_config(disk: Disk, layout: Layout) -> StoreConfig:
+    """The defaults, with the sizes that an existing store was made with."""
+    data = disk.read(layout.sizes)
+    if data is None:
+        return StoreConfig()
+    try:
+        sizes = msgspec.json.decode(data, type=Sizes)
+    except ValueError:
+        return StoreConfig()
+    return msgspec.structs.replace(StoreConfig(), **msgspec.structs.asdict(sizes))
+
+
 def _sizes_of(config: StoreConfig) -> Sizes:
     return Sizes(
         config.segment_bytes, config.queue_file_entries, config.index_slots, config.index_entries
@@ -97,22 +108,21 @@ def note_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> None:
 
 
 class StoreLock:
-    """Keeps other processes (and Apache's broker) out of a store while it is open."""
+    """Keeps everybody else out of a store while it is open, Apache's broker included.
+
+    The lock belongs to the open file and not to the process: it keeps out a second opening by the
+    same process too, and is not lost when somebody else in it opens and closes the file.
+    """
 
     def __init__(self, layout: Layout) -> None:
-        root = layout.root.resolve()
-        if root in _OPEN_HERE:
-            raise StoreLocked(f"{layout.root} is already open in this process")
         self._fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        first_byte = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         try:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, first_byte)
         except OSError as error:
             os.close(self._fd)
-            raise StoreLocked(f"{layout.root} is open in another process") from error
+            raise StoreLocked(f"{layout.root} is already open") from error
         os.pwrite(self._fd, b"lock", 0)
-        self._root = root
-        _OPEN_HERE.add(root)
 
     def release(self) -> None:
-        _OPEN_HERE.discard(self._root)
         os.close(self._fd)

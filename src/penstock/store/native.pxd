@@ -61,6 +61,7 @@ cdef extern from *:
                 ssize_t done = read(wake.fd, &count, 8);
                 (void)done;
             }
+            if (PN_GET(PN_ERRNO)) break;
             int stop = PN_GET(PN_STOP) != 0;
             long long wanted = PN_GET(PN_WANTED);
             int current = (int)PN_GET(PN_CURRENT);

@@ -63,6 +63,8 @@ def flush_loop(state: memoryview) -> None:
         ready, _, _ = select.select([state[WAKE]], [], [], interval / 1000 if interval else None)
         if ready:
             os.eventfd_read(state[WAKE])
+        if state[ERRNO]:
+            return
         stop = state[STOP]
         wanted = state[WANTED]
         current = state[CURRENT]

@@ -57,5 +57,5 @@ cdef class PutPath:
     @cython.locals(key_hash=int)
     cdef int _put_key(self, PropertyMarks marks, Py_ssize_t at, Py_ssize_t length, int seed,
                       long long offset) except -1
-    @cython.locals(queue=ConsumeQueue, transaction=int)
+    @cython.locals(queue=ConsumeQueue, transaction=int, code="long long")
     cpdef int replay(self, StoredRecord stored, bint index_too) except -1

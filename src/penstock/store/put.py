@@ -131,7 +131,8 @@ class PutPath:
             self._wanted = log.handed
             self.flusher.want(log.handed)
         if self.flusher.group_commit:
-            self.confirmed = self.flusher.flushed()
+            if self.flusher.failed() == 0:
+                self.confirmed = self.flusher.flushed()
         else:
             self.confirmed = log.handed
         return len(self.arrived) > 0 or len(self.hungry) > 0
@@ -177,7 +178,10 @@ class PutPath:
         self.offset = offset
         self.queue_offset = queue_offset
         if queued:
-            queue.append(offset, record.size, record.tags_code)
+            if queue.delay_ms < 0:
+                queue.append(offset, record.size, record.tags_code)
+            else:
+                queue.append(offset, record.size, self.store_ms + queue.delay_ms)
             if not queue.dirty:
                 queue.dirty = True
                 self.dirty.append(queue)
@@ -246,7 +250,10 @@ class PutPath:
             if stored.queue_offset != queue.max_offset:
                 self._replay_elsewhere(queue, stored.queue_offset)
             if stored.queue_offset == queue.max_offset:
-                queue.append(stored.physical_offset, stored.size, stored.marks.tags_code())
+                code = stored.marks.tags_code()
+                if queue.delay_ms >= 0:
+                    code = stored.store_ms + queue.delay_ms
+                queue.append(stored.physical_offset, stored.size, code)
                 if not queue.dirty:
                     queue.dirty = True
                     self.dirty.append(queue)

@@ -23,7 +23,7 @@ from pathlib import Path
 
 import msgspec
 
-from penstock.config import StoreConfig
+from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.checkpoint import Checkpoint, read_checkpoint
 from penstock.store.commitlog import CommitLog
@@ -34,11 +34,13 @@ from penstock.store.layout import Layout
 from penstock.store.put import PutPath
 from penstock.store.replay import Replay
 from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, segment_name
+from penstock.wire.codes import TOPIC_SCHEDULE
 from penstock.wire.record import NOTHING, PROBLEMS, RECORD, StoredRecord
 
 STEP_BYTES = 64 * 1024 * 1024
 """How much of the log is walked between two reports of progress."""
 QUEUE_ID_MAX = 1 << 20
+SCHEDULE_TOPIC = TOPIC_SCHEDULE.encode()
 
 Progress = Callable[[str, int, int], None]
 """Told what is going on, how much of it is done and how much there is."""
@@ -92,6 +94,7 @@ class Recovery:
         self.index = Index(disk, layout.index, config.index_slots, config.index_entries)
         self.checkpoint = Checkpoint()
         self.report = Report()
+        self._delays_ms = delays_ms(config.delay_levels)
         self._progress = progress or (lambda what, done, of: None)
 
     def load_log(self, *, sizes_known: bool) -> None:
@@ -138,6 +141,8 @@ class Recovery:
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
             folder = self.layout.queues / topic.decode() / str(queue_id)
             queue = ConsumeQueue(self.disk, folder, topic, queue_id, self.config.queue_file_entries)
+            if topic == SCHEDULE_TOPIC and queue_id < len(self._delays_ms):
+                queue.delay_ms = self._delays_ms[queue_id]
             self.queues.add(queue)
         return queue
 

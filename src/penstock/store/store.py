@@ -26,7 +26,14 @@ from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.disk import Disk
 from penstock.store.flusher import Flusher
 from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
-from penstock.store.layout import Layout, StoreLock, check_sizes, note_sizes, refuse_foreign
+from penstock.store.layout import (
+    Layout,
+    StoreLock,
+    check_sizes,
+    note_sizes,
+    refuse_foreign,
+    stored_config,
+)
 from penstock.store.lookup import Lookup
 from penstock.store.put import NO_QUEUE, PutPath
 from penstock.store.recovery import Progress, Recovery, Report, Snapshot
@@ -51,15 +58,15 @@ class Found:
 
 
 class MessageStore:
-    """An open store."""
+    """An open store. Without a config it has the defaults, and the sizes it was made with."""
 
     def __init__(
         self, root: Path | str, config: StoreConfig | None = None, *, disk: Disk | None = None,
         now_ms: int, progress: Progress | None = None,
     ) -> None:  # fmt: skip
-        self.config = config or StoreConfig()
         self.disk = disk or Disk()
         self.layout = Layout(Path(root))
+        self.config = config or stored_config(self.disk, self.layout)
         self.on_arrival: Callable[[ConsumeQueue], None] | None = None
         self.pinned_from: Callable[[], int | None] = lambda: None
         self.checkpoint = Checkpoint()

@@ -1,0 +1,329 @@
+"""For tests: a disk that loses power, fails to sync and runs full, by a seed.
+
+**The fault model of `FaultyDisk`** (what may be on the disk after `crash`):
+
+* *Content.* A file holds what it held at its last `sync`. Of the 4 KiB pages that differ since
+  then, each has arrived wholly, not at all, or torn: each of its 512-byte sectors arrived or not.
+  Stores into mappings can't be intercepted, so what differs is found by comparing the file with
+  its image. Pages may arrive early: `write_back` is the kernel's own writeback at some moment,
+  so that a page can also be on the disk in a state between two syncs.
+* *Length.* The file has one of the lengths it had since its last `sync`; what an extension added
+  is zero until its pages arrive. `sync` makes length and content durable, but not the name.
+* *Names.* A creation, rename, unlink or mkdir is durable after `sync_directory` of its directory.
+  Before, each is undone or not, independently of the others. A rename happens wholly or not at
+  all, and not if the creation of what it renames was undone. What lies in a directory that was
+  never made does not exist.
+* *A failed sync* raises EIO and makes nothing durable; the next one works, like Linux's.
+* *Space* is taken by `allocate` (and `write`) in blocks of 4 KiB and given back by `unlink` and
+  `truncate`; without any left, `allocate` is ENOSPC. `stores_into_holes` tells of pages that were
+  written through a mapping without being allocated: on a full disk that is SIGBUS.
+
+Not modelled: bytes that change without being written (see tests/faults/test_damage.py), sectors
+torn inside, reads that fail, sync of one file that makes others durable.
+
+Nothing runs by itself: `threads` is False, so work that is submitted runs at once and the flusher
+runs when a test calls `store.flusher.pump()`.
+"""
+
+import errno
+import os
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+from random import Random
+from typing import NamedTuple, TypeVar
+
+from penstock.errors import DiskFull
+from penstock.store.disk import Disk, Space
+
+PAGE_BYTES = 4096
+SECTOR_BYTES = 512
+NOT_ON_DISK = frozenset({"lock"})
+"""The store's lock file is made behind the disk's back and means nothing after a restart."""
+
+T = TypeVar("T")
+
+
+class PowerCut(BaseException):
+    """The power has gone: no code of ours may catch this as an error of a disk."""
+
+
+class _File:
+    """A file apart from its names, as an inode is: what is durable of it, what it may become."""
+
+    def __init__(self, fd: int, image: bytes, *, fresh: bool) -> None:
+        self.fd = fd  # one of our own: keeps the inode, and what it holds, beyond an unlink
+        self.image = image
+        self.lengths = [len(image)]
+        self.fresh = fresh
+        self.blocks = {n for n, page in enumerate(_pages(image)) if page.strip(b"\0")}
+
+    def __del__(self) -> None:
+        os.close(self.fd)
+
+    def content(self) -> bytes:
+        return os.pread(self.fd, os.fstat(self.fd).st_size, 0)
+
+    def note_length(self) -> None:
+        """Remember a length that the file has had since its last sync."""
+        length = os.fstat(self.fd).st_size
+        if self.lengths[-1] != length:
+            self.lengths.append(length)
+
+    def settle(self, image: bytes) -> None:
+        """This is on the disk now."""
+        self.image = image
+        self.lengths = [len(image)]
+
+    def number(self) -> int:
+        return os.fstat(self.fd).st_ino
+
+
+class _Change(NamedTuple):
+    """One change of names: `old` goes, `new` comes (a file, or None for a directory)."""
+
+    folder: Path
+    old: Path | None
+    new: Path | None
+    what: _File | None
+
+    def apply(self, names: dict[Path, _File | None]) -> None:
+        what = self.what
+        if self.old is not None:
+            if self.old not in names:
+                return  # its creation was undone
+            what = names.pop(self.old)
+        if self.new is not None:
+            names[self.new] = what
+
+
+class FaultyDisk(Disk):
+    """The files below `root`, and what a power cut would leave of them."""
+
+    threads = False
+
+    def __init__(self, root: Path) -> None:
+        super().__init__()
+        self.root = root
+        self.failing = 0  # so many of the coming syncs fail
+        self.space_left: int | None = None  # bytes; None: no limit
+        self.usage = Space(10, 90)  # what `space` tells, whatever the test machine's disk says
+        self.dead = False
+        self._steps_left: int | None = None
+        self._files: dict[int, _File] = {}
+        self._names: dict[Path, _File | None] = {}
+        self._changes: list[_Change] = []
+        root.mkdir(parents=True, exist_ok=True)
+        for path in sorted(root.rglob("*")):
+            self._names[path] = None if path.is_dir() else self._track(path, fresh=False)
+
+    # --- faults
+
+    def cut_after(self, steps: int | None) -> None:
+        """Let the power go (PowerCut) in place of the change after `steps` more; None: never."""
+        self._steps_left = steps
+
+    def write_back(self, rng: Random) -> None:
+        """Some pages reach the disk by themselves."""
+        for file in self._files.values():
+            now = file.content()
+            if now == file.image or rng.random() < 0.5:
+                continue
+            image = bytearray(file.image[: len(now)].ljust(len(now), b"\0"))
+            for at in range(0, len(now), PAGE_BYTES):
+                if rng.random() < 0.5:
+                    image[at : at + PAGE_BYTES] = now[at : at + PAGE_BYTES]
+            file.settle(bytes(image))
+
+    def crash(self, target: Path, rng: Random) -> Path:
+        """Build in `target` (a new directory) what may be on the disk if the power goes now."""
+        names = dict(self._names)
+        for change in self._changes:
+            if rng.random() < 0.5:
+                change.apply(names)
+        target.mkdir(parents=True)
+        for path, file in sorted(names.items(), key=lambda item: item[0]):
+            copy = target / path.relative_to(self.root)
+            if not copy.parent.is_dir() or path.name in NOT_ON_DISK:
+                continue
+            if file is None:
+                copy.mkdir()
+            else:
+                copy.write_bytes(_remains(file, rng))
+        return target
+
+    def stores_into_holes(self) -> list[tuple[Path, int]]:
+        """(path, page number) of pages written through a mapping that no `allocate` covers.
+
+        Only of files made on this disk: of older ones the blocks are not known.
+        """
+        names = dict(self._names)
+        for change in self._changes:
+            change.apply(names)
+        found = []
+        for path, file in names.items():
+            if file is None or not file.fresh:
+                continue
+            for number, page in enumerate(_pages(file.content())):
+                if number not in file.blocks and page.strip(b"\0"):
+                    found.append((path, number))
+        return found
+
+    def _step(self) -> None:
+        if self._steps_left is not None:
+            self._steps_left -= 1
+            self.dead = self.dead or self._steps_left < 0
+        if self.dead:
+            raise PowerCut
+
+    # --- what a Disk does
+
+    def submit(self, work: Callable[[], T]) -> "Future[T]":
+        future: Future[T] = Future()
+        try:
+            future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def make_directory(self, path: Path) -> None:
+        missing = []
+        while not path.is_dir():
+            missing.append(path)
+            path = path.parent
+        for folder in reversed(missing):
+            self._step()
+            folder.mkdir()
+            self._changes.append(_Change(folder.parent, None, folder, None))
+            self.sync_directory(folder.parent)
+
+    def create(self, path: Path, size: int) -> int:
+        fd = self._open_or_make(path)
+        if os.fstat(fd).st_size != size:
+            self.truncate(fd, size)
+        return fd
+
+    def allocate(self, fd: int, at: int, length: int, path: Path) -> None:
+        self._step()
+        file = self._file(fd)
+        if not self._take_space(file, at, length):
+            raise DiskFull(f"no space for {length} bytes of {path}")
+        super().allocate(fd, at, length, path)
+        file.note_length()
+
+    def truncate(self, fd: int, size: int) -> None:
+        self._step()
+        super().truncate(fd, size)
+        file = self._file(fd)
+        file.note_length()
+        self._give_back(file, {b for b in file.blocks if b * PAGE_BYTES >= size})
+
+    def write(self, fd: int, data: memoryview, at: int) -> None:
+        self._step()
+        file = self._file(fd)
+        if not self._take_space(file, at, len(data)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        super().write(fd, data, at)
+        file.note_length()
+
+    def sync(self, fd: int) -> None:
+        self._step()
+        self._maybe_fail()
+        file = self._file(fd)
+        file.settle(file.content())
+
+    def sync_directory(self, path: Path) -> None:
+        self._step()
+        self._maybe_fail()
+        for change in self._changes:
+            if change.folder == path:
+                change.apply(self._names)
+        self._changes = [c for c in self._changes if c.folder != path]
+
+    def rename(self, old: Path, new: Path) -> None:
+        assert old.parent == new.parent, "the model knows renames inside a directory only"
+        self._step()
+        super().rename(old, new)
+        self._changes.append(_Change(old.parent, old, new, None))
+
+    def unlink(self, path: Path) -> None:
+        self._step()
+        file = self._files[path.stat().st_ino]
+        super().unlink(path)
+        self._changes.append(_Change(path.parent, path, None, None))
+        self._give_back(file, set(file.blocks))
+
+    def write_file(self, path: Path, data: bytes) -> None:
+        fd = self._open_or_make(path)
+        try:
+            self.truncate(fd, len(data))
+            self.write(fd, memoryview(data), 0)
+            self.sync(fd)
+        finally:
+            self.close_file(fd)
+        self.sync_directory(path.parent)
+
+    def space(self, path: Path) -> Space:
+        return self.usage
+
+    # `replace` is made of write_file, rename and sync_directory: each a step of its own here.
+
+    def _open_or_make(self, path: Path) -> int:
+        fresh = not path.exists()
+        if fresh:
+            self._step()
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if fresh:
+            file = self._track(path, fresh=True)
+            self._changes.append(_Change(path.parent, None, path, file))
+        return fd
+
+    def _track(self, path: Path, *, fresh: bool) -> _File:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        file = _File(fd, b"" if fresh else path.read_bytes(), fresh=fresh)
+        self._files[file.number()] = file
+        return file
+
+    def _file(self, fd: int) -> _File:
+        return self._files[os.fstat(fd).st_ino]
+
+    def _maybe_fail(self) -> None:
+        if self.failing > 0:
+            self.failing -= 1
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def _take_space(self, file: _File, at: int, length: int) -> bool:
+        wanted = set(range(at // PAGE_BYTES, -(-(at + length) // PAGE_BYTES))) - file.blocks
+        if self.space_left is not None:
+            if len(wanted) * PAGE_BYTES > self.space_left:
+                return False
+            self.space_left -= len(wanted) * PAGE_BYTES
+        file.blocks |= wanted
+        return True
+
+    def _give_back(self, file: _File, blocks: set[int]) -> None:
+        file.blocks -= blocks
+        if self.space_left is not None:
+            self.space_left += len(blocks) * PAGE_BYTES
+
+
+def _pages(data: bytes) -> list[bytes]:
+    return [data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)]
+
+
+def _remains(file: _File, rng: Random) -> bytes:
+    """What the disk may hold of one file."""
+    now = file.content()
+    length = rng.choice(file.lengths)
+    old = file.image[:length].ljust(length, b"\0")
+    new = now[:length].ljust(length, b"\0")
+    if old == new:
+        return old
+    arrived = rng.choice((0.0, 0.2, 0.5, 0.8, 1.0))
+    result = bytearray(old)
+    for at in range(0, length, PAGE_BYTES):
+        step = SECTOR_BYTES if rng.random() < 0.4 else PAGE_BYTES
+        for part in range(at, min(at + PAGE_BYTES, length), step):
+            if rng.random() < arrived:
+                result[part : part + step] = new[part : part + step]
+    return bytes(result)

@@ -1,0 +1,156 @@
+"""The one place that knows the operating system's files."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import DiskFull, ReadFailed
+from penstock.store.disk import Disk, Space
+
+
+@pytest.fixture
+def disk() -> Disk:
+    return Disk()
+
+
+@pytest.mark.parametrize(
+    ("used", "free", "percent"), [(0, 100, 0), (75, 25, 75), (751, 249, 76), (1, 999, 1), (0, 0, 0)]
+)
+def test_use_is_rounded_up(used: int, free: int, percent: int) -> None:
+    assert Space(used, free).percent == percent
+
+
+def test_space_is_that_of_the_file_system(disk: Disk, tmp_path: Path) -> None:
+    space = disk.space(tmp_path)
+    assert space.used > 0
+    assert 0 <= space.percent <= 100
+
+
+def test_a_new_file_is_long_and_sparse(disk: Disk, tmp_path: Path) -> None:
+    fd = disk.create(tmp_path / "a", 1 << 20)
+    assert os.fstat(fd).st_size == 1 << 20
+    assert os.fstat(fd).st_blocks == 0
+    assert disk.next_data(fd, 0) == -1
+    disk.close_file(fd)
+
+
+def test_create_opens_a_file_that_is_there(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    fd = disk.create(tmp_path / "a", 3)
+    assert disk.read_at(fd, 10, 1) == b"bc"
+    disk.close_file(fd)
+
+
+def test_allocated_blocks_are_taken(disk: Disk, tmp_path: Path) -> None:
+    fd = disk.create(tmp_path / "a", 1 << 20)
+    disk.allocate(fd, 0, 64 * 1024, tmp_path / "a")
+    assert os.fstat(fd).st_blocks * 512 >= 64 * 1024
+    disk.close_file(fd)
+
+
+@pytest.mark.parametrize("code", [errno.ENOSPC, errno.EDQUOT])
+def test_no_space_is_an_error_that_names_the_file(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def full(fd: int, at: int, length: int) -> None:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(DiskFull, match=f"4096 bytes of {tmp_path / 'a'}"):
+        disk.allocate(0, 0, 4096, tmp_path / "a")
+
+
+def test_another_failure_to_allocate_is_not_a_full_disk(disk: Disk, tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        disk.allocate(-1, 0, 4096, tmp_path / "a")
+
+
+def test_write_and_read_at_a_place(disk: Disk, tmp_path: Path) -> None:
+    fd = disk.create(tmp_path / "a", 16)
+    disk.write(fd, memoryview(b"hello"), 8)
+    assert disk.read_at(fd, 16, 4) == b"\0\0\0\0hello\0\0\0"
+    assert disk.read_at(fd, 4, 100) == b""
+    disk.close_file(fd)
+
+
+def test_short_writes_are_finished(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda fd, data, at: real(fd, data[:3], at))
+    fd = disk.create(tmp_path / "a", 16)
+    disk.write(fd, memoryview(b"0123456789"), 2)
+    assert disk.read_at(fd, 10, 2) == b"0123456789"
+    disk.close_file(fd)
+
+
+@pytest.mark.parametrize("code", [errno.EAGAIN, errno.EOPNOTSUPP])
+def test_a_read_that_would_wait_says_so(
+    disk: Disk, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    def busy(*args: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    monkeypatch.setattr(os, "preadv", busy)
+    assert not disk.read_now(0, memoryview(bytearray(4)), 0)
+
+
+def test_a_short_read_counts_as_one_that_would_wait(disk: Disk, tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"abc")
+    fd = disk.open_to_read(tmp_path / "a")
+    assert not disk.read_now(fd, memoryview(bytearray(4)), 0)
+    disk.close_file(fd)
+
+
+def test_a_read_that_fails_is_an_error_of_ours(disk: Disk) -> None:
+    with pytest.raises(ReadFailed, match="Bad file descriptor"):
+        disk.read_now(-1, memoryview(bytearray(4)), 0)
+
+
+def test_replace_keeps_the_old_content_beside(disk: Disk, tmp_path: Path) -> None:
+    path = tmp_path / "topics.json"
+    disk.replace(path, b"one")
+    assert disk.names(tmp_path) == ["topics.json"]
+    disk.replace(path, b"two, longer")
+    disk.replace(path, b"three")
+    assert disk.read(path) == b"three"
+    assert disk.read(tmp_path / "topics.json.bak") == b"two, longer"
+    assert disk.names(tmp_path) == ["topics.json", "topics.json.bak"]
+
+
+def test_write_file_leaves_nothing_of_longer_content(disk: Disk, tmp_path: Path) -> None:
+    disk.write_file(tmp_path / "abort", b"123456")
+    disk.write_file(tmp_path / "abort", b"7")
+    assert disk.read(tmp_path / "abort") == b"7"
+
+
+def test_what_does_not_exist_reads_as_none(disk: Disk, tmp_path: Path) -> None:
+    assert disk.read(tmp_path / "missing") is None
+    assert disk.names(tmp_path / "missing") == []
+
+
+def test_directories_are_made_durably(tmp_path: Path) -> None:
+    synced = []
+
+    class Noting(Disk):
+        def sync_directory(self, path: Path) -> None:
+            synced.append(path)
+            super().sync_directory(path)
+
+    disk = Noting()
+    disk.make_directory(tmp_path / "a" / "b")
+    assert synced == [tmp_path, tmp_path / "a"]
+    disk.make_directory(tmp_path / "a" / "b")
+    assert len(synced) == 2
+
+
+def test_the_pool_carries_out_and_close_waits(disk: Disk) -> None:
+    done = []
+    future = disk.submit(lambda: done.append(1))
+    disk.close()
+    assert done == [1]
+    assert future.result() is None
+    assert disk.submit(lambda: 7).result() == 7
+    disk.close()

@@ -1,0 +1,289 @@
+"""The flusher: group commit, timed flush, rolled files, failures, the end."""
+
+import contextlib
+import errno
+import os
+import select
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.store import native
+from penstock.store.disk import Disk
+from penstock.store.flusher import Flusher
+from tests.unit.store.conftest import WAIT_SECONDS, WatchedDisk, reached
+
+NEVER_MS = 3_600_000
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> Iterator[list[int]]:
+    """Descriptors of a few files."""
+    fds = [os.open(tmp_path / str(n), os.O_RDWR | os.O_CREAT) for n in range(3)]
+    yield fds
+    for fd in fds:
+        with contextlib.suppress(OSError):
+            os.close(fd)
+
+
+class OnceFlusher(Flusher):
+    """May be stopped twice: its handles are closed once."""
+
+    stopped = False
+
+    def stop(self) -> None:
+        if not self.stopped:
+            self.stopped = True
+            super().stop()
+
+
+Make = Callable[..., Flusher]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    """Makes flushers and stops those that a test left running."""
+    made: list[Flusher] = []
+
+    def build(
+        disk: Disk | None = None, *, group_commit: bool = True, interval_ms: int = 1,
+        least_bytes: int = 0, thorough_ms: int = NEVER_MS,
+    ) -> Flusher:  # fmt: skip
+        flusher = OnceFlusher(
+            disk or Disk(), group_commit=group_commit, interval_ms=interval_ms,
+            least_bytes=least_bytes, thorough_ms=thorough_ms,
+        )  # fmt: skip
+        made.append(flusher)
+        return flusher
+
+    yield build
+    for flusher in made:
+        flusher.stop()
+
+
+def rung(flusher: Flusher) -> bool:
+    """Whether the loop has something to look at; waits for it."""
+    return bool(select.select([flusher.notify_fd], [], [], WAIT_SECONDS)[0])
+
+
+def broken_fd() -> int:
+    """A descriptor that can't be synced: fdatasync of a pipe is EINVAL."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    return writing
+
+
+def test_group_commit_publishes_how_far_the_log_is_durable(make: Make, files: list[int]) -> None:
+    flusher = make()
+    flusher.start(files[0], 100)
+    assert flusher.flushed() == 100
+    flusher.want(250)
+    assert rung(flusher)
+    assert reached(flusher, 250)
+    assert (flusher.flushed(), flusher.failed()) == (250, 0)
+
+
+def test_one_sync_serves_many(make: Make, files: list[int]) -> None:
+    flusher = make(WatchedDisk())
+    flusher.start(files[0], 0)
+    for end in range(1, 50):
+        flusher.want(end)
+    flusher.pump()
+    assert (flusher.flushed(), flusher.syncs()) == (49, 1)
+
+
+def test_the_bell_is_quiet_after_it_was_heard(make: Make, files: list[int]) -> None:
+    flusher = make()
+    flusher.start(files[0], 0)
+    flusher.want(1)
+    assert rung(flusher)
+    flusher.acknowledge()
+    flusher.acknowledge()
+    assert not select.select([flusher.notify_fd], [], [], 0)[0]
+
+
+def test_rolled_files_are_synced_before_the_current(files: list[int], make: Make) -> None:
+    disk = WatchedDisk()
+    flusher = make(disk)
+    flusher.start(files[0], 0)
+    flusher.roll(files[0], files[1])
+    flusher.roll(files[1], files[2])
+    flusher.want(900)
+    flusher.pump()
+    assert [p.name for p in disk.synced] == ["0", "1", "2"]
+    flusher.want(950)
+    flusher.pump()
+    assert [p.name for p in disk.synced[3:]] == ["2"]
+
+
+def test_the_thread_syncs_rolled_files_and_closes_its_copies(make: Make, files: list[int]) -> None:
+    flusher = make()
+    flusher.start(files[0], 0)
+    before = len(os.listdir("/proc/self/fd"))
+    flusher.roll(files[0], files[1])
+    flusher.roll(files[1], files[2])
+    assert len(os.listdir("/proc/self/fd")) == before + 2
+    flusher.want(900)
+    assert reached(flusher, 900)
+    assert flusher.syncs() == 3
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_more_rolled_files_than_places_are_synced_at_once(make: Make, files: list[int]) -> None:
+    disk = WatchedDisk()
+    flusher = make(disk)
+    flusher.start(files[0], 0)
+    for _ in range(native.ROLLED_PLACES):
+        flusher.roll(files[0], files[1])
+    assert disk.synced == []
+    flusher.roll(files[1], files[2])
+    assert [p.name for p in disk.synced] == ["1"]
+
+
+@pytest.mark.xfail(strict=True, reason="a sync that fails inside roll is raised to the appender "
+                   "and not noted: the next pass says flushed")  # fmt: skip
+def test_a_failed_sync_inside_roll_stops_writing(make: Make, files: list[int]) -> None:
+    disk = WatchedDisk()
+    flusher = make(disk)
+    flusher.start(files[0], 0)
+    for _ in range(native.ROLLED_PLACES):
+        flusher.roll(files[0], files[1])
+    disk.sync_fails = lambda path: True
+    with contextlib.suppress(OSError):
+        flusher.roll(files[1], files[2])
+    assert flusher.failed() == errno.EIO
+
+
+@pytest.mark.xfail(strict=True, reason="without a copy of the old descriptor the flusher keeps "
+                   "syncing the old file and calls the new one flushed")  # fmt: skip
+def test_a_roll_that_cannot_be_told_to_the_flusher_is_not_called_flushed(
+    make: Make, files: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    flusher = make()
+    flusher.start(files[0], 0)
+    monkeypatch.setattr(os, "dup", refuse)
+    with contextlib.suppress(OSError):
+        flusher.roll(files[0], files[1])
+    assert flusher.failed() or flusher.state[native.CURRENT] == files[1]
+
+
+def test_async_leaves_little_alone(make: Make, files: list[int]) -> None:
+    flusher = make(group_commit=False, interval_ms=1, least_bytes=4096)
+    flusher.start(files[0], 0)
+    flusher.want(4095)
+    flusher.want(4096)
+    assert reached(flusher, 4096)
+    assert flusher.syncs() == 1
+
+
+def test_async_flushes_everything_after_a_while(make: Make, files: list[int]) -> None:
+    flusher = make(group_commit=False, interval_ms=1, least_bytes=1 << 40, thorough_ms=5)
+    flusher.start(files[0], 0)
+    flusher.want(1)
+    assert reached(flusher, 1)
+
+
+def test_async_flushes_on_demand(make: Make, files: list[int]) -> None:
+    flusher = make(group_commit=False, interval_ms=NEVER_MS, least_bytes=1 << 40)
+    flusher.start(files[0], 0)
+    flusher.want(77)
+    assert flusher.flushed() == 0
+    flusher.demand()
+    assert reached(flusher, 77)
+
+
+def test_a_failed_sync_is_said_and_final(make: Make) -> None:
+    flusher = make()
+    fd = broken_fd()
+    flusher.start(fd, 10)
+    flusher.want(20)
+    assert rung(flusher)
+    assert not reached(flusher, 20)
+    assert flusher.failed() == errno.EINVAL
+    flusher.want(30)
+    flusher.demand()
+    flusher.stop()
+    assert flusher.flushed() == 10
+    os.close(fd)
+
+
+def test_a_failed_sync_of_a_rolled_file_is_said_too(make: Make, files: list[int]) -> None:
+    flusher = make()
+    fd = broken_fd()
+    flusher.start(fd, 0)
+    flusher.roll(fd, files[0])
+    flusher.want(20)
+    assert not reached(flusher, 20)
+    assert (flusher.failed(), flusher.flushed()) == (errno.EINVAL, 0)
+    os.close(fd)
+    os.close(flusher.state[native.ROLLED])  # the copy is left to us
+
+
+def test_a_failure_without_threads_is_said_too(make: Make, files: list[int]) -> None:
+    disk = WatchedDisk()
+    flusher = make(disk)
+    flusher.start(files[0], 5)
+    flusher.want(20)
+    disk.sync_fails = lambda path: True
+    flusher.pump()
+    assert (flusher.failed(), flusher.flushed()) == (errno.EIO, 5)
+
+
+def test_a_failure_without_threads_is_final(make: Make, files: list[int]) -> None:
+    disk = WatchedDisk()
+    flusher = make(disk)
+    flusher.start(files[0], 5)
+    flusher.want(20)
+    disk.sync_fails = lambda path: True
+    flusher.pump()
+    disk.sync_fails = lambda path: False
+    flusher.pump()
+    assert (flusher.failed(), flusher.flushed()) == (errno.EIO, 5)
+
+
+@pytest.mark.parametrize("group_commit", [True, False])
+@pytest.mark.parametrize("threads", [True, False])
+def test_the_rest_is_synced_at_the_end(
+    make: Make, files: list[int], group_commit: bool, threads: bool
+) -> None:
+    flusher = make(
+        Disk() if threads else WatchedDisk(), group_commit=group_commit, interval_ms=NEVER_MS,
+        least_bytes=1 << 40,
+    )  # fmt: skip
+    flusher.start(files[0], 0)
+    flusher.want(123)
+    flusher.stop()
+    assert flusher.flushed() == 123
+
+
+@pytest.mark.xfail(strict=True, reason="wait counts 5 ms for every look, also when the bell that "
+                   "nobody has heard makes it look again at once")  # fmt: skip
+def test_waiting_takes_its_time_while_the_bell_rings(
+    make: Make, files: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waited_ms = 0
+
+    class Poll:
+        """Looks at once where there is something to look at, else takes its time."""
+
+        def __init__(self) -> None:
+            self.watched = False
+
+        def register(self, fd: int, events: int) -> None:
+            self.watched = True
+
+        def poll(self, ms: int) -> list[tuple[int, int]]:
+            nonlocal waited_ms
+            waited_ms += 0 if self.watched else ms
+            return []
+
+    flusher = make(WatchedDisk())
+    flusher.start(files[0], 0)
+    flusher.want(10)
+    monkeypatch.setattr(select, "poll", Poll)
+    assert not flusher.wait(10, 0.5)
+    assert waited_ms >= 500
