@@ -1,7 +1,6 @@
 """What the store's tests share: messages, small stores, and a model that knows every byte."""
 
 import contextlib
-import os
 import struct
 import zlib
 from collections.abc import Iterator, Sequence
@@ -201,8 +200,7 @@ def abandon(store: MessageStore) -> None:
 def _close_flusher(store: MessageStore) -> None:
     flusher = getattr(store, "flusher", None)
     if flusher is not None:
-        os.close(flusher.wake_fd)
-        os.close(flusher.notify_fd)
+        flusher.discard()
 
 
 def flush(store: MessageStore) -> None:

@@ -16,6 +16,9 @@ class Doc(msgspec.Struct, frozen=True):
     live: bool = False
 
 
+_POSITIVE = {"queue_file_entries", "index_slots", "flush_interval_ms", "delete_segments_max"}
+
+
 class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The storage engine."""
 
@@ -92,13 +95,29 @@ class StoreConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, Doc("segments deleted in one round", "deleteFileBatchMax", live=True)
     ] = 10
 
+    def __post_init__(self) -> None:
+        least = {"segment_bytes": 1024, "index_entries": 2}
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            low = least.get(name, 1 if name in _POSITIVE else 0)
+            if isinstance(value, int) and value < low:
+                raise ValueError(f"{name} can't be {value}: it is at least {low}")
+        if self.append_by not in ("auto", "mapping", "pwrite"):
+            raise ValueError(f"append_by can't be {self.append_by!r}: auto, mapping or pwrite")
+        delays_ms(self.delay_levels)
+
 
 _UNIT_MS = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def delays_ms(levels: str) -> list[int]:
     """The delays of a table such as `1s 5m 2h`, in ms."""
-    return [int(level[:-1]) * _UNIT_MS[level[-1]] for level in levels.split()]
+    delays = []
+    for level in levels.split():
+        if not level[:-1].isdigit() or level[-1] not in _UNIT_MS:
+            raise ValueError(f"{level!r} is no delay: a number and s, m, h or d")
+        delays.append(int(level[:-1]) * _UNIT_MS[level[-1]])
+    return delays
 
 
 def describe(config: type[msgspec.Struct]) -> list[tuple[str, object, Doc]]:

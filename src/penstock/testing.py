@@ -186,7 +186,7 @@ class FaultyDisk(Disk):
             future.set_exception(error)
         return future
 
-    def make_directory(self, path: Path) -> None:
+    def make_directory(self, path: Path, *, durable: bool = True) -> None:
         missing = []
         while not path.is_dir():
             missing.append(path)
@@ -195,7 +195,8 @@ class FaultyDisk(Disk):
             self._step()
             folder.mkdir()
             self._changes.append(_Change(folder.parent, None, folder, None))
-            self.sync_directory(folder.parent)
+            if durable:
+                self.sync_directory(folder.parent)
 
     def create(self, path: Path, size: int) -> int:
         fd = self._open_or_make(path)

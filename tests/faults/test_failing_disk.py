@@ -148,7 +148,6 @@ def test_no_space_for_an_index_file_refuses_the_put_and_resumes(tmp_path: Path) 
     resumed(store, disk, model, [Message("t", 0, b"x", keys=("one", "more"))])
 
 
-@pytest.mark.xfail(strict=True, reason="put_batch finds out about space message by message")
 def test_no_space_in_the_middle_of_a_batch_refuses_all_of_it(tmp_path: Path) -> None:
     store, disk, model = fresh(tmp_path / "s")
     for _ in range(48):

@@ -192,7 +192,6 @@ def test_async_flush_recovers_a_good_prefix(tmp_path: Path, seed: int) -> None:
     History(seed + 1_000_000, tmp_path, sync_flush=False).run()
 
 
-@pytest.mark.xfail(strict=True, reason="load() takes every gap for a deletion cut short")
 def test_a_lost_queue_file_between_two_others_costs_no_entry(tmp_path: Path) -> None:
     """Two files of one queue are new since the checkpoint; the power cut undoes one creation."""
     config = small_config(sync_flush=True)

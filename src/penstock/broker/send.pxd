@@ -21,5 +21,5 @@ cdef class SendHandler:
     cdef int _answer(self, Request request, Output output) except -1
     @cython.locals(record=Record, topic=int, properties=int, reconsumed=int)
     cdef int _read_letters(self, Request request) except -1
-    @cython.locals(record=Record, topic=int, properties=int)
+    @cython.locals(record=Record, topic=int, properties=int, reconsumed=int)
     cdef int _read_names(self, Request request) except -1

@@ -4,10 +4,24 @@ The hot path makes no Python object per message: fields are read in place, the r
 from the connection's buffer into the log, the response is written into the connection's output.
 """
 
-from penstock.store.put import NO_QUEUE, PUT_OK, PutPath
+from penstock.errors import MessageIllegal, PenstockError
+from penstock.store.put import ILLEGAL, NO_QUEUE, PUT_OK, PutPath
 from penstock.wire.frame import Request
 from penstock.wire.output import Output, response
-from penstock.wire.record import Record
+from penstock.wire.record import (
+    BATCH_BROKEN,
+    BLANK_BYTES,
+    BODY_BYTES_MAX,
+    BODY_TOO_LONG,
+    PROPERTIES_BYTES_MAX,
+    PROPERTIES_TOO_LONG,
+    PROPERTIES_WITH_ZERO,
+    TOO_LONG_FOR_SEGMENT,
+    TOPIC_BYTES_MAX,
+    TOPIC_EMPTY,
+    TOPIC_TOO_LONG,
+    Record,
+)
 
 SEND_MESSAGE = 10
 SEND_MESSAGE_V2 = 310
@@ -15,24 +29,26 @@ _SEND_MESSAGE_V2 = SEND_MESSAGE_V2
 
 _SUCCESS = 0
 _TOPIC_NOT_EXIST = 17
-_MESSAGE_ILLEGAL = 13
 _SERVICE_NOT_AVAILABLE = 14
 _PUT_OK = PUT_OK
 
-_PROBLEMS = (
-    "", "the body is longer than body_bytes_max", "the properties are longer than 32,767 bytes",
-    "the topic is longer than 255 bytes", "the topic is empty", "the batch is broken",
-    "the message is longer than segment_bytes allows",
-)  # fmt: skip
+_FAULTS = {
+    TOPIC_EMPTY: "the topic is empty",
+    BATCH_BROKEN: "the batch is broken",
+    PROPERTIES_WITH_ZERO: "the properties hold a zero byte",
+}
 
 
 class SendHandler:
     """Stores single messages and answers in kind."""
 
-    def __init__(self, path: PutPath, store_host: bytes, extra_properties: bytes) -> None:
+    def __init__(
+        self, path: PutPath, store_host: bytes, extra_properties: bytes,
+        body_bytes_max: int = BODY_BYTES_MAX,
+    ) -> None:  # fmt: skip
         self.path: PutPath = path
         self.store_host: bytes = store_host
-        self.record: Record = Record()
+        self.record: Record = Record(body_bytes_max)
         self.record.store_host = store_host
         self.record.extra = extra_properties
         self.sent: int = 0
@@ -81,12 +97,12 @@ class SendHandler:
         if properties >= 0:
             record.properties_at = request.value_at(properties)
             record.properties_length = request.value_length(properties)
-        record.queue_id = request.number(request.letter(101))
-        record.sys_flag = request.number(request.letter(102))
+        record.queue_id = request.number32(request.letter(101))
+        record.sys_flag = request.number32(request.letter(102))
         record.born_ms = request.number(request.letter(103))
-        record.flag = request.number(request.letter(104))
+        record.flag = request.number32(request.letter(104))
         reconsumed = request.letter(106)
-        record.reconsume_times = request.number(reconsumed) if reconsumed >= 0 else 0
+        record.reconsume_times = request.number32(reconsumed) if reconsumed >= 0 else 0
         record.body_at = request.body_at
         record.body_length = request.body_length
 
@@ -106,7 +122,8 @@ class SendHandler:
         record.sys_flag = request.i32(b"sysFlag")
         record.born_ms = request.i64(b"bornTimestamp")
         record.flag = request.i32(b"flag")
-        record.reconsume_times = request.i64_or(b"reconsumeTimes", 0)
+        reconsumed = request.find(b"reconsumeTimes")
+        record.reconsume_times = request.number32(reconsumed) if reconsumed >= 0 else 0
         record.body_at = request.body_at
         record.body_length = request.body_length
 
@@ -114,8 +131,35 @@ class SendHandler:
         path = self.path
         if status == NO_QUEUE:
             code, remark = _TOPIC_NOT_EXIST, "the topic has no such queue here"
-        elif path.refusal is not None:
-            code, remark = _SERVICE_NOT_AVAILABLE, str(path.refusal)
+        elif status == ILLEGAL:
+            illegal = refuse_message(path.problem, self.record, path.log.row.size)
+            code, remark = illegal.code, illegal.remark()
+        elif isinstance(path.refusal, PenstockError):
+            code, remark = path.refusal.code, path.refusal.remark()
         else:
-            code, remark = _MESSAGE_ILLEGAL, _PROBLEMS[path.problem]
+            code, remark = _SERVICE_NOT_AVAILABLE, str(path.refusal)
         return response(code, request.opaque, request.encoding, remark=remark)
+
+
+def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageIllegal:
+    """What is wrong with a message, with the figure, the limit and the setting."""
+    if problem == BODY_TOO_LONG:
+        return MessageIllegal.over(
+            "the body is too long", figure=record.body_length, limit=record.body_bytes_max,
+            setting="body_bytes_max",
+        )  # fmt: skip
+    if problem == PROPERTIES_TOO_LONG:
+        length = record.properties_length + len(record.extra)
+        return MessageIllegal.over(
+            "the properties are too long", figure=length, limit=PROPERTIES_BYTES_MAX
+        )
+    if problem == TOPIC_TOO_LONG:
+        return MessageIllegal.over(
+            "the topic is too long", figure=record.topic_length, limit=TOPIC_BYTES_MAX
+        )
+    if problem == TOO_LONG_FOR_SEGMENT:
+        return MessageIllegal.over(
+            "the message is too long", figure=record.size, limit=segment_bytes - BLANK_BYTES,
+            setting="segment_bytes",
+        )  # fmt: skip
+    return MessageIllegal(_FAULTS[problem], hint="mend the message; sending it again does not help")

@@ -38,6 +38,8 @@ class Turn:
                 if length == 0:
                     break
                 at += length
+                if request.is_response():
+                    continue  # nothing was asked of this peer
                 if request.code == _SEND_MESSAGE_V2 or request.code == _SEND_MESSAGE:
                     try:
                         self.send.handle(request, self.output, now_ms)
@@ -54,6 +56,6 @@ class Turn:
     def _answer(self, code: int, remark: str) -> None:
         """An error, unless nobody waits for one."""
         request = self.request
-        if not (request.is_response() or request.is_oneway()):
+        if not request.is_oneway():
             answer = response(code, request.opaque, request.encoding, remark=remark)
             self.output.append(answer)

@@ -14,12 +14,10 @@ from concurrent.futures import Future
 
 from penstock.errors import NotWriteable, StoreError
 from penstock.store.disk import Disk
-from penstock.store.segment import Segment, SegmentRow
+from penstock.store.segment import PREFAULT_BYTES, Segment, SegmentRow
 from penstock.wire import octets
 from penstock.wire.record import BLANK_BYTES, MAGIC_BLANK, Record
 
-PREFAULT_BYTES = 4 * 1024 * 1024
-"""How far ahead of the write position pages are faulted in, and how much at a time."""
 STAGING_BYTES = 1024 * 1024
 _PREFAULT_BYTES = PREFAULT_BYTES
 _BLANK_BYTES = BLANK_BYTES
@@ -190,3 +188,4 @@ class CommitLog:
         self._current = None
         self._target = memoryview(bytearray(1))
         self._target_size = 0
+        self.row.segments.clear()

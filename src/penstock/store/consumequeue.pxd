@@ -36,7 +36,7 @@ cdef class ConsumeQueue:
     cpdef int ready(self) except -1
     @cython.locals(high="long long", low="long long", middle="long long")
     cpdef long long visible_max(self, long long confirmed)
-    @cython.locals(at="long long")
+    @cython.locals(at="long long", size=int)
     cdef long long _end_of(self, long long offset)
     cpdef bint is_hot(self, long long offset)
     cpdef int reserve(self, long long count) except -1

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.store.disk import Disk
-from penstock.store.segment import segment_name
+from penstock.store.segment import is_number, segment_name
 from penstock.wire import octets
 from penstock.wire.record import java_hash
 
@@ -89,7 +89,7 @@ class ConsumeQueue:
         while place < self.max_offset + count:
             start = place - place % self.file_entries
             if not self.file_starts:
-                self.disk.make_directory(self.folder)
+                self.disk.make_directory(self.folder, durable=False)
             fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
             try:
                 self._allocate(fd, start, place - start)
@@ -152,14 +152,15 @@ class ConsumeQueue:
         """The queue went on in a new file since the last flush: look at the end of the old one."""
         while offset > self.min_offset:
             entry = unpack_entry(self.read(offset - 1, 1) or b"", 0)
-            if entry is None or entry[0] + entry[1] <= confirmed:
+            if entry is None or entry[1] == FILLER_SIZE or entry[0] + entry[1] <= confirmed:
                 break
             offset -= 1
         return offset
 
     def _end_of(self, offset: int) -> int:
         at = (offset - self._open_from) * _ENTRY_BYTES
-        return octets.get_i64(self._view, at) + octets.get_i32(self._view, at + 8)
+        size = octets.get_i32(self._view, at + 8)
+        return 0 if size == _FILLER_SIZE else octets.get_i64(self._view, at) + size
 
     def is_hot(self, offset: int) -> bool:
         """Whether this entry can be read from memory."""
@@ -211,6 +212,22 @@ class ConsumeQueue:
             else:
                 high = middle
         return low
+
+    def count_below(self, physical_offset: int) -> int:
+        """As `find_below`, but entry by entry: where torn or damaged ones mislead the search."""
+        last = -1
+        end = self.file_starts[0] if self.file_starts else 0
+        for start in self.file_starts:
+            self.max_offset = max(self.max_offset, start + self.file_entries)
+            data = self.read(start, self.file_entries) or b""
+            for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+                offset, size = octets.get_i64(data, at), octets.get_i32(data, at + 8)
+                if size != FILLER_SIZE:
+                    if size <= 0 or not last < offset < physical_offset:
+                        return end
+                    last = offset
+                end += 1
+        return end
 
     def _is_below(self, offset: int, physical_offset: int) -> bool:
         self.max_offset = max(self.max_offset, offset + 1)
@@ -265,18 +282,48 @@ class ConsumeQueue:
                 self.disk.sync(fd)
             finally:
                 self.disk.close_file(fd)
-        if changed:
-            self.disk.sync_directory(self.folder)
+        if changed:  # the queue's and the topic's directory may be new too
+            for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
+                self.disk.sync_directory(folder)
 
     def load(self) -> None:
         """Find the files; positions are set by recovery."""
         size = self.file_entries * ENTRY_BYTES
         names = self.disk.names(self.folder)
-        starts = [int(n) // ENTRY_BYTES for n in names if n.isdigit() and int(n) % size == 0]
-        # A gap can only come from a deletion that was cut short: what lies before it is gone.
-        while starts and max(starts) - starts[0] > (len(starts) - 1) * self.file_entries:
-            starts.pop(0)
-        self.file_starts = starts
+        self.file_starts = [
+            int(n) // ENTRY_BYTES for n in names if is_number(n) and int(n) % size == 0
+        ]
+
+    def strange_size(self) -> int | None:
+        """The size that the files seem to have, if it is not the one set; for foreign stores."""
+        size = self.file_entries * ENTRY_BYTES
+        for name in self.disk.names(self.folder):
+            length = self.disk.size(self.folder / name)
+            if is_number(name) and (int(name) % size or length != size):
+                return length
+        return None
+
+    def close_gaps(self, physical_offset: int) -> None:
+        """Let the files follow each other, after a crash that undid changes of names.
+
+        Entries below `physical_offset` are on the disk, so a file behind a gap that begins with
+        such a one is right and those before it are left over from a deletion. Otherwise the file
+        in the gap was not made in time, and what came later is replayed.
+        """
+        starts = self.file_starts
+        place = len(starts) - 1
+        while place > 0:
+            if starts[place] - starts[place - 1] != self.file_entries:
+                if self._is_below(starts[place], physical_offset):
+                    gone, self.file_starts = starts[:place], starts[place:]
+                    place = 0
+                else:
+                    gone, self.file_starts = starts[place:], starts[:place]
+                for start in gone:
+                    self.disk.unlink(self._path(start))
+                self.disk.sync_directory(self.folder)
+                starts = self.file_starts
+            place -= 1
 
     def warm(self) -> None:
         """Bring the page of the next entry into the page cache; may wait for the disk."""
@@ -354,7 +401,7 @@ class ConsumeQueue:
         path = self._path(start)
         try:
             if not self.file_starts:
-                self.disk.make_directory(self.folder)
+                self.disk.make_directory(self.folder, durable=False)
             fd = self.disk.create(path, size)
         except OSError as error:
             raise StoreError(f"the queue file {path} can't be made: {error}") from error

@@ -54,15 +54,16 @@ class Disk:
             self._pool.shutdown()
             self._pool = None
 
-    def make_directory(self, path: Path) -> None:
-        """Create a directory and its parents, durably."""
+    def make_directory(self, path: Path, *, durable: bool = True) -> None:
+        """Create a directory and its parents; unless durable, `sync_directory` of each is due."""
         missing = []
         while not path.is_dir():
             missing.append(path)
             path = path.parent
         for folder in reversed(missing):
             folder.mkdir(exist_ok=True)
-            self.sync_directory(folder.parent)
+            if durable:
+                self.sync_directory(folder.parent)
 
     def create(self, path: Path, size: int) -> int:
         """Open a file for reading and writing, made `size` bytes long and sparse if it is new."""

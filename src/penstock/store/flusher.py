@@ -132,7 +132,9 @@ class Flusher:
             state[native.FLUSHED] = state[native.WANTED]
 
     def stop(self) -> None:
-        """Sync what is left and end the thread."""
+        """Sync what is left and end the thread; a second time it does nothing."""
+        if self.wake_fd < 0:
+            return
         if self._thread is not None:
             native.store(self.state, native.STOP, 1)
             os.eventfd_write(self.wake_fd, 1)
@@ -140,5 +142,11 @@ class Flusher:
             self._thread = None
         elif self._started:
             self.pump()
-        os.close(self.wake_fd)
-        os.close(self.notify_fd)
+        self.discard()
+
+    def discard(self) -> None:
+        """Give back the handles as they are; there is no thread, or it has ended."""
+        wake, self.wake_fd, notify, self.notify_fd = self.wake_fd, -1, self.notify_fd, -1
+        if wake >= 0:
+            os.close(wake)
+            os.close(notify)

@@ -106,7 +106,7 @@ class Reader:
         self._count_max = min(count_max, _RANGES_MAX)
         self._bytes_max = bytes_max
         self._removed = False
-        scan = min(high - offset, max(_SCAN_ENTRIES_MAX, count_max))
+        scan = min(high - offset, max(_SCAN_ENTRIES_MAX, self._count_max))
         if queue.is_hot(offset):
             self._scan(queue._view, (offset - queue._open_from) * _ENTRY_BYTES, scan)
         else:
@@ -174,6 +174,7 @@ class Reader:
             offset = self._offsets[i]
             length = self._lengths[i]
             segment = self.log.row.find(offset)
+            assert segment is not None
             if offset >= hot_from:
                 octets.copy(
                     output.view, output.length, segment.view, offset - segment.start, length

@@ -17,6 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from penstock.store.disk import Disk
+from penstock.store.segment import is_number
 from penstock.wire import octets
 
 HEADER_BYTES = 40
@@ -64,6 +65,14 @@ class IndexFile:
             octets.put_i32(self.view, 36, 1)
         elif not 1 <= octets.get_i32(self.view, 36) <= entries:
             self.rethread(_NEVER)  # a damaged count would lead `put` out of the file
+
+    def prepare(self) -> None:
+        """Be written to: Apache's files are sparse, so the slots get their blocks now."""
+        fd = self.disk.open(self.path)
+        try:
+            self.disk.allocate(fd, 0, self.entries_at, self.path)
+        finally:
+            self.disk.close_file(fd)
 
     def next_number(self) -> int:
         return octets.get_i32(self.view, 36)
@@ -178,7 +187,9 @@ class IndexFile:
         Returns how many entries were kept. For a file whose slots and header can't be trusted:
         the entries of records below `end_offset` are known to be on the disk, later ones are not.
         """
+        self.prepare()
         kept = self._count_below(end_offset)
+        self._forget_behind(kept)
         view = self.view
         first_ms = octets.get_i64(view, 0)
         first_offset = octets.get_i64(view, 16)
@@ -204,6 +215,16 @@ class IndexFile:
         octets.put_i32(view, 32, used)
         octets.put_i32(view, 36, kept + 1)
         return kept
+
+    def _forget_behind(self, kept: int) -> None:
+        """Zero the later entries: a later crash must not take them for good."""
+        fd = self.disk.open(self.path)
+        try:
+            self.disk.truncate(fd, self.entries_at + (kept + 1) * ENTRY_BYTES)
+            self.disk.truncate(fd, self.size)
+        finally:
+            self.disk.close_file(fd)
+        self.allocated = self._ahead = 0
 
     def _count_below(self, end_offset: int) -> int:
         """How many entries from the first on lie below `end_offset` and make sense."""
@@ -261,18 +282,27 @@ class Index:
         self.dirty: list[IndexFile] = []
         self._spare: IndexFile | None = None
 
-    def load(self) -> list[str]:
-        """Open the files there are; returns the names of those that are not index files of ours."""
+    def load(self, *, extend: bool) -> list[str]:
+        """Open the files there are; returns the names of those that are not index files of ours.
+
+        With `extend`, a short one is known to have lost its end, and gets its length back.
+        """
         size = HEADER_BYTES + self.slots * SLOT_BYTES + self.entries * ENTRY_BYTES
         strange = []
         for name in self.disk.names(self.folder):
             path = self.folder / name
-            if not (name.isdigit() and len(name) == NAME_DIGITS) or self.disk.size(path) != size:
+            length = self.disk.size(path)
+            if not (is_number(name) and len(name) == NAME_DIGITS) or (
+                length != size and not (extend and length < size)
+            ):
                 strange.append(name)
                 continue
+            if length < size:
+                self.disk.close_file(self.disk.create(path, size))
             self.files.append(IndexFile(self.disk, path, self.slots, self.entries, new=False))
         self._enter()
         if self.current is not None:
+            self.current.prepare()
             self.current.warm()
         return strange
 
@@ -333,10 +363,10 @@ class Index:
         dirty, self.dirty = self.dirty, []
         for file in dirty:
             file.sync()
-        if self.current is not None:
+        if self.current is not None and self.current not in dirty:
             self.current.sync()
-            if dirty:
-                self.disk.sync_directory(self.folder)
+        if dirty:
+            self.disk.sync_directory(self.folder)
 
     def close(self) -> None:
         spare, self._spare = self._spare, None
@@ -364,11 +394,11 @@ class Index:
     def _make(self, now_ms: int) -> IndexFile:
         if not self.files:
             self.disk.make_directory(self.folder)
-        while True:
-            path = self.folder / file_name(now_ms)
-            if not path.exists():
-                break
-            now_ms += 1
+        name = file_name(now_ms)
+        if self.files:  # names are in order even where local time steps back
+            last = self.files[len(self.files) - 1].path.name
+            name = max(name, f"{int(last) + 1:0{NAME_DIGITS}d}")
+        path = self.folder / name
         try:
             return IndexFile(self.disk, path, self.slots, self.entries, new=True)
         except BaseException:

@@ -289,7 +289,7 @@ class QueueEntries:
 def _is_locked(path: Path) -> bool:
     """Whether some process holds the store's lock.
 
-    Asked of the kernel's list: to open and close the file would end a lock of our own process.
+    Asked of the kernel's list, so that looking touches nothing.
     """
     try:
         inode = str(path.stat().st_ino)
@@ -297,7 +297,7 @@ def _is_locked(path: Path) -> bool:
     except OSError:
         return False
     return any(
-        "POSIX" in line and place.rpartition(":")[2] == inode
+        ("POSIX" in line or "OFDLCK" in line) and place.rpartition(":")[2] == inode
         for line in locks
         for place in line.split()
         if place.count(":") == 2

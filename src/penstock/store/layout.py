@@ -50,9 +50,13 @@ def refuse_foreign(disk: Disk, layout: Layout) -> None:
         names = disk.names(layout.root / name)
         if names:
             raise StoreRefused(f"{layout.root} holds {what} in {name}/, e.g. {names[0]}")
-    for folder in (layout.queues, layout.config / "topics", layout.config / "rdb"):
+    databases = ("topics", "subscriptionGroups", "consumerOffsets", "rdb")
+    for folder in (layout.queues, *(layout.config / name for name in databases)):
         if "CURRENT" in disk.names(folder):
             raise StoreRefused(f"{layout.root} holds a RocksDB database in {folder.name}/")
+    for name in disk.names(layout.queues):
+        if name.startswith("%LMQ%"):
+            raise StoreRefused(f"{layout.root} holds light message queues (enableLmq), e.g. {name}")
     for name in disk.names(layout.root):
         if name.startswith("dledger"):
             raise StoreRefused(f"{layout.root} holds DLedger (Raft) log files in {name}/")
@@ -125,4 +129,6 @@ class StoreLock:
         os.pwrite(self._fd, b"lock", 0)
 
     def release(self) -> None:
-        os.close(self._fd)
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)

@@ -58,10 +58,11 @@ def unlock(view: memoryview, at: int, length: int) -> None:
 def flush_loop(state: memoryview) -> None:
     """Sync the log until told to stop or a sync fails."""
     waited_ms = 0
+    bell = select.poll()
+    bell.register(state[WAKE], select.POLLIN)
     while True:
         interval = state[INTERVAL_MS]
-        ready, _, _ = select.select([state[WAKE]], [], [], interval / 1000 if interval else None)
-        if ready:
+        if bell.poll(interval or None):
             os.eventfd_read(state[WAKE])
         if state[ERRNO]:
             return

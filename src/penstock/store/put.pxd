@@ -27,13 +27,19 @@ cdef class PutPath:
     cdef readonly int problem
     cdef readonly long long offset
     cdef readonly long long queue_offset
+    cdef readonly long long last_offset
+    cdef public long long gaps
+    cdef public long long unplaced
     cdef public long long store_ms
     cdef readonly long long puts
     cdef readonly long long put_bytes
     cdef public list dirty
     cdef public list arrived
     cdef public list hungry
+    cdef dict _waiting
     cdef BatchWalk _batch
+    cdef long long _batch_messages
+    cdef long long _batch_keys
     cdef long long _wanted
 
     @cython.locals(queue=ConsumeQueue, problem=int)
@@ -49,6 +55,7 @@ cdef class PutPath:
     cdef long long _measure(self, Record record) except -2
     @cython.locals(transaction=int, queued=bint, queue_offset="long long", offset="long long")
     cdef int _append(self, Record record, ConsumeQueue queue) except -1
+    cdef int _stop(self, object error) except -1
     cdef int _refuse(self)
     @cython.locals(current=IndexFile)
     cdef int _index_ready(self, Index index) except -1
@@ -58,4 +65,4 @@ cdef class PutPath:
     cdef int _put_key(self, PropertyMarks marks, Py_ssize_t at, Py_ssize_t length, int seed,
                       long long offset) except -1
     @cython.locals(queue=ConsumeQueue, transaction=int, code="long long")
-    cpdef int replay(self, StoredRecord stored, bint index_too) except -1
+    cpdef int replay(self, StoredRecord stored) except -1

@@ -5,7 +5,7 @@ The same dispatch serves new records (`put`) and, after a crash, those found in 
 twice changes nothing.
 """
 
-from penstock.errors import StoreError
+from penstock.errors import StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue, QueueTable
 from penstock.store.flusher import Flusher
@@ -13,6 +13,7 @@ from penstock.store.index import Index, IndexFile
 from penstock.wire.record import (
     BATCH_BROKEN,
     BLANK_BYTES,
+    BODY_TOO_LONG,
     TOO_LONG_FOR_SEGMENT,
     BatchWalk,
     PropertyMarks,
@@ -37,6 +38,10 @@ _ROLLBACK = 0x0C
 _SPACE = 32
 
 
+Entry = tuple[int, int, int, int]
+"""A queue entry on its way: queue offset, physical offset, size, tag hash."""
+
+
 class PutPath:
     """Where records go. One writer; results of the last call are fields, not objects."""
 
@@ -53,6 +58,9 @@ class PutPath:
         self.problem: int = 0
         self.offset: int = 0
         self.queue_offset: int = 0
+        self.last_offset: int = -1
+        self.gaps: int = 0
+        self.unplaced: int = 0
         self.store_ms: int = 0
         self.puts: int = 0
         self.put_bytes: int = 0
@@ -60,7 +68,10 @@ class PutPath:
         self.dirty: list[ConsumeQueue] = []
         self.arrived: list[ConsumeQueue] = []
         self.hungry: list[ConsumeQueue | IndexFile] = []
+        self._waiting: dict[ConsumeQueue, Entry] = {}
         self._batch: BatchWalk = BatchWalk()
+        self._batch_messages: int = 0
+        self._batch_keys: int = 0
 
     def put(self, record: Record, now_ms: int) -> int:
         """Store one message."""
@@ -96,13 +107,26 @@ class PutPath:
             return _NO_QUEUE
         body_at = record.body_at
         body_length = record.body_length
+        if body_length > record.body_bytes_max:
+            self.problem = BODY_TOO_LONG
+            return _ILLEGAL
         total = self._measure(record)
         if total < 0:
             return _ILLEGAL
-        if self.log.make_room(total) < 0:
-            return self._refuse()
         if now_ms > self.store_ms:
             self.store_ms = now_ms
+        try:
+            queue.reserve(self._batch_messages)
+            if self.index is not None:
+                self.index.reserve(self._batch_keys, self.store_ms)
+        except (StoreError, OSError) as error:
+            self.refusal = error
+            return _REFUSED
+        try:
+            if self.log.make_room(total) < 0:
+                return self._refuse()
+        except OSError as error:
+            return self._stop(error)
         self._batch.start(body_at, body_length)
         first_offset = -1
         first_queue_offset = 0
@@ -126,7 +150,10 @@ class PutPath:
         """
         log = self.log
         if log.handed != log.end:
-            log.hand_over()
+            try:
+                log.hand_over()
+            except OSError as error:
+                self._stop(error)
         if log.handed != self._wanted:
             self._wanted = log.handed
             self.flusher.want(log.handed)
@@ -137,11 +164,20 @@ class PutPath:
             self.confirmed = log.handed
         return len(self.arrived) > 0 or len(self.hungry) > 0
 
+    def take_dirty(self) -> list[ConsumeQueue]:
+        """The queues that were written since this was asked last; the asker syncs them."""
+        dirty, self.dirty = self.dirty, []
+        for queue in dirty:
+            queue.dirty = False
+        return dirty
+
     def _measure(self, record: Record) -> int:
-        """How many log bytes a batch takes, or -1 with the `problem`."""
+        """How many log bytes a batch takes, or -1 with the `problem`; counts messages and keys."""
         body_at = record.body_at
         body_length = record.body_length
         total = 0
+        self._batch_messages = 0
+        self._batch_keys = 0
         self._batch.start(body_at, body_length)
         while True:
             more = self._batch.next(record)
@@ -155,6 +191,8 @@ class PutPath:
                 self.problem = problem
                 return -1
             total += record.size
+            self._batch_messages += 1
+            self._batch_keys += 2 + (record.marks.keys_length + 1) // 2  # unique id, tag, keys
         if total + _BLANK_BYTES > self.log.row.size:
             self.problem = TOO_LONG_FOR_SEGMENT
             return -1
@@ -172,9 +210,13 @@ class PutPath:
         except (StoreError, OSError) as error:
             self.refusal = error
             return _REFUSED
-        offset = self.log.append(record, queue_offset, self.store_ms)
+        try:
+            offset = self.log.append(record, queue_offset, self.store_ms)
+        except OSError as error:
+            return self._stop(error)
         if offset < 0:
             return self._refuse()
+        self.last_offset = offset
         self.offset = offset
         self.queue_offset = queue_offset
         if queued:
@@ -199,6 +241,11 @@ class PutPath:
         self.puts += 1
         self.put_bytes += record.size
         return _PUT_OK
+
+    def _stop(self, error: OSError) -> int:
+        """What was put can't be handed over: nothing can be promised any more."""
+        self.refusal = WriteStopped(f"writing {self.log.row.folder} failed: {error}")
+        return _REFUSED
 
     def _refuse(self) -> int:
         self.refusal = self.log.refusal
@@ -237,7 +284,7 @@ class PutPath:
             key_hash = 0 if key_hash == -0x80000000 else -key_hash
         self.index.put(key_hash, offset, self.store_ms)  # type: ignore[union-attr]
 
-    def replay(self, stored: StoredRecord, index_too: bool) -> int:
+    def replay(self, stored: StoredRecord) -> int:
         """Dispatch a record that lies in the log. Returns PUT_OK or NO_QUEUE."""
         queue = self.queues.find(
             stored.buffer, stored.topic_at, stored.topic_length, stored.queue_id
@@ -247,34 +294,62 @@ class PutPath:
         transaction = stored.sys_flag & _TRANSACTION_MASK
         stored.scan()
         if transaction != _PREPARED and transaction != _ROLLBACK:
+            code = stored.marks.tags_code()
+            if queue.delay_ms >= 0:
+                code = stored.store_ms + queue.delay_ms
             if stored.queue_offset != queue.max_offset:
-                self._replay_elsewhere(queue, stored.queue_offset)
-            if stored.queue_offset == queue.max_offset:
-                code = stored.marks.tags_code()
-                if queue.delay_ms >= 0:
-                    code = stored.store_ms + queue.delay_ms
+                entry = (stored.queue_offset, stored.physical_offset, stored.size, code)
+                self._replay_elsewhere(queue, entry)
+            else:
                 queue.append(stored.physical_offset, stored.size, code)
-                if not queue.dirty:
-                    queue.dirty = True
-                    self.dirty.append(queue)
+                if self._waiting and queue in self._waiting:
+                    del self._waiting[queue]
+                    self.unplaced += 1
+            if not queue.dirty:
+                queue.dirty = True
+                self.dirty.append(queue)
         if stored.store_ms > self.store_ms:
             self.store_ms = stored.store_ms
-        if index_too and self.index is not None and transaction != _ROLLBACK:
+        if self.index is not None and transaction != _ROLLBACK:
             self._put_keys(stored.marks, queue, stored.physical_offset)
         return _PUT_OK
 
-    def _replay_elsewhere(self, queue: ConsumeQueue, offset: int) -> None:
+    def _replay_elsewhere(self, queue: ConsumeQueue, entry: Entry) -> None:
         """A record whose queue offset is not the next one.
 
-        Lower: the topic was deleted and made again, and the queue began anew. Higher: the entries
-        before it are gone with their segments, or unknown; fillers take their place. So far off
-        that no file could explain it: the number is damaged, and the record stays without entry.
+        Zero: the topic was deleted and made again, and the queue began anew. Higher: the entries
+        before it are gone with their segments, or unknown; but as a record's head has no checksum,
+        that is believed only if the queue's next record goes on from there. Anything else is no
+        queue offset: the record stays without entry.
         """
-        if offset < 0 or offset >= QUEUE_OFFSET_MAX:
+        offset = entry[0]
+        waiting = self._waiting.pop(queue, None)
+        empty = queue.max_offset == queue.min_offset
+        if offset == 0:
+            queue.cut(0)
+            queue.append(entry[1], entry[2], entry[3])
+        elif waiting is not None and waiting[0] + 1 == offset:
+            self._place(queue, waiting)
+            queue.append(entry[1], entry[2], entry[3])
             return
-        if offset < queue.max_offset:
-            queue.cut(offset)
-        elif queue.max_offset == queue.min_offset:
-            queue.begin_at(offset)
-        elif offset - queue.max_offset <= queue.file_entries:
-            queue.fill_to(offset)
+        elif 0 < offset - queue.max_offset <= (QUEUE_OFFSET_MAX if empty else queue.file_entries):
+            self._waiting[queue] = entry
+        else:
+            self.unplaced += 1
+        if waiting is not None:
+            self.unplaced += 1
+
+    def end_replay(self) -> None:
+        """Nothing follows: what still waits for a successor is believed."""
+        waiting, self._waiting = self._waiting, {}
+        for queue, entry in waiting.items():
+            self._place(queue, entry)
+
+    def _place(self, queue: ConsumeQueue, entry: Entry) -> None:
+        """Add an entry behind a gap; fillers take the place of what is unknown."""
+        self.gaps += 1
+        if queue.max_offset == queue.min_offset:
+            queue.begin_at(entry[0])
+        else:
+            queue.fill_to(entry[0])
+        queue.append(entry[1], entry[2], entry[3])

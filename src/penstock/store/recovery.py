@@ -15,8 +15,11 @@ After a crash:
 4. Where no good record follows, cut the log: the rest becomes zero and later segments go. (If
    stale bytes remained, a later crash could take an old record behind a new one for its successor.)
 5. Sync what was found, because readers may see it from now on.
+
+If queues contradict the log on the way (damaged or missing files), the whole log is walked.
 """
 
+import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -25,17 +28,16 @@ import msgspec
 
 from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
-from penstock.store.checkpoint import Checkpoint, read_checkpoint
-from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue import ConsumeQueue, QueueTable
+from penstock.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
+from penstock.store.consumequeue import FILLER_SIZE, ConsumeQueue, QueueTable
 from penstock.store.disk import Disk
 from penstock.store.index import Index
 from penstock.store.layout import Layout
 from penstock.store.put import PutPath
 from penstock.store.replay import Replay
-from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, segment_name
+from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, is_number, segment_name
 from penstock.wire.codes import TOPIC_SCHEDULE
-from penstock.wire.record import NOTHING, PROBLEMS, RECORD, StoredRecord
+from penstock.wire.record import NOTHING, PROBLEMS, RECORD, UNWRITTEN, StoredRecord
 
 STEP_BYTES = 64 * 1024 * 1024
 """How much of the log is walked between two reports of progress."""
@@ -78,6 +80,21 @@ class Report(msgspec.Struct):
     cut_reason: str | None = None
     store_ms: int = 0
     strange_files: list[str] = msgspec.field(default_factory=list)
+    short_files: list[str] = msgspec.field(default_factory=list)
+
+    def complaints(self) -> list[str]:
+        """What a person should know, in sentences."""
+        said = [
+            f"the segment {name} has lost its end: its messages can't be read"
+            for name in self.short_files
+        ]
+        said += [f"index/{name} is no index file of ours and is left aside"
+                 for name in self.strange_files]  # fmt: skip
+        if self.strange_records:
+            said.append(f"{self.strange_records} records have damaged heads and no queue entry")
+        if self.cut_reason and not self.cut_reason.startswith(PROBLEMS[UNWRITTEN]):
+            said.append(f"the log was cut: {self.cut_reason}")
+        return said
 
 
 class Recovery:
@@ -100,7 +117,7 @@ class Recovery:
     def load_log(self, *, sizes_known: bool) -> None:
         """Map the log's segments; short ones are extended if it is known that they are short."""
         names = [
-            n for n in self.disk.names(self.layout.log) if n.isdigit() and len(n) == NAME_DIGITS
+            n for n in self.disk.names(self.layout.log) if is_number(n) and len(n) == NAME_DIGITS
         ]
         size = self.config.segment_bytes
         for place, name in enumerate(names):
@@ -117,6 +134,8 @@ class Recovery:
                 break
             if length != size and (length > size or not sizes_known):
                 raise self._other_size(path, length)
+            if length < size and place < len(names) - 1:
+                self.report.short_files.append(name)
             self.row.push(Segment(self.disk, path, start, size, self.disk.create(path, size)))
 
     def _other_size(self, path: Path, length: int) -> StoreRefused:
@@ -130,8 +149,8 @@ class Recovery:
         """Find all queues there are; positions are set later."""
         for topic in self.disk.names(self.layout.queues):
             for queue_id in self.disk.names(self.layout.queues / topic):
-                if queue_id.isdigit():
-                    queue = self.add_queue(topic.encode(), int(queue_id))
+                if is_number(queue_id):
+                    queue = self.add_queue(os.fsencode(topic), int(queue_id))
                     if queue is not None:
                         queue.load()
 
@@ -146,29 +165,72 @@ class Recovery:
             self.queues.add(queue)
         return queue
 
-    def run(self, path: PutPath, log: CommitLog, *, crashed: bool, ours: bool) -> Report:
+    def run(self, path: PutPath, *, crashed: bool, ours: bool) -> Report:
         """Bring log, queues and index to agree. `ours`: the checkpoint was written by Penstock."""
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.layout)
-        self.report.strange_files = self.index.load() if self.config.index_enabled else []
+        self.report.strange_files = (
+            self.index.load(extend=ours) if self.config.index_enabled else []
+        )
+        if not ours:
+            self._refuse_other_sizes()
         if not crashed and self._resume():
             return self.report
-        if not crashed:
-            begin = self._dispatched_end()
+        # From here on files are written to: a crash meanwhile must not look like a clean end.
+        self.disk.write_file(self.layout.abort, str(os.getpid()).encode())
+        self.load_queues()
+        begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
+        if begin is None or (crashed and not self._cut_back(begin)):
+            end = self._replay_all(path)
         else:
-            threshold = self.checkpoint.recover_from_ms(with_index=ours)
-            begin = self._start_segment(threshold)
-            self._cut_back(begin)
-            # What is dispatched again is not durable yet: what the files claimed beyond is void.
-            known_ms = self.checkpoint.known_ms(with_index=ours)
-            self.checkpoint = Checkpoint(known_ms, known_ms, known_ms)
-        self.report.replayed_from = begin
-        end = self._replay(path, begin)
+            end = self._replay(path, begin)
+            if path.gaps and begin > self.row.first:
+                end = self._replay_all(path)
         self._cut_log(end, crashed=crashed)
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
             queue.correct_min(self.row.first)
         return self.report
+
+    def _replay_all(self, path: PutPath) -> int:
+        """Queues or index contradict the log: let all of it tell what they should say."""
+        self.checkpoint = Checkpoint(confirmed=self.checkpoint.confirmed)
+        write_checkpoint(self.disk, self.layout, self.checkpoint)
+        path.gaps = path.unplaced = 0
+        for queue in self.queues.rows:
+            queue.close()
+        self._cut_back(self.row.first)
+        return self._replay(path, self.row.first)
+
+    def _start_after_crash(self, *, ours: bool) -> int:
+        """Where to begin by the checkpoint, which is then void beyond what all parts reached:
+        what is dispatched again is not durable yet."""
+        known_ms = self.checkpoint.known_ms(with_index=ours)
+        begin = self._start_segment(self.checkpoint.recover_from_ms(with_index=ours))
+        confirmed = self.checkpoint.confirmed
+        self.checkpoint = Checkpoint(known_ms, known_ms, known_ms, 0, confirmed)
+        return begin
+
+    def _refuse_other_sizes(self) -> None:
+        """A store of Apache's, seen for the first time: do its files have the sizes set?"""
+        self.load_queues()
+        for queue in self.queues.rows:
+            length = queue.strange_size()
+            if length is not None:
+                raise StoreRefused(
+                    f"{queue.folder} has files of {length} bytes, the setting queue_file_entries "
+                    f"makes {self.config.queue_file_entries * 20}",
+                    hint="set queue_file_entries to what the store was made with "
+                    "(mappedFileSizeConsumeQueue / 20)",
+                )
+        strange = [n for n in self.report.strange_files if is_number(n)]
+        if strange:
+            raise StoreRefused(
+                f"{self.layout.index / strange[0]} is no index file of {self.config.index_slots} "
+                f"slots and {self.config.index_entries} entries",
+                hint="set index_slots (maxHashSlotNum) and index_entries (maxIndexNum) to what the "
+                "store was made with",
+            )
 
     def _resume(self) -> bool:
         """Take over the snapshot of a clean shutdown, if the log confirms it."""
@@ -214,20 +276,45 @@ class Recovery:
         stored.bind(segment.view)
         return stored.read(snapshot.log_end - segment.start, segment.size) == NOTHING
 
-    def _dispatched_end(self) -> int:
-        """Clean, but without a snapshot: the end of the last record that has a queue entry."""
-        self.load_queues()
+    def _dispatched_end(self) -> int | None:
+        """Clean, but without a snapshot: the end of the last record that has a queue entry.
+
+        None if a queue's last entry does not lead to its record: then nothing can be trusted.
+        """
         end = self.row.first
         beyond = self.row.first + len(self.row.segments) * self.row.size
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
             self._progress("queues", done, total)
+            queue.close_gaps(beyond)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
             queue.max_offset = queue.find_below(beyond)
+            if not self._last_is_home(queue, queue.max_offset):
+                return None
             entry = queue.entry(queue.max_offset - 1)
-            if entry is not None:
+            if entry is not None and entry[1] != FILLER_SIZE:
                 end = max(end, entry[0] + entry[1])
         return end
+
+    def _last_is_home(self, queue: ConsumeQueue, end: int) -> bool:
+        """Whether the record of the entry before `end` lies where the entry says, if anywhere."""
+        entry = queue.entry(end - 1)
+        if entry is None or entry[1] == FILLER_SIZE or entry[0] < self.row.first:
+            return True
+        queue_offset, offset, size = end - 1, entry[0], entry[1]
+        segment = self.row.find(offset)
+        if segment is None:
+            return False
+        stored = StoredRecord()
+        stored.bind(segment.view)
+        at = offset - segment.start
+        if stored.read(at, segment.size) != RECORD or stored.check(offset) != RECORD:
+            return False
+        return (stored.size, stored.queue_id, stored.queue_offset) == (
+            size,
+            queue.queue_id,
+            queue_offset,
+        )
 
     def _start_segment(self, threshold_ms: int) -> int:
         """The newest segment start whose first record is whole and not younger than this."""
@@ -242,26 +329,37 @@ class Recovery:
                 return segment.start
         return self.row.first
 
-    def _cut_back(self, begin: int) -> None:
-        """After a crash: keep only queue and index entries of records below `begin`."""
-        self.load_queues()
+    def _cut_back(self, begin: int) -> bool:
+        """Keep only queue and index entries of records below `begin`.
+
+        False if a queue's last entry below does not lead to its record.
+        """
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
             self._progress("queues", done, total)
+            queue.close_gaps(begin)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
             queue.max_offset = queue.min_offset
             kept = queue.find_below(begin)
             queue.max_offset = max(queue.max_offset, kept)
+            if begin == self.row.first or not self._last_is_home(queue, kept):
+                kept = queue.count_below(begin)
+                queue.max_offset = max(queue.max_offset, kept)
+                if begin > self.row.first and not self._last_is_home(queue, kept):
+                    return False
             if queue.has_data_from(kept):
                 queue.cut(kept)
             queue.max_offset = kept
         if self.config.index_enabled:
             self._progress("index", 0, 1)
             self.index.cut(begin)
+        return True
 
     def _replay(self, path: PutPath, begin: int) -> int:
         """Walk and dispatch the log from `begin`; returns where it ends."""
+        self.report.replayed_from = begin
         replay = Replay(path, self.add_queue)
+        replay.stored.durable_to = self.checkpoint.confirmed
         beyond = self.row.first + len(self.row.segments) * self.row.size
         at = begin
         while not replay.ended:
@@ -270,9 +368,10 @@ class Recovery:
                 break
             self._progress("log", at - begin, beyond - begin)
             at = replay.run(segment, at, STEP_BYTES)
+        path.end_replay()
         self._progress("log", beyond - begin, beyond - begin)
         self.report.records = replay.records
-        self.report.strange_records = replay.strange
+        self.report.strange_records = replay.strange + path.unplaced
         self.report.log_end = at
         self.report.last_offset = replay.last_offset
         self.report.store_ms = path.store_ms

@@ -47,14 +47,14 @@ class Replay:
             if kind == _NOTHING or stored.check(segment.start + at) == _NOTHING:
                 self.ended = True
                 break
-            if self.path is not None and self.path.replay(stored, True) == _NO_QUEUE:
+            if self.path is not None and self.path.replay(stored) == _NO_QUEUE:
                 topic = bytes(
                     stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length]
                 )
                 if self.make_queue(topic, stored.queue_id) is None:
                     self.strange += 1
                 else:
-                    self.path.replay(stored, True)
+                    self.path.replay(stored)
             self.records += 1
             self.last_offset = segment.start + at
             at += stored.size

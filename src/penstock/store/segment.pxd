@@ -18,6 +18,6 @@ cdef class SegmentRow:
     cdef readonly list segments
     cdef readonly long long first
 
-    @cython.locals(place="long long")
+    @cython.locals(place="long long", segment=Segment)
     cpdef Segment find(self, long long offset)
     cpdef int push(self, Segment segment) except -1

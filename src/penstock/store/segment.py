@@ -15,21 +15,28 @@ from penstock.store.disk import Disk
 log = logging.getLogger(__name__)
 
 NAME_DIGITS = 20
+PREFAULT_BYTES = 4 * 1024 * 1024
+"""How far ahead of the write position pages are faulted in, and how much at a time."""
 
 
 def segment_name(offset: int) -> str:
     return f"{offset:0{NAME_DIGITS}d}"
 
 
+def is_number(name: str) -> bool:
+    """Whether a file's name is one of digits; `isdigit` alone takes digits that `int` does not."""
+    return name.isascii() and name.isdigit()
+
+
 class Segment:
     """A mapped file that holds the bytes [start, start + size) of a log."""
 
     def __init__(self, disk: Disk, path: Path, start: int, size: int, fd: int) -> None:
+        self.fd: int = fd  # first of all: it is closed whatever happens
         self.disk: Disk = disk
         self.path: Path = path
         self.start: int = start
         self.size: int = size
-        self.fd: int = fd
         self.map: object = disk.map(fd, size)
         self.view: memoryview = memoryview(self.map)
         self.locked: bool = False
@@ -82,7 +89,10 @@ class SegmentRow:
         if offset < self.first:
             return None
         place = (offset - self.first) // self.size
-        return self.segments[place] if place < len(self.segments) else None
+        if place >= len(self.segments):
+            return None
+        segment = self.segments[place]
+        return segment if segment.start <= offset else None  # the row may just lose its first
 
     def create(self, start: int) -> Segment:
         """Make and allocate the file that begins at `start`; may wait for the disk.
@@ -99,7 +109,9 @@ class SegmentRow:
             self.disk.close_file(fd)
             self.disk.unlink(path)  # a sparse file of full length would be a trap later
             raise
-        return Segment(self.disk, path, start, self.size, fd)
+        segment = Segment(self.disk, path, start, self.size, fd)
+        segment.prefault(start, PREFAULT_BYTES)
+        return segment
 
     def push(self, segment: Segment) -> None:
         """Put a segment at the end of the row."""

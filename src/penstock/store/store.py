@@ -10,16 +10,14 @@ offset under sync flush.
 import logging
 import os
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
-from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
 from penstock.config import StoreConfig
-from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
-from penstock.store import retention
+from penstock.errors import NotWriteable, WriteStopped
+from penstock.store.care import Care
 from penstock.store.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue
@@ -41,8 +39,6 @@ from penstock.wire.output import Output
 from penstock.wire.record import Record
 
 log = logging.getLogger(__name__)
-
-RETENTION_EVERY_MS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,14 +63,11 @@ class MessageStore:
         self.disk = disk or Disk()
         self.layout = Layout(Path(root))
         self.config = config or stored_config(self.disk, self.layout)
+        self._closed = False
         self.on_arrival: Callable[[ConsumeQueue], None] | None = None
-        self.pinned_from: Callable[[], int | None] = lambda: None
-        self.checkpoint = Checkpoint()
-        self._marks: list[tuple[int, int]] = []
-        self._care: Future[None] | None = None
-        self._queues_synced_ms = self._index_synced_ms = now_ms
-        self._retention_ms = now_ms
         self._open(progress)
+        self.care = Care(self.disk, self.layout, self.config, self.path, now_ms)
+        self.care.checkpoint = self._recovery.checkpoint
 
     # --- opening and closing
 
@@ -88,8 +81,8 @@ class MessageStore:
                 disk.make_directory(folder)
             sizes_known = check_sizes(disk, layout, config)
             recovery = Recovery(disk, layout, config, progress)
-            recovery.load_log(sizes_known=sizes_known)
             crashed = layout.abort.exists()
+            recovery.load_log(sizes_known=sizes_known)
             by_mapping = config.append_by == "mapping" or (
                 config.append_by == "auto" and not config.sync_flush
             )
@@ -105,13 +98,15 @@ class MessageStore:
             self.path = PutPath(self.log, self.queues, self.index, self.flusher)
             self.path.index_tags = config.index_tags
             self._recovery = recovery
-            self.report: Report = recovery.run(
-                self.path, self.log, crashed=crashed, ours=sizes_known
-            )
-            self.checkpoint = recovery.checkpoint
+            self.report: Report = recovery.run(self.path, crashed=crashed, ours=sizes_known)
+            for complaint in self.report.complaints():
+                log.warning("%s: %s", layout.root, complaint)
             note_sizes(disk, layout, config)
             self._begin_writing()
         except BaseException:
+            if hasattr(self, "flusher"):
+                self.flusher.discard()
+            disk.close()
             self._lock.release()
             raise
 
@@ -123,7 +118,6 @@ class MessageStore:
         disk.write_file(layout.abort, str(os.getpid()).encode())
         end = self.report.log_end
         self.path.store_ms = max(self.path.store_ms, self.report.store_ms)
-        self.last_offset = self.report.last_offset
         self.log.start(end, lambda old, new: self.flusher.roll(old.fd, new.fd))
         self.flusher.start(self.log.current_fd(), end)
         self.path.settle()
@@ -138,39 +132,56 @@ class MessageStore:
             queue.warm()
 
     def close(self) -> None:
-        """Make everything durable, say so in checkpoint and snapshot, let go of the files."""
-        if self._care is not None:
-            self._care.result()
-            self._care = None
-        self.path.settle()
-        self.log.hand_over()
-        self.flusher.want(self.log.end)
-        stopped = self.flusher.failed()
-        self.flusher.stop()
-        clean = not stopped and not self.flusher.failed()
-        if clean:
-            self._sync_queues()
+        """Make everything durable, say so in checkpoint and snapshot, let go of the files.
+
+        If anything can't be made durable `abort` stays, and the next start recovers.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self.care.finish()
+            self.settle()
+            stopped = isinstance(self.path.refusal, WriteStopped)
+            self.flusher.stop()
+            self.path.refusal = NotWriteable(f"{self.layout.root} is closed")
+            if not stopped and not self.flusher.failed():
+                self._close_clean()
+        except OSError as error:
+            log.error("closing %s failed, the next start recovers: %s", self.layout.root, error)
+        finally:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self.path.refusal = NotWriteable(f"{self.layout.root} is closed")
+        try:
+            self.flusher.stop()
+            self.log.close()
+            for queue in self.queues.rows:
+                queue.close()
             if self.index is not None:
-                self.index.sync()
-            self.log.close()
-            ms = self.path.store_ms
-            write_checkpoint(self.disk, self.layout, Checkpoint(ms, ms, ms, 0, self.log.end))
-            snapshot = self._snapshot().sealed()
-            self.disk.write_file(self.layout.snapshot, msgspec.json.encode(snapshot))
-            self.disk.unlink(self.layout.abort)
-            self.disk.sync_directory(self.layout.root)
-        else:
-            self.log.close()
+                self.index.close()
+        finally:
+            self.disk.close()
+            self._lock.release()
+
+    def _close_clean(self) -> None:
+        for queue in self.path.take_dirty():
+            queue.sync()
         if self.index is not None:
-            self.index.close()
-        self.disk.close()
-        self._lock.release()
+            self.index.sync()
+        ms = self.path.store_ms
+        write_checkpoint(self.disk, self.layout, Checkpoint(ms, ms, ms, 0, self.log.end))
+        snapshot = self._snapshot().sealed()
+        self.disk.write_file(self.layout.snapshot, msgspec.json.encode(snapshot))
+        self.disk.unlink(self.layout.abort)
+        self.disk.sync_directory(self.layout.root)
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(
             log_begin=self.log.begin(),
             log_end=self.log.end,
-            last_offset=self.path.offset if self.path.puts else self.last_offset,
+            last_offset=max(self.path.last_offset, self.report.last_offset),
             store_ms=self.path.store_ms,
             queues=[
                 (q.topic.decode(), q.queue_id, q.min_offset, q.max_offset) for q in self.queues.rows
@@ -230,8 +241,11 @@ class MessageStore:
     def watch(self, queue: ConsumeQueue) -> None:
         """Call `on_arrival` once, when this queue has got a message that readers may see."""
         if not queue.watched and queue not in self.path.arrived:
-            queue.watched = True
             queue.watched_from = queue.visible_max(self.path.confirmed)
+            if queue.max_offset > queue.watched_from:  # stored already, on its way to the disk
+                self.path.arrived.append(queue)
+            else:
+                queue.watched = True
 
     @property
     def confirmed(self) -> int:
@@ -259,7 +273,7 @@ class MessageStore:
             return Found(NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, 0, b"")
         reader = self.fresh_reader(codes)
         status = reader.find(queue, offset, count_max, bytes_max, self.confirmed, wait)
-        output = Output(max(reader.total, 1))
+        output = Output(1024)
         if status == FOUND and not reader.copy_to(output, wait):
             # With patience and still not there: retention took the segment away meanwhile.
             status = MESSAGE_WAS_REMOVING if wait else COLD
@@ -286,129 +300,12 @@ class MessageStore:
         reader.only(codes)
         return reader
 
-    # --- care
+    # --- care (more in care.py)
 
     def tick(self, now_ms: int) -> None:
         """Have done what is due: flushing queues, the checkpoint, retention. Call every second."""
-        if self._care is not None:
-            if not self._care.done():
-                return
-            care, self._care = self._care, None
-            self._after_care(care)
-        if not isinstance(self.path.refusal, WriteStopped | DiskNearlyFull):
-            self.path.refusal = self.log.refusal = None  # the next put finds out
-        if now_ms - self._retention_ms >= RETENTION_EVERY_MS:
-            self._retention_ms = now_ms
-            self._retain(now_ms)
-        if now_ms - self._queues_synced_ms >= self.config.queue_flush_ms:
-            self._queues_synced_ms = now_ms
-            index_due = now_ms - self._index_synced_ms >= self.config.index_flush_ms
-            if index_due:
-                self._index_synced_ms = now_ms
-            self._submit(self._care_for(index_due=index_due))
-
-    def _submit(self, work: Callable[[], None]) -> None:
-        """Have it done by the pool, after what was submitted before: no checkpoint may overtake
-        the syncs of `expire`."""
-        if not self.disk.threads:
-            work()
-            return
-        before = self._care
-
-        def in_turn() -> None:
-            if before is not None:
-                before.result()
-            work()
-
-        self._care = self.disk.submit(in_turn)
-
-    def _after_care(self, care: "Future[None]") -> None:
-        error = care.exception()
-        if error is None:
-            return
-        if isinstance(error, PenstockError | OSError):
-            self.path.refusal = WriteStopped(f"flushing {self.layout.root} failed: {error}")
-            log.error("%s", self.path.refusal)
-            return
-        raise error
-
-    def _care_for(self, *, index_due: bool) -> Callable[[], None]:
-        """The work of one round: sync, then say in the checkpoint what is durable."""
-        self._marks.append((self.log.end, self.path.store_ms))
-        store_ms = self.path.store_ms
-        dirty, self.path.dirty = self.path.dirty, []
-        for queue in dirty:
-            queue.dirty = False
-
-        def work() -> None:
-            for queue in dirty:
-                queue.sync()
-            index_ms = self.checkpoint.index_ms
-            if index_due and self.index is not None:
-                self.index.sync()
-            if index_due or self.index is None:
-                index_ms = store_ms
-            flushed = self.flusher.flushed()
-            log_ms = self.checkpoint.log_ms
-            while self._marks and self._marks[0][0] <= flushed:
-                log_ms = self._marks.pop(0)[1]
-            self.checkpoint = Checkpoint(
-                log_ms, store_ms, index_ms, 0, min(flushed, self.confirmed)
-            )
-            write_checkpoint(self.disk, self.layout, self.checkpoint)
-
-        return work
-
-    def _sync_queues(self) -> None:
-        dirty, self.path.dirty = self.path.dirty, []
-        for queue in dirty:
-            queue.dirty = False
-            queue.sync()
-
-    def _retain(self, now_ms: int) -> None:
-        percent = self.disk.space(self.layout.log).percent
-        aged = [
-            retention.Aged(s.start, s.size, self.disk.modified_ms(s.path))
-            for s in self.log.row.segments
-        ]
-        decision = retention.decide(
-            self.config, aged, now_ms=now_ms, hour=datetime.fromtimestamp(now_ms / 1000).hour,
-            disk_percent=percent, refusing=isinstance(self.path.refusal, DiskNearlyFull),
-            pinned_from=self.pinned_from(),
-        )  # fmt: skip
-        self._refuse_or_resume(decision.refuse, percent)
-        if decision.delete:
-            self.expire(decision.delete)
-
-    def _refuse_or_resume(self, refuse: bool, percent: int) -> None:
-        refusing = isinstance(self.path.refusal, DiskNearlyFull)
-        if refuse and self.path.refusal is None:
-            self.path.refusal = retention.nearly_full(self.config, self.layout.log, percent)
-            log.warning("%s", self.path.refusal)
-        elif refusing and not refuse:
-            self.path.refusal = None
-            log.warning("the disk is used to %d %%: writes are taken again", percent)
+        self.care.tick(now_ms)
 
     def expire(self, count: int) -> None:
-        """Delete the oldest segments, and the queue and index files that only spoke of them."""
-        gone = [self.log.row.drop_first() for _ in range(count)]
-        begin = self.log.begin()
-        log.info("deleting %d segments: the log begins at %d now", count, begin)
-
-        # Recovery can't replay what is deleted, so its queue entries must be on the disk before.
-        dirty, self.path.dirty = self.path.dirty, []
-        for queue in dirty:
-            queue.dirty = False
-
-        def work() -> None:
-            for queue in dirty:
-                queue.sync()
-            for queue in self.queues.rows:
-                queue.correct_min(begin)
-                queue.drop_files_before(queue.min_offset)
-            if self.index is not None:
-                self.index.drop_before(begin)
-            for segment in gone:
-                self.log.row.unlink(segment)
-
-        self._submit(work)
+        """Delete the oldest segments, but never the last."""
+        self.care.expire(count)

@@ -30,6 +30,8 @@ cdef class Fields:
     cpdef int value_length(self, int field)
     @cython.locals(at=int, end=int, start=int, digits=int, digit=int, negative=bint, value="long long")
     cpdef long long number(self, int field) except? -1
+    @cython.locals(value="long long")
+    cpdef int number32(self, int field) except? -1
     cpdef long long _number_slowly(self, int at, int end) except? -1
     cpdef long long i64(self, bytes name) except? -1
     cpdef long long i64_or(self, bytes name, long long default) except? -1

@@ -131,6 +131,13 @@ class Fields:
                 return -value if negative else value
         return self._number_slowly(start, end)
 
+    def number32(self, field: int) -> int:
+        """A field's value within Java's int."""
+        value = self.number(field)
+        if value > 0x7FFFFFFF or value < -0x80000000:
+            raise HeaderError(f"a header field is out of range: {value}")
+        return value
+
     def _number_slowly(self, at: int, end: int) -> int:
         text = bytes(self.buffer[at:end])
         digits = text[1:] if text[:1] in (b"-", b"+") else text

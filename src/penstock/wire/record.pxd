@@ -67,7 +67,7 @@ cdef class Record:
 
     cpdef void bind(self, unsigned char[::1] source)
     cpdef void release(self)
-    @cython.locals(properties="Py_ssize_t")
+    @cython.locals(properties="Py_ssize_t", end="Py_ssize_t")
     cpdef int prepare(self) except -1
     @cython.locals(length="Py_ssize_t", extra="Py_ssize_t")
     cdef Py_ssize_t _properties_bytes(self)
@@ -89,6 +89,7 @@ cdef class BatchWalk:
 cdef class StoredRecord:
     cdef readonly unsigned char[::1] buffer
     cdef readonly PropertyMarks marks
+    cdef public long long durable_to
     cdef readonly int problem
     cdef readonly Py_ssize_t at
     cdef readonly int size

@@ -42,6 +42,7 @@ TOPIC_TOO_LONG = 3
 TOPIC_EMPTY = 4
 BATCH_BROKEN = 5
 TOO_LONG_FOR_SEGMENT = 6
+PROPERTIES_WITH_ZERO = 7  # zeros are how recovery knows a sector that was never written
 _PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX
 _TOPIC_BYTES_MAX = TOPIC_BYTES_MAX
 
@@ -63,6 +64,8 @@ PROBLEMS = (
     "the record belongs to another place of the log",
     "a sector of it was never written",
 )
+UNWRITTEN = 2
+"""The problem's number where the log just ends."""
 _SHORT, _UNWRITTEN, _MAGIC, _BEYOND, _LENGTHS, _CRC, _ELSEWHERE, _TORN = range(1, 9)
 _SECTOR_BYTES = 512
 
@@ -212,6 +215,9 @@ class Record:
             return TOPIC_TOO_LONG
         if self.topic_length == 0:
             return TOPIC_EMPTY
+        end = self.properties_at + self.properties_length
+        if octets.find(self.source, self.properties_at, end, 0) >= 0:
+            return PROPERTIES_WITH_ZERO
         self.marks.scan(self.properties_at, self.properties_at + self.properties_length)
         self.tags_code = self.marks.tags_code()
         self.size = (
@@ -329,6 +335,7 @@ class StoredRecord:
     def __init__(self) -> None:
         self.buffer: memoryview = memoryview(bytearray(1))
         self.marks: PropertyMarks = PropertyMarks()
+        self.durable_to: int = 0
         self.problem: int = 0
         self.at: int = 0
         self.size: int = 0
@@ -432,12 +439,15 @@ class StoredRecord:
         self.prepared_offset = octets.get_i64(buffer, at + 4)
 
     def check(self, physical_offset: int) -> int:
-        """After `read` gave RECORD: is it whole, and at home at this offset? RECORD or NOTHING."""
+        """After `read` gave RECORD: is it whole, and at home at this offset? RECORD or NOTHING.
+
+        Below `durable_to` the log is known to have reached the disk, so nothing there is torn.
+        """
         if self.physical_offset != physical_offset:
             return self._nothing(_ELSEWHERE)
         if octets.crc31(self.buffer, self.body_at, self.body_length) != self.body_crc:
             return self._nothing(_CRC)
-        if self._sector_missing(physical_offset):
+        if physical_offset + self.size > self.durable_to and self._sector_missing(physical_offset):
             return self._nothing(_TORN)
         return _RECORD
 

@@ -3,7 +3,6 @@
 import errno
 import os
 import struct
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -161,11 +160,18 @@ def test_files_whose_entries_are_all_gone_are_deleted_but_the_last(queue: Consum
     assert queue.entry(19) == (1900, SIZE, 19)
 
 
-def test_files_before_a_gap_are_left_aside(queue: ConsumeQueue) -> None:
+@pytest.mark.parametrize(("durable_to", "left"), [(1601, [16]), (1600, [0])])
+def test_a_gap_between_files_is_closed(
+    queue: ConsumeQueue, durable_to: int, left: list[int]
+) -> None:
+    """Durable behind the gap: those before it were deleted. Else it came too early."""
     fill(queue, 20)
     os.unlink(queue.folder / f"{FILE_BYTES:020d}")
     (queue.folder / "notes.txt").touch()
-    assert again(queue).file_starts == [16]
+    found = again(queue)
+    assert found.file_starts == [0, 16]
+    found.close_gaps(durable_to)
+    assert found.file_starts == left
 
 
 @pytest.mark.parametrize("written", range(1, 20))
@@ -182,10 +188,6 @@ def test_a_file_opened_ahead_shows_nothing_more(queue: ConsumeQueue) -> None:
     assert queue.visible_max(350) == 3
 
 
-@pytest.mark.xfail(
-    strict=True, reason="_open_file lets the old file go before it has the new one, and without "
-    "an open file visible_max takes everything for confirmed",
-)  # fmt: skip
 def test_a_next_file_that_cannot_be_made_shows_nothing_more(
     queue: ConsumeQueue, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,14 +199,6 @@ def test_a_next_file_that_cannot_be_made_shows_nothing_more(
     with pytest.raises(StoreError):
         queue.ready()
     assert queue.visible_max(0) == 0
-
-
-@pytest.mark.parametrize("written", [3, FILE_ENTRIES, FILE_ENTRIES + 1])
-@pytest.mark.xfail(strict=True, reason="a queue at rest takes all its entries for confirmed")
-def test_resting_shows_nothing_more(queue: ConsumeQueue, written: int) -> None:
-    fill(queue, written)
-    queue.rest()
-    assert queue.visible_max(150) == 1
 
 
 def test_a_queue_that_begins_later_shows_only_its_own(queue: ConsumeQueue) -> None:
@@ -265,28 +259,6 @@ def test_feeding_inside_a_file_allocates_the_next_step(disk: WatchedDisk, tmp_pa
     assert len(disk.opened) == opened
 
 
-@pytest.mark.xfail(
-    strict=True, reason="feed ends after rest: it sets the allocated mark of a file that is not "
-    "open, and the next append stores outside its buffer",
-)  # fmt: skip
-def test_a_queue_put_to_rest_while_it_is_fed_opens_its_file_again(
-    queue: ConsumeQueue, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    big = ConsumeQueue(disk, queue.folder, b"t", 0, 300_000)
-    big.append(0, SIZE, 0)
-    real: Callable[[int, int, int, Path], None] = disk.allocate
-
-    def slow(fd: int, at: int, length: int, path: Path) -> None:
-        real(fd, at, length, path)
-        big.rest()
-
-    monkeypatch.setattr(disk, "allocate", slow)
-    big.feed()
-    monkeypatch.setattr(disk, "allocate", real)
-    big.ready()
-    assert big.is_hot(big.max_offset)  # only then has append a file to write to
-
-
 def test_entries_are_durable_after_sync(queue: ConsumeQueue, disk: WatchedDisk) -> None:
     fill(queue, 3)
     queue.sync()
@@ -296,21 +268,25 @@ def test_entries_are_durable_after_sync(queue: ConsumeQueue, disk: WatchedDisk) 
     assert {p.name for p in disk.synced} == {f"{0:020d}", f"{FILE_BYTES:020d}"}
 
 
-def test_a_queue_at_rest_is_synced_too(queue: ConsumeQueue, disk: WatchedDisk) -> None:
+def test_a_queue_that_was_closed_is_synced_too(queue: ConsumeQueue, disk: WatchedDisk) -> None:
     fill(queue, FILE_ENTRIES + 2)
-    queue.rest()
+    queue.close()
     queue.sync()
     assert {p.name for p in disk.synced} >= {f"{0:020d}", f"{FILE_BYTES:020d}"}
-    fill(queue, 1)
-    assert queue.entry(FILE_ENTRIES + 2) == (1000, SIZE, 0)
+    assert entries(queue) == [(n * SIZE, SIZE, n) for n in range(FILE_ENTRIES + 2)]
 
 
-def test_destroy_deletes_all_files(queue: ConsumeQueue) -> None:
-    fill(queue, 20)
-    queue.destroy()
-    assert names(queue) == []
-    assert queue.append(77, SIZE, 1) == 0
-    assert queue.entry(0) == (77, SIZE, 1)
+@pytest.mark.parametrize("count", [1, 7, 8, 9, 30])
+def test_reserved_entries_need_no_more_space(
+    queue: ConsumeQueue, disk: WatchedDisk, count: int
+) -> None:
+    fill(queue, 3)
+    queue.reserve(count)
+    for name in names(queue):
+        assert os.stat(queue.folder / name).st_blocks > 0
+    assert len(names(queue)) == (3 + count + FILE_ENTRIES - 1) // FILE_ENTRIES
+    fill(queue, count)
+    assert queue.max_offset == 3 + count
 
 
 @pytest.mark.parametrize("good", [0, 1, 7, 8, 9, 16, 17, 20])

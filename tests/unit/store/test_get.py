@@ -258,8 +258,6 @@ def damaged(bench: Bench, offset: int, size: int) -> MessageStore:
     return bench.open()
 
 
-@pytest.mark.xfail(strict=True, reason="memory is taken by the size in the entry before the range "
-                   "is checked: up to 2 GiB")  # fmt: skip
 def test_a_damaged_size_takes_no_memory(bench: Bench) -> None:
     store = damaged(bench, 300, 64 << 20)
     output = Output()
@@ -279,8 +277,6 @@ def test_a_damaged_entry_neither_fails_nor_holds_up(bench: Bench, offset: int, s
     assert len(bodies(store, offset=8)) == 2
 
 
-@pytest.mark.xfail(strict=True, reason="queue.read opens the file after it has looked it up; "
-                   "retention may have deleted it in between")  # fmt: skip
 def test_a_queue_file_deleted_during_a_read_is_no_failure(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

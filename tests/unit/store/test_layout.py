@@ -110,8 +110,6 @@ def test_segments_of_another_size_are_refused_without_a_note(bench: Bench) -> No
         bench.open(segment_bytes=8192)
 
 
-@pytest.mark.xfail(strict=True, reason="queue files of an Apache store with another size are taken "
-                   "for ours, and cut or stretched when they are written to")  # fmt: skip
 @pytest.mark.parametrize("entries", [4, 16])
 def test_queue_files_of_another_size_are_refused_without_a_note(bench: Bench, entries: int) -> None:
     store = bench.open()

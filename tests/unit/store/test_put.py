@@ -223,8 +223,6 @@ def test_a_full_disk_refuses_before_anything_is_written(bench: Bench, part: str)
     assert store.max_offset("t", 0) == stored + 1
 
 
-@pytest.mark.xfail(strict=True, reason="room in queue and index files is made message by message, "
-                   "so a batch is stored in part")  # fmt: skip
 @pytest.mark.parametrize("part", ["consumequeue", "index"])
 def test_a_full_disk_in_the_middle_of_a_batch_stores_nothing(bench: Bench, part: str) -> None:
     disk = WatchedDisk()
@@ -290,8 +288,6 @@ def test_a_watched_queue_rings_once_when_readers_can_see(bench: Bench, sync_flus
     assert heard == [(0, 3)]
 
 
-@pytest.mark.xfail(strict=True, reason="watch looks only at later puts: what is stored and not "
-                   "yet confirmed never rings")  # fmt: skip
 def test_a_message_on_its_way_to_the_disk_rings_a_later_watch(bench: Bench) -> None:
     store = bench.open(sync_flush=True)
     heard: list[int] = []

@@ -172,15 +172,13 @@ def test_segments_are_deleted_by_age_at_their_hour(bench: Bench) -> None:
 def test_pinned_segments_stay_and_writes_are_refused(bench: Bench) -> None:
     disk = WatchedDisk()
     store = fill(bench, disk)
-    store.pinned_from = lambda: SEGMENT_BYTES + 5
+    store.care.pinned_from = lambda: SEGMENT_BYTES + 5
     disk.usage = Space(95, 5)
     store.tick(NOW_MS + 10_000)
     assert store.log.begin() == SEGMENT_BYTES
     assert isinstance(store.refusal, DiskNearlyFull)
 
 
-@pytest.mark.xfail(strict=True, reason="expire trusts its count: it lets go of the segment that is "
-                   "being written")  # fmt: skip
 def test_the_last_segment_never_goes(bench: Bench) -> None:
     store = fill(bench, WatchedDisk())
     store.expire(99)

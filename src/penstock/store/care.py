@@ -1,0 +1,160 @@
+"""The care of a store's files: flushing queues and index, the checkpoint, retention.
+
+`tick` decides in the loop and has the work done by the pool, one piece after the other: no
+checkpoint may overtake the syncs that it speaks of, nor those of `expire`.
+"""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from datetime import datetime
+
+from penstock.config import StoreConfig
+from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
+from penstock.store import retention
+from penstock.store.checkpoint import Checkpoint, write_checkpoint
+from penstock.store.disk import Disk
+from penstock.store.layout import Layout
+from penstock.store.put import PutPath
+
+log = logging.getLogger(__name__)
+
+RETENTION_EVERY_MS = 10_000
+
+
+class Care:
+    """What is due from time to time."""
+
+    def __init__(
+        self, disk: Disk, layout: Layout, config: StoreConfig, path: PutPath, now_ms: int
+    ) -> None:
+        self.disk = disk
+        self.layout = layout
+        self.config = config
+        self.path = path
+        self.checkpoint = Checkpoint()
+        self.pinned_from: Callable[[], int | None] = lambda: None
+        """Messages from this log offset on are still needed by somebody: never delete them."""
+        self._marks: list[tuple[int, int]] = []
+        self._work: Future[None] | None = None
+        self._queues_ms = self._index_ms = self._retention_ms = now_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Have done what is due; does nothing while the last round is still under way."""
+        if self._work is not None:
+            if not self._work.done():
+                return
+            self.finish()
+        # A clock that steps back must not stop the care until it has caught up.
+        self._queues_ms = min(self._queues_ms, now_ms)
+        self._index_ms = min(self._index_ms, now_ms)
+        self._retention_ms = min(self._retention_ms, now_ms)
+        if not isinstance(self.path.refusal, WriteStopped | DiskNearlyFull):
+            self.path.refusal = self.path.log.refusal = None  # the next put finds out
+        if now_ms - self._retention_ms >= RETENTION_EVERY_MS:
+            self._retention_ms = now_ms
+            self._retain(now_ms)
+        if now_ms - self._queues_ms >= self.config.queue_flush_ms:
+            self._queues_ms = now_ms
+            index_due = now_ms - self._index_ms >= self.config.index_flush_ms
+            if index_due:
+                self._index_ms = now_ms
+            self._submit(self._round(index_due=index_due))
+
+    def finish(self) -> None:
+        """Wait for what is under way; a failure of it stops writing."""
+        work, self._work = self._work, None
+        if work is None:
+            return
+        wait([work])
+        error = work.exception()
+        if isinstance(error, PenstockError | OSError):
+            self.path.refusal = WriteStopped(f"flushing {self.layout.root} failed: {error}")
+            log.error("%s", self.path.refusal)
+        elif error is not None:
+            raise error
+
+    def expire(self, count: int) -> None:
+        """Delete the oldest segments, and the queue and index files that only spoke of them."""
+        row, queues, index = self.path.log.row, self.path.queues, self.path.index
+        count = min(count, len(row.segments) - 1)
+        gone = [row.drop_first() for _ in range(count)]
+        begin = row.first
+        log.info("deleting %d segments: the log begins at %d now", count, begin)
+        # Recovery can't replay what is deleted, so its queue entries must be on the disk before.
+        dirty = self.path.take_dirty()
+
+        def work() -> None:
+            for queue in dirty:
+                queue.sync()
+            for queue in list(queues.rows):
+                queue.correct_min(begin)
+                queue.drop_files_before(queue.min_offset)
+            if index is not None:
+                index.drop_before(begin)
+            for segment in gone:
+                try:
+                    row.unlink(segment)
+                except OSError as error:  # it is out of the log; the next start finds it again
+                    log.warning("%s can't be deleted: %s", segment.path, error)
+
+        self._submit(work)
+
+    def _submit(self, work: Callable[[], None]) -> None:
+        before = self._work
+
+        def in_turn() -> None:
+            if before is not None:
+                before.result()
+            work()
+
+        self._work = self.disk.submit(in_turn)
+
+    def _round(self, *, index_due: bool) -> Callable[[], None]:
+        """The work of one round: sync, then say in the checkpoint what is durable."""
+        path, flusher, index = self.path, self.path.flusher, self.path.index
+        store_ms = path.store_ms
+        self._marks.append((path.log.end, store_ms))
+        dirty = path.take_dirty()
+
+        def work() -> None:
+            for queue in dirty:
+                queue.sync()
+            index_ms = self.checkpoint.index_ms
+            if index_due and index is not None:
+                index.sync()
+            if index_due or index is None:
+                index_ms = store_ms
+            flushed = flusher.flushed()
+            log_ms = self.checkpoint.log_ms
+            while self._marks and self._marks[0][0] <= flushed:
+                log_ms = self._marks.pop(0)[1]
+            durable = min(flushed, path.confirmed)
+            self.checkpoint = Checkpoint(log_ms, store_ms, index_ms, 0, durable)
+            write_checkpoint(self.disk, self.layout, self.checkpoint)
+
+        return work
+
+    def _retain(self, now_ms: int) -> None:
+        percent = self.disk.space(self.layout.log).percent
+        aged = [
+            retention.Aged(s.start, s.size, self.disk.modified_ms(s.path))
+            for s in self.path.log.row.segments
+        ]
+        decision = retention.decide(
+            self.config, aged, now_ms=now_ms, hour=datetime.fromtimestamp(now_ms / 1000).hour,
+            disk_percent=percent, refusing=isinstance(self.path.refusal, DiskNearlyFull),
+            pinned_from=self.pinned_from(),
+        )  # fmt: skip
+        self._refuse_or_resume(decision.refuse, percent)
+        if decision.delete:
+            self.expire(decision.delete)
+
+    def _refuse_or_resume(self, refuse: bool, percent: int) -> None:
+        refusing = isinstance(self.path.refusal, DiskNearlyFull)
+        if refuse and self.path.refusal is None:
+            self.path.refusal = retention.nearly_full(self.config, self.layout.log, percent)
+            log.warning("%s", self.path.refusal)
+        elif refusing and not refuse:
+            self.path.refusal = None
+            log.warning("the disk is used to %d %%: writes are taken again", percent)
