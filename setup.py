@@ -80,7 +80,7 @@ def extensions() -> list[Extension]:
         Extension(
             "penstock." + name.replace("/", "."),
             [f"src/penstock/{name}.py"],
-            extra_compile_args=["-O3", "-fno-semantic-interposition", "-Wno-unused-function"],
+            extra_compile_args=["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function"],
         )
         for name in COMPILED
     ]
