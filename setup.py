@@ -49,6 +49,7 @@ DIRECTIVES = {
 }
 
 
+FLAGS = ("-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function")
 SHARED = "penstock._cyutility"
 """Cython's own helpers, compiled once instead of into every module."""
 
@@ -80,7 +81,7 @@ def extensions() -> list[Extension]:
         Extension(
             "penstock." + name.replace("/", "."),
             [f"src/penstock/{name}.py"],
-            extra_compile_args=["-O3", "-g0", "-fno-semantic-interposition", "-Wno-unused-function"],
+            extra_compile_args=[*FLAGS],
         )
         for name in COMPILED
     ]

@@ -343,8 +343,7 @@ class Index:
             if last.rethread(end_offset) > 0:
                 last.sync()
                 break
-            self.files.pop()
-            self.disk.unlink(last.path)
+            self._forget(self.files.pop())
         if self.folder.is_dir():
             self.disk.sync_directory(self.folder)
         self._enter()
@@ -352,10 +351,7 @@ class Index:
     def drop_before(self, begin_offset: int) -> None:
         """Delete files whose records are all gone, but never the last one; may wait."""
         while len(self.files) > 1 and self.files[0].end_offset() < begin_offset:
-            gone = self.files.pop(0)
-            if gone in self.dirty:
-                self.dirty.remove(gone)
-            self.disk.unlink(gone.path)
+            self._forget(self.files.pop(0))
             self.disk.sync_directory(self.folder)
 
     def sync(self) -> None:
@@ -387,6 +383,11 @@ class Index:
         self.files.append(file)
         self.current = file
         return file
+
+    def _forget(self, file: IndexFile) -> None:
+        if file in self.dirty:
+            self.dirty.remove(file)
+        self.disk.unlink(file.path)
 
     def _enter(self) -> None:
         self.current = self.files[len(self.files) - 1] if self.files else None
