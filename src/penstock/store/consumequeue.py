@@ -288,6 +288,7 @@ class ConsumeQueue:
 
     def load(self) -> None:
         """Find the files; positions are set by recovery."""
+        self._names_changed = True  # a process that died may not have made them durable
         size = self.file_entries * ENTRY_BYTES
         names = self.disk.names(self.folder)
         self.file_starts = [

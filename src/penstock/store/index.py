@@ -237,7 +237,9 @@ class IndexFile:
         while kept + 1 < self.entries:
             offset = octets.get_i64(view, at + 4)
             seconds = octets.get_i32(view, at + 12)
-            written = kept == 0 or offset > 0 or octets.get_i32(view, at) > 0 or seconds > 0
+            written = offset > 0 or octets.get_i32(view, at) > 0 or seconds > 0
+            if kept == 0 and octets.get_i64(view, 16) == 0:  # the log's first record may hash to 0
+                written = True
             if not written or offset < last_offset or offset >= end_offset:
                 break
             if octets.get_i32(view, at) < 0 or seconds < 0:
@@ -327,6 +329,8 @@ class Index:
         """Physical offsets with this key hash in a time range, newest first; may wait."""
         found: list[int] = []
         for file in reversed(list(self.files)):
+            if file.next_number() <= 1:
+                continue
             if len(found) >= most or file.end_ms() + 999 < begin_ms:
                 break
             if file.begin_ms() <= end_ms:
