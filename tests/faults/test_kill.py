@@ -54,7 +54,9 @@ def check(store: MessageStore, acks: list[Ack]) -> None:
     for ack in acks[:: max(len(acks) // 300, 1)]:
         for key in ack.keys:
             assert store.index is not None
-            hits = store.index.find(key_hash(ack.topic, key), 0, 1 << 62, 1000)
+            hits = store.index.find(
+                key_hash(ack.topic, key), ack.store_ms - 1000, ack.store_ms + 1000, 1000
+            )
             assert ack.offset in hits, f"key {key} of {ack} is not in the index"
             assert len(hits) == len(set(hits)), f"key {key} is indexed twice"
 

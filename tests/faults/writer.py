@@ -42,6 +42,7 @@ class Ack(msgspec.Struct):
     crc: int
     tags: str
     keys: list[str]
+    store_ms: int
 
 
 def main() -> None:
@@ -86,7 +87,7 @@ def _put(store: MessageStore, record: Record, rng: random.Random, name: str, now
     path = store.path
     return Ack(
         topic, record.queue_id, path.queue_offset, path.offset, record.size,
-        zlib.crc32(body) & 0x7FFFFFFF, tags, [*keys, f"U{name}"],
+        zlib.crc32(body) & 0x7FFFFFFF, tags, [*keys, f"U{name}"], path.store_ms,
     )  # fmt: skip
 
 
