@@ -19,7 +19,8 @@ cdef class SendHandler:
     @cython.locals(status=int)
     cpdef int handle(self, Request request, Output output, long long now_ms) except -1
     cdef int _answer(self, Request request, Output output) except -1
-    @cython.locals(record=Record, topic=int, properties=int, reconsumed=int)
     cdef int _read_letters(self, Request request) except -1
-    @cython.locals(record=Record, topic=int, properties=int, reconsumed=int)
     cdef int _read_names(self, Request request) except -1
+    @cython.locals(record=Record)
+    cdef int _take(self, Request request, int topic, int properties, int queue_id, int sys_flag,
+                   int born, int flag, int reconsumed) except -1

@@ -4,7 +4,7 @@ The hot path makes no Python object per message: fields are read in place, the r
 from the connection's buffer into the log, the response is written into the connection's output.
 """
 
-from penstock.errors import MessageIllegal, PenstockError
+from penstock.errors import HeaderError, MessageIllegal, PenstockError
 from penstock.store.put import ILLEGAL, NO_QUEUE, PUT_OK, PutPath
 from penstock.wire.frame import Request
 from penstock.wire.output import Output, response
@@ -86,30 +86,27 @@ class SendHandler:
         output.end(0)
 
     def _read_letters(self, request: Request) -> None:
-        record = self.record
-        topic = request.letter(98)
-        properties = request.letter(105)
-        record.topic_length = 0
-        if topic >= 0:
-            record.topic_at = request.value_at(topic)
-            record.topic_length = request.value_length(topic)
-        record.properties_length = 0
-        if properties >= 0:
-            record.properties_at = request.value_at(properties)
-            record.properties_length = request.value_length(properties)
-        record.queue_id = request.number32(request.letter(101))
-        record.sys_flag = request.number32(request.letter(102))
-        record.born_ms = request.number(request.letter(103))
-        record.flag = request.number32(request.letter(104))
-        reconsumed = request.letter(106)
-        record.reconsume_times = request.number32(reconsumed) if reconsumed >= 0 else 0
-        record.body_at = request.body_at
-        record.body_length = request.body_length
+        """The one-letter names of V2; the numbers are their character codes."""
+        self._take(
+            request, request.letter(98), request.letter(105), request.letter(101),
+            request.letter(102), request.letter(103), request.letter(104), request.letter(106),
+        )  # fmt: skip
 
     def _read_names(self, request: Request) -> None:
+        self._take(
+            request, request.find(b"topic"), request.find(b"properties"), request.find(b"queueId"),
+            request.find(b"sysFlag"), request.find(b"bornTimestamp"), request.find(b"flag"),
+            request.find(b"reconsumeTimes"),
+        )  # fmt: skip
+
+    def _take(
+        self, request: Request, topic: int, properties: int, queue_id: int, sys_flag: int,
+        born: int, flag: int, reconsumed: int,
+    ) -> None:  # fmt: skip
+        """Point the record at the fields of these numbers; -1 for one that is not there."""
+        if queue_id < 0 or sys_flag < 0 or born < 0 or flag < 0:
+            raise HeaderError("queueId, sysFlag, bornTimestamp and flag are required to send")
         record = self.record
-        topic = request.find(b"topic")
-        properties = request.find(b"properties")
         record.topic_length = 0
         if topic >= 0:
             record.topic_at = request.value_at(topic)
@@ -118,11 +115,10 @@ class SendHandler:
         if properties >= 0:
             record.properties_at = request.value_at(properties)
             record.properties_length = request.value_length(properties)
-        record.queue_id = request.i32(b"queueId")
-        record.sys_flag = request.i32(b"sysFlag")
-        record.born_ms = request.i64(b"bornTimestamp")
-        record.flag = request.i32(b"flag")
-        reconsumed = request.find(b"reconsumeTimes")
+        record.queue_id = request.number32(queue_id)
+        record.sys_flag = request.number32(sys_flag)
+        record.born_ms = request.number(born)
+        record.flag = request.number32(flag)
         record.reconsume_times = request.number32(reconsumed) if reconsumed >= 0 else 0
         record.body_at = request.body_at
         record.body_length = request.body_length

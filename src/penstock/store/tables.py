@@ -10,6 +10,7 @@ sets `dirty`; `snapshot` gives the file's new content and clears it; whoever the
 sets it again. Members of a file that we do not know are kept and written back.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -93,7 +94,7 @@ class ConfigFile:
 W = TypeVar("W", bound=msgspec.Struct)
 
 
-class _Table(Generic[W]):
+class _Table(ABC, Generic[W]):
     """What the tables share: a version, a dirty flag, the file and its unknown members."""
 
     FILE: ClassVar[str]
@@ -129,12 +130,13 @@ class _Table(Generic[W]):
         """The table as the answer to a slave or a tool that asks for all of it."""
         return fastjson.encode(self.wrapper())
 
+    @abstractmethod
     def wrapper(self) -> W:
         """The table as the typed value of its file; shares the entries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _install(self, wrapper: W) -> None:
-        raise NotImplementedError
+        """Take over a file's value."""
 
     def _members(self) -> dict[str, Any]:
         wrapper = self.wrapper()
