@@ -27,6 +27,7 @@ COMPILED = (
     "store/segment",
     "store/commitlog",
     "store/consumequeue",
+    "store/queuetable",
     "store/index",
     "store/flusher",
     "store/put",

@@ -41,12 +41,3 @@ cdef class ConsumeQueue:
     cpdef bint is_hot(self, long long offset)
     cpdef int reserve(self, long long count) except -1
     cpdef int _make_room(self, long long offset) except -1
-
-cdef class QueueTable:
-    cdef readonly list rows
-    cdef int[::1] _places
-    cdef unsigned int _mask
-
-    @cython.locals(place="unsigned int", number=int, queue=ConsumeQueue)
-    cpdef ConsumeQueue find(self, unsigned char[::1] buffer, Py_ssize_t at, Py_ssize_t length,
-                            int queue_id)

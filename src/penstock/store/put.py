@@ -7,9 +7,10 @@ twice changes nothing.
 
 from penstock.errors import StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue import ConsumeQueue, QueueTable
+from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.flusher import Flusher
 from penstock.store.index import Index, IndexFile
+from penstock.store.queuetable import QueueTable
 from penstock.wire.record import (
     BATCH_BROKEN,
     BLANK_BYTES,

@@ -29,11 +29,12 @@ import msgspec
 from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from penstock.store.consumequeue import FILLER_SIZE, ConsumeQueue, QueueTable
+from penstock.store.consumequeue import FILLER_SIZE, ConsumeQueue
 from penstock.store.disk import Disk
 from penstock.store.index import Index
 from penstock.store.layout import Layout
 from penstock.store.put import PutPath
+from penstock.store.queuetable import QueueTable
 from penstock.store.replay import Replay
 from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, is_number, segment_name
 from penstock.wire.codes import TOPIC_SCHEDULE

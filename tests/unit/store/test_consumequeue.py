@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull, StoreError
-from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue, QueueTable
+from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
+from penstock.store.queuetable import QueueTable
 from tests.unit.store.conftest import WatchedDisk
 
 FILE_ENTRIES = 8
