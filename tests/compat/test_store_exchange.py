@@ -8,6 +8,8 @@ and queries by key *through Apache* must find messages in index files that we wr
 from __future__ import annotations
 
 import random
+import subprocess
+import sys
 import time
 import zlib
 from pathlib import Path
@@ -157,6 +159,13 @@ def java(lines: list[dict[str, Any]]) -> dict[Place, Content]:
     }  # fmt: skip
 
 
+def check_files(root: Path) -> None:
+    """`penstock store verify` finds no damage, whoever wrote the files."""
+    command = [sys.executable, "-m", "penstock.cli.main", "store", "verify", str(root)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
     root = tmp_path / "store"
     make_topics(root)
@@ -168,6 +177,7 @@ def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
     assert len(store.index.files) > 3
     store.close()
     assert not (root / "abort").exists()
+    check_files(root)
 
     with apache.NameServer(tmp_path / "namesrv") as names:
         with apache.Broker(tmp_path / "broker", root, names.address) as broker:
@@ -196,6 +206,7 @@ def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
             assert 0 < len(more) <= min(len(expected), 64)
 
     assert not (root / "abort").exists()
+    check_files(root)
     store = open_ours(root)
     assert store.report.clean
     assert read_all(store, (*OURS, *THEIRS)) == everything
