@@ -133,6 +133,12 @@ class Flusher:
 
     def stop(self) -> None:
         """Sync what is left and end the thread; a second time it does nothing."""
+        if self._started and self._thread is None and self.wake_fd >= 0:
+            self.pump()
+        self.discard()
+
+    def discard(self) -> None:
+        """End the thread, if there is one (it syncs a last time), and give back the handles."""
         if self.wake_fd < 0:
             return
         if self._thread is not None:
@@ -140,13 +146,6 @@ class Flusher:
             os.eventfd_write(self.wake_fd, 1)
             self._thread.join()
             self._thread = None
-        elif self._started:
-            self.pump()
-        self.discard()
-
-    def discard(self) -> None:
-        """Give back the handles as they are; there is no thread, or it has ended."""
-        wake, self.wake_fd, notify, self.notify_fd = self.wake_fd, -1, self.notify_fd, -1
-        if wake >= 0:
-            os.close(wake)
-            os.close(notify)
+        os.close(self.wake_fd)
+        os.close(self.notify_fd)
+        self.wake_fd = self.notify_fd = -1
