@@ -130,10 +130,10 @@ class SendHandler:
         elif status == ILLEGAL:
             illegal = refuse_message(path.problem, self.record, path.log.row.size)
             code, remark = illegal.code, illegal.remark()
-        elif isinstance(path.refusal, PenstockError):
-            code, remark = path.refusal.code, path.refusal.remark()
+        elif isinstance(path.fault, PenstockError):
+            code, remark = path.fault.code, path.fault.remark()
         else:
-            code, remark = _SERVICE_NOT_AVAILABLE, str(path.refusal)
+            code, remark = _SERVICE_NOT_AVAILABLE, str(path.fault)
         return response(code, request.opaque, request.encoding, remark=remark)
 
 

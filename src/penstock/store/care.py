@@ -4,6 +4,7 @@
 checkpoint may overtake the syncs that it speaks of, nor those of `expire`.
 """
 
+import errno
 import logging
 from collections.abc import Callable
 from concurrent.futures import Future, wait
@@ -13,6 +14,7 @@ from penstock.config import StoreConfig
 from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
 from penstock.store import retention
 from penstock.store.checkpoint import Checkpoint, write_checkpoint
+from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.disk import Disk
 from penstock.store.layout import Layout
 from penstock.store.put import PutPath
@@ -20,6 +22,9 @@ from penstock.store.put import PutPath
 log = logging.getLogger(__name__)
 
 RETENTION_EVERY_MS = 10_000
+
+_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+"""Failures before anything was asked of the disk: the next round tries again."""
 
 
 class Care:
@@ -37,6 +42,7 @@ class Care:
         """Messages from this log offset on are still needed by somebody: never delete them."""
         self._marks: list[tuple[int, int]] = []
         self._work: Future[None] | None = None
+        self._queues: list[ConsumeQueue] = []
         self._queues_ms = self._index_ms = self._retention_ms = now_ms
 
     def tick(self, now_ms: int) -> None:
@@ -68,7 +74,10 @@ class Care:
             return
         wait([work])
         error = work.exception()
-        if isinstance(error, PenstockError | OSError):
+        if isinstance(error, OSError) and error.errno in _PASSING:
+            log.warning("flushing %s has to wait: %s", self.layout.root, error)
+            self.path.dirty += [queue for queue in self._queues if queue not in self.path.dirty]
+        elif isinstance(error, PenstockError | OSError):
             self.path.refusal = WriteStopped(f"flushing {self.layout.root} failed: {error}")
             log.error("%s", self.path.refusal)
         elif error is not None:
@@ -95,8 +104,10 @@ class Care:
             for segment in gone:
                 try:
                     row.unlink(segment)
-                except OSError as error:  # it is out of the log; the next start finds it again
+                except OSError as error:
+                    # It and its successors stay, so that the next start finds no gap.
                     log.warning("%s can't be deleted: %s", segment.path, error)
+                    break
 
         self._submit(work)
 
@@ -115,7 +126,7 @@ class Care:
         path, flusher, index = self.path, self.path.flusher, self.path.index
         store_ms = path.store_ms
         self._marks.append((path.log.end, store_ms))
-        dirty = path.take_dirty()
+        dirty = self._queues = path.take_dirty()
 
         def work() -> None:
             for queue in dirty:
@@ -146,15 +157,17 @@ class Care:
             disk_percent=percent, refusing=isinstance(self.path.refusal, DiskNearlyFull),
             pinned_from=self.pinned_from(),
         )  # fmt: skip
-        self._refuse_or_resume(decision.refuse, percent)
+        self._refuse_or_resume(decision, percent)
         if decision.delete:
             self.expire(decision.delete)
 
-    def _refuse_or_resume(self, refuse: bool, percent: int) -> None:
+    def _refuse_or_resume(self, decision: retention.Decision, percent: int) -> None:
         refusing = isinstance(self.path.refusal, DiskNearlyFull)
-        if refuse and self.path.refusal is None:
-            self.path.refusal = retention.nearly_full(self.config, self.layout.log, percent)
+        if decision.refuse and self.path.refusal is None:
+            self.path.refusal = retention.nearly_full(
+                self.config, self.layout.log, percent, pinned=decision.pinned
+            )
             log.warning("%s", self.path.refusal)
-        elif refusing and not refuse:
+        elif refusing and not decision.refuse:
             self.path.refusal = None
             log.warning("the disk is used to %d %%: writes are taken again", percent)

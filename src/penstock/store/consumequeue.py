@@ -17,13 +17,15 @@ from pathlib import Path
 
 from penstock.errors import StoreError
 from penstock.store.disk import Disk
-from penstock.store.segment import is_number, segment_name
+from penstock.store.segment import NAME_DIGITS, is_number, segment_name
 from penstock.wire import octets
 from penstock.wire.record import java_hash
 
 ENTRY_BYTES = 20
 ALLOCATE_BYTES = 64 * 1024
 _STEP_ENTRIES = ALLOCATE_BYTES // ENTRY_BYTES
+SCAN_ENTRIES = 500
+"""How many entries are read at once where fillers are passed over."""
 FILLER_SIZE = 0x7FFFFFFF
 """Size field of entries before the first message of a queue that does not begin at 0."""
 _ENTRY_BYTES = ENTRY_BYTES
@@ -145,11 +147,15 @@ class ConsumeQueue:
                 low = middle + 1
             else:
                 high = middle
-        return low if low > self._open_from else self._visible_in_last_file(low, confirmed)
+        # The queue went on in a new file since the last flush: look at the end of the old one.
+        return low if low > self._open_from else self._visible_before(low, confirmed)
 
-    def _visible_in_last_file(self, offset: int, confirmed: int) -> int:
-        """The queue went on in a new file since the last flush: look at the end of the old one."""
-        while offset > self.min_offset:
+    def visible_by_file(self, confirmed: int) -> int:
+        """As `visible_max`, without the mapping that the writer may just change: for the pool."""
+        return self._visible_before(self.max_offset, confirmed)
+
+    def _visible_before(self, offset: int, confirmed: int) -> int:
+        while offset > self.hot_from:  # what was there when the queue was loaded is confirmed
             entry = unpack_entry(self.read(offset - 1, 1) or b"", 0)
             if entry is None or entry[1] == FILLER_SIZE or entry[0] + entry[1] <= confirmed:
                 break
@@ -256,34 +262,56 @@ class ConsumeQueue:
         finally:
             self.disk.close_file(fd)
 
+    def next_real(self, offset: int, end: int) -> tuple[int, tuple[int, int, int]] | None:
+        """The first entry in [offset, end) that is no filler, with its place; may wait."""
+        while offset < end:
+            data = self.read(offset, min(SCAN_ENTRIES, end - offset)) or b""
+            if len(data) < ENTRY_BYTES:
+                return None
+            for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+                entry = unpack_entry(data, at)
+                if entry is not None and entry[1] != FILLER_SIZE:
+                    return offset + at // ENTRY_BYTES, entry
+            offset += len(data) // ENTRY_BYTES
+        return None
+
     def correct_min(self, log_begin: int) -> None:
-        """Let the queue begin with the first entry whose record still exists; may wait."""
+        """Let the queue begin with the first entry whose record still exists; may wait.
+
+        A filler is judged by the entry behind it: it says nothing by itself.
+        """
         if not self.file_starts or self.min_offset >= self.max_offset:
             return
         low = max(self.min_offset, self.file_starts[0])
         high = self.max_offset
         while low < high:
             middle = (low + high) // 2
-            entry = unpack_entry(self.read(middle, 1) or b"", 0)
-            if entry is None or entry[1] == FILLER_SIZE or entry[0] < log_begin:
-                low = middle + 1
+            found = self.next_real(middle, high)
+            if found is not None and found[1][0] < log_begin:
+                low = found[0] + 1
             else:
                 high = middle
-        self.min_offset = low
+        first = self.next_real(low, self.max_offset)
+        self.min_offset = first[0] if first is not None else self.max_offset
 
     def sync(self) -> None:
         """Make entries durable, and the names of files that are new; may wait for the disk."""
         unsynced, self._unsynced = self._unsynced, []
         changed, self._names_changed = self._names_changed, False
-        for start in {*unsynced, self._open_from} & set(self.file_starts):
-            fd = self.disk.open(self._path(start))
-            try:
-                self.disk.sync(fd)
-            finally:
-                self.disk.close_file(fd)
-        if changed:  # the queue's and the topic's directory may be new too
-            for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
-                self.disk.sync_directory(folder)
+        try:
+            for start in {*unsynced, self._open_from} & set(self.file_starts):
+                fd = self.disk.open(self._path(start))
+                try:
+                    self.disk.sync(fd)
+                finally:
+                    self.disk.close_file(fd)
+            if changed:  # the queue's and the topic's directory may be new too
+                for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
+                    self.disk.sync_directory(folder)
+        except OSError:
+            self._unsynced += unsynced
+            self._names_changed = self._names_changed or changed
+            raise
 
     def load(self) -> None:
         """Find the files; positions are set by recovery."""
@@ -291,7 +319,9 @@ class ConsumeQueue:
         size = self.file_entries * ENTRY_BYTES
         names = self.disk.names(self.folder)
         self.file_starts = [
-            int(n) // ENTRY_BYTES for n in names if is_number(n) and int(n) % size == 0
+            int(n) // ENTRY_BYTES
+            for n in names
+            if is_number(n) and len(n) == NAME_DIGITS and int(n) % size == 0
         ]
 
     def strange_size(self) -> int | None:

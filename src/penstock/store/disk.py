@@ -7,6 +7,7 @@ change names (`create`, `rename`, `unlink`) are durable only after `sync_directo
 import errno
 import mmap
 import os
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -92,6 +93,8 @@ class Disk:
 
     def map(self, fd: int, size: int, writable: bool = True) -> mmap.mmap:
         access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
+        if sys.version_info >= (3, 13):
+            return mmap.mmap(fd, size, access=access, trackfd=False)  # costs no handle
         return mmap.mmap(fd, size, access=access)
 
     def write(self, fd: int, data: memoryview, at: int) -> None:
@@ -153,7 +156,11 @@ class Disk:
         return path.stat().st_size
 
     def modified_ms(self, path: Path) -> int:
-        return path.stat().st_mtime_ns // 1_000_000
+        """When a file was last written; 0 if somebody deleted it."""
+        try:
+            return path.stat().st_mtime_ns // 1_000_000
+        except FileNotFoundError:
+            return 0
 
     def space(self, path: Path) -> Space:
         stat = os.statvfs(path)

@@ -4,7 +4,6 @@ from penstock.store cimport native
 cdef int _WANTED
 cdef int _FLUSHED
 cdef int _ERRNO
-cdef int _WAKE
 
 cdef class Flusher:
     cdef readonly object disk

@@ -19,7 +19,6 @@ from penstock.store.disk import Disk
 _WANTED = native.WANTED
 _FLUSHED = native.FLUSHED
 _ERRNO = native.ERRNO
-_WAKE = native.WAKE
 
 
 class Flusher:

@@ -85,7 +85,7 @@ class Reader:
     ) -> int:  # fmt: skip
         """Look for `count_max` messages from `offset` on; the first may exceed `bytes_max`."""
         low = queue.min_offset
-        high = queue.visible_max(confirmed)
+        high = queue.visible_by_file(confirmed) if wait else queue.visible_max(confirmed)
         self.min_offset = low
         self.max_offset = high
         self.count = 0
@@ -107,7 +107,7 @@ class Reader:
         self._bytes_max = bytes_max
         self._removed = False
         scan = min(high - offset, max(_SCAN_ENTRIES_MAX, self._count_max))
-        if queue.is_hot(offset):
+        if not wait and queue.is_hot(offset):
             self._scan(queue._view, (offset - queue._open_from) * _ENTRY_BYTES, scan)
         else:
             entries = queue.read(offset, scan, wait=wait)
@@ -174,7 +174,9 @@ class Reader:
             offset = self._offsets[i]
             length = self._lengths[i]
             segment = self.log.row.find(offset)
-            assert segment is not None
+            if segment is None:  # retention was quicker
+                output.length = before
+                return False
             if offset >= hot_from:
                 octets.copy(
                     output.view, output.length, segment.view, offset - segment.start, length

@@ -361,12 +361,16 @@ class Index:
     def sync(self) -> None:
         """Make all entries durable; may wait for the disk."""
         dirty, self.dirty = self.dirty, []
-        for file in dirty:
-            file.sync()
-        if self.current is not None and self.current not in dirty:
-            self.current.sync()
-        if dirty:
-            self.disk.sync_directory(self.folder)
+        try:
+            for file in dirty:
+                file.sync()
+            if self.current is not None and self.current not in dirty:
+                self.current.sync()
+            if dirty:
+                self.disk.sync_directory(self.folder)
+        except OSError:
+            self.dirty += dirty
+            raise
 
     def close(self) -> None:
         spare, self._spare = self._spare, None

@@ -78,13 +78,13 @@ class Lookup:
         Upper: the last one stored at `ms` or earlier (the first if there is none).
         """
         low = first = queue.min_offset
-        high = queue.visible_max(confirmed)
+        high = queue.visible_by_file(confirmed)
         while low < high:
             middle = (low + high) // 2
-            entry = queue.entry(middle)
-            stored_ms = self.store_ms(entry[0]) if entry is not None else -1
-            if stored_ms < ms or (upper and stored_ms == ms):
-                low = middle + 1
+            found = queue.next_real(middle, high)
+            stored_ms = self.store_ms(found[1][0]) if found is not None else ms + 1
+            if found is not None and (stored_ms < ms or (upper and stored_ms == ms)):
+                low = found[0] + 1
             else:
                 high = middle
         return max(low - 1, first) if upper else low

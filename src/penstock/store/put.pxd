@@ -25,6 +25,7 @@ cdef class PutPath:
     cdef readonly Index index
     cdef public bint index_tags
     cdef public object refusal
+    cdef readonly object fault
     cdef readonly int problem
     cdef readonly long long offset
     cdef readonly long long queue_offset
@@ -57,6 +58,7 @@ cdef class PutPath:
     @cython.locals(transaction=int, queued=bint, queue_offset="long long", offset="long long")
     cdef int _append(self, Record record, ConsumeQueue queue) except -1
     cdef int _stop(self, object error) except -1
+    cdef int _fail(self, object error) except -1
     cdef int _refuse(self)
     @cython.locals(current=IndexFile)
     cdef int _index_ready(self, Index index) except -1

@@ -1,11 +1,10 @@
 """Append → ConsumeQueue → index in one call: the store's way in, and its replay.
 
 The same dispatch serves new records (`put`) and, after a crash, those found in the log
-(`replay`): an entry's place follows from the record's own queue offset, so dispatching a record
-twice changes nothing.
+(`replay`), where an entry's place follows from the record's own queue offset.
 """
 
-from penstock.errors import StoreError, WriteStopped
+from penstock.errors import DiskFull, StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.flusher import Flusher
@@ -26,7 +25,7 @@ from penstock.wire.record import (
 PUT_OK = 0
 ILLEGAL = 1  # `problem` says which limit
 NO_QUEUE = 2  # no such queue yet: make it, put again
-REFUSED = 3  # `refusal` says why
+REFUSED = 3  # `fault` says why; as long as there is a `refusal`, every put is refused
 _PUT_OK, _ILLEGAL, _NO_QUEUE, _REFUSED = PUT_OK, ILLEGAL, NO_QUEUE, REFUSED
 
 QUEUE_OFFSET_MAX = 1 << 56
@@ -56,6 +55,7 @@ class PutPath:
         self.index: Index | None = index
         self.index_tags: bool = True
         self.refusal: Exception | None = None
+        self.fault: Exception | None = None
         self.problem: int = 0
         self.offset: int = 0
         self.queue_offset: int = 0
@@ -77,6 +77,7 @@ class PutPath:
     def put(self, record: Record, now_ms: int) -> int:
         """Store one message."""
         if self.refusal is not None:
+            self.fault = self.refusal
             return _REFUSED
         problem = record.prepare()
         if problem == 0 and record.size + _BLANK_BYTES > self.log.row.size:
@@ -100,6 +101,7 @@ class PutPath:
         the record's body, properties and flag are spent afterwards.
         """
         if self.refusal is not None:
+            self.fault = self.refusal
             return _REFUSED
         queue = self.queues.find(
             record.source, record.topic_at, record.topic_length, record.queue_id
@@ -121,8 +123,7 @@ class PutPath:
             if self.index is not None:
                 self.index.reserve(self._batch_keys, self.store_ms)
         except (StoreError, OSError) as error:
-            self.refusal = error
-            return _REFUSED
+            return self._fail(error)
         try:
             if self.log.make_room(total) < 0:
                 return self._refuse()
@@ -209,8 +210,7 @@ class PutPath:
             if self.index is not None:
                 self._index_ready(self.index)
         except (StoreError, OSError) as error:
-            self.refusal = error
-            return _REFUSED
+            return self._fail(error)
         try:
             offset = self.log.append(record, queue_offset, self.store_ms)
         except OSError as error:
@@ -245,11 +245,18 @@ class PutPath:
 
     def _stop(self, error: OSError) -> int:
         """What was put can't be handed over: nothing can be promised any more."""
-        self.refusal = WriteStopped(f"writing {self.log.row.folder} failed: {error}")
+        self.refusal = self.fault = WriteStopped(f"writing {self.log.row.folder} failed: {error}")
+        return _REFUSED
+
+    def _fail(self, error: Exception) -> int:
+        """One queue's files can't be had: this put's trouble; a full disk is everybody's."""
+        self.fault = error
+        if isinstance(error, DiskFull):
+            self.refusal = error
         return _REFUSED
 
     def _refuse(self) -> int:
-        self.refusal = self.log.refusal
+        self.refusal = self.fault = self.log.refusal
         return _REFUSED
 
     def _index_ready(self, index: Index) -> None:
@@ -319,21 +326,19 @@ class PutPath:
         """A record whose queue offset is not the next one.
 
         Zero: the topic was deleted and made again, and the queue began anew. Higher: the entries
-        before it are gone with their segments, or unknown; but as a record's head has no checksum,
-        that is believed only if the queue's next record goes on from there. Anything else is no
-        queue offset: the record stays without entry.
+        before it are gone with their segments, or unknown. But as a record's head has no checksum,
+        either is believed only if the queue's next record goes on from there, or none follows.
+        Anything else is no queue offset: the record stays without entry.
         """
         offset = entry[0]
         waiting = self._waiting.pop(queue, None)
         empty = queue.max_offset == queue.min_offset
-        if offset == 0:
-            queue.cut(0)
-            queue.append(entry[1], entry[2], entry[3])
-        elif waiting is not None and waiting[0] + 1 == offset:
+        if waiting is not None and waiting[0] + 1 == offset:
             self._place(queue, waiting)
             queue.append(entry[1], entry[2], entry[3])
             return
-        elif 0 < offset - queue.max_offset <= (QUEUE_OFFSET_MAX if empty else queue.file_entries):
+        furthest = QUEUE_OFFSET_MAX if empty else queue.file_entries
+        if offset == 0 or 0 < offset - queue.max_offset <= furthest:
             self._waiting[queue] = entry
         else:
             self.unplaced += 1
@@ -347,8 +352,11 @@ class PutPath:
             self._place(queue, entry)
 
     def _place(self, queue: ConsumeQueue, entry: Entry) -> None:
-        """Add an entry behind a gap; fillers take the place of what is unknown."""
-        self.gaps += 1
+        """Let a queue begin anew, or go on behind a gap; fillers are for what is unknown."""
+        if entry[0] == 0:
+            queue.cut(0)
+        else:
+            self.gaps += 1
         if queue.max_offset == queue.min_offset:
             queue.begin_at(entry[0])
         else:

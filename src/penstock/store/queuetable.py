@@ -41,10 +41,6 @@ class QueueTable:
         else:
             self._place(len(self.rows))
 
-    def remove(self, queue: ConsumeQueue) -> None:
-        self.rows.remove(queue)
-        self._spread(self._mask + 1)
-
     def _spread(self, places: int) -> None:
         self._places = memoryview(array("i", bytes(4 * places)))
         self._mask = places - 1

@@ -29,7 +29,7 @@ import msgspec
 from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
-from penstock.store.consumequeue import FILLER_SIZE, ConsumeQueue
+from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
 from penstock.store.disk import Disk
 from penstock.store.index import Index
 from penstock.store.layout import Layout
@@ -187,7 +187,7 @@ class Recovery:
             end = self._replay(path, begin)
             if path.gaps and begin > self.row.first:
                 end = self._replay_all(path)
-        self._cut_log(end, crashed=crashed)
+        self._cut_log(end)
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
             queue.correct_min(self.row.first)
@@ -220,7 +220,7 @@ class Recovery:
             if length is not None:
                 raise StoreRefused(
                     f"{queue.folder} has files of {length} bytes, the setting queue_file_entries "
-                    f"makes {self.config.queue_file_entries * 20}",
+                    f"makes {self.config.queue_file_entries * ENTRY_BYTES}",
                     hint="set queue_file_entries to what the store was made with "
                     "(mappedFileSizeConsumeQueue / 20)",
                 )
@@ -380,17 +380,19 @@ class Recovery:
             self.report.cut_reason = f"{PROBLEMS[replay.stored.problem]} (at offset {at})"
         return at
 
-    def _cut_log(self, end: int, *, crashed: bool) -> None:
-        """Let the log end at `end`, durably."""
+    def _cut_log(self, end: int) -> None:
+        """Let the log end at `end`, durably, with nothing behind it."""
+        if end < self.checkpoint.confirmed:
+            self.checkpoint = self.checkpoint._replace(confirmed=end)
+            write_checkpoint(self.disk, self.layout, self.checkpoint)
         self._drop_segments_from(end)
-        segment = self.row.find(end)
-        if crashed:
-            if segment is not None:
-                self.disk.truncate(segment.fd, end - segment.start)
-                self.disk.truncate(segment.fd, segment.size)
-            for segment in self.row.segments:
-                if segment.start + segment.size > self.report.replayed_from:
-                    self.disk.sync(segment.fd)
+        last = self.row.find(end)
+        if last is not None:
+            self.disk.truncate(last.fd, end - last.start)
+            self.disk.truncate(last.fd, last.size)
+        for segment in self.row.segments:
+            if segment.start + segment.size > self.report.replayed_from:
+                self.disk.sync(segment.fd)
 
     def _drop_segments_from(self, end: int) -> None:
         """Delete the segments that begin behind the log's end."""

@@ -63,10 +63,13 @@ def delete_hours(config: StoreConfig) -> set[int]:
     return {int(hour) for hour in config.delete_hours.split(";") if hour.strip().isdigit()}
 
 
-def nearly_full(config: StoreConfig, path: Path, disk_percent: int) -> DiskNearlyFull:
+def nearly_full(
+    config: StoreConfig, path: Path, disk_percent: int, *, pinned: bool = False
+) -> DiskNearlyFull:
     """The refusal, with all that a person needs to act."""
+    because = " (messages still in work keep the oldest segments)" if pinned else ""
     return DiskNearlyFull.over(
-        f"the disk of {path} is nearly full", figure=disk_percent,
+        f"the disk of {path} is nearly full{because}", figure=disk_percent,
         limit=config.disk_refuse_percent, unit="%", setting="disk_refuse_percent",
         hint=f"free space or lower retain_hours (now {config.retain_hours}); writes resume by "
         f"themselves at {config.disk_force_percent} % (disk_force_percent)",

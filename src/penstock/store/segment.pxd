@@ -10,6 +10,7 @@ cdef class Segment:
     cdef readonly object map
     cdef readonly unsigned char[::1] view
     cdef readonly bint locked
+    cdef readonly bint retired
 
 cdef class SegmentRow:
     cdef readonly object disk

@@ -40,6 +40,7 @@ class Segment:
         self.map: object = disk.map(fd, size)
         self.view: memoryview = memoryview(self.map)
         self.locked: bool = False
+        self.retired: bool = False
 
     def __del__(self) -> None:
         fd, self.fd = self.fd, -1
@@ -62,6 +63,8 @@ class Segment:
         """Keep the whole file in memory, or say why that can't be; may wait for the disk."""
         failed = native.lock(self.view, 0, self.size)
         self.locked = failed == 0
+        if self.retired:
+            self.unlock()
         if failed:
             log.warning(
                 "%s can't be kept in memory (lock_memory): %s; see the limit on locked memory",
@@ -69,6 +72,8 @@ class Segment:
             )  # fmt: skip
 
     def unlock(self) -> None:
+        """The segment is full: its memory may go, even if locking it is still under way."""
+        self.retired = True
         if self.locked:
             native.unlock(self.view, 0, self.size)
             self.locked = False

@@ -26,8 +26,8 @@ cdef class Fields:
     @cython.locals(length=int, i=int)
     cpdef int find(self, bytes name)
     cpdef int letter(self, int letter)
-    cpdef int value_at(self, int field)
-    cpdef int value_length(self, int field)
+    cpdef int value_at(self, int field) except -1
+    cpdef int value_length(self, int field) except -1
     @cython.locals(at=int, end=int, start=int, digits=int, digit=int, negative=bint, value="long long")
     cpdef long long number(self, int field) except? -1
     @cython.locals(value="long long")

@@ -97,18 +97,24 @@ class Fields:
 
     def letter(self, letter: int) -> int:
         """Number of the field with this one-letter name (its character code), or -1."""
+        if letter < 97 or letter > 122:
+            return -1
         return self._letters[letter - 97] - 1
 
     def value_at(self, field: int) -> int:
         """Position of a field's value in the buffer."""
+        if field < 0 or field >= self.count:
+            raise HeaderError("there is no such header field")
         return self._table[4 * field + 2]
 
     def value_length(self, field: int) -> int:
+        if field < 0 or field >= self.count:
+            raise HeaderError("there is no such header field")
         return self._table[4 * field + 3]
 
     def number(self, field: int) -> int:
         """A field's value as a signed 64-bit number, by the rules of Java's Long.parseLong."""
-        if field < 0:
+        if field < 0 or field >= self.count:
             raise HeaderError("a required header field is missing")
         at = self._table[4 * field + 2]
         end = at + self._table[4 * field + 3]

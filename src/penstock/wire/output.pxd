@@ -4,6 +4,8 @@ from penstock.wire cimport octets
 cdef int _VERSION
 cdef int _LANGUAGE
 cdef int _BINARY
+cdef bytes _JSON_SENDER
+cdef bytes _JSON_FIELDS
 cdef int _START_BYTES
 cdef int _NUMBER_BYTES
 

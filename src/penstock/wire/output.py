@@ -27,6 +27,11 @@ _LANGUAGE_NAMES = (
     "OMS", "RUST", "NODE_JS",
 )  # fmt: skip
 
+_JSON_SENDER = (
+    f',"flag":{FLAG_RESPONSE},"language":"{_LANGUAGE_NAMES[LANGUAGE]}","opaque":'.encode()
+)
+_JSON_FIELDS = f',"version":{VERSION},"extFields":{{'.encode()
+
 
 class Output:
     """A growing buffer of responses."""
@@ -83,9 +88,9 @@ class Output:
         else:
             at += octets.put_bytes(view, at, b'{"code":')
             at += octets.put_decimal(view, at, code)
-            at += octets.put_bytes(view, at, b',"flag":1,"language":"PYTHON","opaque":')
+            at += octets.put_bytes(view, at, _JSON_SENDER)
             at += octets.put_decimal(view, at, opaque)
-            self.length = at + octets.put_bytes(view, at, b',"version":493,"extFields":{')
+            self.length = at + octets.put_bytes(view, at, _JSON_FIELDS)
 
     def field_number(self, name: bytes, value: int) -> None:
         """A named field that holds a number."""

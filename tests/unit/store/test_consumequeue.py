@@ -310,7 +310,3 @@ def test_queues_are_found_by_topic_and_number(disk: WatchedDisk, tmp_path: Path)
     assert table.get(b"a", 40) is None
     assert table.get(b"", 0) is None
     assert table.get(b"a", -1) is None
-    gone = made.pop((b"ab", 7))
-    table.remove(gone)
-    assert table.get(b"ab", 7) is None
-    assert all(table.get(*key) is queue for key, queue in made.items())
