@@ -385,7 +385,7 @@ class Index:
         file, self._spare = self._spare, None
         if file is None:
             file = self._make(now_ms)
-        if self.current is not None:
+        if self.current is not None and self.current not in self.dirty:
             self.dirty.append(self.current)
         self.dirty.append(file)
         self.files.append(file)
@@ -393,7 +393,7 @@ class Index:
         return file
 
     def _forget(self, file: IndexFile) -> None:
-        if file in self.dirty:
+        while file in self.dirty:
             self.dirty.remove(file)
         self.disk.unlink(file.path)
 
