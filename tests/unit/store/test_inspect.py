@@ -67,6 +67,7 @@ def test_an_empty_store_is_good(tmp_path: Path) -> None:
 def test_a_live_store_is_looked_at_without_being_touched(tmp_path: Path) -> None:
     store = MessageStore(tmp_path, kit.CONFIG, now_ms=kit.START_MS)
     kit.fill(store)
+    store.disk.close()  # waits for what the pool makes ahead
     before = kit.contents(tmp_path)
     problems, totals = verify(tmp_path)
     figures = survey(StoreFiles(tmp_path), exact=True)
