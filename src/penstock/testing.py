@@ -27,8 +27,6 @@ runs when a test calls `store.flusher.pump()`.
 
 import errno
 import os
-from collections.abc import Callable
-from concurrent.futures import Future
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
@@ -178,25 +176,10 @@ class FaultyDisk(Disk):
 
     # --- what a Disk does
 
-    def submit(self, work: Callable[[], T]) -> "Future[T]":
-        future: Future[T] = Future()
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-    def make_directory(self, path: Path, *, durable: bool = True) -> None:
-        missing = []
-        while not path.is_dir():
-            missing.append(path)
-            path = path.parent
-        for folder in reversed(missing):
-            self._step()
-            folder.mkdir()
-            self._changes.append(_Change(folder.parent, None, folder, None))
-            if durable:
-                self.sync_directory(folder.parent)
+    def make_one_directory(self, path: Path) -> None:
+        self._step()
+        path.mkdir()
+        self._changes.append(_Change(path.parent, None, path, None))
 
     def create(self, path: Path, size: int) -> int:
         fd = self._open_or_make(path)

@@ -76,7 +76,10 @@ class Care:
         error = work.exception()
         if isinstance(error, OSError) and error.errno in _PASSING:
             log.warning("flushing %s has to wait: %s", self.layout.root, error)
-            self.path.dirty += [queue for queue in self._queues if queue not in self.path.dirty]
+            for queue in self._queues:
+                if not queue.dirty:
+                    queue.dirty = True
+                    self.path.dirty.append(queue)
         elif isinstance(error, PenstockError | OSError):
             self.path.refusal = WriteStopped(f"flushing {self.layout.root} failed: {error}")
             log.error("%s", self.path.refusal)

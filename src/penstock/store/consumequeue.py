@@ -300,11 +300,7 @@ class ConsumeQueue:
         changed, self._names_changed = self._names_changed, False
         try:
             for start in {*unsynced, self._open_from} & set(self.file_starts):
-                fd = self.disk.open(self._path(start))
-                try:
-                    self.disk.sync(fd)
-                finally:
-                    self.disk.close_file(fd)
+                self.disk.sync_file(self._path(start))
             if changed:  # the queue's and the topic's directory may be new too
                 for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
                     self.disk.sync_directory(folder)

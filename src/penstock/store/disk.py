@@ -44,7 +44,14 @@ class Disk:
         self._pool: ThreadPoolExecutor | None = None
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Run something that may wait for the disk in the pool."""
+        """Run something that may wait for the disk in the pool; at once where threads are off."""
+        if not self.threads:
+            done: Future[T] = Future()
+            try:
+                done.set_result(work())
+            except Exception as error:
+                done.set_exception(error)
+            return done
         if self._pool is None:
             self._pool = ThreadPoolExecutor(POOL_THREADS, thread_name_prefix="penstock-io")
         return self._pool.submit(work)
@@ -62,9 +69,12 @@ class Disk:
             missing.append(path)
             path = path.parent
         for folder in reversed(missing):
-            folder.mkdir(exist_ok=True)
+            self.make_one_directory(folder)
             if durable:
                 self.sync_directory(folder.parent)
+
+    def make_one_directory(self, path: Path) -> None:
+        path.mkdir(exist_ok=True)
 
     def create(self, path: Path, size: int) -> int:
         """Open a file for reading and writing, made `size` bytes long and sparse if it is new."""
@@ -87,6 +97,14 @@ class Disk:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
                 raise DiskFull(f"no space for {length} bytes of {path}") from error
             raise
+
+    def allocate_in(self, path: Path, at: int, length: int) -> None:
+        """`allocate` for a file that is not held open."""
+        fd = self.open(path)
+        try:
+            self.allocate(fd, at, length, path)
+        finally:
+            self.close_file(fd)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
@@ -128,6 +146,14 @@ class Disk:
 
     def sync(self, fd: int) -> None:
         os.fdatasync(fd)
+
+    def sync_file(self, path: Path) -> None:
+        """`sync` for a file that is not held open."""
+        fd = self.open(path)
+        try:
+            self.sync(fd)
+        finally:
+            self.close_file(fd)
 
     def sync_directory(self, path: Path) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -68,11 +68,7 @@ class IndexFile:
 
     def prepare(self) -> None:
         """Be written to: Apache's files are sparse, so the slots get their blocks now."""
-        fd = self.disk.open(self.path)
-        try:
-            self.disk.allocate(fd, 0, self.entries_at, self.path)
-        finally:
-            self.disk.close_file(fd)
+        self.disk.allocate_in(self.path, 0, self.entries_at)
 
     def next_number(self) -> int:
         return octets.get_i32(self.view, 36)
@@ -251,21 +247,13 @@ class IndexFile:
 
     def sync(self) -> None:
         """Make it durable; may wait for the disk."""
-        fd = self.disk.open(self.path)
-        try:
-            self.disk.sync(fd)
-        finally:
-            self.disk.close_file(fd)
+        self.disk.sync_file(self.path)
 
     def _allocate(self, number: int) -> None:
         """Allocate from entry `number` on to the end of a step that leaves room for its keys."""
         end = min(number + KEYS_AHEAD + ALLOCATE_BYTES // ENTRY_BYTES, self.entries)
         length = (end - number) * ENTRY_BYTES
-        fd = self.disk.open(self.path)
-        try:
-            self.disk.allocate(fd, self.entries_at + number * ENTRY_BYTES, length, self.path)
-        finally:
-            self.disk.close_file(fd)
+        self.disk.allocate_in(self.path, self.entries_at + number * ENTRY_BYTES, length)
         self.allocated = end
         if self._ahead == 0:
             self._ahead = (number + end) // 2

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 
 from penstock.errors import FrameError
 from penstock.wire import octets
+from penstock.wire.fields import FLAG_RESPONSE, LANGUAGES
 from penstock.wire.frame import BINARY, FRAME_BYTES_MAX, JSON
 
 VERSION = 493
 """The release we say we are on the wire: V5_4_0."""
 LANGUAGE = 3  # PYTHON
-FLAG_RESPONSE = 1
 
 _VERSION = VERSION
 _LANGUAGE = LANGUAGE
@@ -22,13 +22,8 @@ _BINARY = BINARY
 _START_BYTES = 128  # more than the fixed part of either header
 _NUMBER_BYTES = 20
 
-_LANGUAGE_NAMES = (
-    "JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP",
-    "OMS", "RUST", "NODE_JS",
-)  # fmt: skip
-
 _JSON_SENDER = (
-    f',"flag":{FLAG_RESPONSE},"language":"{_LANGUAGE_NAMES[LANGUAGE]}","opaque":'.encode()
+    f',"flag":{FLAG_RESPONSE},"language":"{LANGUAGES[LANGUAGE].decode()}","opaque":'.encode()
 )
 _JSON_FIELDS = f',"version":{VERSION},"extFields":{{'.encode()
 
@@ -224,7 +219,7 @@ def _json_header(
     header: dict[str, object] = {"code": code}
     if ext is not None:
         header["extFields"] = dict(ext)
-    header.update(flag=flag, language=_LANGUAGE_NAMES[language], opaque=opaque)
+    header.update(flag=flag, language=LANGUAGES[language].decode(), opaque=opaque)
     if remark is not None:
         header["remark"] = remark
     header.update(serializeTypeCurrentRPC="JSON", version=version)

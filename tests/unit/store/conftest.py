@@ -5,7 +5,6 @@ import os
 import select
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -48,14 +47,6 @@ class WatchedDisk(Disk):
         self.no_space: Callable[[Path], bool] = nowhere
         self.sync_fails: Callable[[Path], bool] = nowhere
         self.usage = Space(10, 90)
-
-    def submit(self, work: Callable[[], T]) -> "Future[T]":
-        future: Future[T] = Future()
-        try:
-            future.set_result(work())
-        except Exception as error:
-            future.set_exception(error)
-        return future
 
     def create(self, path: Path, size: int) -> int:
         self.opened.append(path)
