@@ -54,6 +54,13 @@ class PenstockError(Exception):
         return f"{message}; {self.hint}" if self.hint else message
 
 
+class BadSetting(PenstockError):
+    """A setting whose value can't be: the message says where it stands and what is expected."""
+
+    code = 29  # INVALID_PARAMETER
+    hint = "docs/settings.md lists every setting with its unit and default"
+
+
 # --- bytes from a peer ---------------------------------------------------------------------------
 
 
@@ -162,3 +169,98 @@ class MessageIllegal(StoreError):
 
     code = 13  # MESSAGE_ILLEGAL
     hint = "make the message smaller, or raise the setting on the broker and in the client"
+
+
+# --- requests that can't be served ---------------------------------------------------------------
+
+
+class Refused(PenstockError):
+    """A request the broker or NameServer understands and does not serve."""
+
+
+class SystemBusy(Refused):
+    """A limit of the server is reached."""
+
+    code = 2  # SYSTEM_BUSY
+    retry = True
+    hint = "try again later, or on another broker"
+
+
+class NoPermission(Refused):
+    """The broker, topic or group does not allow it, or the caller has no right to it."""
+
+    code = 16  # NO_PERMISSION
+
+
+class TopicNotExist(Refused):
+    """No such topic here."""
+
+    code = 17  # TOPIC_NOT_EXIST
+    hint = "create it with mqadmin updateTopic, or let sends create it (auto_create_topics)"
+
+
+class QueryNotFound(Refused):
+    """What was asked for does not exist (yet)."""
+
+    code = 22  # QUERY_NOT_FOUND
+
+
+class GroupNotExist(Refused):
+    """No such subscription group here, and none is created by itself."""
+
+    code = 26  # SUBSCRIPTION_GROUP_NOT_EXIST
+    hint = "create it with mqadmin updateSubGroup, or set auto_create_groups"
+
+
+class InvalidParameter(Refused):
+    """A name or number in the request that can't be."""
+
+    code = 29  # INVALID_PARAMETER
+
+
+class ConsumerNotOnline(Refused):
+    """No consumer of the group is connected."""
+
+    code = 206  # CONSUMER_NOT_ONLINE
+
+
+# --- certificates --------------------------------------------------------------------------------
+
+
+class TlsError(PenstockError):
+    """Certificates that a setting names and that can't be used."""
+
+    hint = "check the file that the setting names: it must be PEM, and readable for this process"
+
+
+# --- calls to other servers ----------------------------------------------------------------------
+
+
+class PeerError(PenstockError):
+    """A call to another server that did not bring an answer."""
+
+    retry = True
+    hint = "check that the server runs and that the network lets us through"
+
+    def __init__(self, message: str = "", *, address: str = "", hint: str | None = None) -> None:
+        super().__init__(f"{address}: {message}" if address else message, hint=hint)
+        self.address = address
+
+
+class PeerUnreachable(PeerError):
+    """No connection could be made, so nothing was asked."""
+
+    code = 14  # SERVICE_NOT_AVAILABLE
+    hint = "check the address, that the server runs, and that the network lets us through"
+
+
+class PeerTimeout(PeerError):
+    """No answer in time; whether the request was carried out is unknown."""
+
+    hint = "the server may be overloaded: try again, or allow more time"
+
+
+class PeerLost(PeerError):
+    """The connection ended before the answer; whether the request was carried out is unknown."""
+
+    hint = "try again: the next call connects anew"

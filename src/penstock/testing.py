@@ -12,7 +12,8 @@
 * *Names.* A creation, rename, unlink or mkdir is durable after `sync_directory` of its directory.
   Before, each is undone or not, independently of the others. A rename happens wholly or not at
   all, and not if the creation of what it renames was undone. What lies in a directory that was
-  never made does not exist.
+  never made does not exist. What is made under a name that a directory's rename freed does not
+  exist without that rename, and is not made durable without it.
 * *A failed sync* raises EIO and makes nothing durable; the next one works, like Linux's.
 * *Space* is taken by `allocate` (and `write`) in blocks of 4 KiB and given back by `unlink` and
   `truncate`; without any left, `allocate` is ENOSPC. `stores_into_holes` tells of pages that were
@@ -91,8 +92,25 @@ class _Change(NamedTuple):
             if self.old not in names:
                 return  # its creation was undone
             what = names.pop(self.old)
+            if self.new is not None and what is None:  # a directory takes its content along
+                for path in [path for path in names if self.old in path.parents]:
+                    names[self.new / path.relative_to(self.old)] = names.pop(path)
         if self.new is not None:
             names[self.new] = what
+
+    def is_at(self, path: Path) -> bool:
+        """Whether something is made or changed at or below this path."""
+        mine = self.new or self.old
+        return mine is not None and (mine == path or path in mine.parents)
+
+    def moved(self, old: Path, new: Path) -> "_Change":
+        """The same below a directory that was renamed."""
+
+        def move(path: Path) -> Path:
+            return new / path.relative_to(old)
+
+        gone = self.old and move(self.old)
+        return _Change(move(self.folder), gone, self.new and move(self.new), self.what)
 
 
 class FaultyDisk(Disk):
@@ -136,9 +154,14 @@ class FaultyDisk(Disk):
     def crash(self, target: Path, rng: Random) -> Path:
         """Build in `target` (a new directory) what may be on the disk if the power goes now."""
         names = dict(self._names)
+        taken: list[Path] = []  # names of directories whose rename is undone
         for change in self._changes:
+            if any(change.is_at(path) for path in taken):
+                continue
             if rng.random() < 0.5:
                 change.apply(names)
+            elif change.new is not None and names.get(change.old or self.root, ...) is None:
+                taken += [change.old] if change.old is not None else []
         target.mkdir(parents=True)
         for path, file in sorted(names.items(), key=lambda item: item[0]):
             copy = target / path.relative_to(self.root)
@@ -219,16 +242,33 @@ class FaultyDisk(Disk):
     def sync_directory(self, path: Path) -> None:
         self._step()
         self._maybe_fail()
-        for change in self._changes:
-            if change.folder == path:
-                change.apply(self._names)
-        self._changes = [c for c in self._changes if c.folder != path]
+        done = [c for c in self._changes if c.folder == path or self._frees(c, path)]
+        for change in done:
+            change.apply(self._names)
+        self._changes = [c for c in self._changes if c not in done]
 
     def rename(self, old: Path, new: Path) -> None:
         assert old.parent == new.parent, "the model knows renames inside a directory only"
         self._step()
+        if old.is_dir():  # what is not durable below it goes on under the new name
+            self._changes = [
+                c.moved(old, new) if old in (c.folder, *c.folder.parents) else c
+                for c in self._changes
+            ]
         super().rename(old, new)
         self._changes.append(_Change(old.parent, old, new, None))
+
+    def _frees(self, change: _Change, path: Path) -> bool:
+        """Whether the change renames a directory away whose name lies on the way to this path."""
+        old = change.old
+        if old is None or change.new is None or self._names.get(old, ...) is not None:
+            return False
+        return path == old or old in path.parents
+
+    def remove_directory(self, path: Path) -> None:
+        self._step()
+        super().remove_directory(path)
+        self._changes.append(_Change(path.parent, path, None, None))
 
     def unlink(self, path: Path) -> None:
         self._step()

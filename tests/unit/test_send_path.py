@@ -7,11 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.send import SEND_MESSAGE, SEND_MESSAGE_V2, SendHandler
+from benchmarks.open_gate import Nothing, OpenGate
+from penstock.broker.send import (
+    SEND_BATCH_MESSAGE,
+    SEND_MESSAGE,
+    SEND_MESSAGE_V2,
+    SendHandler,
+)
 from penstock.errors import DiskFull, WireError
 from penstock.net.turn import Turn
+from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 from penstock.wire.frame import BINARY, JSON, Request
+from penstock.wire.ids import UniqueIds
+from penstock.wire.message import encode_batch
 from penstock.wire.output import encode
 from tests.unit.store.conftest import NOW_MS, Bench, body_of, properties, record, split
 
@@ -36,7 +45,7 @@ def send(
     named = {
         "producerGroup": "g", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
         "queueId": "1", "sysFlag": "0", "bornTimestamp": "1600000000000", "flag": "5",
-        "properties": properties(tags="vip", keys="k").decode(), "reconsumeTimes": "2",
+        "properties": properties(tags="vip", keys="k", unique="id-1").decode(), "reconsumeTimes": "2",
     } | {name.removeprefix("ext_"): value for name, value in fields.items()}  # fmt: skip
     letters = LETTERS if code == SEND_MESSAGE_V2 else {}
     ext = {letters.get(name, name): value for name, value in named.items() if value is not None}
@@ -48,7 +57,8 @@ class Peer:
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
-        self.turn = Turn(store.path, SendHandler(store.path, HOST, b""))
+        self.send = SendHandler(store.path, OpenGate(store), HOST, b"")
+        self.turn = Turn(Nothing(), store.path, self.send)
 
     def give(self, data: bytes) -> int:
         self.turn.bind(memoryview(bytearray(data or b"\0")), BORN)
@@ -97,6 +107,7 @@ def test_a_send_is_stored_and_answered(peer: Peer, code: int, encoding: int) -> 
         "msgId": f"7F00000100002A9F{offset:016X}",
         "queueId": "1",
         "queueOffset": "1",
+        "transactionId": "id-1",
     }
     assert [body_of(r) for r in peer.stored()] == [b"first", b"second"]
 
@@ -115,7 +126,7 @@ def test_every_field_reaches_the_record(peer: Peer, code: int, encoding: int) ->
     assert struct.unpack_from(">q", data, 56) == (NOW_MS,)
     assert data[64:72] == HOST
     assert struct.unpack_from(">i", data, 72) == (2,)
-    assert data.endswith(properties(tags="vip", keys="k"))
+    assert data.endswith(properties(tags="vip", keys="k", unique="id-1"))
 
 
 @both
@@ -148,6 +159,9 @@ def test_one_way_is_stored_and_not_answered(peer: Peer, code: int, encoding: int
     assert len(peer.stored()) == 1
     peer.give(send(code, encoding, flag=2, topic="unknown"))
     assert peer.answers() == []
+    peer.store.path.refusal = DiskFull("full")
+    peer.give(send(code, encoding, flag=2))
+    assert peer.answers() == []
     assert (peer.turn.send.sent, peer.turn.send.refused) == (1, 1)
 
 
@@ -177,8 +191,8 @@ def test_half_a_frame_waits_for_the_rest(peer: Peer, encoding: int, part: int) -
         ({"topic": "unknown"}, 17, "no such queue"),
         ({"queueId": "9"}, 17, "no such queue"),
         ({"queueId": "-1"}, 17, "no such queue"),
-        ({"topic": None}, 13, "topic is empty"),
-        ({"topic": "x" * 256}, 13, "topic is too long"),
+        ({"topic": None}, 17, "no such queue"),
+        ({"topic": "x" * 256}, 17, "no such queue"),
         ({"properties": "p" * 32768}, 13, "properties are too long"),
     ],
 )
@@ -278,9 +292,128 @@ def test_properties_of_the_broker_are_added(tmp_path: Path) -> None:
     store = bench.open()
     store.make_queue(b"t", 1)
     peer = Peer(store)
-    peer.turn = Turn(store.path, SendHandler(store.path, HOST, b"CLUSTER\x01c\x02"))
+    peer.turn.send.extra = b"CLUSTER\x01c\x02"
     peer.ask(send(SEND_MESSAGE_V2, BINARY, properties="a\x01b"))
     (data,) = peer.stored()
     assert data.endswith(b"a\x01b\x02CLUSTER\x01c\x02")
     assert record().prepare() == 0
     bench.end()
+
+
+def test_a_queue_is_asked_for_once(peer: Peer) -> None:
+    asked: list[int] = []
+    gate = OpenGate(peer.store)
+
+    class Counting:
+        def admit(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
+            asked.append(queue_id)
+            return gate.admit(topic, queue_id, template="", template_queues=0, now_ms=0)
+
+    peer.send.gate = Counting()
+    for _ in range(3):
+        assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
+    queue = peer.store.queue("t", 1)
+    assert queue is not None
+    queue.taking = False
+    assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
+    assert asked == [1, 1]
+    assert (queue.puts, queue.put_bytes) == (4, peer.store.log.end)
+
+
+@both
+@pytest.mark.parametrize("code", [SEND_MESSAGE, SEND_MESSAGE_V2, SEND_BATCH_MESSAGE])
+def test_a_batch_is_stored_message_by_message(peer: Peer, code: int, encoding: int) -> None:
+    body = encode_batch([(b"one", 1, {"TAGS": "a"}), (b"two", 2, {"UNIQ_KEY": "u"})])
+    letters = {"batch": "batch" if code == SEND_MESSAGE else "m"}
+    frame = batch_frame(code, encoding, body, letters["batch"])
+    answer = peer.ask(frame)
+    assert answer.code == 0
+    ids = (answer.text(b"msgId") or "").split(",")
+    stored = peer.stored()
+    assert [body_of(data) for data in stored] == [b"one", b"two"]
+    offsets = [struct.unpack_from(">q", data, 28)[0] for data in stored]
+    assert ids == [f"7F00000100002A9F{offset:016X}" for offset in offsets]
+    assert answer.text(b"queueOffset") == "0"
+    assert stored[0].endswith(b"TAGS\x01a\x02")
+
+
+def batch_frame(code: int, encoding: int, body: bytes, flag_name: str) -> bytes:
+    named = {
+        "producerGroup": "g", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
+        "queueId": "1", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "WAIT\x01true",
+    }  # fmt: skip
+    letters = {} if code == SEND_MESSAGE else LETTERS
+    ext = {letters.get(name, name): value for name, value in named.items()} | {flag_name: "true"}
+    return encode(code, ext, body, encoding=encoding)
+
+
+def test_a_delayed_message_in_a_batch_is_refused_whole(peer: Peer) -> None:
+    body = encode_batch([(b"one", 1, {}), (b"two", 2, {"DELAY": "3"})])
+    answer = peer.ask(batch_frame(SEND_BATCH_MESSAGE, JSON, body, "m"))
+    assert answer.code == 13
+    assert peer.store.log.end == 0
+
+
+def test_a_message_without_unique_id_gets_one(peer: Peer) -> None:
+    peer.send.unique_ids = UniqueIds(bytes([127, 0, 0, 1]), pid=7, loader=9)
+    answer = peer.ask(send(SEND_MESSAGE_V2, JSON, b"plain", properties="a\x01b"))
+    (data,) = peer.stored()
+    unique = answer.text(b"transactionId")
+    assert unique is not None
+    assert f"UNIQ_KEY\x01{unique}\x02".encode() in data
+    assert len(peer.store.lookup.by_key("t", unique, begin_ms=0, end_ms=NOW_MS * 2, most=1,
+                                        confirmed=peer.store.confirmed)) == 1  # fmt: skip
+    peer.ask(send(SEND_MESSAGE_V2, JSON, b"next"))
+    assert body_of(peer.stored()[1]) == b"next"
+
+
+@pytest.mark.parametrize(
+    "text", ["DELAY\x013\x02", "TIMER_DELAY_SEC\x015\x02", "TRAN_MSG\x01true\x02",
+             "TIMER_DELAY_MS\x015\x02", "TIMER_DELIVER_MS\x015"],
+)  # fmt: skip
+def test_what_is_not_to_be_delivered_at_once_is_refused(peer: Peer, text: str) -> None:
+    answer = peer.ask(send(SEND_MESSAGE_V2, JSON, properties="UNIQ_KEY\x01u\x02" + text))
+    assert answer.code == 13
+    assert "not served by this release" in (answer.remark() or "")
+    assert peer.store.log.end == 0
+    assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
+
+
+def test_what_is_never_stored_is_taken_away(peer: Peer) -> None:
+    text = "UNIQ_KEY\x01u\x02POP_CK\x01p\x02__RMQ.TRANSIENT.X\x01y\x02DELAY\x010\x02k\x01v\x02"
+    assert peer.ask(send(SEND_MESSAGE_V2, JSON, properties=text)).code == 0
+    (data,) = peer.stored()
+    assert data.endswith(b"UNIQ_KEY\x01u\x02DELAY\x010\x02k\x01v\x02")
+
+
+def test_under_sync_flush_answers_wait_apart(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    store = bench.open(sync_flush=True)
+    store.make_queue(b"t", 1)
+    peer = Peer(store)
+    wait_not = "UNIQ_KEY\x01u\x02WAIT\x01false\x02"
+    peer.give(
+        send(SEND_MESSAGE_V2, JSON, opaque=1)
+        + send(SEND_MESSAGE_V2, JSON, opaque=2, properties=wait_not)
+        + encode(9999, opaque=3)
+    )
+    assert [a.opaque for a in peer.answers()] == [2, 3]
+    for output, code in ((peer.send.waiting, 0), (peer.send.late, 10)):
+        answer = Request()
+        data = output.take()
+        answer.bind(memoryview(bytearray(data)))
+        assert answer.read(0, len(data)) == len(data)
+        assert (answer.opaque, answer.code) == (1, code)
+        assert answer.text(b"queueOffset") == "0"
+    bench.end()
+
+
+def test_a_full_output_stops_the_turn_until_later(peer: Peer) -> None:
+    peer.turn.output_bytes_max = 300
+    frames = [send(SEND_MESSAGE_V2, JSON, opaque=n) for n in range(10)]
+    data = b"".join(frames)
+    served = peer.give(data)
+    assert peer.turn.full
+    assert 0 < served < len(data)
+    answered = len(peer.answers())
+    assert served == sum(len(frame) for frame in frames[:answered])

@@ -1,15 +1,25 @@
-"""SEND_MESSAGE in its two spellings: a request's header and body become a record of the log.
+"""Sending: a request's header and body become a record of the log (codes 10, 310 and 320).
 
 The hot path makes no Python object per message: fields are read in place, the record is encoded
 from the connection's buffer into the log, the response is written into the connection's output.
+A queue that has not been sent to since its topic last changed is asked for at the gate first.
+
+Under sync flush a response may leave only when the message is on the disk: it is written into
+`waiting`, and its twin for the case that this takes too long into `late`.
 """
 
-from penstock.errors import HeaderError, MessageIllegal, PenstockError
-from penstock.store.put import ILLEGAL, NO_QUEUE, PUT_OK, PutPath
+from typing import Protocol
+
+from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
+from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.put import ILLEGAL, PUT_OK, PutPath
 from penstock.wire.frame import Request
-from penstock.wire.output import Output, response
+from penstock.wire.ids import UniqueIds
+from penstock.wire.message import decode_properties, encode_properties
+from penstock.wire.output import Output
 from penstock.wire.record import (
     BATCH_BROKEN,
+    BATCH_SPECIAL,
     BLANK_BYTES,
     BODY_BYTES_MAX,
     BODY_TOO_LONG,
@@ -25,79 +35,147 @@ from penstock.wire.record import (
 
 SEND_MESSAGE = 10
 SEND_MESSAGE_V2 = 310
-_SEND_MESSAGE_V2 = SEND_MESSAGE_V2
+SEND_BATCH_MESSAGE = 320
+_SEND_MESSAGE = SEND_MESSAGE
 
 _SUCCESS = 0
-_TOPIC_NOT_EXIST = 17
-_SERVICE_NOT_AVAILABLE = 14
+_FLUSH_DISK_TIMEOUT = 10
 _PUT_OK = PUT_OK
+_ONEWAY = 2
+_PREPARED = 0x04
+
+TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 _FAULTS = {
     TOPIC_EMPTY: "the topic is empty",
     BATCH_BROKEN: "the batch is broken",
+    BATCH_SPECIAL: "a message of a batch can't be delayed or transactional",
     PROPERTIES_WITH_ZERO: "the properties hold a zero byte",
 }
 
 
+class Gate(Protocol):
+    """Who knows which queues may be sent to."""
+
+    def admit(
+        self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
+    ) -> ConsumeQueue: ...
+
+
 class SendHandler:
-    """Stores single messages and answers in kind."""
+    """Stores messages and answers in kind."""
 
     def __init__(
-        self, path: PutPath, store_host: bytes, extra_properties: bytes,
-        body_bytes_max: int = BODY_BYTES_MAX,
+        self, path: PutPath, gate: Gate, store_host: bytes, extra_properties: bytes,
+        body_bytes_max: int = BODY_BYTES_MAX, unique_ids: UniqueIds | None = None,
     ) -> None:  # fmt: skip
         self.path: PutPath = path
+        self.gate: Gate = gate
         self.store_host: bytes = store_host
         self.record: Record = Record(body_bytes_max)
         self.record.store_host = store_host
-        self.record.extra = extra_properties
+        self.extra: bytes = extra_properties
+        self.region: bytes = b""
+        self.unique_ids: UniqueIds | None = unique_ids
+        self.waits: bool = path.flusher.group_commit
+        self.waiting: Output = Output(1024)
+        self.late: Output = Output(1024)
         self.sent: int = 0
         self.refused: int = 0
+        self._buffer: memoryview = memoryview(bytearray(1))
+        self._moved: bool = False
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
         """Take a connection's buffer and the address its messages were born at."""
+        self._buffer = buffer
         self.record.bind(buffer)
         self.record.born_host = born_host
 
+    def come_from(self, born_host: bytes) -> None:
+        """The bound buffer now holds requests of another connection."""
+        self.record.born_host = born_host
+
     def release(self) -> None:
+        self._buffer = memoryview(bytearray(1))
         self.record.release()
 
     def handle(self, request: Request, output: Output, now_ms: int) -> None:
-        """Store the message of a send request and, unless it is one-way, append the response."""
-        if request.code == _SEND_MESSAGE_V2:
-            self._read_letters(request)
+        """Store what a send request holds and, unless it is one-way, answer.
+
+        Raises a PenstockError where the message is refused.
+        """
+        record = self.record
+        if request.code == _SEND_MESSAGE:
+            batch = self._read_names(request)
         else:
-            self._read_names(request)
-        status = self.path.put(self.record, now_ms)
+            batch = self._read_letters(request)
+        queue = self.path.queues.find(
+            record.source, record.topic_at, record.topic_length, record.queue_id
+        )
+        if queue is None or not queue.taking:
+            queue = self._admit(request, now_ms)
+        if batch:
+            record.extra = b""  # as RocketMQ 5.4: each message has the properties it came with
+            status = self.path.put_batch(record, now_ms)
+        else:
+            record.extra = self.extra
+            status = self.path.check(record)
+            if status == _PUT_OK and (
+                record.marks.unique_length == 0
+                or record.marks.special != 0
+                or record.sys_flag & _PREPARED
+            ):
+                self._mend(now_ms)
+                status = self.path.check(record)
+            if status == _PUT_OK:
+                status = self.path.put_in(record, queue, now_ms)
         if status == _PUT_OK:
             self.sent += 1
-            if request.flag & 2 == 0:
-                self._answer(request, output)
+            if request.flag & _ONEWAY == 0:
+                if self.waits and (batch or record.marks.wait):
+                    self._answer(request, self.waiting, _SUCCESS, batch)
+                    self._answer(request, self.late, _FLUSH_DISK_TIMEOUT, batch)
+                else:
+                    self._answer(request, output, _SUCCESS, batch)
+            if self._moved:
+                self._return()
         else:
-            self.refused += 1
-            if request.flag & 2 == 0:
-                output.append(self._refusal(request, status))
+            self._refuse(status)
 
-    def _answer(self, request: Request, output: Output) -> None:
-        output.begin(request.encoding, _SUCCESS, request.opaque)
-        output.field_offset_id(b"msgId", self.store_host, self.path.offset)
-        output.field_number(b"queueId", self.record.queue_id)
+    def _answer(self, request: Request, output: Output, code: int, batch: bool) -> None:
+        record = self.record
+        output.begin(request.encoding, code, request.opaque)
+        if batch:
+            output.field_offset_ids(
+                b"msgId", self.store_host, self.path.batch_offsets, self.path.batch_count
+            )
+        else:
+            output.field_offset_id(b"msgId", self.store_host, self.path.offset)
+        output.field_number(b"queueId", record.queue_id)
         output.field_number(b"queueOffset", self.path.queue_offset)
+        if not batch and record.marks.unique_length > 0:
+            output.field_span(
+                b"transactionId", record.source, record.marks.unique_at, record.marks.unique_length
+            )
+        if len(self.region) > 0:
+            output.field_plain(b"MSG_REGION", self.region)
         output.end(0)
 
-    def _read_letters(self, request: Request) -> None:
+    def _read_letters(self, request: Request) -> bool:
         """The one-letter names of V2; the numbers are their character codes."""
         self._take(
             request, request.letter(98), request.letter(105), request.letter(101),
             request.letter(102), request.letter(103), request.letter(104), request.letter(106),
         )  # fmt: skip
+        return request.truth(request.letter(109))
 
-    def _read_names(self, request: Request) -> None:
+    def _read_names(self, request: Request) -> bool:
         self._take(
             request, request.find(b"topic"), request.find(b"properties"), request.find(b"queueId"),
             request.find(b"sysFlag"), request.find(b"bornTimestamp"), request.find(b"flag"),
             request.find(b"reconsumeTimes"),
         )  # fmt: skip
+        return request.truth(request.find(b"batch"))
 
     def _take(
         self, request: Request, topic: int, properties: int, queue_id: int, sys_flag: int,
@@ -106,6 +184,8 @@ class SendHandler:
         """Point the record at the fields of these numbers; -1 for one that is not there."""
         if queue_id < 0 or sys_flag < 0 or born < 0 or flag < 0:
             raise HeaderError("queueId, sysFlag, bornTimestamp and flag are required to send")
+        if self._moved:  # a message before this one was refused after it had been mended
+            self._return()
         record = self.record
         record.topic_length = 0
         if topic >= 0:
@@ -123,18 +203,63 @@ class SendHandler:
         record.body_at = request.body_at
         record.body_length = request.body_length
 
-    def _refusal(self, request: Request, status: int) -> bytes:
-        path = self.path
-        if status == NO_QUEUE:
-            code, remark = _TOPIC_NOT_EXIST, "the topic has no such queue here"
-        elif status == ILLEGAL:
-            illegal = refuse_message(path.problem, self.record, path.log.row.size)
-            code, remark = illegal.code, illegal.remark()
-        elif isinstance(path.fault, PenstockError):
-            code, remark = path.fault.code, path.fault.remark()
-        else:
-            code, remark = _SERVICE_NOT_AVAILABLE, str(path.fault)
-        return response(code, request.opaque, request.encoding, remark=remark)
+    def _admit(self, request: Request, now_ms: int) -> ConsumeQueue:
+        """Ask at the gate; raises a PenstockError if the queue may not be sent to."""
+        record = self.record
+        v1 = request.code == _SEND_MESSAGE
+        names = (b"defaultTopic", b"defaultTopicQueueNums") if v1 else (b"c", b"d")
+        topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
+        queue = self.gate.admit(
+            topic.decode("utf-8", "replace"), record.queue_id,
+            template=request.text(names[0]) or "", template_queues=request.i64_or(names[1], 0),
+            now_ms=now_ms,
+        )  # fmt: skip
+        record.queue_id = queue.queue_id
+        return queue
+
+    def _mend(self, now_ms: int) -> None:
+        """Give the message the id it lacks, take away what is never stored; refuse what waits.
+
+        Its parts move into a buffer of their own.
+        """
+        record = self.record
+        source = record.source
+        text = bytes(source[record.properties_at : record.properties_at + record.properties_length])
+        properties = decode_properties(text)
+        if record.sys_flag & _PREPARED or _waits(properties):
+            raise MessageIllegal(
+                "delayed and transactional messages are not served by this release",
+                hint="send it without delay and outside a transaction",
+            )
+        properties.pop("POP_CK", None)
+        for name in [name for name in properties if name.startswith("__RMQ.TRANSIENT.")]:
+            del properties[name]
+        if "UNIQ_KEY" not in properties and self.unique_ids is not None:
+            properties["UNIQ_KEY"] = self.unique_ids.next(now_ms)
+        topic = bytes(source[record.topic_at : record.topic_at + record.topic_length])
+        body = bytes(source[record.body_at : record.body_at + record.body_length])
+        record.fill(topic, body, encode_properties(properties))
+        self._moved = True
+
+    def _return(self) -> None:
+        self._moved = False
+        self.record.bind(self._buffer)
+
+    def _refuse(self, status: int) -> None:
+        self.refused += 1
+        fault = self.path.fault
+        if status == ILLEGAL:
+            raise refuse_message(self.path.problem, self.record, self.path.log.row.size)
+        if isinstance(fault, PenstockError):
+            raise fault
+        raise NotWriteable(f"the message can't be stored: {fault}", hint="look at the broker's log")
+
+
+def _waits(properties: dict[str, str]) -> bool:
+    """Whether a message is not to be delivered at once; a delay of level 0 is none."""
+    if properties.get("TRAN_MSG") == "true" or properties.get("DELAY", "0") != "0":
+        return True
+    return any(name in properties for name in TIMER_PROPERTIES)
 
 
 def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageIllegal:

@@ -17,8 +17,13 @@ from penstock.errors import PenstockError
 
 # name → (module:attribute, the line in the list of commands)
 COMMANDS = {
+    "acl": ("penstock.cli.acl:acl", "Say what users may do: grant, deny, list, get, delete."),
+    "broker": ("penstock.cli.broker:broker", "Run a broker."),
     "demo": ("penstock.cli.demo:demo", "Write a million messages, kill the writer, recover."),
+    "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "store": ("penstock.cli.store:store", "Look into a store's files: stat, verify, dump."),
+    "up": ("penstock.cli.up:up", "Run a NameServer and brokers, ready to be used."),
+    "user": ("penstock.cli.user:user", "Users of brokers: create, update, list, get, delete."),
 }
 INTERRUPTED = 130
 

@@ -21,6 +21,10 @@ cdef class ConsumeQueue:
     cdef public long long watched_from
     cdef public bint dirty
     cdef public bint hungry
+    cdef public bint taking
+    cdef public long long puts
+    cdef public long long put_bytes
+    cdef readonly bint gone
     cdef public list file_starts
     cdef object _map
     cdef unsigned char[::1] _view

@@ -54,6 +54,10 @@ class ConsumeQueue:
         self.watched_from: int = 0
         self.dirty: bool = False
         self.hungry: bool = False
+        self.taking: bool = False
+        self.puts: int = 0
+        self.put_bytes: int = 0
+        self.gone: bool = False
         self.file_starts: list[int] = []
         self._map: object = None
         self._view: memoryview = memoryview(bytearray(1))
@@ -86,6 +90,7 @@ class ConsumeQueue:
 
     def reserve(self, count: int) -> None:
         """Allocate the blocks of the next `count` entries, in new files too if need be."""
+        self._refuse_if_gone()
         place = max(self.max_offset, self._allocated)
         while place < self.max_offset + count:
             start = place - place % self.file_entries
@@ -280,7 +285,7 @@ class ConsumeQueue:
 
         A filler is judged by the entry behind it: it says nothing by itself.
         """
-        if not self.file_starts or self.min_offset >= self.max_offset:
+        if self.gone or not self.file_starts or self.min_offset >= self.max_offset:
             return
         low = max(self.min_offset, self.file_starts[0])
         high = self.max_offset
@@ -305,6 +310,8 @@ class ConsumeQueue:
                 for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
                     self.disk.sync_directory(folder)
         except OSError:
+            if self.gone:
+                return
             self._unsynced += unsynced
             self._names_changed = self._names_changed or changed
             raise
@@ -359,12 +366,44 @@ class ConsumeQueue:
     def drop_files_before(self, offset: int) -> None:
         """Delete files whose entries all lie before `offset`, but never the last one."""
         files = self.file_starts
-        gone = [s for s in files[: len(files) - 1] if s + self.file_entries <= offset]
-        for start in gone:
+        old = [s for s in files[: len(files) - 1] if s + self.file_entries <= offset]
+        try:
+            for start in old:
+                self.disk.unlink(self._path(start))
+                self.file_starts.remove(start)
+            if old:
+                self.disk.sync_directory(self.folder)
+        except OSError:
+            if not self.gone:  # else they are on their way out with all the others
+                raise
+
+    def drop_files_of(self, end: int) -> None:
+        """Delete files whose entries speak of records below `end`: of an earlier life of the topic.
+
+        Each file belongs to one life, and its first entry tells which; may wait for the disk.
+        """
+        old = []
+        for start in self.file_starts:
+            self.max_offset = max(self.max_offset, start + self.file_entries)
+            first = self.next_real(start, start + self.file_entries)
+            if first is not None and first[1][1] > 0 and first[1][0] < end:
+                old.append(start)
+        self.max_offset = 0
+        for start in old:
             self.disk.unlink(self._path(start))
             self.file_starts.remove(start)
-        if gone:
+        if old:
             self.disk.sync_directory(self.folder)
+
+    def retire(self, folder: Path) -> None:
+        """The topic is deleted, the files lie in another folder and will go.
+
+        Whoever still holds the queue may read what is left, and finds nothing to write or to sync.
+        """
+        self.gone = True
+        self.taking = False
+        self.folder = folder
+        self._close_file()
 
     def close(self) -> None:
         """Give back the mapping and its file handle; nothing is written any more."""
@@ -382,6 +421,7 @@ class ConsumeQueue:
 
     def _make_room(self, offset: int) -> None:
         """Have the file of this entry open and its blocks allocated; may wait for the disk."""
+        self._refuse_if_gone()
         if not self._open_from <= offset < self._open_to or self._map is None:
             self._open_file(offset - offset % self.file_entries)
         if offset >= self._allocated:
@@ -396,6 +436,8 @@ class ConsumeQueue:
     def feed(self) -> None:
         """Allocate the step after the current one, in the next file if need be: for the pool."""
         self.hungry = False
+        if self.gone:
+            return
         start = self._open_from
         following = self._allocated
         if following < self._open_to:
@@ -412,6 +454,10 @@ class ConsumeQueue:
         if start == self._open_from:
             self._allocated = start + self._step_end(following - start)
             self._ahead = following
+
+    def _refuse_if_gone(self) -> None:
+        if self.gone:
+            raise StoreError(f"the queue {self.queue_id} was deleted with its topic")
 
     def _step_end(self, place: int) -> int:
         """One past the last entry of the step that holds this place of a file."""

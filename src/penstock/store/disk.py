@@ -168,6 +168,9 @@ class Disk:
     def unlink(self, path: Path) -> None:
         os.unlink(path)
 
+    def remove_directory(self, path: Path) -> None:
+        os.rmdir(path)
+
     def close_file(self, fd: int) -> None:
         os.close(fd)
 

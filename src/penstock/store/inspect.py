@@ -21,11 +21,13 @@ import msgspec
 from penstock.errors import StoreError
 from penstock.store.checkpoint import Checkpoint
 from penstock.store.consumequeue import FILLER_SIZE
+from penstock.store.disk import Disk
 from penstock.store.index import HEADER_BYTES, SLOT_BYTES
 from penstock.store.index import NAME_DIGITS as INDEX_NAME_DIGITS
 from penstock.store.layout import Layout, Sizes
 from penstock.store.pieces import CHUNK_BYTES, LogFile, read_piece, search
 from penstock.store.recovery import Snapshot
+from penstock.store.removal import PREFIX, read_ends
 from penstock.store.scan import ENTRY_BYTES, LogWindow
 from penstock.store.segment import NAME_DIGITS
 from penstock.wire import octets
@@ -86,6 +88,7 @@ class StoreFiles:
         self.stop: int | None = None
         self.log = _log_files(self.layout)
         self.snapshot = self._read_snapshot()
+        self.removed = read_ends(Disk(), self.layout)
 
     # --- the log
 
@@ -154,6 +157,8 @@ class StoreFiles:
     def queues(self) -> Iterator[tuple[str, int]]:
         """(topic, queue id) of all queues there are files of."""
         for topic in _names(self.layout.queues):
+            if topic.startswith(PREFIX):
+                continue  # on its way out
             for name in sorted(_names(self.layout.queues / topic), key=lambda n: (len(n), n)):
                 if name.isdigit():
                     yield topic, int(name)

@@ -36,6 +36,7 @@ class Layout:
         self.lock = root / "lock"
         self.sizes = root / "penstock.json"
         self.snapshot = root / "penstock.snapshot"
+        self.removed = root / "penstock.removed"
 
 
 def refuse_foreign(disk: Disk, layout: Layout) -> None:

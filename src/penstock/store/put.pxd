@@ -40,15 +40,20 @@ cdef class PutPath:
     cdef public list hungry
     cdef dict _waiting
     cdef BatchWalk _batch
+    cdef readonly long long[::1] batch_offsets
+    cdef readonly Py_ssize_t batch_count
     cdef long long _batch_messages
     cdef long long _batch_keys
     cdef long long _wanted
 
-    @cython.locals(queue=ConsumeQueue, problem=int)
+    @cython.locals(queue=ConsumeQueue, status=int)
     cpdef int put(self, Record record, long long now_ms) except -1
+    @cython.locals(problem=int)
+    cpdef int check(self, Record record) except -1
+    cpdef int put_in(self, Record record, ConsumeQueue queue, long long now_ms) except -1
     @cython.locals(queue=ConsumeQueue, body_at="Py_ssize_t", body_length="Py_ssize_t",
-                   total="long long", first_offset="long long", first_queue_offset="long long",
-                   status=int)
+                   total="long long", first_queue_offset="long long", status=int,
+                   count="Py_ssize_t")
     cpdef int put_batch(self, Record record, long long now_ms) except -1
     @cython.locals(log=CommitLog)
     cpdef bint settle(self) except -1

@@ -4,6 +4,8 @@ The same dispatch serves new records (`put`) and, after a crash, those found in 
 (`replay`), where an entry's place follows from the record's own queue offset.
 """
 
+from array import array
+
 from penstock.errors import DiskFull, StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue import ConsumeQueue
@@ -12,6 +14,7 @@ from penstock.store.index import Index, IndexFile
 from penstock.store.queuetable import QueueTable
 from penstock.wire.record import (
     BATCH_BROKEN,
+    BATCH_SPECIAL,
     BLANK_BYTES,
     BODY_TOO_LONG,
     TOO_LONG_FOR_SEGMENT,
@@ -71,11 +74,25 @@ class PutPath:
         self.hungry: list[ConsumeQueue | IndexFile] = []
         self._waiting: dict[ConsumeQueue, Entry] = {}
         self._batch: BatchWalk = BatchWalk()
+        self.batch_offsets: memoryview = memoryview(array("q", bytes(8 * 64)))
+        self.batch_count: int = 0
         self._batch_messages: int = 0
         self._batch_keys: int = 0
 
     def put(self, record: Record, now_ms: int) -> int:
-        """Store one message."""
+        """Store one message in the queue that it names."""
+        status = self.check(record)
+        if status != _PUT_OK:
+            return status
+        queue = self.queues.find(
+            record.source, record.topic_at, record.topic_length, record.queue_id
+        )
+        if queue is None:
+            return _NO_QUEUE
+        return self.put_in(record, queue, now_ms)
+
+    def check(self, record: Record) -> int:
+        """Whether a message can be stored; its properties are marked afterwards."""
         if self.refusal is not None:
             self.fault = self.refusal
             return _REFUSED
@@ -85,11 +102,10 @@ class PutPath:
         if problem != 0:
             self.problem = problem
             return _ILLEGAL
-        queue = self.queues.find(
-            record.source, record.topic_at, record.topic_length, record.queue_id
-        )
-        if queue is None:
-            return _NO_QUEUE
+        return _PUT_OK
+
+    def put_in(self, record: Record, queue: ConsumeQueue, now_ms: int) -> int:
+        """Store a message that was checked, in this queue."""
         if now_ms > self.store_ms:  # store time never goes back: searches by time rely on it
             self.store_ms = now_ms
         return self._append(record, queue)
@@ -97,8 +113,8 @@ class PutPath:
     def put_batch(self, record: Record, now_ms: int) -> int:
         """Store the messages of a batch body one after the other, in one segment.
 
-        Nothing is stored unless all of them can be. `queue_offset` and `offset` are the first's;
-        the record's body, properties and flag are spent afterwards.
+        Nothing is stored unless all of them can be. `queue_offset` and `offset` are the first's,
+        `batch_offsets` has all; the record's body, properties and flag are spent afterwards.
         """
         if self.refusal is not None:
             self.fault = self.refusal
@@ -129,18 +145,20 @@ class PutPath:
                 return self._refuse()
         except OSError as error:
             return self._stop(error)
+        if self._batch_messages > len(self.batch_offsets):
+            self.batch_offsets = memoryview(array("q", bytes(8 * self._batch_messages)))
         self._batch.start(body_at, body_length)
-        first_offset = -1
-        first_queue_offset = 0
+        count = 0
+        first_queue_offset = queue.max_offset
         while self._batch.next(record) > 0:
             record.prepare()
             status = self._append(record, queue)
             if status != _PUT_OK:
                 return status
-            if first_offset < 0:
-                first_offset = self.offset
-                first_queue_offset = self.queue_offset
-        self.offset = first_offset
+            self.batch_offsets[count] = self.offset
+            count += 1
+        self.batch_count = count
+        self.offset = self.batch_offsets[0]
         self.queue_offset = first_queue_offset
         return _PUT_OK
 
@@ -189,6 +207,8 @@ class PutPath:
             if more == 0:
                 break
             problem = record.prepare()
+            if problem == 0 and record.marks.special != 0:
+                problem = BATCH_SPECIAL
             if problem != 0:
                 self.problem = problem
                 return -1
@@ -241,6 +261,8 @@ class PutPath:
                 self.refusal = error
         self.puts += 1
         self.put_bytes += record.size
+        queue.puts += 1
+        queue.put_bytes += record.size
         return _PUT_OK
 
     def _stop(self, error: OSError) -> int:

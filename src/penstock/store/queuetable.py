@@ -41,6 +41,15 @@ class QueueTable:
         else:
             self._place(len(self.rows))
 
+    def remove(self, topic: bytes) -> list[ConsumeQueue]:
+        """Take out all queues of a topic."""
+        removed = [queue for queue in self.rows if queue.topic == topic]
+        if removed:
+            # In place: others hold the list. The places are dealt anew, so that none stays taken.
+            self.rows[:] = [queue for queue in self.rows if queue.topic != topic]
+            self._spread(self._mask + 1)
+        return removed
+
     def _spread(self, places: int) -> None:
         self._places = memoryview(array("i", bytes(4 * places)))
         self._mask = places - 1

@@ -17,6 +17,8 @@ After a crash:
 5. Sync what was found, because readers may see it from now on.
 
 If queues contradict the log on the way (damaged or missing files), the whole log is walked.
+
+Records of topics that were deleted since (`store.removal`) get no entries.
 """
 
 import os
@@ -35,6 +37,7 @@ from penstock.store.index import Index
 from penstock.store.layout import Layout
 from penstock.store.put import PutPath
 from penstock.store.queuetable import QueueTable
+from penstock.store.removal import Removal
 from penstock.store.replay import Replay
 from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, is_number, segment_name
 from penstock.wire.codes import TOPIC_SCHEDULE
@@ -111,6 +114,7 @@ class Recovery:
         self.queues = QueueTable()
         self.index = Index(disk, layout.index, config.index_slots, config.index_entries)
         self.checkpoint = Checkpoint()
+        self.removal = Removal(disk, layout)
         self.report = Report()
         self._delays_ms = delays_ms(config.delay_levels)
         self._progress = progress or (lambda what, done, of: None)
@@ -176,10 +180,14 @@ class Recovery:
         if not ours:
             self._refuse_other_sizes()
         if not crashed and self._resume():
+            self._settle_removal()
             return self.report
         # From here on files are written to: a crash meanwhile must not look like a clean end.
         self.disk.write_file(self.layout.abort, str(os.getpid()).encode())
         self.load_queues()
+        for queue in self.queues.rows:
+            if self.removal.end_of(queue.topic) > 0:
+                queue.drop_files_of(self.removal.end_of(queue.topic))
         begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
         if begin is None or (crashed and not self._cut_back(begin)):
             end = self._replay_all(path)
@@ -191,7 +199,11 @@ class Recovery:
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
             queue.correct_min(self.row.first)
+        self._settle_removal()
         return self.report
+
+    def _settle_removal(self) -> None:
+        self.removal.settle(log_begin=self.row.first, log_end=self.report.log_end)
 
     def _replay_all(self, path: PutPath) -> int:
         """Queues or index contradict the log: let all of it tell what they should say."""
@@ -359,7 +371,7 @@ class Recovery:
     def _replay(self, path: PutPath, begin: int) -> int:
         """Walk and dispatch the log from `begin`; returns where it ends."""
         self.report.replayed_from = begin
-        replay = Replay(path, self.add_queue)
+        replay = Replay(path, self.add_queue, self.removal.ends)
         replay.stored.durable_to = self.checkpoint.confirmed
         beyond = self.row.first + len(self.row.segments) * self.row.size
         at = begin

@@ -1,6 +1,6 @@
 """Walks the records of the log, checks them and dispatches them again."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from penstock.store.put import NO_QUEUE, PutPath
 from penstock.store.segment import Segment
@@ -14,14 +14,20 @@ class Replay:
 
     `make_queue` gives the queue of a topic and queue id, or None for a name that can't be one: such
     a record (its head is damaged, for it has no checksum) stays in the log without an entry.
+    So does one of a topic that was deleted when the log ended behind it: `removed` tells where.
     """
 
-    def __init__(self, path: PutPath | None, make_queue: Callable[[bytes, int], object]) -> None:
+    def __init__(
+        self, path: PutPath | None, make_queue: Callable[[bytes, int], object],
+        removed: Mapping[str, int] | None = None,
+    ) -> None:  # fmt: skip
         self.path: PutPath | None = path
+        self.removed: dict[bytes, int] = {t.encode(): end for t, end in (removed or {}).items()}
         self.make_queue: Callable[[bytes, int], object] = make_queue
         self.stored: StoredRecord = StoredRecord()
         self.records: int = 0
         self.strange: int = 0
+        self.skipped: int = 0
         self.last_offset: int = -1
         self.ended: bool = False
 
@@ -47,11 +53,10 @@ class Replay:
             if kind == _NOTHING or stored.check(segment.start + at) == _NOTHING:
                 self.ended = True
                 break
-            if self.path is not None and self.path.replay(stored) == _NO_QUEUE:
-                topic = bytes(
-                    stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length]
-                )
-                if self.make_queue(topic, stored.queue_id) is None:
+            if self.removed and self._is_removed():
+                self.skipped += 1
+            elif self.path is not None and self.path.replay(stored) == _NO_QUEUE:
+                if self.make_queue(self._topic(), stored.queue_id) is None:
                     self.strange += 1
                 else:
                     self.path.replay(stored)
@@ -60,3 +65,16 @@ class Replay:
             at += stored.size
         stored.release()
         return segment.start + at
+
+    def _is_removed(self) -> bool:
+        """Whether the record at hand is of a deleted topic; its time counts nonetheless."""
+        stored = self.stored
+        if stored.physical_offset >= self.removed.get(self._topic(), 0):
+            return False
+        if self.path is not None and stored.store_ms > self.path.store_ms:
+            self.path.store_ms = stored.store_ms
+        return True
+
+    def _topic(self) -> bytes:
+        stored = self.stored
+        return bytes(stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length])

@@ -212,6 +212,22 @@ class MessageStore:
         """The queue of this name, made if it is new; None for a name that can't be one."""
         return self._recovery.add_queue(topic, queue_id)
 
+    def remove_queues(self, topic: bytes) -> list[ConsumeQueue]:
+        """Forget the queues of a deleted topic; one made anew begins at 0.
+
+        Their files go with `finish_removal`. Raises StoreError, and then nothing has changed.
+        """
+        mine = [queue for queue in self.queues.rows if queue.topic == topic]
+        self._recovery.removal.take_away(topic, mine, self.log.end)
+        path = self.path
+        path.dirty = [queue for queue in path.dirty if not queue.gone]
+        path.arrived = [queue for queue in path.arrived if not queue.gone]
+        return self.queues.remove(topic)
+
+    def finish_removal(self) -> None:
+        """Make removals durable and delete the files; waits for the disk."""
+        self._recovery.removal.finish()
+
     def settle(self) -> None:
         """End of a turn, and after the flusher rang: hand over, confirm, wake listeners."""
         self.flusher.acknowledge()
@@ -222,9 +238,9 @@ class MessageStore:
             )
             log.error("%s", self.path.refusal)
         if self.path.settle():
-            self._attend()
+            self.attend()
 
-    def _attend(self) -> None:
+    def attend(self) -> None:
         """Have blocks allocated ahead by the pool, and wake whoever waits for messages."""
         hungry, self.path.hungry = self.path.hungry, []
         if self.disk.threads:
@@ -301,6 +317,12 @@ class MessageStore:
         return reader
 
     # --- care (more in care.py)
+
+    def reconfigure(self, config: StoreConfig) -> None:
+        """Take over live settings."""
+        self.config = self.care.config = config
+        self.path.index_tags = config.index_tags
+        self.reader = Reader(self.log, config.hot_bytes)
 
     def tick(self, now_ms: int) -> None:
         """Have done what is due: flushing queues, the checkpoint, retention. Call every second."""

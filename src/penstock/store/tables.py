@@ -11,7 +11,7 @@ sets it again. Members of a file that we do not know are kept and written back.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeVar
@@ -31,6 +31,8 @@ from penstock.wire.bodies_files import (
 FILE_BYTES_MAX: Final = 256 * 1024 * 1024
 CONSUMER_OFFSET_STEP: Final = 500
 DELAY_OFFSET_STEP: Final = 200
+STALE_TEXTS_MAX: Final = 256
+_GAP: Final = b"\0"  # never in JSON, where it is escaped
 FORBID_READ: Final = 4  # bit of a forbidden table
 
 T = TypeVar("T")
@@ -285,7 +287,13 @@ class SubscriptionGroupTable(_Table[SubscriptionGroupWrapper]):
 
 
 class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
-    """How far each group has consumed: the next offset of each queue."""
+    """How far each group has consumed: the next offset of each queue.
+
+    The file is written every few seconds, with up to 100,000 numbers, while the loop waits. So the
+    text of every `topic@group` is kept, and a commit makes only its own text stale. Stale texts
+    are written anew by the snapshot, and beyond STALE_TEXTS_MAX by the commits themselves, the
+    oldest first: a snapshot has little left to do but to join.
+    """
 
     FILE = "config/consumerOffset.json"
     KIND = ConsumerOffsetSerializeWrapper
@@ -295,6 +303,11 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
     def __init__(self) -> None:
         super().__init__()
         self._offsets: dict[str, dict[int, int]] = {}
+        self._names: dict[str, bytes] = {}  # keys as the file has them, with a colon
+        self._texts: dict[str, bytes] = {}  # whole entries, without the last brace
+        self._stale: dict[str, None] = {}  # oldest first
+        self._topics: dict[str, dict[str, None]] = {}  # of a group
+        self._groups: dict[str, dict[str, None]] = {}  # of a topic
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
         """The next offset to consume; None if the group never committed one."""
@@ -307,55 +320,107 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int, now_ms: int) -> int | None:
         """Set the next offset, be it smaller too; gives the one before."""
-        queues = self._offsets.setdefault(f"{topic}@{group}", {})
+        key = f"{topic}@{group}"
+        queues = self._offsets.get(key)
+        if queues is None:
+            queues = {}
+            self._add(key, queues)
         before = queues.get(queue_id)
         queues[queue_id] = offset
+        self._stale[key] = None
+        if len(self._stale) > STALE_TEXTS_MAX:
+            self._write(next(iter(self._stale)))
         self._changed(now_ms)
         return before
 
+    def remove(self, topic: str, group: str, now_ms: int) -> None:
+        """Forget what the group has committed on the topic."""
+        key = f"{topic}@{group}"
+        if self._offsets.pop(key, None) is None:
+            return
+        del self._names[key], self._texts[key]
+        self._stale.pop(key, None)
+        topic, _, group = key.rpartition("@")
+        for table, name, other in ((self._topics, group, topic), (self._groups, topic, group)):
+            del table[name][other]
+            if not table[name]:
+                del table[name]
+        self._changed(now_ms)
+
     def remove_group(self, group: str, now_ms: int) -> None:
         """Forget the group on all topics."""
-        self._remove([f"{topic}@{group}" for topic in self.topics_of(group)], now_ms)
+        for topic in self.topics_of(group):
+            self.remove(topic, group, now_ms)
 
     def remove_topic(self, topic: str, now_ms: int) -> None:
         """Forget the topic for all groups."""
-        self._remove([f"{topic}@{group}" for group in self.groups_of(topic)], now_ms)
+        for group in self.groups_of(topic):
+            self.remove(topic, group, now_ms)
 
     def topics_of(self, group: str) -> list[str]:
         """The topics on which the group has committed."""
-        return [topic for topic, other in self._keys() if other == group]
+        return list(self._topics.get(group, ()))
 
     def groups_of(self, topic: str) -> list[str]:
         """The groups that have committed on the topic."""
-        return [group for other, group in self._keys() if other == topic]
+        return list(self._groups.get(topic, ()))
 
     def merge(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
         """Take over the master's offsets and version; what it lacks stays."""
-        self._offsets.update(wrapper.offset_table)
+        for key, queues in wrapper.offset_table.items():
+            if queues and self._offsets.get(key) != queues:
+                self._add(key, queues)
+                self._write(key)
         self.version = wrapper.data_version
         self.dirty = True
+
+    def snapshot(self) -> bytes:
+        members = {**self._unknown, **self._members()}
+        frame = fastjson.encode_pretty(dict(sorted(members.items())))
+        self.dirty = False
+        return self._framed(frame, line=b"\n\t\t", end=b"\n\t")
+
+    def body(self) -> bytes:
+        return self._framed(fastjson.encode(self._members()), line=b"", end=b"")
 
     def wrapper(self) -> ConsumerOffsetSerializeWrapper:
         return ConsumerOffsetSerializeWrapper(offset_table=self._offsets, data_version=self.version)
 
     def _install(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
-        self._offsets = wrapper.offset_table
-        self.version = wrapper.data_version
+        for table in (self._offsets, self._names, self._texts, self._stale, self._topics):
+            table.clear()
+        self._groups.clear()
+        self.merge(wrapper)
 
     def _members(self) -> dict[str, Any]:
-        # Written whole every few seconds with up to 100,000 numbers: three times faster by hand.
-        table = {key: _numbers(queues) for key, queues in self._offsets.items()}
-        return {"dataVersion": self.version, "offsetTable": table}
+        return {"dataVersion": self.version, "offsetTable": fastjson.Written(_GAP.decode())}
 
-    def _keys(self) -> Iterator[tuple[str, str]]:
-        for key in self._offsets:
-            topic, _, group = key.rpartition("@")
-            yield topic, group
+    def _framed(self, frame: bytes, *, line: bytes, end: bytes) -> bytes:
+        """Fill the gap of a text; a line begins each entry and its end, `end` precedes the last."""
+        for key in list(self._stale):
+            self._write(key)
+        before, _, after = frame.partition(_GAP)
+        texts = list(self._texts.values())
+        if not texts:
+            return before + b"{}" + after
+        texts[0] = before + b"{" + line + texts[0]
+        texts[-1] += line + b"}" + end + b"}" + after
+        return (line + b"}," + line).join(texts)  # one copy of what may be megabytes
 
-    def _remove(self, keys: list[str], now_ms: int) -> None:
-        for key in keys:
-            del self._offsets[key]
-            self._changed(now_ms)
+    def _add(self, key: str, queues: dict[int, int]) -> None:
+        topic, _, group = key.rpartition("@")
+        if key not in self._names:
+            self._names[key] = fastjson.encode(key) + b":"
+            self._texts[key] = b""  # its place in the order
+        self._offsets[key] = queues
+        self._topics.setdefault(group, {})[topic] = None
+        self._groups.setdefault(topic, {})[group] = None
+
+    def _write(self, key: str) -> None:
+        # msgspec writes what fastjson does, save for the quotes around the numbers.
+        numbers = msgspec.json.encode(self._offsets[key]).translate(None, b'"')
+        self._texts[key] = self._names[key] + numbers[:-1]
+        self._stale.pop(key, None)
 
 
 class DelayOffsetTable(_Table[DelayOffsetSerializeWrapper]):
@@ -391,9 +456,3 @@ class DelayOffsetTable(_Table[DelayOffsetSerializeWrapper]):
         self._offsets.clear()
         self._offsets.update(wrapper.offset_table)
         self.version = wrapper.data_version
-
-
-def _numbers(table: Mapping[int, int]) -> fastjson.Written:
-    """A table of numbers as `fastjson.encode_pretty` writes it two levels deep."""
-    text = ",".join([f"{key}:{value}" for key, value in table.items()])
-    return fastjson.Written(f"{{{text}\n\t\t}}" if text else "{}")

@@ -164,7 +164,8 @@ class _QueueCheck:
                     )  # fmt: skip
                 continue
             redone = self.verification.redone(physical)
-            deleted = not self.entries.files and not self._known()
+            removed_end = self.verification.files.removed.get(self.entries.topic, 0)
+            deleted = physical < removed_end or not (self.entries.files or self._known())
             text = f"records from log offset {physical} on have no entry: "
             if redone:
                 text += "recovery makes them"

@@ -31,6 +31,12 @@ cdef class Output:
     cpdef int field_plain(self, bytes name, bytes value) except -1
     @cython.locals(at="Py_ssize_t", digits="Py_ssize_t")
     cpdef int field_offset_id(self, bytes name, bytes host, long long offset) except -1
+    @cython.locals(at="Py_ssize_t", digits="Py_ssize_t", length="Py_ssize_t", i="Py_ssize_t")
+    cpdef int field_offset_ids(self, bytes name, bytes host, long long[::1] offsets,
+                               Py_ssize_t count) except -1
+    @cython.locals(i="Py_ssize_t", place="Py_ssize_t", letter=int)
+    cpdef bint field_span(self, bytes name, unsigned char[::1] source, Py_ssize_t at,
+                          Py_ssize_t length) except -1
     @cython.locals(at="Py_ssize_t", start="Py_ssize_t", header_length="Py_ssize_t")
     cpdef int end(self, Py_ssize_t body_length) except -1
     cpdef int append(self, bytes data) except -1

@@ -131,6 +131,54 @@ class Output:
             at += 1
         self.length = at
 
+    def field_offset_ids(
+        self, name: bytes, host: bytes, offsets: memoryview, count: int
+    ) -> None:
+        """A named field that holds several offset message ids, separated by commas."""
+        digits = 2 * len(host) + 16
+        length = count * (digits + 1) - 1
+        self.reserve(len(name) + length + 16)
+        at = self._name(name)
+        view = self.view
+        if self._encoding == _BINARY:
+            octets.put_i32(view, at, length)
+            at += 4
+        i = 0
+        while i < count:
+            if i > 0:
+                view[at] = 44
+                at += 1
+            at += octets.put_hex_bytes(view, at, host)
+            octets.put_hex_i64(view, at, offsets[i])
+            at += 16
+            i += 1
+        if self._encoding != _BINARY:
+            view[at] = 34
+            at += 1
+        self.length = at
+
+    def field_span(self, name: bytes, source: memoryview, at: int, length: int) -> bool:
+        """A named field copied from another buffer; False if JSON would have to escape it."""
+        i = 0
+        while i < length:
+            letter = source[at + i]
+            if letter < 32 or letter == 34 or letter == 92 or letter > 126:
+                return False
+            i += 1
+        self.reserve(len(name) + length + 16)
+        place = self._name(name)
+        view = self.view
+        if self._encoding == _BINARY:
+            octets.put_i32(view, place, length)
+            place += 4
+        octets.copy(view, place, source, at, length)
+        place += length
+        if self._encoding != _BINARY:
+            view[place] = 34
+            place += 1
+        self.length = place
+        return True
+
     def end(self, body_length: int) -> None:
         """Close the header of a frame whose body of this length follows."""
         self.reserve(4)

@@ -24,6 +24,10 @@ cdef int _TOPIC_BYTES_MAX
 cdef int _SEPARATOR
 cdef int _ASSIGN
 cdef int _SECTOR_BYTES
+cdef int _SPECIAL_DELAY
+cdef int _SPECIAL_TIMER
+cdef int _SPECIAL_PREPARED
+cdef int _SPECIAL_STRIP
 
 cdef class PropertyMarks:
     cdef unsigned char[::1] buffer
@@ -34,12 +38,14 @@ cdef class PropertyMarks:
     cdef readonly Py_ssize_t unique_at
     cdef readonly Py_ssize_t unique_length
     cdef readonly bint wait
+    cdef readonly int special
 
     cpdef void bind(self, unsigned char[::1] buffer)
     cpdef void release(self)
     @cython.locals(stop="Py_ssize_t", assign="Py_ssize_t")
     cpdef void scan(self, Py_ssize_t at, Py_ssize_t end)
     cdef void _note(self, Py_ssize_t name_at, Py_ssize_t name_length, Py_ssize_t at, Py_ssize_t length)
+    cdef void _note_special(self, Py_ssize_t name_at, Py_ssize_t name_length)
     cpdef long long tags_code(self) except? -1
     cpdef int hash(self, Py_ssize_t at, Py_ssize_t length, int seed) except? -1
 

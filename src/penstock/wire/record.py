@@ -43,8 +43,16 @@ TOPIC_EMPTY = 4
 BATCH_BROKEN = 5
 TOO_LONG_FOR_SEGMENT = 6
 PROPERTIES_WITH_ZERO = 7  # zeros are how recovery knows a sector that was never written
+BATCH_SPECIAL = 8  # a message inside a batch that is not just to be stored
 _PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX
 _TOPIC_BYTES_MAX = TOPIC_BYTES_MAX
+
+# Bits of `PropertyMarks.special`: a message that asks for more than to be stored as it is.
+SPECIAL_DELAY = 1  # DELAY
+SPECIAL_TIMER = 2  # TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS
+SPECIAL_PREPARED = 4  # TRAN_MSG
+SPECIAL_STRIP = 8  # POP_CK and transient properties, which are never stored
+_SPECIAL_DELAY, _SPECIAL_TIMER, _SPECIAL_PREPARED, _SPECIAL_STRIP = 1, 2, 4, 8
 
 # What lies at a place of the log.
 NOTHING = 0
@@ -105,6 +113,7 @@ class PropertyMarks:
         self.unique_at: int = 0
         self.unique_length: int = 0
         self.wait: bool = True
+        self.special: int = 0
 
     def bind(self, buffer: memoryview) -> None:
         self.buffer = buffer
@@ -118,6 +127,7 @@ class PropertyMarks:
         self.keys_length = 0
         self.unique_length = 0
         self.wait = True
+        self.special = 0
         while at < end:
             stop = octets.find(buffer, at, end, _SEPARATOR)
             if stop < 0:
@@ -139,9 +149,36 @@ class PropertyMarks:
                 self.keys_length = length
             elif octets.matches(buffer, name_at, b"WAIT"):
                 self.wait = not (length == 5 and octets.matches(buffer, at, b"false"))
-        elif name_length == 8 and octets.matches(buffer, name_at, b"UNIQ_KEY"):
-            self.unique_at = at
-            self.unique_length = length
+        elif name_length == 8:
+            if octets.matches(buffer, name_at, b"UNIQ_KEY"):
+                self.unique_at = at
+                self.unique_length = length
+            elif octets.matches(buffer, name_at, b"TRAN_MSG"):
+                self.special |= _SPECIAL_PREPARED
+        else:
+            self._note_special(name_at, name_length)
+
+    def _note_special(self, name_at: int, name_length: int) -> None:
+        buffer = self.buffer
+        if name_length == 5:
+            if octets.matches(buffer, name_at, b"DELAY"):
+                self.special |= _SPECIAL_DELAY
+        elif name_length == 6:
+            if octets.matches(buffer, name_at, b"POP_CK"):
+                self.special |= _SPECIAL_STRIP
+        elif name_length >= 14 and buffer[name_at] == 84:  # T
+            if (
+                (name_length == 14 and octets.matches(buffer, name_at, b"TIMER_DELAY_MS"))
+                or (name_length == 15 and octets.matches(buffer, name_at, b"TIMER_DELAY_SEC"))
+                or (name_length == 16 and octets.matches(buffer, name_at, b"TIMER_DELIVER_MS"))
+            ):
+                self.special |= _SPECIAL_TIMER
+        elif (
+            name_length >= 16
+            and buffer[name_at] == 95  # _
+            and octets.matches(buffer, name_at, b"__RMQ.TRANSIENT.")
+        ):
+            self.special |= _SPECIAL_STRIP
 
     def tags_code(self) -> int:
         """The hash that queue entries carry: 0 without a tag."""

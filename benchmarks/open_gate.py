@@ -1,0 +1,40 @@
+"""The least that the send path needs around it: every queue that exists may be sent to."""
+
+from penstock.broker.answers import Answer
+from penstock.broker.command import Command
+from penstock.broker.router import unsupported
+from penstock.errors import TopicNotExist
+from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.store import MessageStore
+
+
+class OpenGate:
+    """Lets everything pass."""
+
+    def __init__(self, store: MessageStore) -> None:
+        self._store = store
+
+    def admit(
+        self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
+    ) -> ConsumeQueue:
+        queue = self._store.queue(topic, queue_id)
+        if queue is None:
+            raise TopicNotExist(f"{topic} has no such queue")
+        queue.taking = True
+        return queue
+
+
+class Nothing:
+    """A service that knows no request."""
+
+    def handle(self, command: Command) -> Answer:
+        return unsupported(command.code)
+
+    def connected(self, client: int, peer: str, now_ms: int) -> None: ...
+
+    def disconnected(self, client: int, now_ms: int) -> None: ...
+
+    def due(self) -> int:
+        return 0
+
+    def tick(self, now_ms: int) -> None: ...

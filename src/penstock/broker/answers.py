@@ -1,0 +1,125 @@
+"""What a handler may answer, and the effects it may ask for. All are values: `net` carries them out.
+
+| Answer | Meaning |
+|---|---|
+| `Reply` | the response |
+| `None` | nothing is sent: the request was one-way, or the answer lies in the output already |
+| `InThread` | run `work` in the I/O pool, then answer what `then` makes of its result |
+| `Hold` | nothing to tell yet: call `again` when the queue has got messages, or at the deadline |
+| `Relay` | ask another client and answer what `then` makes of its answer |
+
+Effects go into the outbox; they are carried out after the turn, in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+
+if TYPE_CHECKING:
+    from penstock.store.consumequeue import ConsumeQueue
+
+ClientId: TypeAlias = int
+"""A connection, opaque: numbers are never used twice."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A response."""
+
+    code: int = 0
+    ext: Mapping[str, str] | None = None
+    body: bytes = b""
+    remark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class InThread:
+    """`work` may wait for the disk; `then` runs in the loop again. A raised error is the answer."""
+
+    work: Callable[[], Any]
+    then: Callable[[Any], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Long polling. `again(last)` is called when `queue` has got messages, and with `last` true at
+    the deadline; it answers a Reply, or another Hold to go on waiting (never after `last`)."""
+
+    queue: ConsumeQueue
+    deadline_ms: int
+    again: Callable[[bool], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Relay:
+    """A request to another client, whose answer becomes ours."""
+
+    client: ClientId
+    code: int
+    ext: Mapping[str, str]
+    body: bytes
+    then: Callable[[Reply], Answer]
+    deadline_ms: int
+    on_timeout: Reply
+
+
+Answer: TypeAlias = Reply | InThread | Hold | Relay | None
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """A one-way request to a client."""
+
+    client: ClientId
+    code: int
+    ext: Mapping[str, str]
+    body: bytes = b""
+
+
+class Table(Protocol):
+    """What can be persisted: a table of `store.tables` and the like."""
+
+    FILE: ClassVar[str]
+    dirty: bool
+
+    def snapshot(self) -> bytes: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Persist:
+    """Write a table to its file soon; several of one turn are written once."""
+
+    table: Table
+
+
+@dataclass(frozen=True, slots=True)
+class Register:
+    """Tell the NameServers about our topics now, not at the next period."""
+
+
+@dataclass(frozen=True, slots=True)
+class Close:
+    """End a client's connection."""
+
+    client: ClientId
+    why: str
+
+
+Effect: TypeAlias = Tell | Persist | Register | Close
+
+
+@dataclass(slots=True)
+class Outbox:
+    """Effects of this turn, in order."""
+
+    effects: list[Effect] = field(default_factory=list)
+
+    def put(self, effect: Effect) -> None:
+        self.effects.append(effect)
+
+    def take(self) -> list[Effect]:
+        """All effects; the outbox is empty afterwards."""
+        taken, self.effects = self.effects, []
+        return taken

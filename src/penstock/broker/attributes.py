@@ -1,0 +1,110 @@
+"""Attributes of topics and groups: what may be set, what may be changed later, and how.
+
+A change is written `+name=value` to set and `-name` to remove, several separated by commas; in JSON
+bodies the sign is part of the key. A new topic or group can only be given attributes.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.errors import InvalidParameter
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """One attribute: whether it may change, and why a value is refused (None: it is fine)."""
+
+    changeable: bool
+    fault: Callable[[str], str | None]
+
+
+def _one_of(*values: str, unserved: str = "") -> Callable[[str], str | None]:
+    def fault(value: str) -> str | None:
+        if value not in values:
+            return f"it is one of {', '.join(values)}"
+        return "this broker does not serve it" if value == unserved else None
+
+    return fault
+
+
+def _between(least: int, most: int) -> Callable[[str], str | None]:
+    def fault(value: str) -> str | None:
+        digits = value[1:] if value[:1] in ("+", "-") else value
+        is_number = digits.isascii() and digits.isdigit() and len(digits) < 20
+        if is_number and least <= int(value) <= most:
+            return None
+        return f"it is a number from {least} to {most}"
+
+    return fault
+
+
+def _never(why: str) -> Callable[[str], str | None]:
+    return lambda value: why
+
+
+TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    "queue.type": Attribute(False, _one_of("SimpleCQ", "BatchCQ", unserved="BatchCQ")),
+    "cleanup.policy": Attribute(False, _one_of("DELETE", "COMPACTION", unserved="COMPACTION")),
+    "message.type": Attribute(
+        True,
+        _one_of(
+            "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED",
+            unserved="MIXED",
+        ),
+    ),
+    "reserve.time": Attribute(True, _never("it needs a tiered store, and this broker has none")),
+}  # fmt: skip
+GROUP_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
+    "priority.factor": Attribute(True, _between(0, 100)),
+}
+
+
+def parse_changes(text: str) -> dict[str, str]:
+    """`+a=1,-b` as {"+a": "1", "-b": ""}."""
+    changes: dict[str, str] = {}
+    for part in text.split(",") if text else ():
+        key, sets, value = part.partition("=")
+        if not key.startswith("+" if sets else "-") or (sets and not value):
+            raise InvalidParameter(
+                f"the attribute {part!r} can't be read",
+                hint="write +name=value to set one and -name to remove it, separated by commas",
+            )
+        if key in changes:
+            raise InvalidParameter(f"the attribute {key[1:]} is given twice")
+        changes[key] = value
+    return changes
+
+
+def alter(
+    known: Mapping[str, Attribute], current: Mapping[str, str] | None, changes: Mapping[str, str]
+) -> dict[str, str]:
+    """The attributes after `changes`; `current` is None for what is new."""
+    result = dict(current or {})
+    seen = set()
+    for key, value in changes.items():
+        sign, name = key[:1], key[1:]
+        attribute = known.get(name)
+        if name in seen:
+            raise InvalidParameter(f"the attribute {name} is given twice")
+        seen.add(name)
+        if sign not in ("+", "-"):
+            raise InvalidParameter(f"the attribute {key!r} needs a + (set) or a - (remove) before")
+        if attribute is None:
+            names = ", ".join(sorted(known))
+            raise InvalidParameter(f"there is no attribute {name!r}", hint=f"there are {names}")
+        if sign == "-" and name not in result:
+            raise InvalidParameter(f"the attribute {name} can't be removed: it is not set")
+        if current is not None and not attribute.changeable:
+            raise InvalidParameter(
+                f"the attribute {name} can't be changed",
+                hint="it is given when the topic is created; delete the topic and create it anew",
+            )
+        if sign == "-":
+            del result[name]
+            continue
+        fault = attribute.fault(value)
+        if fault is not None:
+            raise InvalidParameter(f"the attribute {name} can't be {value!r}: {fault}")
+        result[name] = value
+    return result

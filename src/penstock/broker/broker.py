@@ -1,0 +1,181 @@
+"""Builds the parts of a broker and drives those that depend on time. No sockets, no clock."""
+
+from __future__ import annotations
+
+import os
+
+from penstock.broker.access import Access
+from penstock.broker.admin.auth import AuthAdmin
+from penstock.broker.admin.cleaning import CleaningHandlers
+from penstock.broker.admin.consumers import ConsumerHandlers
+from penstock.broker.admin.groups import GroupHandlers
+from penstock.broker.admin.resets import ResetHandlers
+from penstock.broker.admin.runtime import RuntimeHandlers
+from penstock.broker.admin.settings import SettingsHandlers
+from penstock.broker.admin.statistics import StatisticsHandlers
+from penstock.broker.admin.topics import TopicHandlers
+from penstock.broker.answers import Answer, Outbox, Persist
+from penstock.broker.clients import Clients
+from penstock.broker.command import Command
+from penstock.broker.groups import Groups
+from penstock.broker.heartbeat import HeartbeatHandlers
+from penstock.broker.locking import LockingHandlers
+from penstock.broker.longpoll import Holds
+from penstock.broker.offsets import Offsets
+from penstock.broker.ordering import QueueLocks
+from penstock.broker.parts import Parts
+from penstock.broker.persistence import Persistence
+from penstock.broker.progress import ProgressHandlers
+from penstock.broker.pull import PullHandler
+from penstock.broker.query import QueryHandlers
+from penstock.broker.router import Router
+from penstock.broker.send import SendHandler
+from penstock.broker.stats import Stats
+from penstock.broker.topics import Topics
+from penstock.broker.users import AccessTable
+from penstock.config import Live, Settings
+from penstock.store.store import MessageStore
+from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
+from penstock.wire.bodies_register import RegisterBrokerBody
+from penstock.wire.codes import DEFAULT_REGION
+from penstock.wire.ids import UniqueIds
+from penstock.wire.message import encode_host, encode_properties
+
+STORE_TICK_MS = 1_000
+
+
+class Broker:
+    """A broker over an open store, whose clients know it as `address`."""
+
+    def __init__(self, settings: Live, store: MessageStore, address: str, now_ms: int) -> None:
+        self.settings = settings
+        self.outbox = Outbox()
+        self.parts = self._build(settings, store, address, now_ms)
+        self.parts.access.seed(now_ms)
+        self.router = Router(
+            family.rows()
+            for family in (
+                HeartbeatHandlers(self.parts),
+                ProgressHandlers(self.parts),
+                LockingHandlers(self.parts),
+                QueryHandlers(self.parts),
+                TopicHandlers(self.parts),
+                GroupHandlers(self.parts),
+                StatisticsHandlers(self.parts),
+                ConsumerHandlers(self.parts),
+                ResetHandlers(self.parts),
+                CleaningHandlers(self.parts),
+                RuntimeHandlers(self.parts),
+                SettingsHandlers(self.parts),
+                AuthAdmin(self.parts),
+            )
+        )
+        self.send = self._make_send(address)
+        self.pull = PullHandler(self.parts)
+        self._offsets_ms = self._store_ms = now_ms
+        self._permission = settings.current.broker.permission
+        settings.listeners.append(self._settings_changed)
+
+    def _build(self, settings: Live, store: MessageStore, address: str, now_ms: int) -> Parts:
+        outbox = self.outbox
+        persistence = Persistence(store.disk, store.layout.root)
+        topic_table, group_table = TopicTable(), SubscriptionGroupTable()
+        offset_table, access_table = ConsumerOffsetTable(), AccessTable()
+        for table in (topic_table, group_table, offset_table, access_table):
+            table.load(persistence.file(table.FILE))
+        groups = Groups(group_table, settings, outbox)
+        topics = Topics(topic_table, store, settings, outbox)
+        topics.seed()
+        groups.seed()
+        return Parts(
+            settings=settings, store=store, persistence=persistence, topics=topics, groups=groups,
+            offsets=Offsets(offset_table, store, settings),
+            clients=Clients(settings, groups, outbox), locks=QueueLocks(settings),
+            holds=Holds(store), stats=Stats(store, now_ms),
+            access=Access(settings, access_table, outbox), outbox=outbox, address=address,
+            started_ms=now_ms,
+        )  # fmt: skip
+
+    def _make_send(self, address: str) -> SendHandler:
+        config = self.settings.current
+        host = encode_host(address)
+        extra = encode_properties(
+            {
+                "MSG_REGION": config.broker.region,
+                "TRACE_ON": "true" if config.broker.trace_on else "false",
+                "CLUSTER": config.broker.cluster,
+            }
+        )
+        ids = UniqueIds(host[:-4], pid=os.getpid(), loader=self.parts.started_ms & 0x7FFFFFFF)
+        send = SendHandler(
+            self.parts.store.path, self.parts.topics, host, extra, config.store.body_bytes_max, ids
+        )
+        if config.broker.region != DEFAULT_REGION:
+            send.region = config.broker.region.encode()
+        return send
+
+    # --- what the server calls
+
+    def handle(self, command: Command) -> Answer:
+        return self.router.handle(command)
+
+    def connected(self, client: int, peer: str, now_ms: int) -> None:
+        """Nothing is known of a client before its first heartbeat."""
+
+    def disconnected(self, client: int, now_ms: int) -> None:
+        self.parts.clients.disconnected(client)
+
+    def due(self) -> int:
+        """When `tick` has something to do."""
+        parts = self.parts
+        return min(
+            parts.clients.due(),
+            parts.stats.due(),
+            self._store_ms + STORE_TICK_MS,
+            self._offsets_ms + self.settings.current.broker.offset_persist_ms,
+        )
+
+    def tick(self, now_ms: int) -> None:
+        """Do what is due: expire clients, take samples, care for files, persist offsets."""
+        parts = self.parts
+        parts.clients.tick(now_ms)
+        parts.stats.tick(now_ms)
+        if not 0 <= now_ms - self._store_ms < STORE_TICK_MS:
+            self._store_ms = now_ms
+            parts.store.tick(now_ms)
+        period_ms = self.settings.current.broker.offset_persist_ms
+        if not 0 <= now_ms - self._offsets_ms < period_ms:
+            self._offsets_ms = now_ms
+            for table in (parts.offsets.table, parts.topics.table, parts.groups.table):
+                if table.dirty:
+                    self.outbox.put(Persist(table))
+
+    def registration(self) -> RegisterBrokerBody:
+        """What the NameServers are told about our topics."""
+        wrapper = self.parts.topics.table.wrapper()
+        return RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+                topic_config_table=wrapper.topic_config_table, data_version=wrapper.data_version
+            )
+        )
+
+    def not_ready(self) -> str | None:
+        """Why messages can't be taken now, or None."""
+        refusal = self.parts.store.refusal
+        return None if refusal is None else str(refusal)
+
+    def close(self) -> None:
+        """Write the tables and close the store; this waits for the disk."""
+        parts = self.parts
+        for table in (parts.offsets.table, parts.topics.table, parts.groups.table):
+            if table.dirty:
+                parts.persistence.save(table)()
+        parts.store.close()
+
+    def _settings_changed(self, settings: Settings) -> None:
+        self.send.record.body_bytes_max = settings.store.body_bytes_max
+        if settings.broker.permission != self._permission:
+            self._permission = settings.broker.permission
+            self.parts.topics.close_gates()
+        self.parts.store.reconfigure(settings.store)

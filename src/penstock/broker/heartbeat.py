@@ -1,0 +1,119 @@
+"""Requests about who is there: heartbeats, goodbyes, the consumers of a group, filters.
+
+Heartbeats of the second version leave out the subscriptions as long as these do not change, which
+a broker allows by answering IS_SUPPORT_HEART_BEAT_V2. We do not allow it: a full heartbeat costs a
+broker some 10 µs, and with full ones alone its picture of the subscriptions is right within one
+heartbeat after a restart or a lost connection, where the short form takes two and stops the
+group's pulls until then. A client that has learned the short form from another broker at this
+address is told by IS_SUB_CHANGE to send the full one; until it does, what we know stays.
+"""
+
+import logging
+
+from penstock.broker.answers import Answer, Reply
+from penstock.broker.clients import Member
+from penstock.broker.command import Command
+from penstock.broker.parts import Parts
+from penstock.broker.router import Row
+from penstock.errors import InvalidParameter, Refused
+from penstock.wire import fastjson
+from penstock.wire.bodies import (
+    CheckClientRequestBody,
+    ConsumerData,
+    GetConsumerListByGroupResponseBody,
+    HeartbeatData,
+)
+from penstock.wire.codes import (
+    EXT_SUB_CHANGE,
+    EXT_SUPPORT_HEARTBEAT_V2,
+    PERM_READ_WRITE,
+    RETRY_TOPIC_PREFIX,
+    RequestCode,
+)
+
+log = logging.getLogger(__name__)
+
+FULL_HEARTBEATS_ONLY = {EXT_SUPPORT_HEARTBEAT_V2: "false", EXT_SUB_CHANGE: "true"}
+
+
+class HeartbeatHandlers:
+    """Answers what clients say about themselves and ask about each other."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(RequestCode.HEART_BEAT, self.heartbeat),
+            Row(RequestCode.UNREGISTER_CLIENT, self.unregister),
+            Row(RequestCode.GET_CONSUMER_LIST_BY_GROUP, self.list_consumers),
+            Row(RequestCode.CHECK_CLIENT_CONFIG, self.check_filter),
+        ]
+
+    def heartbeat(self, command: Command) -> Answer:
+        """Note all groups of a client."""
+        data = command.body_as(HeartbeatData)
+        if not data.client_id:
+            raise InvalidParameter("the heartbeat names no clientID")
+        member = Member(
+            command.client, data.client_id, command.peer, command.language, command.version,
+            command.now_ms,
+        )  # fmt: skip
+        for consumer in data.consumer_data_set:
+            try:
+                self._note_consumer(consumer, member, with_subscriptions=not data.without_sub)
+            except Refused as error:
+                # The client's other groups must not suffer; this one hears it from its pulls.
+                log.warning("%s: heartbeat not taken: %s", data.client_id, error.remark())
+        for producer in data.producer_data_set:
+            if producer.group_name:
+                self._parts.clients.register_producer(producer.group_name, member)
+        return Reply(ext=FULL_HEARTBEATS_ONLY)
+
+    def unregister(self, command: Command) -> Answer:
+        """A client leaves a group in order."""
+        command.text("clientID")
+        self._parts.clients.unregister(
+            command.client, command.text_or("producerGroup"), command.text_or("consumerGroup")
+        )
+        return Reply()
+
+    def list_consumers(self, command: Command) -> Answer:
+        """The client ids among which the queues of a group are shared."""
+        name = command.text("consumerGroup")
+        group = self._parts.clients.consumer_group(name)
+        if group is None:
+            raise Refused(
+                f"no consumer for this group, {name}",
+                hint="none is connected to this broker; consumers appear with their heartbeat",
+            )
+        body = GetConsumerListByGroupResponseBody(
+            consumer_id_list=[member.client_id for member in group.members.values()]
+        )
+        return Reply(body=fastjson.encode(body))
+
+    def check_filter(self, command: Command) -> Answer:
+        """Whether a consumer's filter is understood here."""
+        subscription = command.body_as(CheckClientRequestBody).subscription_data
+        kind = subscription.expression_type if subscription is not None else ""
+        if kind not in ("", "TAG"):
+            raise Refused(
+                f"the broker does not support consumer to filter message by {kind}",
+                hint="this release filters by TAG; subscribe by tags and filter the rest yourself",
+            )
+        return Reply()
+
+    def _note_consumer(
+        self, data: ConsumerData, member: Member, *, with_subscriptions: bool
+    ) -> None:
+        parts = self._parts
+        config = parts.groups.find(data.group_name, member.seen_ms)
+        # Its route must be known as soon as the group is: tools find a group's brokers by it.
+        parts.topics.ensure(
+            RETRY_TOPIC_PREFIX + data.group_name, config.retry_queue_nums, PERM_READ_WRITE,
+            member.seen_ms,
+        )  # fmt: skip
+        if parts.clients.register_consumer(data, member, with_subscriptions=with_subscriptions):
+            log.info(
+                "%s (%s) joins or changes %s", member.client_id, member.address, config.group_name
+            )

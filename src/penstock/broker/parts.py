@@ -1,0 +1,40 @@
+"""The parts of a broker, as the handlers see them. `broker.broker` builds them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from penstock.broker.access import Access
+    from penstock.broker.answers import Outbox
+    from penstock.broker.clients import Clients
+    from penstock.broker.groups import Groups
+    from penstock.broker.longpoll import Holds
+    from penstock.broker.offsets import Offsets
+    from penstock.broker.ordering import QueueLocks
+    from penstock.broker.persistence import Persistence
+    from penstock.broker.stats import Stats
+    from penstock.broker.topics import Topics
+    from penstock.config import Live
+    from penstock.store.store import MessageStore
+
+
+@dataclass(slots=True)
+class Parts:
+    """Everything a family of handlers may need."""
+
+    settings: Live  # .current: Settings; changes over the wire go through it
+    store: MessageStore
+    persistence: Persistence
+    topics: Topics
+    groups: Groups
+    offsets: Offsets
+    clients: Clients
+    locks: QueueLocks
+    holds: Holds
+    stats: Stats
+    access: Access
+    outbox: Outbox
+    address: str  # the announced host:port
+    started_ms: int

@@ -1,0 +1,333 @@
+"""Pulling: messages of a queue from an offset on, now or when some have come (codes 11 and 361).
+
+Found messages are copied from the log straight into the connection's output. What is not in memory
+is read in the pool. Nothing there and the client is willing to wait: the request is held.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from penstock.broker.answers import Answer, Hold, InThread, Reply
+from penstock.broker.parts import Parts
+from penstock.errors import NoPermission, PenstockError
+from penstock.store import get
+from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.store import Found
+from penstock.wire.bodies import SubscriptionData
+from penstock.wire.codes import (
+    PERM_READ,
+    PULL_COMMIT_OFFSET,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    ResponseCode,
+)
+from penstock.wire.frame import Request
+from penstock.wire.output import Output
+from penstock.wire.record import java_hash
+
+SUSPEND_MS_MAX = 60_000
+"""No pull is held longer than this; RocketMQ's clients give up after 30 s."""
+
+_CODES = {
+    get.FOUND: ResponseCode.SUCCESS,
+    get.NO_MATCHED_MESSAGE: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    get.MESSAGE_WAS_REMOVING: ResponseCode.PULL_RETRY_IMMEDIATELY,
+    get.OFFSET_FOUND_NULL: ResponseCode.PULL_NOT_FOUND,
+    get.OFFSET_OVERFLOW_ONE: ResponseCode.PULL_NOT_FOUND,
+    get.OFFSET_OVERFLOW_BADLY: ResponseCode.PULL_OFFSET_MOVED,
+    get.OFFSET_TOO_SMALL: ResponseCode.PULL_OFFSET_MOVED,
+    get.NO_MESSAGE_IN_QUEUE: ResponseCode.PULL_NOT_FOUND,
+    get.NO_MATCHED_LOGIC_QUEUE: ResponseCode.PULL_NOT_FOUND,
+}
+
+# `forbiddenType` of a refused pull.
+_FORBIDDEN_BROKER, _FORBIDDEN_GROUP, _FORBIDDEN_TOPIC = 1, 2, 3
+_FORBIDDEN_BROADCAST, _FORBIDDEN_SUBSCRIPTION = 4, 5
+
+
+class Forbidden(NoPermission):
+    """A pull that is refused; clients are told by which rule."""
+
+    def __init__(self, message: str, kind: int, hint: str) -> None:
+        super().__init__(message, hint=hint)
+        self.kind = kind
+
+
+class BadSubscription(PenstockError):
+    """A pull whose subscription is not known here, or not yet: the client's next heartbeat helps."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
+        self.wire_code = code
+
+
+@dataclass(frozen=True, slots=True)
+class Pull:
+    """What is asked for."""
+
+    group: str
+    topic: str
+    queue: ConsumeQueue
+    offset: int
+    count_max: int
+    bytes_max: int
+    codes: Sequence[int]
+
+
+class PullHandler:
+    """Answers pulls."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self._store = parts.store
+
+    def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
+        """Messages into the output, or another answer."""
+        try:
+            pull, wait_ms = self._read(request, now_ms)
+        except Forbidden as error:
+            ext = {**_no_offsets(), "forbiddenType": str(error.kind)}
+            return Reply(error.code, ext, remark=error.remark())
+        except BadSubscription as error:
+            return Reply(error.wire_code, _no_offsets(), remark=error.remark())
+        reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
+        if reset is not None:
+            return self._reset(pull, reset)
+        status = self._find(pull)
+        if status == get.FOUND:
+            if self._write(pull, request, output):
+                return None
+            status = get.COLD
+        return self._without_messages(pull, status, now_ms + wait_ms if wait_ms > 0 else 0)
+
+    # --- reading the request
+
+    def _read(self, request: Request, now_ms: int) -> tuple[Pull, int]:
+        parts = self._parts
+        config = parts.settings.current.broker
+        group = request.text(b"consumerGroup") or ""
+        topic = request.text(b"topic") or ""
+        flags = request.i32(b"sysFlag")
+        queue = self._allowed(group, topic, request.i32(b"queueId"), now_ms)
+        codes = self._codes(request, group, topic, flags)
+        if flags & PULL_COMMIT_OFFSET:
+            offset = request.i64(b"commitOffset")
+            parts.offsets.commit(group, topic, queue.queue_id, offset, now_ms)
+        wait_ms = 0
+        if flags & PULL_SUSPEND:
+            wait_ms = request.i64_or(b"suspendTimeoutMillis", 0)
+            wait_ms = min(wait_ms, SUSPEND_MS_MAX)
+            if not config.long_polling:
+                wait_ms = config.short_polling_ms
+        bytes_max = config.pull_bytes_max
+        asked = request.i64_or(b"maxMsgBytes", 0)
+        if asked > 0:
+            bytes_max = min(bytes_max, asked)
+        pull = Pull(
+            group, topic, queue, request.i64(b"queueOffset"),
+            max(1, min(request.i32(b"maxMsgNums"), config.pull_messages_max)), bytes_max, codes,
+        )  # fmt: skip
+        parts.offsets.note_pull(group, topic, queue.queue_id, pull.offset)
+        return pull, wait_ms
+
+    def _allowed(self, group: str, topic: str, queue_id: int, now_ms: int) -> ConsumeQueue:
+        """The queue, if broker, group and topic allow to read it; in RocketMQ's order of checks."""
+        parts = self._parts
+        config = parts.settings.current.broker
+        if not config.permission & PERM_READ:
+            raise Forbidden(
+                f"the broker {config.name} does not serve pulls", _FORBIDDEN_BROKER,
+                "its permission is set so (brokerPermission)",
+            )  # fmt: skip
+        known = parts.groups.find(group, now_ms)
+        if not known.consume_enable:
+            raise Forbidden(
+                f"the group {group} may not consume", _FORBIDDEN_GROUP,
+                "switch it on with mqadmin updateSubGroup -s true",
+            )  # fmt: skip
+        try:
+            return parts.topics.readable(topic, queue_id)
+        except NoPermission as error:
+            raise Forbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
+
+    def _codes(self, request: Request, group: str, topic: str, flags: int) -> Sequence[int]:
+        """Hashes of the wanted tags; empty for all."""
+        if flags & PULL_SUBSCRIPTION:
+            kind = request.text(b"expressionType") or "TAG"
+            return expression_codes(kind, request.text(b"subscription") or "*")
+        subscription = self._subscription(request, group, topic)
+        if subscription.class_filter_mode:
+            return ()
+        if subscription.expression_type not in (None, "", "TAG"):
+            return expression_codes(subscription.expression_type, subscription.sub_string or "")
+        if subscription.sub_string == "*":
+            return ()
+        return sorted(subscription.code_set)[: get.CODES_MAX + 1]
+
+    def _subscription(self, request: Request, group: str, topic: str) -> SubscriptionData:
+        parts = self._parts
+        members = parts.clients.consumer_group(group)
+        if members is None:
+            raise BadSubscription(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"no consumer of the group {group} is connected here; send a heartbeat first",
+            )
+        config = parts.groups.get(group)
+        broadcast = members.message_model == "BROADCASTING"
+        if config is not None and broadcast and not config.consume_broadcast_enable:
+            raise Forbidden(
+                f"the group {group} may not consume by broadcasting", _FORBIDDEN_BROADCAST,
+                "switch it on with mqadmin updateSubGroup -d true",
+            )  # fmt: skip
+        if not parts.groups.may_read(group, topic):
+            raise Forbidden(
+                f"the group {group} may not read the topic {topic}", _FORBIDDEN_SUBSCRIPTION,
+                "it was forbidden to this group; mqadmin can allow it again",
+            )  # fmt: skip
+        subscription = parts.clients.subscription(group, topic)
+        if subscription is None:
+            raise BadSubscription(
+                ResponseCode.SUBSCRIPTION_NOT_EXIST,
+                f"the group {group} does not subscribe to the topic {topic}: all its consumers "
+                "have to subscribe to the same topics",
+            )
+        if subscription.sub_version < request.i64_or(b"subVersion", 0):
+            raise BadSubscription(
+                ResponseCode.SUBSCRIPTION_NOT_LATEST,
+                f"a newer subscription of the group {group} to {topic} has not arrived here yet",
+            )
+        return subscription
+
+    # --- answering
+
+    def _find(self, pull: Pull) -> int:
+        reader = self._store.reader
+        reader.only(pull.codes if len(pull.codes) <= get.CODES_MAX else ())
+        return reader.find(
+            pull.queue, pull.offset, pull.count_max, pull.bytes_max, self._store.confirmed
+        )
+
+    def _write(self, pull: Pull, request: Request, output: Output) -> bool:
+        """The found messages as a response; False if they have to be read from the disk."""
+        reader = self._store.reader
+        before = output.length
+        output.begin(request.encoding, ResponseCode.SUCCESS, request.opaque)
+        output.field_plain(b"suggestWhichBrokerId", b"0")
+        output.field_number(b"nextBeginOffset", reader.next_offset)
+        output.field_number(b"minOffset", reader.min_offset)
+        output.field_number(b"maxOffset", reader.max_offset)
+        output.end(reader.total)
+        if not reader.copy_to(output):
+            output.length = before
+            return False
+        self._count(pull, reader.count, reader.total)
+        return True
+
+    def _without_messages(self, pull: Pull, status: int, deadline_ms: int) -> Answer:
+        reader = self._store.reader
+        if status == get.COLD:
+            return self._read_in_thread(pull)
+        found = Found(status, reader.next_offset, reader.min_offset, reader.max_offset, 0, b"")
+        reply = self._reply(pull, found)
+        if reply.code == ResponseCode.PULL_NOT_FOUND and deadline_ms > 0:
+            return self._hold(replace(pull, offset=found.next_offset), deadline_ms)
+        self._parts.stats.missed()
+        return reply
+
+    def _hold(self, pull: Pull, deadline_ms: int) -> Hold:
+        def again(last: bool) -> Answer:
+            reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
+            if reset is not None:
+                return self._reset(pull, reset)
+            status = self._find(pull)
+            if status == get.FOUND:
+                return self._reply_found(pull)
+            if status == get.NO_MATCHED_MESSAGE and not last:
+                # None of the newcomers is wanted: go on waiting behind them.
+                offset = self._store.reader.next_offset
+                return self._hold(replace(pull, offset=offset), deadline_ms)
+            return self._without_messages(pull, status, 0 if last else deadline_ms)
+
+        return Hold(pull.queue, deadline_ms, again)
+
+    def _reply_found(self, pull: Pull) -> Answer:
+        reader = self._store.reader
+        output = Output(reader.total + 1)
+        if not reader.copy_to(output):
+            return self._read_in_thread(pull)
+        found = Found(
+            get.FOUND, reader.next_offset, reader.min_offset, reader.max_offset, reader.count,
+            output.take(),
+        )  # fmt: skip
+        return self._reply(pull, found)
+
+    def _read_in_thread(self, pull: Pull) -> InThread:
+        store, confirmed = self._store, self._store.confirmed
+
+        def work() -> Found:
+            reader = store.fresh_reader(pull.codes if len(pull.codes) <= get.CODES_MAX else ())
+            status = reader.find(
+                pull.queue, pull.offset, pull.count_max, pull.bytes_max, confirmed, True
+            )
+            output = Output(1024)
+            if status == get.FOUND and not reader.copy_to(output, True):
+                status = get.MESSAGE_WAS_REMOVING  # retention was quicker
+            return Found(
+                status, reader.next_offset, reader.min_offset, reader.max_offset, reader.count,
+                output.take(),
+            )  # fmt: skip
+
+        return InThread(work, lambda found: self._reply(pull, found))
+
+    def _reply(self, pull: Pull, found: Found) -> Reply:
+        code = _CODES[found.status]
+        if found.status == get.NO_MESSAGE_IN_QUEUE and pull.offset != 0:
+            code = ResponseCode.PULL_OFFSET_MOVED
+        if found.status == get.FOUND:
+            self._count(pull, found.count, len(found.data))
+        ext = _offsets(found.next_offset, found.min_offset, found.max_offset)
+        data = found.data if code == ResponseCode.SUCCESS else b""
+        return Reply(code, ext, data, get.STATUS_NAMES[found.status])
+
+    def _reset(self, pull: Pull, offset: int) -> Reply:
+        queue = pull.queue
+        high = queue.visible_max(self._store.confirmed)
+        ext = _offsets(offset, queue.min_offset, high)
+        return Reply(ResponseCode.PULL_OFFSET_MOVED, ext, remark="OFFSET_RESET")
+
+    def _count(self, pull: Pull, count: int, size: int) -> None:
+        self._parts.stats.got(pull.group, pull.topic, count, size, -1)
+
+
+def expression_codes(kind: str, expression: str) -> Sequence[int]:
+    """Hashes of the tags of an expression such as `a || b`; empty for all."""
+    if kind not in ("", "TAG"):
+        raise BadSubscription(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"expressions of the type {kind} are not served by this release; filter by tags",
+        )
+    if expression.strip() in ("", "*"):
+        return ()
+    tags = [tag.strip() for tag in expression.split("||")]
+    codes = {java_hash(tag) for tag in tags if tag}
+    if not codes:
+        raise BadSubscription(
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"there is no tag in {expression[:80]!r}"
+        )
+    return sorted(codes)
+
+
+def _offsets(next_offset: int, low: int, high: int) -> dict[str, str]:
+    return {
+        "suggestWhichBrokerId": "0",
+        "nextBeginOffset": str(next_offset),
+        "minOffset": str(low),
+        "maxOffset": str(high),
+    }
+
+
+def _no_offsets() -> dict[str, str]:
+    """Java unboxes these whatever the code is."""
+    return _offsets(0, 0, 0)

@@ -1,0 +1,126 @@
+"""Single messages: by key, unique id or tag, by place in the log, and a queue's entries."""
+
+from penstock.broker.answers import Answer, InThread, Reply
+from penstock.broker.command import Command
+from penstock.broker.parts import Parts
+from penstock.broker.router import Row
+from penstock.errors import Refused
+from penstock.store.consumequeue import ENTRY_BYTES, unpack_entry
+from penstock.wire import fastjson
+from penstock.wire.bodies_admin import ConsumeQueueData, QueryConsumeQueueResponseBody
+from penstock.wire.codes import EXT_UNIQUE_KEY_QUERY, RequestCode, ResponseCode
+
+UNIQUE_MAX = 32
+"""Messages looked at for a unique id, whatever the client asks for: the newest ones."""
+ENTRIES_MAX = 10_000
+"""Most entries of one view of a queue: about 1 MB of answer."""
+_TAG = "T"  # indexType of 5.4; K (key) and U (unique id) are kept under the same name
+
+
+class QueryHandlers:
+    """QUERY_MESSAGE, VIEW_MESSAGE_BY_ID, QUERY_CONSUME_QUEUE."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(RequestCode.QUERY_MESSAGE, self.by_key),
+            Row(RequestCode.VIEW_MESSAGE_BY_ID, self.by_offset),
+            Row(RequestCode.QUERY_CONSUME_QUEUE, self.entries),
+        ]
+
+    def by_key(self, command: Command) -> Answer:
+        """Messages with a key, unique id or tag, stored in a range of time."""
+        topic, key = command.text("topic"), command.text("key")
+        begin_ms, end_ms = command.i64("beginTimestamp"), command.i64("endTimestamp")
+        most = max(command.i32("maxNum"), 0)
+        if command.truth(EXT_UNIQUE_KEY_QUERY):
+            most = UNIQUE_MAX
+        elif command.ext.get("indexType") == _TAG:
+            key = f"{_TAG}#{key}"
+        store = self._parts.store
+        confirmed = store.confirmed
+
+        def work() -> Reply:
+            found = store.lookup.by_key(
+                topic, key, begin_ms=begin_ms, end_ms=end_ms, most=most, confirmed=confirmed
+            )
+            if not found:
+                return Reply(
+                    ResponseCode.QUERY_NOT_FOUND,
+                    _index_position(0, 0),
+                    remark=f"no message of topic {topic} has the key {key} in this range of time",
+                )
+            file = store.index.current if store.index is not None else None
+            position = (file.end_ms(), file.end_offset()) if file is not None else (0, 0)
+            return Reply(ext=_index_position(*position), body=b"".join(found))
+
+        return InThread(work, _as_is)
+
+    def by_offset(self, command: Command) -> Answer:
+        """The message at a place in the log, which is the last part of its offset id."""
+        offset = command.i64("offset")
+        store = self._parts.store
+        confirmed = store.confirmed
+
+        def answer(record: bytes | None) -> Answer:
+            if record is None:
+                raise Refused(f"no message begins at the log offset {offset}")
+            return Reply(body=record)
+
+        return InThread(lambda: store.lookup.record(offset, confirmed), answer)
+
+    def entries(self, command: Command) -> Answer:
+        """Some entries of a queue."""
+        topic, queue_id = command.text("topic"), command.i32("queueId")
+        index, count = command.i64("index"), command.i32("count")
+        parts = self._parts
+        queue = parts.store.queue(topic, queue_id)
+        if queue is None:
+            raise Refused(f"the topic {topic} has no queue {queue_id} with messages here")
+        low, high = queue.min_offset, queue.visible_max(parts.store.confirmed)
+        if not low <= index < high:
+            raise Refused(f"queue {queue_id} of {topic} holds the offsets {low} to {high}: {index}")
+        group = command.text_or("consumerGroup")
+        subscription = parts.clients.subscription(group, topic) if group else None
+        filter_data = None
+        if group:
+            # Compiled filters are none of a queue's entries; the text is what tools print.
+            filter_data = f"{group}@{topic} is not online!" if subscription is None else "null"
+        count = max(min(count, high - index, ENTRIES_MAX), 0)
+
+        def work() -> bytes:
+            data = queue.read(index, count) or b""
+            body = QueryConsumeQueueResponseBody(
+                subscription_data=subscription,
+                filter_data=filter_data,
+                queue_data=_entries(data),
+                max_queue_index=high,
+                min_queue_index=low,
+            )
+            return fastjson.encode(body)
+
+        return InThread(work, lambda body: Reply(body=body))
+
+
+def _as_is(reply: Reply) -> Answer:
+    return reply
+
+
+def _index_position(updated_ms: int, offset: int) -> dict[str, str]:
+    """How far the index reaches."""
+    return {
+        "indexLastUpdateTimestamp": str(updated_ms),
+        "indexLastUpdatePhyoffset": str(offset),
+    }
+
+
+def _entries(data: bytes) -> list[ConsumeQueueData]:
+    found = []
+    for at in range(0, len(data), ENTRY_BYTES):
+        entry = unpack_entry(data, at)
+        if entry is not None:
+            offset, size, code = entry
+            found.append(ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=code))
+    return found

@@ -1,0 +1,77 @@
+"""One row per request code: who handles it, what right it takes.
+
+A family of handlers is an object with `rows()`. Codes that belong to later releases have rows too
+(`LATER`), so that their refusal says so.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from penstock.broker.answers import Answer, Reply
+from penstock.broker.command import Command
+from penstock.errors import PenstockError
+from penstock.wire.codes import RequestCode, ResponseCode
+
+Handler: TypeAlias = Callable[[Command], Answer]
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A request code and its handler."""
+
+    code: int
+    handler: Handler
+
+
+LATER = (
+    RequestCode.CONSUMER_SEND_MSG_BACK,
+    RequestCode.END_TRANSACTION,
+    RequestCode.SEND_REPLY_MESSAGE,
+    RequestCode.SEND_REPLY_MESSAGE_V2,
+    RequestCode.RECALL_MESSAGE,
+    RequestCode.QUERY_ASSIGNMENT,
+    RequestCode.SET_MESSAGE_REQUEST_MODE,
+    RequestCode.POP_MESSAGE,
+    RequestCode.ACK_MESSAGE,
+    RequestCode.BATCH_ACK_MESSAGE,
+    RequestCode.PEEK_MESSAGE,
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    RequestCode.NOTIFICATION,
+    RequestCode.POLLING_INFO,
+    RequestCode.RESUME_CHECK_HALF_MESSAGE,
+)
+"""Known and not served yet: retry, transactions, request-reply, timers, POP."""
+
+
+class Router:
+    """Finds the handler of a command and turns its errors into responses."""
+
+    def __init__(self, families: Iterable[Iterable[Row]]) -> None:
+        self.rows: dict[int, Handler] = {}
+        for rows in families:
+            for row in rows:
+                assert row.code not in self.rows, f"two handlers for {row.code}"
+                self.rows[row.code] = row.handler
+
+    def handle(self, command: Command) -> Answer:
+        """The answer to a command; never raises a PenstockError."""
+        handler = self.rows.get(command.code)
+        if handler is None:
+            return unsupported(command.code)
+        try:
+            return handler(command)
+        except PenstockError as error:
+            return refusal(error)
+
+
+def unsupported(code: int) -> Reply:
+    """What any server says to a code it does not know; the text is the one that tools expect."""
+    later = "; this release does not serve it yet" if code in LATER else ""
+    remark = f" request type {code} not supported{later}"
+    return Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+
+
+def refusal(error: PenstockError) -> Reply:
+    """An error as a response."""
+    return Reply(error.code, remark=error.remark())

@@ -1,0 +1,244 @@
+"""What went through: counters by topic and group over the last minute, hour and day.
+
+Messages in are counted on the queue rows (`puts`, `put_bytes`) by the send path and summed here
+when sampled; messages out are counted here, once per pull.
+
+A window is a row of samples taken at equal steps; what it tells is the difference of its last and
+first one. All counters are sampled at the same moments, so the moments are kept once.
+
+| window | a sample every | samples |
+|---|---|---|
+| minute | 10 s | 7 |
+| hour | 10 min | 7 |
+| day | 1 h | 25 |
+
+Besides, the broker's totals are sampled every second for averages over 10, 60 and 600 s.
+"""
+
+from array import array
+from collections import deque
+from datetime import datetime, timedelta
+
+from penstock.store.store import MessageStore
+from penstock.wire.bodies_admin import BrokerStatsData, BrokerStatsItem
+from penstock.wire.codes import is_system_topic
+
+SECOND_MS = 1_000
+WINDOWS = ((10 * SECOND_MS, 7), (600 * SECOND_MS, 7), (3_600 * SECOND_MS, 25))
+"""(step, samples kept) of minute, hour and day."""
+RATE_SECONDS = (10, 60, 600)
+
+_NUMS, _SIZE, _TIMES = 0, 1, 2
+_FIELDS = 3
+_PUTS, _FOUND, _MISSED, _TRANSFERRED = 1, 2, 3, 4  # columns of a second's sample, after its time
+
+
+class Flow:
+    """Messages, bytes and requests that went one way, with the samples of their windows."""
+
+    __slots__ = ("behind_ms", "nums", "samples", "size", "times")
+
+    def __init__(self) -> None:
+        self.nums = 0
+        self.size = 0
+        self.times = 0
+        self.behind_ms = 0  # a group's: how old the last message was that it got
+        self.samples = tuple(array("q") for _ in WINDOWS)
+
+    def sample(self, window: int, kept: int) -> None:
+        row = self.samples[window]
+        if not row:
+            row.extend((0,) * _FIELDS)  # it began after the last moment, so it was zero then
+        row.extend((self.nums, self.size, self.times))
+        if len(row) > _FIELDS * kept:
+            del row[:_FIELDS]
+
+
+class Stats:
+    """Counters and their samples."""
+
+    def __init__(self, store: MessageStore, now_ms: int) -> None:
+        self._store = store
+        self.topics: dict[str, Flow] = {}
+        self.groups: dict[tuple[str, str], Flow] = {}  # by (topic, group)
+        self._moments = [deque([now_ms], maxlen=kept) for _, kept in WINDOWS]
+        self._next_ms = [now_ms + step for step, _ in WINDOWS]
+        self._broker_in = Flow()
+        self._broker_out = Flow()
+        self._user_in = Flow()  # without system topics
+        self._user_out = Flow()
+        self._found = 0
+        self._missed = 0
+        self._seconds: deque[tuple[int, ...]] = deque(maxlen=RATE_SECONDS[-1] + 1)
+        self._second_ms = now_ms + SECOND_MS
+        self._midnight_ms = _next_midnight_ms(now_ms)
+        self._mornings = (0, 0, 0, 0)  # put yesterday, put today, got yesterday, got today
+
+    def got(self, group: str, topic: str, count: int, size: int, behind_ms: int) -> None:
+        """A pull has given so many messages and bytes; the last was stored so long ago."""
+        flow = self.groups.get((topic, group))
+        if flow is None:
+            flow = self.groups[topic, group] = Flow()
+        flow.nums += count
+        flow.size += size
+        flow.times += 1
+        flow.behind_ms = behind_ms
+        self._found += 1
+        self._broker_out.nums += count
+        if not is_system_topic(topic):
+            self._user_out.nums += count
+
+    def missed(self) -> None:
+        """A pull has found nothing."""
+        self._missed += 1
+
+    def view(self, name: str, key: str) -> BrokerStatsData | None:
+        """RocketMQ's windows of a counter, e.g. TOPIC_PUT_NUMS of a topic.
+
+        The key of a group is `topic@group`; the key of BROKER_… is not looked at.
+        """
+        flow = self._flow(name, key)
+        if flow is None:
+            return None
+        field = _SIZE if name.endswith("_SIZE") else _NUMS
+        minute, hour, day = (self._snapshot(flow, window, field) for window in range(len(WINDOWS)))
+        return BrokerStatsData(stats_minute=minute, stats_hour=hour, stats_day=day)
+
+    def put_tps(self, topic: str) -> float:
+        """Messages per second that came in for a topic in the last minute."""
+        flow = self.topics.get(topic)
+        return self._snapshot(flow, 0, _NUMS).tps if flow is not None else 0.0
+
+    def get_tps(self, group: str, topic: str) -> float:
+        """Messages per second that a group got of a topic in the last minute."""
+        flow = self.groups.get((topic, group))
+        return self._snapshot(flow, 0, _NUMS).tps if flow is not None else 0.0
+
+    def runtime(self) -> dict[str, str]:
+        """The figures of GET_BROKER_RUNTIME_INFO that are counted here."""
+        self._count_puts()
+        puts, put_bytes = self._store.path.puts, self._store.path.put_bytes
+        put_yesterday, put_today, got_yesterday, got_today = self._mornings
+        figures = {
+            "putMessageTimesTotal": puts,
+            "putMessageSizeTotal": put_bytes,
+            "putMessageAverageSize": put_bytes / puts if puts else 0.0,
+            "msgPutTotalYesterdayMorning": put_yesterday,
+            "msgPutTotalTodayMorning": put_today,
+            "msgPutTotalTodayNow": self._user_in.nums,
+            "msgGetTotalYesterdayMorning": got_yesterday,
+            "msgGetTotalTodayMorning": got_today,
+            "msgGetTotalTodayNow": self._user_out.nums,
+        }
+        total = (sum(self._rate(column, s) or 0.0 for column in (_FOUND, _MISSED))
+                 for s in RATE_SECONDS)  # fmt: skip
+        return {
+            **{name: str(figure) for name, figure in figures.items()},
+            "putTps": self._rates(_PUTS),
+            "getFoundTps": self._rates(_FOUND),
+            "getMissTps": self._rates(_MISSED),
+            "getTotalTps": " ".join(str(rate) for rate in total),
+            "getTransferredTps": self._rates(_TRANSFERRED),
+        }
+
+    def due(self) -> int:
+        """When `tick` has something to do."""
+        return self._second_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Take the samples that are due."""
+        if now_ms >= self._second_ms or now_ms + SECOND_MS < self._second_ms:
+            # The second case: the clock was set back, and must not stop us until it caught up.
+            self._second_ms = now_ms + SECOND_MS
+            self._seconds.append(
+                (now_ms, self._store.path.puts, self._found, self._missed, self._broker_out.nums)
+            )
+        for window, (step_ms, kept) in enumerate(WINDOWS):
+            if now_ms >= self._next_ms[window] or now_ms + step_ms < self._next_ms[window]:
+                self._next_ms[window] = now_ms + step_ms
+                self._sample(window, kept, now_ms)
+        if now_ms >= self._midnight_ms:
+            self._midnight_ms = _next_midnight_ms(now_ms)
+            self._count_puts()
+            _, put_today, _, got_today = self._mornings
+            self._mornings = (put_today, self._user_in.nums, got_today, self._user_out.nums)
+
+    def _sample(self, window: int, kept: int, now_ms: int) -> None:
+        self._count_puts()
+        self._moments[window].append(now_ms)
+        brokers = (self._broker_in, self._broker_out, self._user_in, self._user_out)
+        for flows in (brokers, self.topics.values(), self.groups.values()):
+            for flow in flows:
+                flow.sample(window, kept)
+
+    def _count_puts(self) -> None:
+        """Sum the rows by topic. What belongs to topics that are gone is forgotten."""
+        sums: dict[bytes, list[int]] = {}
+        for queue in self._store.queues.rows:
+            if queue.puts:
+                pair = sums.get(queue.topic)
+                if pair is None:
+                    pair = sums[queue.topic] = [0, 0]
+                pair[0] += queue.puts
+                pair[1] += queue.put_bytes
+        before, self.topics = self.topics, {}
+        system = 0
+        for name, (nums, size) in sums.items():
+            topic = name.decode("utf-8", "replace")
+            flow = before.get(topic)
+            if flow is None or nums < flow.nums:  # fewer: deleted and made again
+                flow = Flow()
+            flow.nums = flow.times = nums
+            flow.size = size
+            self.topics[topic] = flow
+            system += nums if is_system_topic(topic) else 0
+        for gone in before.keys() - self.topics.keys():
+            for key in [key for key in self.groups if key[0] == gone]:
+                del self.groups[key]
+        self._broker_in.nums = self._store.path.puts
+        self._user_in.nums = self._store.path.puts - system
+
+    def _flow(self, name: str, key: str) -> Flow | None:
+        if name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"):
+            return self.topics.get(key)
+        if name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE"):
+            topic, _, group = key.rpartition("@")
+            return self.groups.get((topic, group))
+        return {
+            "BROKER_PUT_NUMS": self._broker_in,
+            "BROKER_GET_NUMS": self._broker_out,
+            "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": self._user_in,
+            "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": self._user_out,
+        }.get(name)
+
+    def _snapshot(self, flow: Flow, window: int, field: int) -> BrokerStatsItem:
+        row = flow.samples[window]
+        if not row:
+            return BrokerStatsItem()
+        moments = self._moments[window]
+        elapsed_ms = moments[-1] - moments[-(len(row) // _FIELDS)]
+        total = row[field - _FIELDS] - row[field]
+        times = row[_TIMES - _FIELDS] - row[_TIMES]
+        return BrokerStatsItem(
+            sum=total,
+            tps=total * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0,
+            avgpt=total / times if times > 0 else 0.0,
+        )
+
+    def _rate(self, column: int, seconds: int) -> float | None:
+        """The average over the last seconds; None before so many have passed."""
+        if len(self._seconds) <= seconds:
+            return None
+        first, last = self._seconds[-seconds - 1], self._seconds[-1]
+        elapsed_ms = last[0] - first[0]
+        return (last[column] - first[column]) * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0
+
+    def _rates(self, column: int) -> str:
+        """Averages as tools expect them: separated by blanks, those not known yet left out."""
+        rates = (self._rate(column, seconds) for seconds in RATE_SECONDS)
+        return " ".join("" if rate is None else str(rate) for rate in rates)
+
+
+def _next_midnight_ms(now_ms: int) -> int:
+    today = datetime.fromtimestamp(now_ms // 1000).replace(hour=0, minute=0, second=0)
+    return int((today + timedelta(days=1)).timestamp()) * 1000

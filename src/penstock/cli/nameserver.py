@@ -1,0 +1,35 @@
+"""`penstock nameserver`: one NameServer in this process."""
+
+from pathlib import Path
+
+import click
+
+from penstock.cli import startup
+
+
+@click.command(short_help="Run a NameServer.")
+@startup.config_option
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option("--port", type=startup.PORT, help="Port to listen on.  [default: 9876]")
+@click.option("--data", help="Directory of the KV file; without one it is kept in memory only.")
+@startup.log_option
+def nameserver(
+    config_file: Path | None, host: str | None, port: int | None, data: str | None, log_form: str
+) -> int:
+    """Run a NameServer until SIGTERM or Ctrl-C; a line on stdout says when it is ready."""
+    flags = {
+        "nameserver.host": ("--host", host),
+        "nameserver.port": ("--port", port),
+        "nameserver.data": ("--data", data),
+    }
+    chosen = startup.choose_settings(config_file, "nameserver", flags)
+    startup.prepare(chosen, log_form, "nameserver")
+    from penstock.net.service import serve_nameserver
+
+    config = chosen.settings.nameserver
+
+    def ready() -> None:
+        startup.say(f"penstock nameserver is ready on {config.host}:{config.port}")
+
+    startup.serve(lambda: serve_nameserver(chosen.settings, ready))
+    return 0

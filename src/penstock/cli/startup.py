@@ -1,0 +1,123 @@
+"""What the commands that start a server share: options, settings, limits of the process."""
+
+import ctypes
+import errno
+import logging
+import os
+import resource
+import signal
+import sys
+from collections.abc import Callable, Coroutine, Mapping
+from pathlib import Path
+from typing import Any
+
+import click
+
+from penstock.cli.logs import log_to_stderr
+from penstock.config.doc import PORT_MAX
+from penstock.config.settings import Role
+from penstock.config.sources import (
+    Chosen,
+    Layer,
+    from_environment,
+    from_flags,
+    from_namesrv_addr,
+    from_properties,
+    from_toml,
+    settle,
+)
+from penstock.errors import PenstockError
+
+log = logging.getLogger(__name__)
+
+_PR_SET_PDEATHSIG = 1
+
+PORT = click.IntRange(1, PORT_MAX)
+config_option = click.option(
+    "-c", "--config", "config_file", type=click.Path(path_type=Path, dir_okay=False),
+    help="Settings: penstock.toml, or a file with RocketMQ's names such as broker.conf.",
+)  # fmt: skip
+log_option = click.option(
+    "--log", "log_form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    help="Form of the log lines on stderr.",
+)  # fmt: skip
+
+
+def choose_settings(
+    config_file: Path | None, role: Role, flags: Mapping[str, tuple[str, object]]
+) -> Chosen:
+    """Defaults, then NAMESRV_ADDR, the file, PENSTOCK_… variables and flags, in this order."""
+    layers = [from_namesrv_addr(os.environ)]
+    if config_file is not None:
+        layers.append(_read_file(config_file, role))
+    layers += [from_environment(os.environ), from_flags(flags)]
+    return settle(layers)
+
+
+def _read_file(path: Path, role: Role) -> Layer:
+    data = path.read_bytes()
+    if path.suffix == ".toml":
+        return from_toml(data, str(path))
+    from penstock.wire.properties import parse_properties
+
+    try:
+        values = parse_properties(data)
+    except PenstockError as error:
+        raise type(error)(f"{path}: {error.message}", hint=error.hint) from None
+    return from_properties(values, str(path), role)
+
+
+def prepare(chosen: Chosen, log_form: str, who: str, *, warn: bool = True) -> None:
+    """Make this process a server: logs, open files; say what is odd about the settings."""
+    context = click.get_current_context(silent=True)
+    debug = context is not None and bool(context.find_root().params.get("debug"))
+    log_to_stderr(log_form, who, debug=debug)
+    for warning in chosen.warnings if warn else ():
+        log.warning("%s", warning)
+    raise_open_files()
+
+
+def raise_open_files() -> None:
+    """Allow as many open files as the system lets us: a connection is one, a store has many."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        except (OSError, ValueError) as error:
+            log.warning("the limit of %d open files can't be raised to %d: %s", soft, hard, error)
+
+
+def end_with(parent: int) -> None:
+    """Get SIGTERM when the parent process ends, however it ends."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"prctl: {os.strerror(code)}")
+    if os.getppid() != parent:  # it ended before we could ask
+        sys.exit(1)
+
+
+def serve(server: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run a server until it is told to stop; a port in use becomes a sentence."""
+    from penstock.net.service import run
+
+    try:
+        run(server())
+    except OSError as error:
+        raise explained(error) from error
+
+
+def explained(error: OSError) -> OSError:
+    """The error, with the next step in it where people often meet it."""
+    if error.errno == errno.EADDRINUSE:
+        text = f"{error.strerror}; stop the other server or choose another port"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        text = f"{error.strerror}; choose an address of this machine (--host)"
+    else:
+        return error
+    return OSError(error.errno, text)
+
+
+def say(line: str) -> None:
+    """A line on stdout, at once: others wait for it."""
+    print(line, flush=True)

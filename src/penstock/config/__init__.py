@@ -1,0 +1,25 @@
+"""Settings: frozen structs whose every field has a default, a unit in its name and a line of text.
+
+`live` fields may be changed while a server runs; the others are fixed when it starts.
+"""
+
+from penstock.config.broker import BrokerConfig
+from penstock.config.doc import Doc, describe
+from penstock.config.live import Live
+from penstock.config.server import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
+from penstock.config.settings import Settings
+from penstock.config.store import StoreConfig, delays_ms
+
+__all__ = [
+    "AccessConfig",
+    "BrokerConfig",
+    "Doc",
+    "Live",
+    "NameServerConfig",
+    "ServerConfig",
+    "Settings",
+    "StoreConfig",
+    "TlsConfig",
+    "delays_ms",
+    "describe",
+]

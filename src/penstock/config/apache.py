@@ -1,0 +1,196 @@
+"""Our settings under RocketMQ's names and in its forms, in both directions."""
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import NamedTuple
+
+from penstock.config.settings import (
+    ROLE_TABLES,
+    Role,
+    Settings,
+    all_settings,
+    value_of,
+    write_value,
+)
+
+QUEUE_ENTRY_BYTES = 20
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+_PROTECTED = """
+brokerConfigPath brokerConfigPaths rocketmqHome configBlackList configStorePath kvConfigPath
+storePathRootDir storePathCommitLog storePathDLedgerCommitLog storePathEpochFile
+storePathBrokerIdentity readOnlyCommitLogStorePaths authConfigPath messageStorePlugIn
+authenticationProvider authenticationMetadataProvider authenticationStrategy
+authorizationProvider authorizationMetadataProvider authorizationStrategy
+"""
+PROTECTED = frozenset(_PROTECTED.split())
+"""Names of paths and of code: changing one over the wire is refused, as by RocketMQ or stricter."""
+
+_DEFAULT_STORE = "~/store"
+
+
+class Form(NamedTuple):
+    """How RocketMQ writes a value, where it differs; `read` raises ValueError."""
+
+    read: Callable[[str], str]
+    write: Callable[[str], str]
+
+
+def _read_flush(text: str) -> str:
+    if text not in ("SYNC_FLUSH", "ASYNC_FLUSH"):
+        raise ValueError("it is SYNC_FLUSH or ASYNC_FLUSH")
+    return "true" if text == "SYNC_FLUSH" else "false"
+
+
+def _read_times(factor: int) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        if not text.isdecimal():
+            raise ValueError("it is a whole number")
+        return str(int(text) * factor)
+
+    return read
+
+
+def _read_queue_bytes(text: str) -> str:
+    if not text.isdecimal():
+        raise ValueError("it is a whole number of bytes")
+    return str(math.ceil(int(text) / QUEUE_ENTRY_BYTES))
+
+
+def _read_pair(user: str, password: str) -> Callable[[str], str]:
+    def read(text: str) -> str:
+        try:
+            pair = json.loads(text) if text else None
+        except ValueError:
+            pair = {}
+        if pair is None:
+            return ""
+        if not isinstance(pair, dict) or not (pair.get(user) and pair.get(password)):
+            raise ValueError(f'it is {{"{user}":"…","{password}":"…"}}')
+        return f"{pair[user]}:{pair[password]}"
+
+    return read
+
+
+def _write_pair(user: str, password: str) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        return json.dumps(dict(zip((user, password), text.split(":", 1), strict=False)))
+
+    return write
+
+
+_FORMS = {
+    "flushDiskType": Form(_read_flush, {"true": "SYNC_FLUSH", "false": "ASYNC_FLUSH"}.__getitem__),
+    "mappedFileSizeConsumeQueue": Form(
+        _read_queue_bytes, lambda entries: str(int(entries) * QUEUE_ENTRY_BYTES)
+    ),
+    "serverChannelMaxIdleTimeSeconds": Form(
+        _read_times(1000), lambda ms: str(math.ceil(int(ms) / 1000))
+    ),
+    "tls.server.mode": Form(
+        lambda mode: "off" if mode == "disabled" else mode,
+        lambda mode: "disabled" if mode == "off" else mode,
+    ),
+    "kvConfigPath": Form(
+        os.path.dirname, lambda data: data and os.path.join(data, "kvConfig.json")
+    ),
+    "initAuthenticationUser": Form(
+        _read_pair("username", "password"), _write_pair("username", "password")
+    ),
+    "innerClientAuthenticationCredentials": Form(
+        _read_pair("accessKey", "secretKey"), _write_pair("accessKey", "secretKey")
+    ),
+}
+_PLAIN = Form(lambda text: text, lambda text: text)
+_ALIASES = {"tlsMode": "tls.server.mode"}
+
+
+@cache
+def names_by_apache(role: Role) -> dict[str, str]:
+    """RocketMQ's name → ours (`table.field`), for one kind of server."""
+    return {
+        setting.doc.apache: name
+        for name, setting in all_settings().items()
+        if setting.doc.apache and name.partition(".")[0] in ROLE_TABLES[role]
+    }
+
+
+def find(key: str, role: Role) -> tuple[str, Form] | None:
+    """The setting meant by RocketMQ's or our own name, and the form its value is written in."""
+    key = _ALIASES.get(key, key)
+    name = names_by_apache(role).get(key)
+    if name is not None:
+        return name, _FORMS.get(key, _PLAIN)
+    return (key, _PLAIN) if key in all_settings() else None
+
+
+def refusal(key: str, value: str, values: Mapping[str, str]) -> str:
+    """Why a setting of RocketMQ can't just be passed over; empty: it can.
+
+    Ignoring one of these would open a closed broker, hide its data, or promise what nobody keeps.
+    """
+    on = value.lower() == "true"
+    if key == "aclEnable" and on:
+        return (
+            "the access control of RocketMQ 4 is not supported; use authenticationEnabled and "
+            "authorizationEnabled, and create the users with mqadmin createUser"
+        )
+    if key == "brokerRole" and value == "SLAVE":
+        return "replication is not supported yet; run this broker as a master with its own name"
+    if key in ("enableDLegerCommitLog", "enableControllerMode") and on:
+        return "election among replicas is not supported; run this broker as a plain master"
+    if key == "storeType" and value not in ("", "default"):
+        return "only the default file store is supported"
+    if key == "storePathCommitLog":
+        root = values.get("storePathRootDir", "").strip() or _DEFAULT_STORE
+        if not _same_path(value, os.path.join(root, "commitlog")):
+            return f"the log lies in {os.path.join(root, 'commitlog')}; move or link it there"
+    return ""
+
+
+def assumed(role: Role) -> dict[str, str]:
+    """What a file with RocketMQ's names means where it says nothing and our default differs."""
+    if role == "nameserver":
+        return {"nameserver.host": "0.0.0.0"}
+    return {
+        "broker.host": "0.0.0.0",
+        "broker.name": os.uname().nodename,
+        "broker.data": os.path.expanduser(_DEFAULT_STORE),
+    }
+
+
+def apache_values(settings: Settings, role: Role) -> dict[str, str]:
+    """All settings of a server under RocketMQ's names, ours where it has none; no secrets."""
+    by_name = {name: key for key, name in names_by_apache(role).items()}
+    values = {}
+    for name, setting in all_settings().items():
+        if name.partition(".")[0] in ROLE_TABLES[role] and not setting.doc.secret:
+            key = by_name.get(name, name)
+            values[key] = _FORMS.get(key, _PLAIN).write(write_value(value_of(settings, name)))
+    return values | (_broker_extras(settings) if role == "broker" else {})
+
+
+def _broker_extras(settings: Settings) -> dict[str, str]:
+    """What RocketMQ's tools look for and what is no setting here."""
+    broker = settings.broker
+    return {
+        "brokerRole": "ASYNC_MASTER" if broker.id == 0 else "SLAVE",
+        "brokerIP1": broker.announce or broker.host,
+        "haListenPort": str(broker.port + 1),
+        "storePathCommitLog": os.path.join(broker.data, "commitlog"),
+        "msgTraceTopicName": TRACE_TOPIC,
+        "maxTransferBytesOnMessageInDisk": str(broker.pull_bytes_max),
+        "maxTransferCountOnMessageInDisk": str(broker.pull_messages_max),
+        "slaveReadEnable": "false",
+        "rejectTransactionMessage": "false",
+        "aclEnable": "false",
+        "storeType": "default",
+        "filterServerNums": "0",
+    }
+
+
+def _same_path(one: str, other: str) -> bool:
+    return os.path.abspath(os.path.expanduser(one)) == os.path.abspath(os.path.expanduser(other))

@@ -1,0 +1,268 @@
+"""A NameServer: request codes → answers. Several of them share nothing, not even a module's state.
+
+A broker is removed when it says so, when the connection it registered over ends, or when it has
+been silent for the time it asked for; see `routes` for what the tables hold.
+"""
+
+from collections.abc import Iterator
+from typing import Final
+
+from penstock.broker.answers import Answer, ClientId, Close, Outbox, Persist, Reply
+from penstock.broker.command import Command
+from penstock.broker.router import Router, Row
+from penstock.config import Live
+from penstock.errors import HeaderError, QueryNotFound, TopicNotExist
+from penstock.nameserver.kvconfig import ORDER_TOPIC_CONFIG, KVConfig
+from penstock.nameserver.registration import read_body, read_registration
+from penstock.nameserver.routes import Routes, encode_route, near_route
+from penstock.store.tables import ConfigFile
+from penstock.wire import fastjson
+from penstock.wire.bodies import (
+    BrokerMemberGroup,
+    DataVersion,
+    GetBrokerMemberGroupResponseBody,
+    TopicList,
+    TopicRouteData,
+)
+from penstock.wire.codes import (
+    EXT_ZONE_MODE,
+    EXT_ZONE_NAME,
+    TOPIC_UNIT,
+    TOPIC_UNIT_SUB,
+    V4_9_4,
+    RequestCode,
+)
+from penstock.wire.properties import format_properties, parse_properties
+
+SUCCESS = Reply()
+
+# What Apache's NameServer lets one choose and ours always does in its default way.
+ALWAYS: Final = {
+    "clusterTest": "false",
+    "enableAllTopicList": "true",
+    "enableControllerInNamesrv": "false",
+    "enableTopicList": "true",
+    "needWaitForService": "false",
+    "notifyMinBrokerIdChanged": "false",
+    "returnOrderTopicConfigToBroker": "true",
+}
+
+
+class NameServer:
+    """One NameServer."""
+
+    def __init__(self, settings: Live, now_ms: int, kv_file: ConfigFile | None = None) -> None:
+        self.outbox = Outbox()
+        self._settings = settings
+        self._routes = Routes()
+        self._kv = KVConfig()
+        self._persistent = kv_file is not None
+        if kv_file is not None:
+            self._kv.load(kv_file)
+        self._scanned_ms = now_ms
+        self.router = Router([self._broker_rows(), self._route_rows(), self._admin_rows()])
+
+    def handle(self, command: Command) -> Answer:
+        """The answer to a request."""
+        return self.router.handle(command)
+
+    def connected(self, client: ClientId, peer: str, now_ms: int) -> None:
+        """A connection has come; it means nothing until a broker registers over it."""
+
+    def disconnected(self, client: ClientId, now_ms: int) -> None:
+        """A connection has gone, and with it the brokers that registered over it."""
+        self._routes.closed(client)
+
+    def due(self) -> int:
+        """When silent brokers are looked for next, in ms."""
+        return self._scanned_ms + self._settings.current.nameserver.scan_ms
+
+    def tick(self, now_ms: int) -> None:
+        """Remove silent brokers, if it is time to."""
+        if now_ms < self.due():
+            return
+        self._scanned_ms = now_ms
+        for broker in self._routes.expire(now_ms):
+            self.outbox.put(Close(broker.client, f"broker {broker.name} was silent for too long"))
+
+    # --- brokers ---------------------------------------------------------------------------------
+
+    def _broker_rows(self) -> Iterator[Row]:
+        yield Row(RequestCode.REGISTER_BROKER, self._register)
+        yield Row(RequestCode.UNREGISTER_BROKER, self._unregister)
+        yield Row(RequestCode.BROKER_HEARTBEAT, self._heartbeat)
+        yield Row(RequestCode.QUERY_DATA_VERSION, self._query_version)
+        yield Row(RequestCode.REGISTER_TOPIC_IN_NAMESRV, self._register_topic)
+        yield Row(RequestCode.GET_BROKER_MEMBER_GROUP, self._member_group)
+
+    def _register(self, command: Command) -> Answer:
+        registration = read_registration(command, self._settings.current.nameserver)
+        if not self._routes.renew(registration, command.now_ms):
+            body = read_body(registration, command.body)
+            self._routes.register(registration, body, command.now_ms)
+        ext = {}
+        master = self._routes.master_of(registration)
+        if master is not None:
+            ext = {"masterAddr": master.address, "haServerAddr": master.ha_address}
+        return Reply(ext=ext, body=self._kv.body(ORDER_TOPIC_CONFIG) or b"")
+
+    def _unregister(self, command: Command) -> Answer:
+        self._routes.unregister(
+            command.text("clusterName"), command.text("brokerAddr"), command.text("brokerName")
+        )
+        return SUCCESS
+
+    def _heartbeat(self, command: Command) -> Answer:
+        self._heard(command)
+        return SUCCESS
+
+    def _query_version(self, command: Command) -> Answer:
+        broker = self._routes.brokers.get(self._heard(command))
+        if broker is None:
+            return Reply(ext={"changed": "true"})
+        changed = broker.version != command.body_as(DataVersion)
+        return Reply(ext={"changed": str(changed).lower()}, body=fastjson.encode(broker.version))
+
+    def _heard(self, command: Command) -> tuple[str, str]:
+        key = command.text("clusterName"), command.text("brokerAddr")
+        self._routes.heard(*key, command.now_ms)
+        return key
+
+    def _register_topic(self, command: Command) -> Answer:
+        self._routes.add_topic(command.text("topic"), command.body_as(TopicRouteData).queue_datas)
+        return SUCCESS
+
+    def _member_group(self, command: Command) -> Answer:
+        name = command.text("brokerName")
+        group = self._routes.names.get(name)
+        members = BrokerMemberGroup(
+            cluster=command.text("clusterName"),
+            broker_name=name,
+            broker_addrs=group.broker_addrs if group is not None else {},
+        )
+        return _body(GetBrokerMemberGroupResponseBody(broker_member_group=members))
+
+    # --- routes and lists ------------------------------------------------------------------------
+
+    def _route_rows(self) -> Iterator[Row]:
+        yield Row(RequestCode.GET_ROUTEINFO_BY_TOPIC, self._route)
+        yield Row(RequestCode.GET_BROKER_CLUSTER_INFO, self._cluster_info)
+        yield Row(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, self._all_topics)
+        yield Row(RequestCode.GET_TOPICS_BY_CLUSTER, self._cluster_topics)
+        yield Row(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS, self._system_topics)
+        yield Row(RequestCode.GET_UNIT_TOPIC_LIST, self._unit_topics)
+        yield Row(RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST, self._unit_sub_topics)
+        yield Row(RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST, self._only_unit_sub_topics)
+
+    def _route(self, command: Command) -> Answer:
+        topic = command.text("topic")
+        config = self._settings.current.nameserver
+        order = self._kv.get(ORDER_TOPIC_CONFIG, topic) if config.order_messages else None
+        strict = command.version >= V4_9_4 or command.truth("acceptStandardJsonOnly")
+        zone = command.ext.get(EXT_ZONE_NAME, "").strip()
+        if zone and command.truth(EXT_ZONE_MODE):
+            route = self._routes.route(topic, order=order, acting_master=config.acting_master)
+            body = encode_route(near_route(route, zone), strict=strict) if route else None
+        else:
+            body = self._routes.route_body(
+                topic, strict=strict, order=order, acting_master=config.acting_master
+            )
+        if body is None:
+            raise TopicNotExist(f"No topic route info in name server for the topic: {topic}")
+        return Reply(body=body)
+
+    def _cluster_info(self, command: Command) -> Answer:
+        return _body(self._routes.cluster_info())
+
+    def _all_topics(self, command: Command) -> Answer:
+        return _body(TopicList(topic_list=list(self._routes.topics)))
+
+    def _cluster_topics(self, command: Command) -> Answer:
+        return _body(TopicList(topic_list=self._routes.topics_of(command.text("cluster"))))
+
+    def _system_topics(self, command: Command) -> Answer:
+        """Clusters and brokers have topics of their own names; a broker knows the other ones."""
+        names = dict.fromkeys(self._routes.clusters)
+        for brokers in self._routes.clusters.values():
+            names |= brokers
+        group = next(iter(self._routes.names.values()), None)
+        address = group.broker_addrs[min(group.broker_addrs)] if group is not None else None
+        return _body(TopicList(topic_list=list(names), broker_addr=address))
+
+    def _unit_topics(self, command: Command) -> Answer:
+        return self._flagged_topics(TOPIC_UNIT, TOPIC_UNIT)
+
+    def _unit_sub_topics(self, command: Command) -> Answer:
+        return self._flagged_topics(TOPIC_UNIT_SUB, TOPIC_UNIT_SUB)
+
+    def _only_unit_sub_topics(self, command: Command) -> Answer:
+        return self._flagged_topics(TOPIC_UNIT | TOPIC_UNIT_SUB, TOPIC_UNIT_SUB)
+
+    def _flagged_topics(self, mask: int, flags: int) -> Answer:
+        return _body(TopicList(topic_list=self._routes.topics_by_flag(mask, flags)))
+
+    # --- administration --------------------------------------------------------------------------
+
+    def _admin_rows(self) -> Iterator[Row]:
+        yield Row(RequestCode.WIPE_WRITE_PERM_OF_BROKER, self._wipe_write)
+        yield Row(RequestCode.ADD_WRITE_PERM_OF_BROKER, self._add_write)
+        yield Row(RequestCode.DELETE_TOPIC_IN_NAMESRV, self._delete_topic)
+        yield Row(RequestCode.PUT_KV_CONFIG, self._put_kv)
+        yield Row(RequestCode.GET_KV_CONFIG, self._get_kv)
+        yield Row(RequestCode.DELETE_KV_CONFIG, self._delete_kv)
+        yield Row(RequestCode.GET_KVLIST_BY_NAMESPACE, self._list_kv)
+        yield Row(RequestCode.UPDATE_NAMESRV_CONFIG, self._update_config)
+        yield Row(RequestCode.GET_NAMESRV_CONFIG, self._get_config)
+
+    def _wipe_write(self, command: Command) -> Answer:
+        count = self._routes.wipe_write(command.text("brokerName"))
+        return Reply(ext={"wipeTopicCount": str(count)})
+
+    def _add_write(self, command: Command) -> Answer:
+        count = self._routes.add_write(command.text("brokerName"))
+        return Reply(ext={"addTopicCount": str(count)})
+
+    def _delete_topic(self, command: Command) -> Answer:
+        self._routes.delete_topic(command.text("topic"), command.text_or("clusterName") or None)
+        return SUCCESS
+
+    def _put_kv(self, command: Command) -> Answer:
+        value = command.ext.get("value")
+        if value is None:
+            raise HeaderError("the header field value is missing")
+        self._kv.put(command.text("namespace"), command.text("key"), value)
+        return self._saved_kv()
+
+    def _get_kv(self, command: Command) -> Answer:
+        namespace, key = command.text("namespace"), command.text("key")
+        value = self._kv.get(namespace, key)
+        if value is None:
+            raise QueryNotFound(f"No config item, Namespace: {namespace} Key: {key}")
+        return Reply(ext={"value": value})
+
+    def _delete_kv(self, command: Command) -> Answer:
+        self._kv.remove(command.text("namespace"), command.text("key"))
+        return self._saved_kv()
+
+    def _saved_kv(self) -> Reply:
+        if self._persistent and self._kv.dirty:
+            self.outbox.put(Persist(self._kv))
+        return SUCCESS
+
+    def _list_kv(self, command: Command) -> Answer:
+        namespace = command.text("namespace")
+        body = self._kv.body(namespace)
+        if body is None:
+            raise QueryNotFound(f"No config item, Namespace: {namespace}")
+        return Reply(body=body)
+
+    def _update_config(self, command: Command) -> Answer:
+        self._settings.change(parse_properties(command.body))
+        return SUCCESS
+
+    def _get_config(self, command: Command) -> Answer:
+        return Reply(body=format_properties(self._settings.apache_values() | ALWAYS))
+
+
+def _body(value: object) -> Reply:
+    return Reply(body=fastjson.encode(value))

@@ -1,0 +1,245 @@
+"""Carries out what handlers answered: replies, work in the pool, held pulls, calls to clients.
+
+And their effects: requests to clients, tables to files, registration, closed connections.
+"""
+
+from __future__ import annotations
+
+import heapq
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.answers import (
+    Answer,
+    Close,
+    Effect,
+    Hold,
+    InThread,
+    Persist,
+    Register,
+    Relay,
+    Reply,
+    Table,
+    Tell,
+)
+from penstock.broker.longpoll import Held, Holds
+from penstock.broker.router import refusal
+from penstock.errors import FrameError, PenstockError, SystemBusy
+from penstock.wire.codes import FLAG_ONE_WAY, ResponseCode
+from penstock.wire.output import encode, response
+
+if TYPE_CHECKING:
+    from penstock.broker.persistence import Persistence
+    from penstock.net.connection import Connection
+    from penstock.net.server import Server
+
+log = logging.getLogger(__name__)
+
+HOLDS_MAX = 200_000
+"""Most pulls that wait at one time."""
+RELAYS_MAX = 1_000
+"""Most requests that wait for another client's answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ticket:
+    """Who waits for an answer."""
+
+    connection: Connection
+    opaque: int
+    encoding: int
+    oneway: bool
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A request on its way to a client."""
+
+    ticket: Ticket
+    relay: Relay
+
+
+class Carrier:
+    """The hands of a server."""
+
+    def __init__(
+        self, server: Server, submit: Callable[[Callable[[], Any]], Future[Any]],
+        holds: Holds | None = None, persistence: Persistence | None = None,
+        register: Callable[[], None] = lambda: None,
+    ) -> None:  # fmt: skip
+        self._server = server
+        self._submit = submit
+        self._holds = holds
+        self._persistence = persistence
+        self.register = register
+        self._asked: dict[tuple[int, int], _Asked] = {}
+        self._deadlines: list[tuple[int, int, tuple[int, int]]] = []
+        self._opaque = 0
+        self._saving: dict[str, Table | None] = {}
+        self.pool_jobs = 0
+        if holds is not None:
+            holds.wake = self.wake
+
+    # --- answers
+
+    def carry(self, ticket: Ticket, answer: Answer) -> None:
+        """Do what an answer says."""
+        if answer is None:
+            return
+        if isinstance(answer, Reply):
+            self._reply(ticket, answer)
+        elif isinstance(answer, InThread):
+            self._in_thread(ticket, answer)
+        elif isinstance(answer, Hold):
+            self._hold(ticket, answer)
+        else:
+            self._relay(ticket, answer)
+
+    def _reply(self, ticket: Ticket, reply: Reply) -> None:
+        if ticket.oneway:
+            return
+        try:
+            data = response(
+                reply.code, ticket.opaque, ticket.encoding, ext=reply.ext, body=reply.body,
+                remark=reply.remark,
+            )  # fmt: skip
+        except FrameError as error:
+            remark = error.remark()
+            data = response(error.code, ticket.opaque, ticket.encoding, remark=remark)
+        ticket.connection.write(data)
+
+    def _in_thread(self, ticket: Ticket, job: InThread) -> None:
+        ticket.connection.adjust_work(1)
+        self.pool_jobs += 1
+        try:
+            future = self._submit(job.work)
+        except RuntimeError as error:  # the pool is closing
+            self.pool_jobs -= 1
+            ticket.connection.adjust_work(-1)
+            self._reply(ticket, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error)))
+            return
+        future.add_done_callback(
+            lambda done: self._server.soon_from_thread(self._thread_done, ticket, job, done)
+        )
+
+    def _thread_done(self, ticket: Ticket, job: InThread, done: Future[Any]) -> None:
+        self.pool_jobs -= 1
+        ticket.connection.adjust_work(-1)
+        self.carry(ticket, self._safely(lambda: job.then(done.result())))
+        self._server.after_work()
+
+    def _safely(self, make: Callable[[], Answer]) -> Answer:
+        """What a piece of a handler answers, be it an error."""
+        try:
+            return make()
+        except PenstockError as error:
+            return refusal(error)
+        except Exception as error:
+            log.exception("a handler failed")
+            remark = f"a bug of Penstock: {type(error).__name__}: {error}"
+            return Reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+
+    # --- held pulls
+
+    def _hold(self, ticket: Ticket, hold: Hold) -> None:
+        assert self._holds is not None
+        if len(self._holds) >= HOLDS_MAX:
+            busy = SystemBusy.over(
+                "too many pulls wait here", figure=len(self._holds), limit=HOLDS_MAX, unit="pulls"
+            )
+            self._reply(ticket, refusal(busy))
+            return
+        self._holds.add(ticket.connection.client, ticket, hold)
+        self._server.wake_at(hold.deadline_ms)
+
+    def wake(self, held: Held, last: bool) -> None:
+        """Try a held pull again."""
+        ticket: Ticket = held.ticket
+        if not ticket.connection.hold_back(held, last):
+            self.carry(ticket, self._safely(lambda: held.hold.again(last)))
+
+    # --- calls to clients
+
+    def _relay(self, ticket: Ticket, relay: Relay) -> None:
+        target = self._server.connections.get(relay.client)
+        if target is None or len(self._asked) >= RELAYS_MAX:
+            self.carry(ticket, relay.on_timeout)
+            return
+        key = (relay.client, self._next_opaque())
+        self._asked[key] = _Asked(ticket, relay)
+        heapq.heappush(self._deadlines, (relay.deadline_ms, key[1], key))
+        self._server.wake_at(relay.deadline_ms)
+        target.write(encode(relay.code, relay.ext, relay.body, opaque=key[1]))
+
+    def answered(self, client: int, opaque: int, reply: Reply) -> None:
+        """A client has answered something that we asked it."""
+        asked = self._asked.pop((client, opaque), None)
+        if asked is not None:
+            self.carry(asked.ticket, self._safely(lambda: asked.relay.then(reply)))
+
+    def due(self) -> int:
+        """When the next call to a client is given up."""
+        return self._deadlines[0][0] if self._deadlines else 1 << 62
+
+    def tick(self, now_ms: int) -> None:
+        """Give up calls to clients whose time is over."""
+        while self._deadlines and self._deadlines[0][0] <= now_ms:
+            asked = self._asked.pop(heapq.heappop(self._deadlines)[2], None)
+            if asked is not None:
+                self.carry(asked.ticket, asked.relay.on_timeout)
+
+    def _next_opaque(self) -> int:
+        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
+        return self._opaque
+
+    # --- effects
+
+    def perform(self, effects: list[Effect]) -> None:
+        """Carry out what handlers asked for besides their answers."""
+        for effect in effects:
+            if isinstance(effect, Tell):
+                self._tell(effect)
+            elif isinstance(effect, Persist):
+                self.save(effect.table)
+            elif isinstance(effect, Register):
+                self.register()
+            elif isinstance(effect, Close):
+                connection = self._server.connections.get(effect.client)
+                if connection is not None:
+                    connection.close(effect.why)
+
+    def _tell(self, tell: Tell) -> None:
+        connection = self._server.connections.get(tell.client)
+        if connection is not None:
+            opaque = self._next_opaque()
+            connection.write(
+                encode(tell.code, tell.ext, tell.body, opaque=opaque, flag=FLAG_ONE_WAY)
+            )
+
+    def save(self, table: Table) -> None:
+        """Write a table soon: at once, or when the write under way is done."""
+        assert self._persistence is not None
+        name = table.FILE
+        if name in self._saving:
+            self._saving[name] = table
+            return
+        self._saving[name] = None
+        self._submit(self._persistence.save(table)).add_done_callback(
+            lambda done: self._server.soon_from_thread(self._saved, name, done)
+        )
+
+    def _saved(self, name: str, done: Future[Any]) -> None:
+        again = self._saving.pop(name)
+        error = done.exception()
+        if error is not None:
+            log.error("%s can't be written: %s", name, error)
+        if again is not None:
+            self.save(again)
+
+    @property
+    def saving(self) -> bool:
+        """Whether a table is being written."""
+        return bool(self._saving)

@@ -1,0 +1,281 @@
+"""A server: its listener, its connections, their limits, and the order of work of a turn."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from penstock.broker.answers import Outbox
+from penstock.config import Live, ServerConfig
+from penstock.errors import WireError
+from penstock.net.carrier import Carrier, Ticket
+from penstock.net.connection import Connection
+from penstock.net.listener import Listener, listen
+from penstock.net.turn import Service, Turn
+from penstock.wire.frame import Request
+
+if TYPE_CHECKING:
+    from penstock.broker.longpoll import Holds
+    from penstock.broker.persistence import Persistence
+    from penstock.net.tls import Tls
+    from penstock.store.store import MessageStore
+
+log = logging.getLogger(__name__)
+
+READ_BYTES = 256 * 1024
+"""The shared buffer: as much as one read takes."""
+TICK_MS = 1_000
+"""Time-driven parts are looked at this often, or when the first of them is due."""
+SWEEP_MS = 5_000
+LAG_MS = 20
+"""A turn longer than this is named in the log."""
+
+
+@dataclass(slots=True)
+class _Wait:
+    """Answers that leave when the log is flushed up to `offset`."""
+
+    offset: int
+    deadline_ms: int
+    connection: Connection
+    answers: bytes
+    late: bytes
+
+
+class Server:
+    """Serves one service on one port."""
+
+    def __init__(
+        self, settings: Live, service: Service, turn: Turn, outbox: Outbox, *,
+        submit: Callable[[Callable[[], Any]], Future[Any]], store: MessageStore | None = None,
+        holds: Holds | None = None, persistence: Persistence | None = None,
+    ) -> None:  # fmt: skip
+        self._settings = settings
+        self.service = service
+        self.turn = turn
+        self._outbox = outbox
+        self._store = store
+        self._holds = holds
+        self._loop = asyncio.get_running_loop()
+        self.carrier = Carrier(self, submit, holds, persistence)
+        self.buffer = memoryview(bytearray(READ_BYTES))
+        self.turn.bind(self.buffer, bytes(8))
+        self.connections: dict[int, Connection] = {}
+        self.memory = 0
+        self.bad_frames = 0
+        self.refused_connections = 0
+        self.lag_ms_max = 0.0
+        self._numbers = 0
+        self._waits: deque[_Wait] = deque()
+        self._listener: Listener | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_ms = 0
+        self._sweep_ms = 0
+        self._stopping = False
+
+    async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
+        """Listen; requests are served from now on."""
+        self._listener = await listen(lambda: Connection(self), host, port, tls=tls)
+        if self._store is not None:
+            self._loop.add_reader(self._store.flusher.notify_fd, self._flushed)
+        self._sweep_ms = self.now_ms() + SWEEP_MS
+        self._tick()
+
+    @property
+    def port(self) -> int:
+        assert self._listener is not None
+        return self._listener.port
+
+    async def stop(self) -> None:
+        """Take no more connections, let answers leave, then close."""
+        self._stopping = True
+        if self._listener is not None:
+            await self._listener.close()
+        deadline = self._loop.time() + self.config().stop_ms / 1000
+        while self._busy() and self._loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections.values()):
+            connection.close("the server stops")
+        while self.connections and self._loop.time() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self.connections.values()):
+            connection.abort("the server has stopped")
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._store is not None:
+            self._loop.remove_reader(self._store.flusher.notify_fd)
+
+    def _busy(self) -> bool:
+        waits = self._waits or self.carrier.pool_jobs or self.carrier.saving
+        return bool(waits) or any(c.unsent for c in self.connections.values())
+
+    # --- for connections
+
+    def config(self) -> ServerConfig:
+        return self._settings.current.server
+
+    def now_ms(self) -> int:
+        return time.time_ns() // 1_000_000
+
+    def soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        self._loop.call_soon(call, *arguments)
+
+    def soon_from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:  # the loop is closed: nobody is left to answer
+            log.debug("work was done after the loop had ended")
+
+    def joined(self, connection: Connection) -> None:
+        """Number a new connection, or refuse it."""
+        limit = self.config().connections_max
+        if len(self.connections) >= limit or self._stopping:
+            self.refused_connections += 1
+            connection.abort(f"there are {limit} connections already (connections_max)")
+            return
+        self._numbers += 1
+        connection.client = self._numbers
+        self.connections[connection.client] = connection
+        self.service.connected(connection.client, connection.peer, connection.active_ms)
+
+    def left(self, connection: Connection) -> None:
+        """A connection is gone."""
+        self.connections.pop(connection.client, None)
+        if self._holds is not None:
+            self._holds.drop(connection.client)
+        self.service.disconnected(connection.client, self.now_ms())
+        self.after_work()
+
+    def after_turn(self, connection: Connection, now_ms: int) -> None:
+        """Send what a turn has made, carry on what it left."""
+        turn = self.turn
+        if turn.output.length:
+            connection.write(turn.output.take())
+        send = turn.send
+        if send is not None and send.waiting.length:
+            assert self._store is not None
+            deadline_ms = now_ms + self._settings.current.broker.flush_timeout_ms
+            self._waits.append(
+                _Wait(
+                    self._store.log.end,
+                    deadline_ms,
+                    connection,
+                    send.waiting.take(),
+                    send.late.take(),
+                )  # fmt: skip
+            )
+        if turn.deferred:
+            deferred, turn.deferred = turn.deferred, []
+            for opaque, encoding, oneway, answer in deferred:
+                self.carrier.carry(Ticket(connection, opaque, encoding, oneway), answer)
+        if turn.responses:
+            responses, turn.responses = turn.responses, []
+            for opaque, reply in responses:
+                self.carrier.answered(connection.client, opaque, reply)
+        if turn.attend:
+            turn.attend = False
+            assert self._store is not None
+            self._store.attend()
+        if self._outbox.effects:
+            self.carrier.perform(self._outbox.take())
+
+    def after_work(self) -> None:
+        """Something happened outside a turn: wake listeners, carry out effects."""
+        if self._store is not None:
+            self._store.settle()
+        if self._outbox.effects:
+            self.carrier.perform(self._outbox.take())
+
+    def peek_header(self, data: memoryview) -> tuple[int, int, bool] | None:
+        """(opaque, encoding, one-way) of a frame whose header has come; None if it has not."""
+        if len(data) < 8:
+            return None
+        length = int.from_bytes(data[4:8], "big") & 0xFFFFFF
+        if len(data) < 8 + length:
+            return None
+        frame = bytearray(data[: 8 + length])
+        frame[0:4] = (4 + length).to_bytes(4, "big")
+        request = Request()
+        request.bind(memoryview(frame))
+        try:
+            request.read(0, len(frame))
+        except WireError:
+            return None
+        return request.opaque, request.encoding, request.is_oneway()
+
+    def note_lag(self, ns: int, code: int) -> None:
+        """Name a turn that took too long."""
+        ms = ns / 1e6
+        if ms > self.lag_ms_max:
+            self.lag_ms_max = ms
+        if ms > LAG_MS:
+            log.warning("a turn took %.0f ms; its last request was of code %d", ms, code)
+
+    # --- time
+
+    def wake_at(self, ms: int) -> None:
+        """See to it that `tick` runs at this time at the latest."""
+        if ms < self._timer_ms and self._timer is not None:
+            self._timer.cancel()
+            self._schedule(ms)
+
+    def _schedule(self, ms: int) -> None:
+        self._timer_ms = ms
+        delay = max(ms - self.now_ms(), 1) / 1000
+        self._timer = self._loop.call_later(delay, self._tick)
+
+    def _tick(self) -> None:
+        now_ms = self.now_ms()
+        # Set first: what runs below may ask to be woken earlier.
+        self._schedule(now_ms + TICK_MS)
+        try:
+            self.service.tick(now_ms)
+            if self._holds is not None:
+                self._holds.tick(now_ms)
+            self.carrier.tick(now_ms)
+            while self._waits and self._waits[0].deadline_ms <= now_ms:
+                wait = self._waits.popleft()
+                wait.connection.write(wait.late)
+            if now_ms >= self._sweep_ms or now_ms < self._sweep_ms - 2 * SWEEP_MS:
+                self._sweep_ms = now_ms + SWEEP_MS
+                self._sweep(now_ms)
+            self.after_work()
+        except Exception:
+            log.exception("a tick failed")
+        due = min(self.service.due(), self.carrier.due())
+        if self._holds is not None:
+            due = min(due, self._holds.due())
+        if self._waits:
+            due = min(due, self._waits[0].deadline_ms)
+        self.wake_at(max(due, now_ms + 1))
+
+    def _sweep(self, now_ms: int) -> None:
+        """Close connections that are idle, or whose frame does not get finished."""
+        idle_ms = self.config().idle_ms
+        for connection in list(self.connections.values()):
+            if now_ms - connection.active_ms > idle_ms:
+                connection.abort(f"idle for {idle_ms} ms (idle_ms)")
+            elif connection.frame_since_ms and now_ms - connection.frame_since_ms > idle_ms:
+                connection.abort(f"a frame was not finished within {idle_ms} ms (idle_ms)")
+
+    def _flushed(self) -> None:
+        """The flusher rang: release what waits for it."""
+        store = self._store
+        assert store is not None
+        store.settle()
+        flushed = store.flusher.flushed()
+        failed = store.flusher.failed()
+        while self._waits and (failed or self._waits[0].offset <= flushed):
+            wait = self._waits.popleft()
+            wait.connection.write(wait.late if self._is_late(wait, flushed) else wait.answers)
+        if self._outbox.effects:
+            self.carrier.perform(self._outbox.take())
+
+    def _is_late(self, wait: _Wait, flushed: int) -> bool:
+        return wait.offset > flushed

@@ -1,0 +1,124 @@
+"""Java's .properties text: RocketMQ's broker.conf, and the bodies of the config requests.
+
+    # comment            also !; only where the first visible sign of a line says so
+    key=value            or key:value, or key value; blanks around the separator do not count
+    key = one, \\         a backslash at the end joins the next line without its leading blanks
+          two
+    \\t \\n \\r \\f \\uXXXX   escapes, in keys and values; any other sign stands for itself
+
+The last of several lines with one key wins. Bytes are read as UTF-8, and as Latin-1 (Java's rule)
+where they are not; written is ASCII, which means the same under both.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+
+from penstock.errors import BodyError
+
+_BLANKS = " \t\f"
+_SEPARATORS = "=:"
+_LINE_END = re.compile(r"\r\n|\r|\n")
+_CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
+_ESCAPES = {ord(sign): f"\\{letter}" for letter, sign in _CONTROLS.items()} | {ord("\\"): "\\\\"}
+_KEY_ESCAPES = _ESCAPES | {ord(sign): f"\\{sign}" for sign in "=: #!"}
+_HEX = re.compile(r"[0-9a-fA-F]{4}")
+_HALVES = re.compile("[\ud800-\udfff]")
+_PAIRS = re.compile("[\ud800-\udbff][\udc00-\udfff]")
+
+
+def parse_properties(data: bytes) -> dict[str, str]:
+    """Keys and values, in the order of their lines."""
+    try:
+        text = data.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        text = data.decode("latin-1")
+    values = {}
+    for number, line in _logical_lines(text):
+        key_end, value_at = _split(line)
+        values[_unescape(line[:key_end], number)] = _unescape(line[value_at:], number)
+    return values
+
+
+def format_properties(values: Mapping[str, str]) -> bytes:
+    """One line for each key, sorted; signs that need no escape have none, for readers of text."""
+    lines = []
+    for key in sorted(values):
+        value = values[key].translate(_ESCAPES)
+        if value.startswith(" "):
+            value = "\\" + value
+        lines.append(f"{_ascii(key.translate(_KEY_ESCAPES))}={_ascii(value)}\n")
+    return "".join(lines).encode("ascii")
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    """(number of its first line, line) with continuations joined, without comments and blanks."""
+    pending, began = "", 0
+    for number, natural in enumerate(_LINE_END.split(text), 1):
+        line = natural.lstrip(_BLANKS)
+        if not pending:
+            began = number
+            if not line or line[0] in "#!":
+                continue
+        backslashes = len(line) - len(line.rstrip("\\"))
+        if backslashes % 2:
+            pending += line[:-1]
+            continue
+        yield began, pending + line
+        pending = ""
+    if pending:
+        yield began, pending
+
+
+def _split(line: str) -> tuple[int, int]:
+    """Where the key ends and where the value begins."""
+    at = 0
+    while at < len(line) and line[at] not in _BLANKS + _SEPARATORS:
+        at += 2 if line[at] == "\\" else 1
+    key_end = min(at, len(line))
+    rest = line[key_end:].lstrip(_BLANKS)
+    if rest and rest[0] in _SEPARATORS:
+        rest = rest[1:].lstrip(_BLANKS)
+    return key_end, len(line) - len(rest)
+
+
+def _unescape(text: str, number: int) -> str:
+    if "\\" not in text:
+        return text
+    pieces, at = [], 0
+    while (escape := text.find("\\", at)) >= 0:
+        pieces.append(text[at:escape])
+        sign = text[escape + 1 : escape + 2]
+        at = escape + 2
+        if sign == "u":
+            if not _HEX.match(text, at):
+                raise BodyError(
+                    f"line {number}: \\u{text[at : at + 4]} is no character",
+                    hint=r"\u is followed by four hexadecimal digits; a backslash is written \\",
+                )
+            pieces.append(chr(int(text[at : at + 4], 16)))
+            at += 4
+        else:
+            pieces.append(_CONTROLS.get(sign, sign))
+    pieces.append(text[at:])
+    return _join_surrogates("".join(pieces))
+
+
+def _join_surrogates(text: str) -> str:
+    """Java writes characters beyond U+FFFF as two escapes; a lone half is no character at all."""
+    joined = _PAIRS.sub(
+        lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text
+    )
+    return re.sub("[\ud800-\udfff]", "\ufffd", joined)
+
+
+def _ascii(text: str) -> str:
+    if text.isascii() and text.isprintable():
+        return text
+    pieces = []
+    for sign in text:
+        if " " <= sign <= "~":
+            pieces.append(sign)
+        else:
+            units = sign.encode("utf-16-be", "surrogatepass").hex()
+            pieces += [f"\\u{units[at : at + 4].upper()}" for at in range(0, len(units), 4)]
+    return "".join(pieces)

@@ -1,0 +1,89 @@
+"""Signed requests: who sends one proves it with a key that never travels.
+
+Three named fields carry it: `AccessKey` (the user's name), `SecurityToken` (optional) and
+
+    Signature = base64(HMAC-SHA1(secret key, content))
+    content   = the values of all named fields but the signature, in the order of their names,
+                with nothing between them, then the body
+
+Names are ordered as Java orders strings, by UTF-16 units. Code, opaque, version and remark are not
+signed, and nothing keeps a request from being sent again: only TLS does.
+"""
+
+import hmac
+from binascii import b2a_base64
+from collections.abc import Callable, Mapping
+from typing import Final
+
+ACCESS_KEY: Final = "AccessKey"
+SECURITY_TOKEN: Final = "SecurityToken"
+SIGNATURE: Final = "Signature"
+
+UNSIGNED_FIELD: Final = "_UNIQUE_KEY_QUERY"
+"""Clients up to 4.9.3 add this field after they have signed."""
+UNSIGNED_VERSION_MAX: Final = 399  # V4_9_3
+
+_JOIN_BYTES_MAX = 64 * 1024  # bodies beyond it are hashed where they are instead of copied
+
+
+def signed(
+    ext: Mapping[str, str],
+    body: bytes,
+    *,
+    access_key: str,
+    secret_key: str,
+    token: str | None = None,
+) -> dict[str, str]:
+    """The fields with those that prove who sends them; nothing may change afterwards."""
+    fields = {**ext, ACCESS_KEY: access_key}
+    if token is not None:
+        fields[SECURITY_TOKEN] = token
+    fields[SIGNATURE] = _signature(fields, body, text_bytes(secret_key)).decode()
+    return fields
+
+
+def signer(
+    access_key: str, secret_key: str, token: str | None = None
+) -> Callable[[int, Mapping[str, str], bytes], dict[str, str]]:
+    """What makes the fields of each request to a server: (code, fields, body) → signed fields."""
+
+    def sign(code: int, ext: Mapping[str, str], body: bytes) -> dict[str, str]:
+        return signed(ext, body, access_key=access_key, secret_key=secret_key, token=token)
+
+    return sign
+
+
+def is_signed(
+    ext: Mapping[str, str], body: bytes | memoryview, secret: bytes, *, version: int
+) -> bool:
+    """Whether the request's signature is the one that `secret` gives; takes the same time however
+    much of it is right. `version` is the one in the request's header."""
+    claimed = ext.get(SIGNATURE)
+    if claimed is None:
+        return False
+    if version <= UNSIGNED_VERSION_MAX and UNSIGNED_FIELD in ext:
+        ext = {name: value for name, value in ext.items() if name != UNSIGNED_FIELD}
+    return hmac.compare_digest(_signature(ext, body, secret), text_bytes(claimed))
+
+
+def text_bytes(text: str) -> bytes:
+    """A text as it is signed and as a key; half a surrogate pair becomes `?`, as in Java."""
+    return text.encode("utf-8", "replace")
+
+
+def _signature(ext: Mapping[str, str], body: bytes | memoryview, secret: bytes) -> bytes:
+    names = sorted(ext)
+    if not "".join(names).isascii():
+        names.sort(key=_utf16)
+    content = text_bytes("".join([ext[name] for name in names if name != SIGNATURE]))
+    if len(body) <= _JOIN_BYTES_MAX:
+        digest = hmac.digest(secret, content + body, "sha1")
+    else:
+        hashed = hmac.new(secret, content, "sha1")
+        hashed.update(body)
+        digest = hashed.digest()
+    return b2a_base64(digest, newline=False)
+
+
+def _utf16(text: str) -> bytes:
+    return text.encode("utf-16-be", "surrogatepass")

@@ -1,0 +1,99 @@
+"""Our registrar at Apache's name server: 10,000 topics known, found, and forgotten at stop."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock.config import BrokerConfig, Live, Settings
+from penstock.net.peer import Peer
+from penstock.net.registrar import Registrar
+from penstock.wire import fastjson
+from penstock.wire.bodies import ClusterInfo, DataVersion, TopicConfig, TopicRouteData
+from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
+from penstock.wire.bodies_register import RegisterBrokerBody
+from penstock.wire.codes import RequestCode, ResponseCode
+
+from . import apache
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+
+ADDRESS = "127.0.0.1:10911"
+
+
+def test_apache_name_server_knows_a_broker_of_ours(tmp_path: Path) -> None:
+    table = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}", perm=6) for n in range(10_000)}
+    version = DataVersion(counter=1, timestamp=1_700_000_000_000)
+
+    def describe() -> RegisterBrokerBody:
+        return RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+                topic_config_table=table, data_version=version
+            )
+        )
+
+    async def body(names: apache.NameServer) -> None:
+        nonlocal version
+        peer = Peer(names.address)
+
+        async def route(topic: str) -> TopicRouteData | None:
+            answer = await peer.call(
+                RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic}, timeout_ms=5000
+            )
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                return None
+            assert answer.code == ResponseCode.SUCCESS, answer.remark
+            return fastjson.decode(answer.body, TopicRouteData)
+
+        settings = Settings(broker=BrokerConfig(nameservers=names.address, name="ours"))
+        registrar = Registrar(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
+        assert await registrar.first_round()
+        found = await route("topic-9999")
+        assert found is not None
+        assert [data.broker_addrs for data in found.broker_datas] == [{0: ADDRESS}]
+        assert found.queue_datas[0].read_queue_nums == 16
+        info = await peer.call(RequestCode.GET_BROKER_CLUSTER_INFO, timeout_ms=5000)
+        clusters = fastjson.decode(info.body, ClusterInfo)
+        assert clusters.cluster_addr_table == {"DefaultCluster": ["ours"]}
+
+        table["made-later"] = TopicConfig(topic_name="made-later", write_queue_nums=3)
+        version = version.next(1_700_000_000_001)
+        registrar.soon()
+        while (later := await route("made-later")) is None:
+            await asyncio.sleep(0.02)
+        assert later.queue_datas[0].write_queue_nums == 3
+
+        await registrar.close()
+        while await route("topic-1") is not None:  # it unregisters in a thread of its own
+            await asyncio.sleep(0.02)
+        await peer.close()
+
+    with apache.NameServer(tmp_path / "namesrv") as names:
+        asyncio.run(body(names))
+
+
+def test_apache_name_server_gets_us_back_after_its_restart(tmp_path: Path) -> None:
+    def describe() -> RegisterBrokerBody:
+        table = {name: TopicConfig(topic_name=name) for name in ("a", "b")}
+        return RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+                topic_config_table=table, data_version=DataVersion(counter=1, timestamp=1)
+            )
+        )
+
+    async def body(names: apache.NameServer) -> None:
+        settings = Settings(broker=BrokerConfig(nameservers=names.address))
+        registrar = Registrar(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
+        assert await registrar.first_round()
+        names.kill()
+        while registrar.not_ready() is None:
+            await asyncio.sleep(0.02)
+        await asyncio.to_thread(names.start)
+        while registrar.not_ready() is not None:
+            await asyncio.sleep(0.02)
+        await registrar.close()
+
+    with apache.NameServer(tmp_path / "namesrv") as names:
+        asyncio.run(body(names))

@@ -1,0 +1,206 @@
+"""The responder: three pages, and no patience with anything else."""
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+
+import pytest
+
+from penstock.clock import VirtualClock
+from penstock.metrics import Registry
+from penstock.net.probe import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Probe, serve_probe
+from tests.integration.loops import Run, run
+
+__all__ = ["run"]
+
+
+def registry() -> Registry:
+    made = Registry({"node": "x"})
+    made.gauge("answer", "The answer.", read=lambda: 42)
+    return made
+
+
+@asynccontextmanager
+async def probe(
+    metrics: Registry | None = None, ready: Callable[[], str | None] = lambda: None,
+    clock: VirtualClock | None = None,
+) -> AsyncIterator[Probe]:  # fmt: skip
+    served = await serve_probe("127.0.0.1", 0, metrics or registry(), ready, clock=clock)
+    try:
+        yield served
+    finally:
+        await served.close()
+
+
+async def ask(served: Probe, request: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Status, headers and body of the answer."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(request)
+    answer = await reader.read()
+    writer.close()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    status, *lines = head.decode().split("\r\n")
+    headers = dict(line.split(": ", 1) for line in lines)
+    return int(status.split(" ")[1]), headers, body
+
+
+def get(path: str, method: str = "GET") -> bytes:
+    return f"{method} {path} HTTP/1.1\r\nHost: x\r\nUser-Agent: test\r\n\r\n".encode()
+
+
+def test_pages(run: Run) -> None:
+    async def body() -> None:
+        async with probe() as served:
+            status, headers, text = await ask(served, get("/metrics?name=x"))
+            assert status == 200
+            assert headers["Content-Type"].startswith("text/plain; version=0.0.4")
+            assert int(headers["Content-Length"]) == len(text)
+            assert b'answer{node="x"} 42\n' in text
+            for path, value in (("/healthz", {"status": "ok"}), ("/readyz", {"ready": True})):
+                status, headers, text = await ask(served, get(path))
+                assert (status, json.loads(text)) == (200, value)
+                assert headers["Content-Type"] == "application/json"
+
+    run(body())
+
+
+def test_not_ready_says_why(run: Run) -> None:
+    async def body() -> None:
+        async with probe(ready=lambda: "the disk is full") as served:
+            status, _, text = await ask(served, get("/readyz"))
+            assert status == 503
+            assert json.loads(text) == {"ready": False, "reason": "the disk is full"}
+            assert (await ask(served, get("/healthz")))[0] == 200
+
+    run(body())
+
+
+def test_head_is_get_without_the_body(run: Run) -> None:
+    async def body() -> None:
+        async with probe() as served:
+            status, headers, text = await ask(served, get("/metrics", "HEAD"))
+            assert (status, text) == (200, b"")
+            assert int(headers["Content-Length"]) > 0
+
+    run(body())
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (get("/"), 404),
+        (get("/metrics/"), 404),
+        (get("/metrics", "POST"), 405),
+        (get("/readyz", "DELETE"), 405),
+        (b"nonsense\r\n\r\n", 400),
+        (b"GET /metrics SMTP/1.0\r\n\r\n", 400),
+        (b"GET /metrics HTTP/1.1\r\nX: " + b"y" * REQUEST_BYTES_MAX + b"\r\n\r\n", 431),
+    ],
+)
+def test_refusals(run: Run, request_bytes: bytes, status: int) -> None:
+    async def body() -> None:
+        async with probe() as served:
+            found, headers, text = await ask(served, request_bytes)
+            assert found == status
+            assert json.loads(text)["error"]
+            assert (headers.get("Allow") == "GET, HEAD") == (status == 405)
+            assert (await ask(served, get("/healthz")))[0] == 200
+
+    run(body())
+
+
+def test_slow_client_is_let_go() -> None:
+    async def body() -> None:
+        clock = VirtualClock()
+        async with probe(clock=clock) as served:
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            writer.write(b"GET /met")
+            await clock.elapse(4_000)
+            assert not reader.at_eof()
+            await clock.elapse(1_001)
+            assert (await reader.read()).startswith(b"HTTP/1.1 408 ")
+            writer.close()
+
+    asyncio.run(body())
+
+
+def test_connections_are_limited(run: Run) -> None:
+    async def body() -> None:
+        async with probe() as served:
+            held = [
+                await asyncio.open_connection("127.0.0.1", served.port)
+                for _ in range(CONNECTIONS_MAX)
+            ]
+            while len(served._tasks) < CONNECTIONS_MAX:
+                await asyncio.sleep(0)
+            reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+            writer.close()
+            for _, other in held:
+                other.close()
+            while served._tasks:
+                await asyncio.sleep(0)
+            assert (await ask(served, get("/healthz")))[0] == 200
+
+    run(body())
+
+
+def test_figure_that_fails_hides_no_other(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    def broken() -> float:
+        raise LookupError("no such figure")
+
+    async def body() -> None:
+        metrics = Registry()
+        metrics.gauge("first", "First.", read=lambda: 1)
+        metrics.gauge("broken", "Broken.", read=broken)
+        metrics.gauge("last", "Last.", read=lambda: 2)
+        async with probe(metrics) as served:
+            for _ in range(2):
+                status, _, text = await ask(served, get("/metrics"))
+                assert status == 200
+                assert b"first 1" in text
+                assert b"last 2" in text
+                assert b"broken" not in text
+
+    with caplog.at_level(logging.ERROR):
+        run(body())
+    assert caplog.text.count("the metric broken can't be read") == 1
+
+
+def test_loop_turns_while_many_figures_are_written() -> None:
+    async def body() -> None:
+        turns = 0
+        seen: list[int] = []
+
+        def many() -> list[tuple[tuple[str], int]]:
+            return [((str(n),), n) for n in range(10_000)]
+
+        async def count() -> None:
+            nonlocal turns
+            while True:
+                turns += 1
+                await asyncio.sleep(0)
+
+        metrics = Registry()
+        metrics.gauge("before", "Before.", read=lambda: seen.append(turns) or 0)  # type: ignore[func-returns-value]
+        metrics.gauge("many", "Many.", ("n",), read=many)
+        metrics.gauge("after", "After.", read=lambda: seen.append(turns) or 0)  # type: ignore[func-returns-value]
+        async with probe(metrics) as served:
+            counting = asyncio.ensure_future(count())
+            await ask(served, get("/metrics"))
+            counting.cancel()
+        assert seen[1] - seen[0] >= 30
+
+    asyncio.run(body())
+
+
+def test_port_in_use_names_the_setting(run: Run) -> None:
+    async def body() -> None:
+        async with probe() as served:
+            with pytest.raises(OSError, match="probe_port"):
+                await serve_probe("127.0.0.1", served.port, registry(), lambda: None)
+
+    run(body())

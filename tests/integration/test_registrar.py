@@ -1,0 +1,318 @@
+"""Registration: everybody is told, nobody is waited for, and a lost NameServer gets us back."""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.clock import VirtualClock
+from penstock.config import BrokerConfig, Live, Settings
+from penstock.net.registrar import Registrar, parse_nameservers
+from penstock.wire.bodies import DataVersion, TopicConfig
+from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
+from penstock.wire.bodies_register import RegisterBrokerBody, body_crc32, decode_register
+from tests.integration.loops import Frame, Server, Wire, serving
+
+REGISTER, UNREGISTER = 103, 104
+
+
+class Topics:
+    """What a broker registers."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = list(names)
+        self.version = DataVersion(counter=1, timestamp=5)
+        self.described = 0
+
+    def add(self, name: str) -> None:
+        self.names.append(name)
+        self.version = self.version.next(6)
+
+    def describe(self) -> RegisterBrokerBody:
+        self.described += 1
+        return RegisterBrokerBody(
+            topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
+                topic_config_table={name: TopicConfig(topic_name=name) for name in self.names},
+                data_version=self.version,
+            )
+        )
+
+
+class NameServer:
+    """Notes what it is told and answers what `reply` says."""
+
+    def __init__(self) -> None:
+        self.frames: list[Frame] = []
+        self.reply: dict[str, Any] = {}
+        self.code = 0
+        self.silent = False
+        self.heard = asyncio.Event()
+
+    async def serve(self, wire: Wire) -> None:
+        while True:
+            frame = await wire.read()
+            self.frames.append(frame)
+            self.heard.set()
+            if not self.silent:
+                wire.answer(frame, self.code, **self.reply)
+
+    async def next(self) -> Frame:
+        """The frame after those already seen."""
+        await self.heard.wait()
+        self.heard.clear()
+        return self.frames[-1]
+
+    def topics(self) -> list[set[str]]:
+        """The topics of each registration."""
+        return [
+            set(
+                decode_register(
+                    frame.body, compressed=False, version=493
+                ).topic_config_serialize_wrapper.topic_config_table
+            )
+            for frame in self.frames
+            if frame.code == REGISTER
+        ]
+
+
+def settings(*addresses: str, **broker: Any) -> Live:
+    return Live(Settings(broker=BrokerConfig(nameservers=";".join(addresses), **broker)))
+
+
+@asynccontextmanager
+async def registrar_at(
+    *addresses: str, topics: Topics, clock: VirtualClock | None = None, **broker: Any
+) -> AsyncIterator[Registrar]:
+    registrar = Registrar(
+        settings(*addresses, **broker), topics.describe, "10.0.0.7:10911", "10.0.0.7:10912",
+        clock=clock,
+    )  # fmt: skip
+    registrar.start()
+    try:
+        yield registrar
+    finally:
+        await registrar.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():
+        await asyncio.sleep(0)
+
+
+def test_registers_as_apache_does_and_leaves_at_stop() -> None:
+    async def body() -> None:
+        names = NameServer()
+        names.reply = {
+            "ext": {"masterAddr": "10.0.0.1:1", "haServerAddr": "10.0.0.1:2"},
+            "body": b'{"table":{"orders":"broker-a:8"}}',
+        }
+        async with serving(names.serve) as server:
+            topics = Topics("a", "b")
+            async with registrar_at(server.address, topics=topics, id=1, cluster="C") as registrar:
+                assert await registrar.first_round()
+                frame = names.frames[0]
+                assert frame.ext == {
+                    "brokerName": "broker-a", "brokerAddr": "10.0.0.7:10911", "clusterName": "C",
+                    "haServerAddr": "10.0.0.7:10912", "brokerId": "1",
+                    "enableActingMaster": "false", "compressed": "false",
+                    "bodyCrc32": str(body_crc32(frame.body)),
+                }  # fmt: skip
+                assert names.topics() == [{"a", "b"}]
+                assert registrar.order_config == {"orders": "broker-a:8"}
+                assert registrar.master_address == "10.0.0.1:1"
+                assert registrar.master_ha_address == "10.0.0.1:2"
+                assert registrar.not_ready() is None
+                (state,) = registrar.states
+                assert state.registered
+                assert state.success_ms > 0
+            assert names.frames[-1].code == UNREGISTER
+            assert names.frames[-1].ext == {
+                "brokerName": "broker-a", "brokerAddr": "10.0.0.7:10911", "clusterName": "C",
+                "brokerId": "1",
+            }  # fmt: skip
+
+    asyncio.run(body())
+
+
+def test_registers_every_period_with_one_encoding_per_version() -> None:
+    async def body() -> None:
+        clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
+        async with (
+            serving(names.serve) as server,
+            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+        ):
+            await registrar.first_round()
+            for count in range(2, 5):
+                names.heard.clear()
+                await clock.elapse(30_001)
+                await names.next()
+                await until(lambda: not registrar.states[0].failures)
+                assert len(names.frames) == count
+            assert registrar.registration()[1] is registrar.registration()[1]
+
+    asyncio.run(body())
+
+
+def test_change_is_registered_at_once_and_many_become_few() -> None:
+    async def body() -> None:
+        clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
+        async with (
+            serving(names.serve) as server,
+            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+        ):
+            await registrar.first_round()
+            for n in range(100):
+                topics.add(f"t{n}")
+                registrar.soon()
+            await clock.elapse(0)
+            await until(lambda: len(names.topics()[-1]) == 102)
+            assert len(names.frames) <= 3
+
+    asyncio.run(body())
+
+
+def test_dead_nameserver_delays_nobody() -> None:
+    async def body() -> None:
+        clock, alive, mute = VirtualClock(), NameServer(), NameServer()
+        mute.silent = True
+        async with serving(alive.serve) as one, serving(mute.serve) as two:
+            async with serving(alive.serve) as gone:
+                refused = gone.address
+            topics = Topics("a", "b")
+            async with registrar_at(
+                refused, two.address, one.address, topics=topics, clock=clock
+            ) as registrar:
+                await alive.next()
+                await mute.next()
+                assert registrar.not_ready() is None or not registrar.states[2].registered
+                round_one = asyncio.ensure_future(registrar.first_round())
+                await until(lambda: registrar.states[2].registered)
+                await until(lambda: registrar.states[0].tried)
+                assert not round_one.done()  # the mute one may still answer
+                await clock.elapse(6_001)
+                assert await round_one
+                assert [state.registered for state in registrar.states] == [False, False, True]
+                assert "refused" in registrar.states[0].error
+                assert "no answer" in registrar.states[1].error
+
+    asyncio.run(body())
+
+
+def test_failures_are_said_once_and_tried_again_with_growing_waits(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
+        names.code, names.reply = 16, {"remark": "who are you"}
+        async with (
+            serving(names.serve) as server,
+            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+        ):
+            assert not await registrar.first_round()
+            assert "who are you" in (registrar.not_ready() or "")
+            for count, wait_ms in ((2, 1000), (3, 2000), (4, 4000), (5, 8000)):
+                await clock.elapse(wait_ms + 1)
+                await until(lambda: registrar.states[0].failures == count)  # noqa: B023
+                assert len(names.frames) == count
+            names.code, names.reply = 0, {}
+            await clock.elapse(16_001)
+            await until(lambda: registrar.states[0].registered)
+            assert registrar.not_ready() is None
+
+    with caplog.at_level(logging.INFO):
+        asyncio.run(body())
+    said = [r.message for r in caplog.records if r.name == "penstock.net.registrar"]
+    assert len(said) == 2
+    assert "NO_PERMISSION: who are you" in said[0]
+    assert said[1].startswith("registered with")
+
+
+def test_restarted_nameserver_is_registered_with_again_at_once() -> None:
+    async def body() -> None:
+        clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
+        server = Server(names.serve)
+        await server.start()
+        async with registrar_at(server.address, topics=topics, clock=clock) as registrar:
+            await registrar.first_round()
+            await server.stop()
+            await until(lambda: not registrar.states[0].registered)
+            again = Server(names.serve)
+            await again.start(server.port)
+            await clock.elapse(2_000)  # far below the period
+            await until(lambda: registrar.states[0].registered)
+            await registrar.close()
+            await again.stop()
+
+    asyncio.run(body())
+
+
+def test_nameserver_that_hangs_up_on_us_is_tried_once_a_second() -> None:
+    async def body() -> None:
+        clock, topics = VirtualClock(), Topics("a", "b")
+        heard: list[Frame] = []
+
+        async def rude(wire: Wire) -> None:
+            heard.append(await wire.read())
+            wire.answer(heard[-1])
+
+        async with (
+            serving(rude) as server,
+            registrar_at(server.address, topics=topics, clock=clock),
+        ):
+            for _ in range(5):
+                await clock.elapse(1000)
+            assert 1 <= len(heard) <= 6
+
+    asyncio.run(body())
+
+
+def test_broker_without_nameservers_is_ready() -> None:
+    async def body() -> None:
+        async with registrar_at(topics=Topics("a")) as registrar:
+            assert await registrar.first_round()
+            assert registrar.not_ready() is None
+            registrar.soon()
+
+    asyncio.run(body())
+
+
+def test_stop_is_bounded_when_nobody_answers() -> None:
+    async def body() -> None:
+        clock, names = VirtualClock(), NameServer()
+        async with serving(names.serve) as server:
+            registrar = Registrar(
+                settings(server.address), Topics("a").describe, "h:1", "h:2", clock=clock
+            )
+            await registrar.first_round()
+            names.silent = True
+            stopping = asyncio.ensure_future(registrar.close())
+            await until(lambda: len(names.frames) == 2)
+            await clock.elapse(3_001)
+            await clock.elapse(1_001)
+            await stopping
+
+    asyncio.run(body())
+
+
+def test_period_keeps_within_what_nameservers_expect() -> None:
+    for wanted, used in ((1, 10_000), (25_000, 25_000), (900_000, 60_000)):
+        live = settings(register_ms=wanted)
+        assert Registrar(live, Topics().describe, "h:1", "h:2").period_ms == used
+
+
+def test_addresses_are_separated_by_semicolons_and_count_once() -> None:
+    assert parse_nameservers(" a:1;b:2 ; a:1;;c:3,") == ["a:1", "b:2", "c:3"]
+    with pytest.raises(ValueError, match="nameservers: 'nowhere' is no address"):
+        parse_nameservers("a:1;nowhere")
+
+
+def test_body_is_what_the_typed_encoder_would_send() -> None:
+    body = Topics("a", "ü", "b").describe()
+    registrar = Registrar(settings(), lambda: body, "h:1", "h:2")
+    sent = registrar.registration()[1]
+    assert decode_register(sent, compressed=False, version=493) == body
+    assert msgspec.json.decode(sent)["topicConfigSerializeWrapper"]["mappingDataVersion"]

@@ -1,0 +1,352 @@
+"""The server over real sockets: frames in any shape, limits, and clients that misbehave."""
+
+import asyncio
+import contextlib
+import struct
+import threading
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from penstock.broker.answers import Answer, Close, InThread, Outbox, Relay, Reply, Tell
+from penstock.broker.command import Command
+from penstock.config import Live, ServerConfig, Settings
+from penstock.errors import InvalidParameter
+from penstock.net.server import Server
+from penstock.net.turn import Turn
+from penstock.wire.frame import BINARY, JSON
+from penstock.wire.output import encode, response
+from tests.integration.loops import Frame, Run, Wire, run  # noqa: F401
+
+ECHO, SLOWLY, BIG, ASK, TELL, BUG, REFUSE, BYE = range(1000, 1008)
+
+
+class Echo:
+    """Answers by what it is asked: see the codes above."""
+
+    def __init__(self) -> None:
+        self.outbox = Outbox()
+        self.clients: list[int] = []
+        self.gone: list[int] = []
+        self.release = threading.Event()
+
+    def handle(self, command: Command) -> Answer:
+        code = command.code
+        if code == SLOWLY:
+            return InThread(self._wait, lambda done: Reply(0, {"done": str(done)}))
+        if code == BIG:
+            return Reply(body=bytes(command.i64("size")))
+        if code == ASK:
+            return Relay(
+                command.i64("client"), 77, {"q": "?"}, b"", lambda reply: Reply(0, reply.ext),
+                command.now_ms + command.i64("ms"), Reply(207, remark="no answer"),
+            )  # fmt: skip
+        if code == TELL:
+            self.outbox.put(Tell(command.client, 40, {"consumerGroup": "g"}))
+        elif code == BUG:
+            raise ZeroDivisionError("oops")
+        elif code == REFUSE:
+            raise InvalidParameter("never")
+        elif code == BYE:
+            self.outbox.put(Close(command.client, "asked to"))
+        return Reply(0, command.ext, command.body, "heard")
+
+    def _wait(self) -> bool:
+        return self.release.wait(20)
+
+    def connected(self, client: int, peer: str, now_ms: int) -> None:
+        self.clients.append(client)
+
+    def disconnected(self, client: int, now_ms: int) -> None:
+        self.gone.append(client)
+
+    def due(self) -> int:
+        return 1 << 62
+
+    def tick(self, now_ms: int) -> None: ...
+
+
+class House:
+    """A server and what it serves."""
+
+    def __init__(self, server: Server, echo: Echo) -> None:
+        self.server = server
+        self.echo = echo
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def connect(self) -> Wire:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
+        self._writers.append(writer)
+        return Wire(reader, writer)
+
+    async def leave(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+
+@asynccontextmanager
+async def house(**limits: int) -> AsyncIterator[House]:
+    config = ServerConfig(**{"stop_ms": 500, **limits})
+    pool = ThreadPoolExecutor(4)
+
+    def submit(work: Callable[[], Any]) -> Future[Any]:
+        return pool.submit(work)
+
+    echo = Echo()
+    turn = Turn(
+        echo, frame_bytes_max=config.frame_bytes_max, header_bytes_max=config.header_bytes_max,
+        output_bytes_max=config.output_bytes_max,
+    )  # fmt: skip
+    server = Server(Live(Settings(server=config)), echo, turn, echo.outbox, submit=submit)
+    await server.start("127.0.0.1", 0)
+    home = House(server, echo)
+    try:
+        yield home
+    finally:
+        echo.release.set()
+        await server.stop()
+        await home.leave()
+        pool.shutdown()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(20):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+async def ask(wire: Wire, code: int, **ext: str) -> Frame:
+    wire.writer.write(encode(code, ext, opaque=5))
+    return await wire.read()
+
+
+@pytest.mark.parametrize("encoding", [JSON, BINARY])
+def test_requests_are_answered_in_their_encoding(run: Run, encoding: int) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire = await home.connect()
+            frames = [encode(ECHO, {"n": str(n)}, b"x" * n, opaque=n, encoding=encoding)
+                      for n in range(50)]  # fmt: skip
+            wire.writer.write(b"".join(frames))
+            for n in range(50):
+                answer = await wire.read()
+                assert (answer.opaque, answer.encoding, answer.flag) == (n, encoding, 1)
+                assert (answer.ext, answer.body) == ({"n": str(n)}, b"x" * n)
+
+    run(body())
+
+
+@pytest.mark.parametrize("piece", [1, 3, 7, 4096])
+def test_frames_may_come_in_pieces(run: Run, piece: int) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire = await home.connect()
+            size = 40 if piece < 4096 else 3_000_000
+            data = b"".join(encode(ECHO, {}, bytes([n]) * size, opaque=n) for n in range(3))
+            for at in range(0, len(data), piece):
+                wire.writer.write(data[at : at + piece])
+                if piece < 10:
+                    await asyncio.sleep(0)
+            for n in range(3):
+                assert (await wire.read()).body == bytes([n]) * size
+            assert home.server.memory == 0
+
+    run(body())
+
+
+def test_one_way_and_unknown_and_failing_requests(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire = await home.connect()
+            wire.writer.write(encode(ECHO, opaque=1, flag=2) + encode(BUG, opaque=2, flag=2))
+            assert (await ask(wire, BUG)).code == 1
+            assert (await ask(wire, REFUSE)).code == 29
+            assert (await ask(wire, ECHO)).code == 0
+
+    run(body())
+
+
+BAD = [
+    b"\xff\xff\xff\xff" + bytes(20),
+    b"\x7f\xff\xff\xff" + bytes(20),
+    struct.pack(">ii", 100, 5 << 24) + bytes(100),
+    struct.pack(">ii", 10, 0xFFFF) + bytes(100),
+    struct.pack(">ii", 4 + 21, 1 << 24 | 21) + b"\xff" * 21,
+    b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+]
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_bad_frame_costs_its_connection_only(run: Run, bad: bytes) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            good, wire = await home.connect(), await home.connect()
+            wire.writer.write(encode(ECHO, opaque=9) + bad)
+            assert (await wire.read()).opaque == 9
+            assert await wire.reader.read() == b""
+            assert (await ask(good, ECHO)).code == 0
+            await until(lambda: len(home.server.connections) == 1)
+            assert home.server.memory == 0
+
+    run(body())
+
+
+def test_work_in_the_pool_does_not_stop_the_others(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire = await home.connect()
+            wire.writer.write(encode(SLOWLY, opaque=1) + encode(ECHO, opaque=2))
+            assert (await wire.read()).opaque == 2
+            home.echo.release.set()
+            answer = await wire.read()
+            assert (answer.opaque, answer.ext) == (1, {"done": "True"})
+
+    run(body())
+
+
+def test_a_connection_with_much_work_under_way_is_not_read_from(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire, other = await home.connect(), await home.connect()
+            wire.writer.write(b"".join(encode(SLOWLY, opaque=n) for n in range(300)))
+            await until(lambda: home.server.carrier.pool_jobs >= 256)
+            assert (await ask(other, ECHO)).code == 0
+            home.echo.release.set()
+            got = {(await wire.read()).opaque for _ in range(300)}
+            assert got == set(range(300))
+
+    run(body())
+
+
+def test_a_client_is_asked_and_its_answer_given_back(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            asker, other = await home.connect(), await home.connect()
+            await ask(other, ECHO)
+            target = home.echo.clients[1]
+            asker.writer.write(encode(ASK, {"client": str(target), "ms": "20000"}, opaque=3))
+            question = await other.read()
+            assert (question.code, question.ext, question.flag) == (77, {"q": "?"}, 0)
+            other.writer.write(response(0, question.opaque, JSON, ext={"a": "!"}))
+            assert (await asker.read()).ext == {"a": "!"}
+            answer = await ask(asker, ASK, client=str(target), ms="20")
+            assert answer.code == 207
+            assert (await ask(asker, ASK, client="999", ms="20000")).code == 207
+
+    run(body())
+
+
+def test_effects_reach_the_client(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire = await home.connect()
+            wire.writer.write(encode(TELL, opaque=1))
+            first, second = await wire.read(), await wire.read()
+            assert {first.code, second.code} == {0, 40}
+            told = first if first.code == 40 else second
+            assert (told.flag, told.ext) == (2, {"consumerGroup": "g"})
+            assert (await ask(wire, BYE)).code == 0
+            assert await wire.reader.read() == b""
+            await until(lambda: bool(home.echo.gone))
+
+    run(body())
+
+
+def test_who_does_not_read_is_not_read_from(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house(output_bytes_max=100_000) as home:
+            deaf, good = await home.connect(), await home.connect()
+            deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+            request = encode(BIG, {"size": "50000"})
+            deaf.writer.write(request * 3000)
+            await until(lambda: home.server.memory > 0)
+            for _ in range(20):
+                assert (await ask(good, ECHO)).code == 0
+            # Two answers fit the limit, and one more request may have been under way.
+            assert home.server.memory < 1_000_000
+            deaf.reader._transport.resume_reading()  # type: ignore[attr-defined]
+            for _ in range(3000):
+                assert len((await deaf.read()).body) == 50_000
+            await until(lambda: home.server.memory == 0)
+
+    run(body())
+
+
+def test_memory_for_all_is_limited(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house(memory_bytes_max=200_000) as home:
+            hogs = [await home.connect() for _ in range(8)]
+            frame = encode(ECHO, {}, bytes(100_000), opaque=1)
+            for hog in hogs:
+                hog.writer.write(frame[:60_000])
+            await until(lambda: home.server.memory > 100_000)
+            wire = await home.connect()
+            wire.writer.write(frame[:60_000])
+            refused = await wire.read()
+            assert refused.code == 2
+            assert "memory_bytes_max" in (refused.remark or "")
+            for hog in hogs:
+                hog.writer.close()
+            await until(lambda: home.server.memory < 1000)
+            wire.writer.write(frame[60_000:])
+            assert (await ask(wire, ECHO)).code == 0
+
+    run(body())
+
+
+def test_connections_are_limited(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house(connections_max=3) as home:
+            wires = [await home.connect() for _ in range(3)]
+            for wire in wires:
+                assert (await ask(wire, ECHO)).code == 0
+            refused = await home.connect()
+            with pytest.raises((asyncio.IncompleteReadError, ConnectionError)):
+                await ask(refused, ECHO)
+            wires[0].writer.close()
+            await until(lambda: len(home.server.connections) == 2)
+            assert (await ask(await home.connect(), ECHO)).code == 0
+
+    run(body())
+
+
+def test_idle_and_unfinished_connections_are_swept(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house(idle_ms=60_000) as home:
+            idle, slow, good = [await home.connect() for _ in range(3)]
+            for wire in (idle, slow, good):
+                assert (await ask(wire, ECHO)).code == 0
+            slow.writer.write(encode(ECHO, {}, bytes(1000))[:500])
+            await until(lambda: home.server.memory > 0)
+            later = home.server.now_ms() + 61_000
+            first, second, third = home.server.connections.values()
+            second.active_ms = third.active_ms = later
+            home.server._sweep(later)
+            assert await idle.reader.read() == b""
+            assert await slow.reader.read() == b""
+            assert (await ask(good, ECHO)).code == 0
+            assert first.client in home.echo.gone
+            assert home.server.memory == 0
+
+    run(body())
+
+
+def test_stopping_lets_answers_leave(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house(stop_ms=10_000) as home:
+            wire = await home.connect()
+            wire.writer.write(encode(SLOWLY, opaque=1))
+            await until(lambda: home.server.carrier.pool_jobs == 1)
+            stopping = asyncio.create_task(home.server.stop())
+            await asyncio.sleep(0)
+            home.echo.release.set()
+            assert (await wire.read()).opaque == 1
+            assert await wire.reader.read() == b""
+            await stopping
+
+    run(body())

@@ -1,0 +1,73 @@
+"""Access control without a server: users, rules, and signed requests."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any, cast
+
+from penstock.broker.access import Access
+from penstock.broker.admin.auth import AuthAdmin
+from penstock.broker.answers import Outbox, Reply
+from penstock.broker.command import Command
+from penstock.broker.parts import Parts
+from penstock.broker.policies import Action, Decision, PolicyType, Resource, Rule
+from penstock.broker.router import Router
+from penstock.broker.users import AccessTable, User
+from penstock.config import AccessConfig, Live, Settings
+from penstock.wire.signature import signed
+
+ON = AccessConfig(authentication=True, authorization=True)
+PEER = "192.0.2.7:4711"
+
+
+def rule(resource: str, actions: str, decision: str = "Allow", *sources: str) -> Rule:
+    parsed, what = Resource.parse(resource), Decision.named(decision)
+    assert parsed is not None
+    assert what is not None
+    named = tuple(Action(name) for name in actions.split(","))
+    return Rule(parsed, named, what, sources or None)
+
+
+class House:
+    """A broker's access control; every user's password is its name twice."""
+
+    def __init__(self, config: AccessConfig = ON) -> None:
+        self.outbox = Outbox()
+        self.table = AccessTable()
+        self.access = Access(Live(Settings(access=config)), self.table, self.outbox)
+        parts = cast(Parts, SimpleNamespace(access=self.access, outbox=self.outbox))
+        self.router = Router([AuthAdmin(parts).rows()])
+
+    def add(self, name: str, *rules: Rule, type: str = "Normal", status: str = "enable") -> None:
+        self.table.put_user(User.of(name, name * 2, type, status), 1)
+        if rules:
+            self.table.put_rules(name, {PolicyType.CUSTOM: list(rules)}, 1)
+
+    def check(
+        self, name: str, code: int, ext: dict[str, str] | None = None, body: Any = None, *,
+        peer: str = PEER,
+    ) -> Reply | None:  # fmt: skip
+        """The refusal of a request that this user signs."""
+        return self.access.check(command(name, code, ext, body, peer=peer))
+
+    def allows(self, name: str, code: int, ext: dict[str, str], body: Any = None) -> bool:
+        return self.check(name, code, ext, body) is None
+
+    def ask(
+        self, name: str, code: int, ext: dict[str, str] | None = None, body: Any = None
+    ) -> Reply:
+        """The answer to a request for administration."""
+        reply = self.router.handle(command(name, code, ext, body))
+        assert isinstance(reply, Reply)
+        return reply
+
+
+def command(
+    name: str, code: int, ext: dict[str, str] | None = None, body: Any = None, *, peer: str = PEER
+) -> Command:
+    data = b"" if body is None else json.dumps(body).encode()
+    fields = dict(ext or {})
+    if name:
+        fields = signed(fields, data, access_key=name, secret_key=name * 2)
+    return Command(code, fields, data, peer=peer, now_ms=5, version=493)

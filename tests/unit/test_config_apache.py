@@ -1,0 +1,158 @@
+"""RocketMQ's names and forms: broker.conf in, GET_BROKER_CONFIG out."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.config import BrokerConfig, Settings, StoreConfig
+from penstock.config.apache import apache_values, find, names_by_apache
+from penstock.config.apache_names import WITHOUT_EFFECT
+from penstock.config.settings import Role, all_settings
+from penstock.config.sources import Chosen, from_properties, settle
+from penstock.errors import BadSetting
+from penstock.wire.properties import format_properties, parse_properties
+
+# As RocketMQ's own conf/2m-noslave/broker-a.properties, with what people usually add.
+BROKER_CONF = b"""
+brokerClusterName=Shop
+brokerName = broker-7
+brokerId=0
+deleteWhen=04
+fileReservedTime=48
+brokerRole=ASYNC_MASTER
+flushDiskType=SYNC_FLUSH
+namesrvAddr=10.0.0.1:9876;10.0.0.2:9876
+listenPort=30911
+brokerIP1=192.0.2.7
+storePathRootDir=/data/store
+storePathCommitLog=/data/store/commitlog
+storePathConsumeQueue=/data/store/consumequeue
+mapedFileSizeCommitLog=1073741824
+mappedFileSizeCommitLog=536870912
+mappedFileSizeConsumeQueue=6000010
+diskMaxUsedSpaceRatio=88
+serverChannelMaxIdleTimeSeconds=240
+sendMessageThreadPoolNums=128
+autoCreateTopicEnable=false
+tlsMode=permissive
+authenticationEnabled=true
+initAuthenticationUser={"username":"admin","password":"a:b"}
+maxMessageSize=65536\t
+"""
+
+
+def read(data: bytes, role: Role = "broker") -> Chosen:
+    return settle([from_properties(parse_properties(data), "broker.conf", role)])
+
+
+def test_a_broker_conf_is_understood() -> None:
+    settings = read(BROKER_CONF).settings
+    assert settings.broker == BrokerConfig(
+        cluster="Shop", name="broker-7", host="0.0.0.0", port=30911, announce="192.0.2.7",
+        nameservers="10.0.0.1:9876;10.0.0.2:9876", data="/data/store", auto_create_topics=False,
+    )  # fmt: skip
+    assert settings.store == StoreConfig(
+        segment_bytes=536870912, queue_file_entries=300_001, sync_flush=True, retain_hours=48,
+        disk_clean_percent=88, body_bytes_max=65536,
+    )  # fmt: skip
+    assert settings.server.idle_ms == 240_000
+    assert settings.tls.mode == "permissive"
+    assert settings.access.initial_user == "admin:a:b"
+
+
+def test_names_without_effect_are_told_from_unknown_ones() -> None:
+    assert read(BROKER_CONF).warnings == (
+        "broker.conf: mapedFileSizeCommitLog is unknown and ignored; did you mean "
+        "mappedFileSizeCommitLog?",
+        "broker.conf: known to RocketMQ, without effect here: brokerRole, "
+        "sendMessageThreadPoolNums, storePathCommitLog, storePathConsumeQueue",
+    )
+
+
+def test_what_a_broker_conf_does_not_say_is_as_in_rocketmq() -> None:
+    broker = read(b"").settings.broker
+    assert broker.host == "0.0.0.0"
+    assert broker.data == str(Path.home() / "store")
+    assert broker.name == os.uname().nodename
+    assert read(b"", "nameserver").settings.nameserver.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("flushDiskType=sometimes", "flushDiskType can't be 'sometimes': it is SYNC_FLUSH or"),
+        ("listenPort=x", "broker.conf: listenPort can't be 'x': it is a whole number"),
+        ("listenPort=99999", "listenPort can't be '99999': it is at most 65535"),
+        ("mappedFileSizeConsumeQueue=0", "at least 1"),
+        ("serverChannelMaxIdleTimeSeconds=-1", "it is a whole number"),
+        ("autoCreateTopicEnable=maybe", "it is true or false"),
+        ("initAuthenticationUser=admin", "can't be what was given: it is {.username"),
+        ("aclEnable=true", "aclEnable can't be 'true': .*authenticationEnabled"),
+        ("brokerRole=SLAVE", "replication is not supported yet"),
+        ("enableDLegerCommitLog=true", "election"),
+        ("enableControllerMode=true", "election"),
+        ("storeType=defaultRocksDB", "only the default file store"),
+        ("storePathRootDir=/a\nstorePathCommitLog=/b/commitlog", "the log lies in /a/commitlog"),
+    ],
+)
+def test_what_must_not_be_passed_over_is_an_error(line: str, message: str) -> None:
+    with pytest.raises(BadSetting, match=message):
+        read(line.encode())
+
+
+def test_a_broker_id_makes_no_slave_without_the_role() -> None:
+    chosen = read(b"brokerId=3\nbrokerRole=ASYNC_MASTER\n")
+    assert chosen.settings.broker.id == 0
+    assert chosen.warnings[0].startswith("broker.conf: brokerId=3 without brokerRole=SLAVE")
+
+
+@pytest.mark.parametrize("role", ["broker", "nameserver"])
+def test_what_is_told_can_be_read_back(role: Role) -> None:
+    settings = read(BROKER_CONF).settings if role == "broker" else Settings()
+    text = format_properties(apache_values(settings, role))
+    again = read(text, role).settings
+    for name, setting in all_settings().items():
+        table, field = name.split(".")
+        if table in ("broker", "store", "server", "nameserver") and not setting.doc.secret:
+            wanted = getattr(getattr(settings, table), field)
+            if role == "broker" and table == "nameserver":
+                continue
+            if role == "nameserver" and table in ("broker", "store"):
+                continue
+            assert getattr(getattr(again, table), field) == wanted, name
+
+
+def test_the_tools_find_the_keys_they_ask_for() -> None:
+    values = apache_values(Settings(), "broker")
+    asked = {
+        "brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerName": "broker-a",
+        "brokerRole": "ASYNC_MASTER", "fileReservedTime": "72", "flushDiskType": "ASYNC_FLUSH",
+        "maxMessageSize": "4194304", "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+        "slaveReadEnable": "false", "traceOn": "true", "traceTopicEnable": "true",
+        "autoCreateTopicEnable": "true", "autoCreateSubscriptionGroup": "true",
+        "listenPort": "10911", "haListenPort": "10912", "brokerPermission": "6",
+        "deleteWhen": "04", "mappedFileSizeConsumeQueue": "6000000", "namesrvAddr": "",
+        "tls.server.mode": "disabled", "broker.lock_lease_ms": "60000", "brokerIP1": "127.0.0.1",
+    }  # fmt: skip
+    assert {key: values[key] for key in asked} == asked
+    assert "messageDelayLevel" in values
+
+
+def test_secrets_are_told_to_nobody() -> None:
+    values = apache_values(read(BROKER_CONF).settings, "broker")
+    assert not {"initAuthenticationUser", "tls.server.keyPassword"} & values.keys()
+    assert not any("a:b" in value for value in values.values())
+
+
+def test_a_nameserver_has_its_own_meaning_of_shared_names() -> None:
+    settings = read(b"listenPort=1234\norderMessageEnable=true\n", "nameserver").settings
+    assert settings.nameserver.port == 1234
+    assert settings.nameserver.order_messages
+    assert settings.broker == BrokerConfig()
+    assert find("listenPort", "nameserver") != find("listenPort", "broker")
+    assert apache_values(settings, "nameserver")["listenPort"] == "1234"
+
+
+def test_no_name_is_called_without_effect_that_has_one() -> None:
+    assert not WITHOUT_EFFECT & {*names_by_apache("broker"), *names_by_apache("nameserver")}

@@ -1,0 +1,79 @@
+"""Changing the settings of a running server."""
+
+import pytest
+
+from penstock.config import Live, Settings
+from penstock.errors import InvalidParameter, NoPermission
+
+
+def test_live_settings_change_by_either_name_and_listeners_are_told() -> None:
+    live = Live(Settings())
+    told: list[Settings] = []
+    live.listeners.append(told.append)
+    names = live.change({"brokerPermission": " 4 ", "store.retain_hours": "24"})
+    assert names == ["broker.permission", "store.retain_hours"]
+    assert live.current.broker.permission == 4
+    assert live.current.store.retain_hours == 24
+    assert told == [live.current]
+    assert live.apache_values()["fileReservedTime"] == "24"
+    assert live.changes == 1
+    assert live.changed == {"broker.permission": "4", "store.retain_hours": "24"}
+
+
+def test_changes_can_be_applied_to_another_start() -> None:
+    live, again = Live(Settings()), Live(Settings())
+    live.change({"traceOn": "false", "serverChannelMaxIdleTimeSeconds": "5"})
+    again.change(live.changed)
+    assert again.current == live.current
+    assert again.current.server.idle_ms == 5000
+
+
+def test_the_same_value_again_is_no_change() -> None:
+    live = Live(Settings())
+    live.listeners.append(lambda settings: pytest.fail("nothing has changed"))
+    assert live.change({"brokerPermission": "6", "brokerName": "broker-a"}) == []
+    assert live.changes == 0
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["brokerName", "listenPort", "flushDiskType", "broker.data", "tls.server.certPath",
+     "storePathRootDir", "storePathCommitLog", "brokerConfigPath", "rocketmqHome",
+     "configBlackList", "messageStorePlugIn", "tls.server.keyPassword", "initAuthenticationUser"],
+)  # fmt: skip
+def test_fixed_settings_paths_and_code_are_refused_by_name(key: str) -> None:
+    live = Live(Settings())
+    values = {"brokerName": "broker-z", "flushDiskType": "SYNC_FLUSH", "listenPort": "1",
+              "initAuthenticationUser": '{"username":"a","password":"b"}'}  # fmt: skip
+    with pytest.raises(NoPermission, match=key):
+        live.change({"traceOn": "false", key: values.get(key, "/elsewhere/x;sh")})
+    assert live.current == Settings()
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("brokerPermission", "all"), ("fileReservedTime", "-1"), ("deleteWhen", "noon"),
+     ("serverChannelMaxIdleTimeSeconds", "soon"), ("diskMaxUsedSpaceRatio", "175")],
+)  # fmt: skip
+def test_a_wrong_value_is_refused_and_nothing_changes(key: str, value: str) -> None:
+    live = Live(Settings())
+    with pytest.raises(InvalidParameter, match=f"{key} can't be .*{value}"):
+        live.change({"traceOn": "false", key: value})
+    assert live.current == Settings()
+
+
+def test_names_without_effect_are_passed_over() -> None:
+    live = Live(Settings())
+    ignored = {"sendMessageThreadPoolNums": "4", "noSuchThing": "1", "nameserver.scan_ms": "9"}
+    assert live.change({**ignored, "traceOn": "false"}) == ["broker.trace_on"]
+
+
+def test_a_nameserver_changes_its_own_settings() -> None:
+    live = Live(Settings(), "nameserver")
+    assert live.change({"orderMessageEnable": "true", "brokerPermission": "4"}) == [
+        "nameserver.order_messages"
+    ]
+    with pytest.raises(NoPermission, match="kvConfigPath"):
+        live.change({"kvConfigPath": "/x"})
+    assert live.apache_values()["orderMessageEnable"] == "true"
+    assert "brokerPermission" not in live.apache_values()

@@ -1,0 +1,199 @@
+"""Metrics in Prometheus' words, read at scrape time only."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from penstock.broker.clients import Member
+from penstock.broker.stats import Flow
+from penstock.broker.telemetry import broker_metrics
+from penstock.config import BrokerConfig, Live, Settings
+from penstock.metrics import Registry, Sample
+from penstock.net.registrar import NameServerState
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
+
+
+def parsed(registry: Registry) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    """What Prometheus would read, by name and labels."""
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(registry.text())
+        for sample in family.samples
+    }
+
+
+def test_text_is_what_prometheus_reads() -> None:
+    registry = Registry({"cluster": 'a "b"\\\n'})
+    registry.counter("in_total", "Messages\nin.", ("topic",), read=lambda: [(("t",), 7)])
+    registry.gauge("load", "Load.", read=lambda: 0.25)
+    registry.gauge("up", "Up.", read=lambda: True)
+    registry.gauge(
+        "strange", "Strange.", ("k",), read=lambda: [(("n",), math.nan), (("i",), math.inf)]
+    )
+    common = ("cluster", 'a "b"\\\n')
+    found = parsed(registry)
+    assert found["in_total", frozenset([common, ("topic", "t")])] == 7
+    assert found["load", frozenset([common])] == 0.25
+    assert found["up", frozenset([common])] == 1
+    assert math.isnan(found["strange", frozenset([common, ("k", "n")])])
+    assert found["strange", frozenset([common, ("k", "i")])] == math.inf
+
+
+def test_plain_text_of_a_registry_without_labels() -> None:
+    registry = Registry()
+    registry.gauge("a", "A figure.", read=lambda: 1 << 60)
+    assert registry.text() == "# HELP a A figure.\n# TYPE a gauge\na 1152921504606846976\n"
+
+
+def test_histogram_counts_at_or_below_its_bounds() -> None:
+    registry = Registry({"node": "x"})
+    histogram = registry.histogram("ms", "Time.", (1, 5, 10.5))
+    for value in (0, 1, 2, 5, 7, 11, 1000):
+        histogram.observe(value)
+    found = parsed(registry)
+    buckets = {
+        dict(labels)["le"]: value for (name, labels), value in found.items() if name == "ms_bucket"
+    }
+    assert buckets == {"1": 2, "5": 4, "10.5": 5, "+Inf": 7}
+    assert found["ms_count", frozenset([("node", "x")])] == 7
+    assert found["ms_sum", frozenset([("node", "x")])] == 1026
+
+
+def test_nothing_is_read_before_somebody_scrapes() -> None:
+    reads = []
+
+    def read() -> Iterator[Sample]:
+        reads.append(1)
+        yield ("a",), 1
+        yield ("b",), 2
+
+    registry = Registry()
+    registry.gauge("g", "G.", ("k",), read=read)
+    assert reads == []
+    assert registry.text().count("\ng{") == 2
+    assert reads == [1]
+
+
+def test_a_name_is_used_once() -> None:
+    registry = Registry()
+    registry.gauge("g", "G.", read=lambda: 1)
+    with pytest.raises(AssertionError, match="two metrics"):
+        registry.counter("g", "G.", read=lambda: 1)
+
+
+# --- the broker's ---------------------------------------------------------------------------------
+
+
+def fake_broker() -> Any:
+    """A broker with the figures that its metrics read, and nothing else."""
+    rows = [
+        SimpleNamespace(topic=topic, puts=puts, put_bytes=size)
+        for topic, puts, size in ((b"orders", 3, 300), (b"orders", 4, 400), (b"TBW102", 0, 0),
+                                  (b"SCHEDULE_TOPIC_XXXX", 1, 10))
+    ]  # fmt: skip
+    flow = Flow()
+    flow.nums, flow.size, flow.behind_ms = 5, 500, 70
+    offsets = {"orders@pay": {0: 2, 1: 0}, "%RETRY%pay@pay": {0: 9}}
+    store = SimpleNamespace(
+        queues=SimpleNamespace(rows=rows), refusal=None,
+        log=SimpleNamespace(end=5000, begin=lambda: 1000),
+        flusher=SimpleNamespace(flushed=lambda: 4900),
+        min_offset=lambda topic, queue: 1, max_offset=lambda topic, queue: 7,
+    )  # fmt: skip
+    java = Member(1, "c1", "h:1", 0, 493, 0)
+    go = Member(2, "c2", "h:2", 9, 317, 0)
+    group = SimpleNamespace(name="pay", consume_type="CONSUME_PASSIVELY", members={1: java, 2: go})
+    parts = SimpleNamespace(
+        settings=Live(Settings(broker=BrokerConfig(name="broker-b", cluster="C"))), store=store,
+        topics=SimpleNamespace(table=SimpleNamespace(topics={"a": 1, "b": 2})),
+        groups=SimpleNamespace(table=SimpleNamespace(groups={"pay": 1})),
+        offsets=SimpleNamespace(
+            table=SimpleNamespace(wrapper=lambda: SimpleNamespace(offset_table=offsets))
+        ),
+        clients=SimpleNamespace(
+            producer_groups=lambda: {"p": [java], "q": [java, go]}, consumer_groups=lambda: [group]
+        ),
+        stats=SimpleNamespace(groups={("orders", "pay"): flow}), holds=[1, 2, 3],
+        started_ms=1_700_000_000_500,
+    )  # fmt: skip
+    return SimpleNamespace(parts=parts, send=SimpleNamespace(sent=8, refused=2))
+
+
+def broker_registry() -> Registry:
+    server = SimpleNamespace(
+        bad_frames=1, refused_connections=2, memory=3, lag_ms_max=4.5, connections={1: 0, 2: 0},
+        turn=SimpleNamespace(requests=99), carrier=SimpleNamespace(pool_jobs=6),
+    )  # fmt: skip
+    registrar = SimpleNamespace(
+        states=[NameServerState("n1:9876", registered=True, success_ms=5500),
+                NameServerState("n2:9876", failures=4)]
+    )  # fmt: skip
+    return broker_metrics(fake_broker(), cast(Any, server), cast(Any, registrar))
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "value"),
+    [
+        ("rocketmq_messages_in_total", {"topic": "orders", "is_system": "false"}, 7),
+        ("rocketmq_messages_in_total", {"topic": "SCHEDULE_TOPIC_XXXX", "is_system": "true"}, 1),
+        ("rocketmq_throughput_in_total", {"topic": "orders", "is_system": "false"}, 700),
+        ("rocketmq_messages_out_total", {"topic": "orders", "consumer_group": "pay",
+                                         "is_system": "false", "is_retry": "false"}, 5),
+        ("rocketmq_throughput_out_total", {"topic": "orders", "consumer_group": "pay",
+                                           "is_system": "false", "is_retry": "false"}, 500),
+        # Offset 0 of queue 1 is deleted already: the lag begins at the oldest message there is.
+        ("rocketmq_consumer_lag_messages", {"topic": "orders", "consumer_group": "pay",
+                                            "is_system": "false", "is_retry": "false"}, 5 + 6),
+        ("rocketmq_consumer_lag_messages", {"topic": "%RETRY%pay", "consumer_group": "pay",
+                                            "is_system": "false", "is_retry": "true"}, 0),
+        ("penstock_consumer_behind_ms", {"topic": "orders", "consumer_group": "pay",
+                                         "is_system": "false", "is_retry": "false"}, 70),
+        ("rocketmq_producer_connections", {"language": "java", "version": "493",
+                                           "protocol_type": "remoting"}, 1),
+        ("rocketmq_consumer_connections", {"consumer_group": "pay", "language": "go",
+                                           "version": "317", "consume_mode": "push",
+                                           "protocol_type": "remoting", "is_system": "false"}, 1),
+        ("rocketmq_topic_number", {}, 2),
+        ("rocketmq_consumer_group_number", {}, 1),
+        ("rocketmq_broker_permission", {}, 6),
+        ("rocketmq_storage_size", {"storage_type": "local", "storage_medium": "disk"}, 4000),
+        ("rocketmq_storage_flush_behind_bytes",
+         {"storage_type": "local", "storage_medium": "disk"}, 100),
+        ("penstock_store_writable", {}, 1),
+        ("penstock_connections", {}, 2),
+        ("penstock_held_pulls", {}, 3),
+        ("penstock_sends_total", {"outcome": "refused"}, 2),
+        ("penstock_requests_total", {}, 99),
+        ("penstock_loop_lag_ms_max", {}, 4.5),
+        ("penstock_nameserver_registered", {"nameserver": "n1:9876"}, 1),
+        ("penstock_nameserver_registered", {"nameserver": "n2:9876"}, 0),
+        ("penstock_nameserver_success_timestamp_seconds", {"nameserver": "n1:9876"}, 5.5),
+        ("penstock_nameserver_failures", {"nameserver": "n2:9876"}, 4),
+        ("process_start_time_seconds", {}, 1_700_000_000.5),
+    ],
+)  # fmt: skip
+def test_broker_tells(name: str, labels: dict[str, str], value: float) -> None:
+    common = {"cluster": "C", "node_type": "broker", "node_id": "broker-b"}
+    assert parsed(broker_registry())[name, frozenset({**common, **labels}.items())] == value
+
+
+def test_memory_of_the_process_is_told_on_linux() -> None:
+    if not Path("/proc/self/status").exists():
+        pytest.skip("no /proc here")
+    found = {name: value for (name, _), value in parsed(broker_registry()).items()}
+    assert found["process_resident_memory_bytes"] >= found["penstock_memory_bytes"] > 1 << 20
+    assert found["process_cpu_seconds_total"] > 0
+
+
+def test_every_metric_is_on_its_page() -> None:
+    text = PAGE.read_text()
+    for family in broker_registry().families:
+        assert f"`{family.name}`" in text, f"docs/metrics.md does not explain {family.name}"
+        for label in family.labels:
+            assert label in text

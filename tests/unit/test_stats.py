@@ -1,0 +1,167 @@
+"""Counters and their windows."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.stats import Stats
+from penstock.wire.bodies_admin import BrokerStatsItem
+from tests.unit.admin_kit import NOW_MS, Bench, bench
+
+SECOND_MS = 1_000
+NOTHING = BrokerStatsItem(sum=0, tps=0.0, avgpt=0.0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as made:
+        yield made
+
+
+def pass_seconds(stats: Stats, begin_ms: int, seconds: int) -> int:
+    for second in range(1, seconds + 1):
+        stats.tick(begin_ms + second * SECOND_MS)
+    return begin_ms + seconds * SECOND_MS
+
+
+def minute(stats: Stats, name: str, key: str) -> BrokerStatsItem:
+    data = stats.view(name, key)
+    assert data is not None
+    assert data.stats_minute is not None
+    return data.stats_minute
+
+
+def test_topic_counts_messages_and_bytes_of_all_its_queues(made: Bench) -> None:
+    for queue_id in (0, 1, 1, 2):
+        made.put("orders", queue_id, body=b"x" * 10)
+    made.put("sms")
+    pass_seconds(made.stats, NOW_MS, 10)
+    size = sum(q.put_bytes for q in made.store.queues.rows if q.topic == b"orders")
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == BrokerStatsItem(
+        sum=4, tps=0.4, avgpt=1.0
+    )
+    assert minute(made.stats, "TOPIC_PUT_SIZE", "orders") == BrokerStatsItem(
+        sum=size, tps=size / 10, avgpt=size / 4
+    )
+    assert minute(made.stats, "BROKER_PUT_NUMS", "any") == BrokerStatsItem(
+        sum=5, tps=0.5, avgpt=0.0
+    )
+    assert made.stats.put_tps("orders") == 0.4
+
+
+def test_minute_slides(made: Bench) -> None:
+    made.put("orders")
+    now_ms = pass_seconds(made.stats, NOW_MS, 60)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
+    pass_seconds(made.stats, now_ms, 10)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
+
+
+def test_hour_and_day_have_samples_of_their_own(made: Bench) -> None:
+    made.put("orders")
+    made.stats.tick(NOW_MS + 600 * SECOND_MS)
+    data = made.stats.view("TOPIC_PUT_NUMS", "orders")
+    assert data is not None
+    assert data.stats_hour == BrokerStatsItem(sum=1, tps=1 / 600, avgpt=1.0)
+    assert data.stats_day == NOTHING
+    made.stats.tick(NOW_MS + 3_600 * SECOND_MS)
+    data = made.stats.view("TOPIC_PUT_NUMS", "orders")
+    assert data is not None
+    assert data.stats_day == BrokerStatsItem(sum=1, tps=1 / 3_600, avgpt=1.0)
+
+
+def test_group_counts_what_its_pulls_got(made: Bench) -> None:
+    made.stats.got("coupons", "orders", 30, 3_000, 5)
+    made.stats.got("coupons", "orders", 10, 1_000, 7)
+    pass_seconds(made.stats, NOW_MS, 10)
+    assert minute(made.stats, "GROUP_GET_NUMS", "orders@coupons") == BrokerStatsItem(
+        sum=40, tps=4.0, avgpt=20.0
+    )
+    assert minute(made.stats, "GROUP_GET_SIZE", "orders@coupons").sum == 4_000
+    assert minute(made.stats, "BROKER_GET_NUMS", "any").sum == 40
+    assert made.stats.get_tps("coupons", "orders") == 4.0
+    assert made.stats.groups["orders", "coupons"].behind_ms == 7
+
+
+def test_unknown_counters_do_not_exist(made: Bench) -> None:
+    assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
+    assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
+    assert made.stats.view("NO_SUCH_COUNTER", "orders") is None
+    assert made.stats.put_tps("orders") == made.stats.get_tps("coupons", "orders") == 0.0
+
+
+def test_deleted_topic_is_forgotten_and_begins_anew(made: Bench) -> None:
+    for _ in range(3):
+        made.put("orders")
+    made.stats.got("coupons", "orders", 3, 300, 0)
+    now_ms = pass_seconds(made.stats, NOW_MS, 10)
+    made.store.remove_queues(b"orders")
+    now_ms = pass_seconds(made.stats, now_ms, 10)
+    assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
+    assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
+    made.put("orders")
+    pass_seconds(made.stats, now_ms, 10)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
+    assert minute(made.stats, "BROKER_PUT_NUMS", "any").sum == 4
+
+
+def test_averages_appear_as_time_passes(made: Bench) -> None:
+    assert made.stats.runtime()["putTps"] == "  "
+    assert made.stats.runtime()["getTotalTps"] == "0.0 0.0 0.0"
+    now_ms = pass_seconds(made.stats, NOW_MS, 1)
+    for _ in range(5):
+        made.put("orders")
+    made.stats.got("coupons", "orders", 4, 400, 0)
+    made.stats.missed()
+    now_ms = pass_seconds(made.stats, now_ms, 10)
+    figures = made.stats.runtime()
+    assert figures["putTps"] == "0.5  "
+    assert figures["getTransferredTps"] == "0.4  "
+    assert figures["getFoundTps"] == figures["getMissTps"] == "0.1  "
+    assert figures["getTotalTps"] == "0.2 0.0 0.0"
+    pass_seconds(made.stats, now_ms, 590)
+    assert made.stats.runtime()["putTps"] == f"0.0 0.0 {5 / 600}"
+
+
+def test_totals_of_the_day_leave_out_system_topics(made: Bench) -> None:
+    made.put("orders")
+    made.put("rmq_sys_wheel_timer")
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    made.stats.got("coupons", "RMQ_SYS_TRACE_TOPIC", 7, 100, 0)
+    figures = made.stats.runtime()
+    assert figures["msgPutTotalTodayNow"] == figures["msgGetTotalTodayNow"] == "1"
+    assert figures["putMessageTimesTotal"] == "2"
+    assert figures["putMessageAverageSize"] == str(made.store.path.put_bytes / 2)
+    assert figures["msgPutTotalTodayMorning"] == "0"
+
+
+def test_morning_comes_at_midnight(made: Bench) -> None:
+    made.put("orders")
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    today = datetime.fromtimestamp(NOW_MS // 1000).replace(hour=0, minute=0, second=0)
+    midnights = [round(today.replace(day=today.day + days).timestamp()) for days in (1, 2)]
+    made.stats.tick(midnights[0] * 1000 - 1)
+    assert made.stats.runtime()["msgPutTotalTodayMorning"] == "0"
+    made.stats.tick(midnights[0] * 1000)
+    figures = made.stats.runtime()
+    assert figures["msgPutTotalTodayMorning"] == figures["msgGetTotalTodayMorning"] == "1"
+    assert figures["msgPutTotalYesterdayMorning"] == "0"
+    made.put("orders")
+    made.stats.tick(midnights[1] * 1000)
+    figures = made.stats.runtime()
+    assert figures["msgPutTotalTodayMorning"] == "2"
+    assert figures["msgPutTotalYesterdayMorning"] == "1"
+
+
+def test_clock_set_back_does_not_stop_the_samples(made: Bench) -> None:
+    made.put("orders")
+    early_ms = NOW_MS - 3_600 * SECOND_MS
+    assert made.stats.due() == NOW_MS + SECOND_MS
+    made.stats.tick(early_ms)
+    assert made.stats.due() == early_ms + SECOND_MS
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").tps == 0.0
+    made.put("orders")
+    pass_seconds(made.stats, early_ms, 20)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 2
