@@ -177,6 +177,8 @@ class MessageIllegal(StoreError):
 class Refused(PenstockError):
     """A request the broker or NameServer understands and does not serve."""
 
+    hint = "look at the request and at the server's log"
+
 
 class SystemBusy(Refused):
     """A limit of the server is reached."""
@@ -190,6 +192,7 @@ class NoPermission(Refused):
     """The broker, topic or group does not allow it, or the caller has no right to it."""
 
     code = 16  # NO_PERMISSION
+    hint = "ask whoever administers the broker for the right, or look at its permission settings"
 
 
 class TopicNotExist(Refused):
@@ -203,6 +206,7 @@ class QueryNotFound(Refused):
     """What was asked for does not exist (yet)."""
 
     code = 22  # QUERY_NOT_FOUND
+    hint = "check the name, and whether it has been written yet"
 
 
 class GroupNotExist(Refused):
@@ -216,12 +220,14 @@ class InvalidParameter(Refused):
     """A name or number in the request that can't be."""
 
     code = 29  # INVALID_PARAMETER
+    hint = "mend the request; sending it again does not help"
 
 
 class ConsumerNotOnline(Refused):
     """No consumer of the group is connected."""
 
     code = 206  # CONSUMER_NOT_ONLINE
+    hint = "start a consumer of the group first"
 
 
 # --- certificates --------------------------------------------------------------------------------

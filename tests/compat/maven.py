@@ -25,7 +25,7 @@ VERSIONS = (LATEST, OLD)
 _CLIENT_ONLY = frozenset({OLD})
 
 # Quick to start and small: these programs live for a second or two on a busy machine.
-_JVM_FLAGS = (
+JVM_FLAGS = (
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-Xmx512m",
@@ -58,7 +58,7 @@ def classpath(version: str = LATEST) -> str:
     return os.pathsep.join([str(build / "classes"), *jars])
 
 
-def java_command(main_class: str, *args: str, jvm: Sequence[str] = _JVM_FLAGS) -> list[str]:
+def java_command(main_class: str, *args: str, jvm: Sequence[str] = JVM_FLAGS) -> list[str]:
     """The command line for a main class, to be run in java_environment."""
     return ["java", *jvm, main_class, *args]
 
@@ -86,7 +86,7 @@ def run_java(
     home = _cache_root() / "home"
     home.mkdir(parents=True, exist_ok=True)
     flags = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-Duser.timezone=UTC")
-    command = java_command(main_class, *args, jvm=(*_JVM_FLAGS, *flags))
+    command = java_command(main_class, *args, jvm=(*JVM_FLAGS, *flags))
     done = subprocess.run(
         command,
         input=input or "",

@@ -23,6 +23,7 @@ from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Router
 from penstock.broker.users import AccessTable
+from penstock.cli.main import main
 from penstock.config import AccessConfig, Live, Settings
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.signature import is_signed, signed, text_bytes
@@ -48,7 +49,9 @@ class Answer(NamedTuple):
 class Apache:
     """The real broker."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, nameserver: str) -> None:
+        self.address = address
+        self.nameserver = nameserver
         host, port = address.split(":")
         self._connection = socket.create_connection((host, int(port)), timeout=10)
         self._stream = self._connection.makefile("rb")
@@ -120,7 +123,7 @@ def broker(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[Apa
         apache.NameServer(names_dir) as names,
         apache.Broker(broker_dir, root / "store", names.address, timeout=90, **conf) as server,
     ):
-        house = Apache(server.address)
+        house = Apache(server.address, names.address)
         yield house
         house.close()
 
@@ -405,3 +408,45 @@ def test_every_request_code_is_refused_without_rights(houses: tuple[Apache, Ours
     for code in [*RequestCode, 99_999]:
         assert ask(ours, "alice", code, {}).code == REFUSED, code
         assert ours.send(code, {}, b"", 493).code == REFUSED, code
+
+
+def test_our_commands_administer_apache(
+    broker: Apache, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PENSTOCK_CLIENT_ACCESS_KEY", "root")
+    monkeypatch.setenv("PENSTOCK_CLIENT_SECRET_KEY", SECRETS["root"])
+
+    def run(*words: str) -> tuple[int, str]:
+        code = main(list(words))
+        printed = capsys.readouterr()
+        return code, printed.out + printed.err
+
+    at = ("-b", broker.address)
+    by_name = ("-n", broker.nameserver)
+    assert run("user", "create", "dora", *by_name, "--password", "p1") == (
+        0,
+        f"created user dora on {broker.address}\n",
+    )
+    code, text = run("user", "create", "dora", *at, "--password", "p1")
+    assert code == 1
+    assert text.startswith(f"penstock: {broker.address} answers NO_PERMISSION: ")
+    assert run("user", "update", "dora", *at, "--disable", "--password", "p2")[0] == 0
+    code, text = run("user", "get", "dora", *at, "--show-password", "--json")
+    assert json.loads(text) == [
+        {"user": "dora", "type": "Normal", "status": "disable", "password": "p2"}
+    ]
+    assert "p2" not in run("user", "list", *at, "--filter", "dor")[1]
+    assert run("acl", "grant", "dora", "Topic:d*", "Pub,Sub", *at, "--from", "10.0.0.0/8")[0] == 0
+    assert run("acl", "deny", "dora", "*", "All", *by_name, "-c", CLUSTER)[0] == 0
+    code, text = run("acl", "get", "dora", *at)
+    lines = [line.split() for line in text.splitlines()]
+    assert lines[1:] == [
+        ["dora", "Custom", "Topic:d*", "Pub,Sub", "10.0.0.0/8", "Allow"],
+        ["dora", "Custom", "*", "All", "anywhere", "Deny"],
+    ]
+    assert run("acl", "delete", "dora", "Topic:d*", *at)[0] == 0
+    listed = json.loads(run("acl", "list", *at, "--user", "dora", "--json")[1])
+    assert [entry["resource"] for entry in listed] == ["*"]
+    assert run("user", "delete", "dora", *at)[0] == 0
+    assert run("user", "get", "dora", *at) == (1, "penstock: there is no user dora\n")
+    assert run("user", "list", *at, "--secret-key", "wrong")[0] == 1

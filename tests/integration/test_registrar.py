@@ -316,3 +316,28 @@ def test_body_is_what_the_typed_encoder_would_send() -> None:
     sent = registrar.registration()[1]
     assert decode_register(sent, compressed=False, version=493) == body
     assert msgspec.json.decode(sent)["topicConfigSerializeWrapper"]["mappingDataVersion"]
+
+
+@pytest.mark.parametrize(("fails", "reason"), [(True, "a bug"), (False, "frame too long")])
+def test_table_that_cannot_be_sent_is_said_and_tried_again(fails: bool, reason: str) -> None:
+    async def body() -> None:
+        clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
+        trouble = True
+
+        def describe() -> RegisterBrokerBody:
+            if trouble and fails:
+                raise LookupError("no topics")
+            body = topics.describe()
+            return msgspec.structs.replace(body, filter_server_list=["x" * (17 << 20)] * trouble)
+
+        async with serving(names.serve) as server:
+            registrar = Registrar(settings(server.address), describe, "h:1", "h:2", clock=clock)
+            assert not await registrar.first_round()
+            assert reason in (registrar.not_ready() or "")
+            trouble = False
+            topics.add("c")
+            await clock.elapse(1_001)
+            await until(lambda: registrar.states[0].registered)
+            await registrar.close()
+
+    asyncio.run(body())

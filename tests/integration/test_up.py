@@ -1,5 +1,6 @@
 """`penstock up`, `penstock nameserver` and `penstock broker` as processes."""
 
+import asyncio
 import json
 import os
 import re
@@ -15,8 +16,12 @@ from queue import Queue
 
 import pytest
 
+from penstock.net.peer import Peer
+from penstock.wire.codes import RequestCode
+
 PATIENCE_S = 30.0
 LOOPBACK = "127.0.0.1"
+PROBLEM = "^penstock: (?!running uncompiled)"
 
 
 class Program:
@@ -120,6 +125,20 @@ def is_running(pid: int) -> bool:
     return state != "Z"
 
 
+def registered(port: int) -> str:
+    """What a NameServer knows of its cluster."""
+
+    async def ask() -> bytes:
+        peer = Peer(f"{LOOPBACK}:{port}")
+        try:
+            answer = await peer.call(RequestCode.GET_BROKER_CLUSTER_INFO, timeout_ms=10_000)
+        finally:
+            await peer.close()
+        return answer.body
+
+    return asyncio.run(ask()).decode()
+
+
 def up(start: Start, port: int, data: Path, *more: object) -> Program:
     return start(
         "up", "--data", data, "--nameserver-port", port, "--broker-port", port + 1,
@@ -136,7 +155,11 @@ def test_up_brings_all_up_and_sigterm_ends_all(start: Start, port: int, tmp_path
         assert part in ready
     assert f"-n {LOOPBACK}:{port}" in program.line("mqadmin updateTopic")
     assert f'"{LOOPBACK}:{port}"' in program.line("setNamesrvAddr")
-    assert all(map(is_open, (port, port + 1, port + 11)))
+    known = registered(port)
+    for name, its_port in (("broker-a", port + 1), ("broker-b", port + 11)):
+        assert name in known
+        assert f"{LOOPBACK}:{its_port}" in known
+        assert is_open(its_port)
     children = program.children()
     assert len(children) == 2
     assert program.stop() == 0
@@ -178,7 +201,7 @@ def test_up_in_front_of_a_used_port_is_one_clear_line(
     with socket.create_server((LOOPBACK, port + more)):
         program = up(start, port, tmp_path)
         assert program.process.wait(PATIENCE_S) == 1
-    line = program.line("^penstock: ", program.err)
+    line = program.line(PROBLEM, program.err)
     assert f"{port + more}" in line
     assert "choose another port" in line
     assert "Traceback" not in "".join(program.heard)
@@ -195,6 +218,7 @@ def test_nameserver_and_broker_each_say_that_they_are_ready(
     )
     ready = broker.line("")
     assert ready.startswith(f"penstock broker b7 is ready on {LOOPBACK}:{port + 1}")
+    assert '"b7"' in registered(port)
     assert broker.stop() == 0
     assert nameserver.stop(signal.SIGINT) == 0
 
@@ -222,13 +246,13 @@ def test_two_brokers_do_not_share_a_store(start: Start, port: int, tmp_path: Pat
     start("broker", "--port", port, "--data", tmp_path).line("is ready")
     second = start("broker", "--port", port + 5, "--data", tmp_path)
     assert second.process.wait(PATIENCE_S) == 1
-    assert "store directory of its own" in second.line("^penstock: ", second.err)
+    assert "store directory of its own" in second.line(PROBLEM, second.err)
 
 
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [
-        (("broker", "--data", "FILE/below"), {}, "Not a directory"),
+        (("broker", "--data", "FILE/below"), {}, "File exists; choose another --data"),
         (("broker", "-c", "missing.toml"), {}, "No such file or directory: missing.toml"),
         (("broker", "--nameservers", "nowhere"), {}, "--nameservers can't be 'nowhere'"),
         (("nameserver",), {"PENSTOCK_NAMESERVER_PORT": "x"}, "PENSTOCK_NAMESERVER_PORT can't be"),
@@ -243,7 +267,7 @@ def test_what_can_not_start_says_why_in_one_line(
     given = [part.replace("FILE", str(tmp_path / "file")) for part in arguments]
     program = start(*given, env={"PENSTOCK_BROKER_PORT": str(port), **env})
     assert program.process.wait(PATIENCE_S) == 1
-    assert message in program.line("^penstock: ", program.err)
+    assert message in program.line(PROBLEM, program.err)
     assert "Traceback" not in "".join(program.heard)
 
 

@@ -21,6 +21,7 @@ from penstock.broker.persistence import Persistence
 from penstock.broker.router import Router, refusal
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
+from penstock.broker.users import AccessTable
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError, TopicNotExist
 from penstock.store.disk import Disk
@@ -92,11 +93,12 @@ class Bench:
         self.clients = Clients(self.live, groups, self.outbox)
         self.stats = Stats(self.store, NOW_MS)
         self.parts = Parts(
-            settings=self.live, store=self.store, persistence=cast(Persistence, None),
+            settings=self.live, store=self.store,
+            persistence=Persistence(self.store.disk, self.store.layout.root),
             topics=cast(Topics, self.topics), groups=groups, offsets=self.offsets,
             clients=self.clients, locks=QueueLocks(self.live), holds=Holds(self.store),
-            stats=self.stats, access=cast(Access, None), outbox=self.outbox, address=ADDRESS,
-            started_ms=NOW_MS,
+            stats=self.stats, access=Access(self.live, AccessTable(), self.outbox),
+            outbox=self.outbox, address=ADDRESS, started_ms=NOW_MS,
         )  # fmt: skip
 
     # --- what is there

@@ -86,7 +86,7 @@ def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
         ({"attributes": "+message.type=MIXED"}, "does not serve"),
         ({"attributes": "+queue.type=BatchCQ"}, "does not serve"),
         ({"attributes": "+cleanup.policy=COMPACTION"}, "does not serve"),
-        ({"attributes": "+reserve.time=100"}, "tiered store"),
+        ({"attributes": "+reserve.time=-2"}, "a number from -1 to"),
         ({"attributes": "-message.type"}, "it is not set"),
         ({"attributes": "message.type=FIFO"}, "can't be read"),
         ({"attributes": "+message.type"}, "can't be read"),

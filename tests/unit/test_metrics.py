@@ -128,7 +128,7 @@ def fake_broker() -> Any:
 def broker_registry() -> Registry:
     server = SimpleNamespace(
         bad_frames=1, refused_connections=2, memory=3, lag_ms_max=4.5, connections={1: 0, 2: 0},
-        turn=SimpleNamespace(requests=99), carrier=SimpleNamespace(pool_jobs=6),
+        turn=SimpleNamespace(requests=99, refusals={}), carrier=SimpleNamespace(pool_jobs=6),
     )  # fmt: skip
     registrar = SimpleNamespace(
         states=[NameServerState("n1:9876", registered=True, success_ms=5500),

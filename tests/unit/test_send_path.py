@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from benchmarks.open_gate import Nothing, OpenGate
+
 from penstock.broker.send import (
     SEND_BATCH_MESSAGE,
     SEND_MESSAGE,
@@ -45,7 +45,8 @@ def send(
     named = {
         "producerGroup": "g", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
         "queueId": "1", "sysFlag": "0", "bornTimestamp": "1600000000000", "flag": "5",
-        "properties": properties(tags="vip", keys="k", unique="id-1").decode(), "reconsumeTimes": "2",
+        "properties": properties(tags="vip", keys="k", unique="id-1").decode(),
+        "reconsumeTimes": "2",
     } | {name.removeprefix("ext_"): value for name, value in fields.items()}  # fmt: skip
     letters = LETTERS if code == SEND_MESSAGE_V2 else {}
     ext = {letters.get(name, name): value for name, value in named.items() if value is not None}
@@ -340,7 +341,8 @@ def test_a_batch_is_stored_message_by_message(peer: Peer, code: int, encoding: i
 def batch_frame(code: int, encoding: int, body: bytes, flag_name: str) -> bytes:
     named = {
         "producerGroup": "g", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
-        "queueId": "1", "sysFlag": "0", "bornTimestamp": "1", "flag": "0", "properties": "WAIT\x01true",
+        "queueId": "1", "sysFlag": "0", "bornTimestamp": "1", "flag": "0",
+        "properties": "WAIT\x01true",
     }  # fmt: skip
     letters = {} if code == SEND_MESSAGE else LETTERS
     ext = {letters.get(name, name): value for name, value in named.items()} | {flag_name: "true"}

@@ -1,4 +1,4 @@
-"""What a handler may answer, and the effects it may ask for. All are values: `net` carries them out.
+"""What a handler may answer, and the effects it may ask for: values that `net` carries out.
 
 | Answer | Meaning |
 |---|---|

@@ -39,10 +39,6 @@ def _between(least: int, most: int) -> Callable[[str], str | None]:
     return fault
 
 
-def _never(why: str) -> Callable[[str], str | None]:
-    return lambda value: why
-
-
 TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "queue.type": Attribute(False, _one_of("SimpleCQ", "BatchCQ", unserved="BatchCQ")),
     "cleanup.policy": Attribute(False, _one_of("DELETE", "COMPACTION", unserved="COMPACTION")),
@@ -53,7 +49,7 @@ TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
             unserved="MIXED",
         ),
     ),
-    "reserve.time": Attribute(True, _never("it needs a tiered store, and this broker has none")),
+    "reserve.time": Attribute(True, _between(-1, (1 << 63) - 1)),
 }  # fmt: skip
 GROUP_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "priority.factor": Attribute(True, _between(0, 100)),

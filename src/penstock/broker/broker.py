@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import msgspec
+
 from penstock.broker.access import Access
 from penstock.broker.admin.auth import AuthAdmin
 from penstock.broker.admin.cleaning import CleaningHandlers
@@ -14,7 +16,8 @@ from penstock.broker.admin.runtime import RuntimeHandlers
 from penstock.broker.admin.settings import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
 from penstock.broker.admin.topics import TopicHandlers
-from penstock.broker.answers import Answer, Outbox, Persist
+from penstock.broker.answers import Answer, Outbox, Persist, Register
+from penstock.broker.changes import ChangedSettings
 from penstock.broker.clients import Clients
 from penstock.broker.command import Command
 from penstock.broker.groups import Groups
@@ -38,7 +41,7 @@ from penstock.store.store import MessageStore
 from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
 from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.bodies_register import RegisterBrokerBody
-from penstock.wire.codes import DEFAULT_REGION
+from penstock.wire.codes import DEFAULT_REGION, PERM_READ_WRITE
 from penstock.wire.ids import UniqueIds
 from penstock.wire.message import encode_host, encode_properties
 
@@ -46,9 +49,14 @@ STORE_TICK_MS = 1_000
 
 
 class Broker:
-    """A broker over an open store, whose clients know it as `address`."""
+    """A broker over an open store, whose clients know it as `address`.
 
-    def __init__(self, settings: Live, store: MessageStore, address: str, now_ms: int) -> None:
+    `host` is the same by number, as messages note it.
+    """
+
+    def __init__(
+        self, settings: Live, store: MessageStore, address: str, host: str, now_ms: int
+    ) -> None:
         self.settings = settings
         self.outbox = Outbox()
         self.parts = self._build(settings, store, address, now_ms)
@@ -71,10 +79,11 @@ class Broker:
                 AuthAdmin(self.parts),
             )
         )
-        self.send = self._make_send(address)
+        self.send = self._make_send(encode_host(host))
         self.pull = PullHandler(self.parts)
         self._offsets_ms = self._store_ms = now_ms
         self._permission = settings.current.broker.permission
+        self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
 
     def _build(self, settings: Live, store: MessageStore, address: str, now_ms: int) -> Parts:
@@ -82,8 +91,10 @@ class Broker:
         persistence = Persistence(store.disk, store.layout.root)
         topic_table, group_table = TopicTable(), SubscriptionGroupTable()
         offset_table, access_table = ConsumerOffsetTable(), AccessTable()
-        for table in (topic_table, group_table, offset_table, access_table):
+        changed_settings = ChangedSettings()
+        for table in (topic_table, group_table, offset_table, access_table, changed_settings):
             table.load(persistence.file(table.FILE))
+        changed_settings.apply(settings)
         groups = Groups(group_table, settings, outbox)
         topics = Topics(topic_table, store, settings, outbox)
         topics.seed()
@@ -93,13 +104,12 @@ class Broker:
             offsets=Offsets(offset_table, store, settings),
             clients=Clients(settings, groups, outbox), locks=QueueLocks(settings),
             holds=Holds(store), stats=Stats(store, now_ms),
-            access=Access(settings, access_table, outbox), outbox=outbox, address=address,
-            started_ms=now_ms,
+            access=Access(settings, access_table, outbox), changed_settings=changed_settings,
+            outbox=outbox, address=address, started_ms=now_ms,
         )  # fmt: skip
 
-    def _make_send(self, address: str) -> SendHandler:
+    def _make_send(self, host: bytes) -> SendHandler:
         config = self.settings.current
-        host = encode_host(address)
         extra = encode_properties(
             {
                 "MSG_REGION": config.broker.region,
@@ -152,11 +162,18 @@ class Broker:
                     self.outbox.put(Persist(table))
 
     def registration(self) -> RegisterBrokerBody:
-        """What the NameServers are told about our topics."""
+        """What the NameServers are told about our topics: none allows more than the broker."""
         wrapper = self.parts.topics.table.wrapper()
+        allowed = self.settings.current.broker.permission | ~PERM_READ_WRITE
+        topics = wrapper.topic_config_table
+        if allowed & PERM_READ_WRITE != PERM_READ_WRITE:
+            topics = {
+                name: msgspec.structs.replace(config, perm=config.perm & allowed)
+                for name, config in topics.items()
+            }
         return RegisterBrokerBody(
             topic_config_serialize_wrapper=TopicConfigAndMappingSerializeWrapper(
-                topic_config_table=wrapper.topic_config_table, data_version=wrapper.data_version
+                topic_config_table=topics, data_version=wrapper.data_version
             )
         )
 
@@ -178,4 +195,7 @@ class Broker:
         if settings.broker.permission != self._permission:
             self._permission = settings.broker.permission
             self.parts.topics.close_gates()
+            self.parts.topics.table.touch(self._store_ms)
+            self.outbox.put(Register())
+        self.parts.topics.refresh(self._store_ms)
         self.parts.store.reconfigure(settings.store)

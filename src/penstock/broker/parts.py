@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from penstock.broker.changes import ChangedSettings
 
 if TYPE_CHECKING:
     from penstock.broker.access import Access
@@ -38,3 +40,4 @@ class Parts:
     outbox: Outbox
     address: str  # the announced host:port
     started_ms: int
+    changed_settings: ChangedSettings = field(default_factory=ChangedSettings)

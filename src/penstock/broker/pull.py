@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from penstock.broker.answers import Answer, Hold, InThread, Reply
 from penstock.broker.parts import Parts
-from penstock.errors import NoPermission, PenstockError
+from penstock.errors import NoPermission, PenstockError, TopicNotExist
 from penstock.store import get
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.store import Found
@@ -55,8 +55,8 @@ class Forbidden(NoPermission):
         self.kind = kind
 
 
-class BadSubscription(PenstockError):
-    """A pull whose subscription is not known here, or not yet: the client's next heartbeat helps."""
+class SubscriptionError(PenstockError):
+    """A subscription that is not known here, or not yet: the client's next heartbeat helps."""
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
@@ -90,7 +90,7 @@ class PullHandler:
         except Forbidden as error:
             ext = {**_no_offsets(), "forbiddenType": str(error.kind)}
             return Reply(error.code, ext, remark=error.remark())
-        except BadSubscription as error:
+        except SubscriptionError as error:
             return Reply(error.wire_code, _no_offsets(), remark=error.remark())
         reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
         if reset is not None:
@@ -170,7 +170,7 @@ class PullHandler:
         parts = self._parts
         members = parts.clients.consumer_group(group)
         if members is None:
-            raise BadSubscription(
+            raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"no consumer of the group {group} is connected here; send a heartbeat first",
             )
@@ -188,13 +188,13 @@ class PullHandler:
             )  # fmt: skip
         subscription = parts.clients.subscription(group, topic)
         if subscription is None:
-            raise BadSubscription(
+            raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"the group {group} does not subscribe to the topic {topic}: all its consumers "
                 "have to subscribe to the same topics",
             )
         if subscription.sub_version < request.i64_or(b"subVersion", 0):
-            raise BadSubscription(
+            raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
                 f"a newer subscription of the group {group} to {topic} has not arrived here yet",
             )
@@ -238,6 +238,8 @@ class PullHandler:
 
     def _hold(self, pull: Pull, deadline_ms: int) -> Hold:
         def again(last: bool) -> Answer:
+            if pull.queue.gone:
+                raise TopicNotExist(f"the topic {pull.topic} was deleted")
             reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
             if reset is not None:
                 return self._reset(pull, reset)
@@ -304,7 +306,7 @@ class PullHandler:
 def expression_codes(kind: str, expression: str) -> Sequence[int]:
     """Hashes of the tags of an expression such as `a || b`; empty for all."""
     if kind not in ("", "TAG"):
-        raise BadSubscription(
+        raise SubscriptionError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED,
             f"expressions of the type {kind} are not served by this release; filter by tags",
         )
@@ -313,7 +315,7 @@ def expression_codes(kind: str, expression: str) -> Sequence[int]:
     tags = [tag.strip() for tag in expression.split("||")]
     codes = {java_hash(tag) for tag in tags if tag}
     if not codes:
-        raise BadSubscription(
+        raise SubscriptionError(
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"there is no tag in {expression[:80]!r}"
         )
     return sorted(codes)

@@ -4,11 +4,12 @@ from penstock.broker.answers import Answer, InThread, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
-from penstock.errors import Refused
+from penstock.errors import NoPermission, Refused
 from penstock.store.consumequeue import ENTRY_BYTES, unpack_entry
 from penstock.wire import fastjson
 from penstock.wire.bodies_admin import ConsumeQueueData, QueryConsumeQueueResponseBody
 from penstock.wire.codes import EXT_UNIQUE_KEY_QUERY, RequestCode, ResponseCode
+from penstock.wire.message import decode_message
 
 UNIQUE_MAX = 32
 """Messages looked at for a unique id, whatever the client asks for: the newest ones."""
@@ -60,13 +61,16 @@ class QueryHandlers:
 
     def by_offset(self, command: Command) -> Answer:
         """The message at a place in the log, which is the last part of its offset id."""
-        offset = command.i64("offset")
+        offset, named = command.i64("offset"), command.text_or("topic")
         store = self._parts.store
         confirmed = store.confirmed
 
         def answer(record: bytes | None) -> Answer:
             if record is None:
                 raise Refused(f"no message begins at the log offset {offset}")
+            # The right was asked for the topic that the request names: it must be the message's.
+            if self._parts.access.enabled() and decode_message(record).topic != named:
+                raise NoPermission(f"the message at {offset} is not of the topic {named!r}")
             return Reply(body=record)
 
         return InThread(lambda: store.lookup.record(offset, confirmed), answer)

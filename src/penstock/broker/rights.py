@@ -12,7 +12,7 @@ a row, and a code without one takes Update on the cluster:
 """
 
 from collections.abc import Callable, Iterable
-from typing import Final, NamedTuple, TypeAlias
+from typing import Final, TypeAlias
 
 from penstock.broker.command import Command
 from penstock.broker.policies import Action, Kind, Need
@@ -37,23 +37,19 @@ _NO_CHANGE: Final = frozenset((PUB, SUB, GET, LIST, Action.ANY))
 Finder: TypeAlias = Callable[[Command], list[Need]]
 
 
-class Right(NamedTuple):
-    """What a code takes. `actions` are those in general, `needs` what one request takes."""
+class Right:
+    """What a code takes."""
 
-    kind: Kind
-    actions: tuple[Action, ...]
-    needs: Finder
-    by_body: bool = False
+    __slots__ = ("by_body", "in_general", "is_change", "needs")
 
-    @property
-    def in_general(self) -> Need:
-        """What to tell about a request whose body is not read."""
-        return Need(self.kind, None, self.actions)
-
-    @property
-    def is_change(self) -> bool:
-        """Whether it is the act of an administrator who changes something."""
-        return not _NO_CHANGE.intersection(self.actions)
+    def __init__(
+        self, kind: Kind, actions: tuple[Action, ...], needs: Finder, *, by_body: bool = False
+    ) -> None:
+        self.needs = needs  # what one request takes
+        self.by_body = by_body  # whether its body tells
+        self.in_general = Need(kind, None, actions)  # what to tell where no body is read
+        # Whether it is the act of an administrator who changes something.
+        self.is_change = not _NO_CHANGE.intersection(actions)
 
 
 class Rights:

@@ -153,18 +153,23 @@ class Stats:
             self._seconds.append(
                 (now_ms, self._store.path.puts, self._found, self._missed, self._broker_out.nums)
             )
-        for window, (step_ms, kept) in enumerate(WINDOWS):
-            if now_ms >= self._next_ms[window] or now_ms + step_ms < self._next_ms[window]:
-                self._next_ms[window] = now_ms + step_ms
-                self._sample(window, kept, now_ms)
+        windows = [
+            window
+            for window, (step_ms, _) in enumerate(WINDOWS)
+            if now_ms >= self._next_ms[window] or now_ms + step_ms < self._next_ms[window]
+        ]
+        if windows or now_ms >= self._midnight_ms:
+            self._count_puts()
+        for window in windows:
+            self._sample(window, now_ms)
         if now_ms >= self._midnight_ms:
             self._midnight_ms = _next_midnight_ms(now_ms)
-            self._count_puts()
             _, put_today, _, got_today = self._mornings
             self._mornings = (put_today, self._user_in.nums, got_today, self._user_out.nums)
 
-    def _sample(self, window: int, kept: int, now_ms: int) -> None:
-        self._count_puts()
+    def _sample(self, window: int, now_ms: int) -> None:
+        step_ms, kept = WINDOWS[window]
+        self._next_ms[window] = now_ms + step_ms
         self._moments[window].append(now_ms)
         brokers = (self._broker_in, self._broker_out, self._user_in, self._user_out)
         for flows in (brokers, self.topics.values(), self.groups.values()):

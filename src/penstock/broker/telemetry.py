@@ -32,6 +32,7 @@ class TurnFigures(Protocol):
     """What one turn after the other counts."""
 
     requests: int
+    refusals: dict[str, int]
 
 
 class CarrierFigures(Protocol):
@@ -259,6 +260,10 @@ def _add_server(registry: Registry, broker: Broker, server: ServerFigures) -> No
     registry.counter(
         "penstock_sends_total", "Send requests by their outcome; a batch is one.", ("outcome",),
         read=lambda: [(("stored",), broker.send.sent), (("refused",), broker.send.refused)],
+    )  # fmt: skip
+    registry.counter(
+        "penstock_refused_total", "Requests refused, by the error's name.", ("cause",),
+        read=lambda: [((name,), count) for name, count in server.turn.refusals.items()],
     )  # fmt: skip
     registry.gauge(
         "penstock_held_pulls", "Pulls that wait for messages.",

@@ -31,6 +31,8 @@ from penstock.errors import PenstockError
 log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
+_UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC)
+"""How a directory that can't be written to shows."""
 
 PORT = click.IntRange(1, PORT_MAX)
 config_option = click.option(
@@ -113,6 +115,8 @@ def explained(error: OSError) -> OSError:
         text = f"{error.strerror}; stop the other server or choose another port"
     elif error.errno == errno.EADDRNOTAVAIL:
         text = f"{error.strerror}; choose an address of this machine (--host)"
+    elif error.errno in _UNUSABLE and error.filename:
+        text = f"{error.filename} can't be used: {error.strerror}; choose another --data"
     else:
         return error
     return OSError(error.errno, text)

@@ -237,7 +237,7 @@ class NameServer:
         namespace, key = command.text("namespace"), command.text("key")
         value = self._kv.get(namespace, key)
         if value is None:
-            raise QueryNotFound(f"No config item, Namespace: {namespace} Key: {key}")
+            raise QueryNotFound(f"No config item, Namespace: {namespace} Key: {key}", hint="")
         return Reply(ext={"value": value})
 
     def _delete_kv(self, command: Command) -> Answer:
@@ -253,7 +253,7 @@ class NameServer:
         namespace = command.text("namespace")
         body = self._kv.body(namespace)
         if body is None:
-            raise QueryNotFound(f"No config item, Namespace: {namespace}")
+            raise QueryNotFound(f"No config item, Namespace: {namespace}", hint="")
         return Reply(body=body)
 
     def _update_config(self, command: Command) -> Answer:

@@ -78,7 +78,7 @@ class Carrier:
         self._asked: dict[tuple[int, int], _Asked] = {}
         self._deadlines: list[tuple[int, int, tuple[int, int]]] = []
         self._opaque = 0
-        self._saving: dict[str, Table | None] = {}
+        self._saving: dict[str, bool] = {}
         self.pool_jobs = 0
         if holds is not None:
             holds.wake = self.wake
@@ -223,21 +223,24 @@ class Carrier:
         """Write a table soon: at once, or when the write under way is done."""
         assert self._persistence is not None
         name = table.FILE
-        if name in self._saving:
-            self._saving[name] = table
+        if not table.dirty:
             return
-        self._saving[name] = None
+        if name in self._saving:
+            self._saving[name] = True
+            return
+        self._saving[name] = False
         self._submit(self._persistence.save(table)).add_done_callback(
-            lambda done: self._server.soon_from_thread(self._saved, name, done)
+            lambda done: self._server.soon_from_thread(self._saved, table, done)
         )
 
-    def _saved(self, name: str, done: Future[Any]) -> None:
-        again = self._saving.pop(name)
+    def _saved(self, table: Table, done: Future[Any]) -> None:
+        again = self._saving.pop(table.FILE)
         error = done.exception()
         if error is not None:
-            log.error("%s can't be written: %s", name, error)
-        if again is not None:
-            self.save(again)
+            table.dirty = True  # the next round tries again
+            log.error("%s can't be written: %s", table.FILE, error)
+        elif again:
+            self.save(table)
 
     @property
     def saving(self) -> bool:

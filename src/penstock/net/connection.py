@@ -30,6 +30,10 @@ OWN_BYTES_MIN = 16 * 1024
 UNDER_WAY_MAX = 256
 """Requests of one connection in the pool above which it is not read from."""
 
+UNSENT_SHARE = 0.75
+"""Part of `memory_bytes_max` above which whoever does not read its answers is cut off: the rest is
+for requests, so that clients which do read are served."""
+
 
 class Connection(asyncio.BufferedProtocol):
     """Reads frames, writes answers; what they mean is the server's business."""
@@ -231,12 +235,10 @@ class Connection(asyncio.BufferedProtocol):
     def pause_writing(self) -> None:
         self._choked = True
         self._account(self.unsent)
-        if self._server.memory > self._server.config().memory_bytes_max:
-            limit = self._server.config().memory_bytes_max
-            self._server.soon(
-                self.abort, f"it does not read its answers; all clients together may leave "
-                f"{limit} bytes unsent (memory_bytes_max)"
-            )  # fmt: skip
+        limit = int(self._server.config().memory_bytes_max * UNSENT_SHARE)
+        if self._server.memory > limit:
+            why = f"it does not read its answers, and {limit} bytes of all clients are unsent"
+            self._server.soon(self.abort, f"{why} ({UNSENT_SHARE:.0%} of memory_bytes_max)")
         self._adjust()
 
     def resume_writing(self) -> None:

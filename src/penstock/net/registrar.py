@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.clock import Clock, LoopClock, finish_within, pause
 from penstock.config import Live
-from penstock.errors import BodyError, PeerError
+from penstock.errors import BodyError, PeerError, PenstockError
 from penstock.net.peer import Peer, Response, Sign, split_address
 from penstock.wire import fastjson
 from penstock.wire.bodies import DataVersion, KVTable
@@ -209,8 +209,8 @@ class _Link:
             await self._peer.close()
 
     async def _register(self) -> None:
-        ext, body = self._registrar.registration()
         try:
+            ext, body = self._registrar.registration()
             answer = await self._peer.call(
                 RequestCode.REGISTER_BROKER, ext, body, timeout_ms=CALL_MS
             )
@@ -219,8 +219,11 @@ class _Link:
                 self._succeeded()
             else:
                 self._failed(f"{response_name(answer.code)}: {answer.remark or 'no reason given'}")
-        except PeerError as error:
+        except PenstockError as error:  # no answer, or a table that does not fit a frame
             self._failed(str(error).removeprefix(f"{self.state.address}: "))
+        except Exception as error:
+            log.exception("the broker can't be described")
+            self._failed(f"a bug of Penstock: {error!r}")
         self.state.tried = True
         self.tried.set()
 

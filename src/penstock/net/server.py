@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.answers import Outbox
+from penstock.clock import Alarm, Clock, LoopClock, pause
 from penstock.config import Live, ServerConfig
 from penstock.errors import WireError
 from penstock.net.carrier import Carrier, Ticket
@@ -33,6 +33,8 @@ READ_BYTES = 256 * 1024
 TICK_MS = 1_000
 """Time-driven parts are looked at this often, or when the first of them is due."""
 SWEEP_MS = 5_000
+DRAIN_MS = 10
+"""How often a stopping server looks whether everything has left."""
 LAG_MS = 20
 """A turn longer than this is named in the log."""
 
@@ -55,7 +57,9 @@ class Server:
         self, settings: Live, service: Service, turn: Turn, outbox: Outbox, *,
         submit: Callable[[Callable[[], Any]], Future[Any]], store: MessageStore | None = None,
         holds: Holds | None = None, persistence: Persistence | None = None,
+        clock: Clock | None = None,
     ) -> None:  # fmt: skip
+        self._clock: Clock = clock or LoopClock()
         self._settings = settings
         self.service = service
         self.turn = turn
@@ -74,7 +78,7 @@ class Server:
         self._numbers = 0
         self._waits: deque[_Wait] = deque()
         self._listener: Listener | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: Alarm | None = None
         self._timer_ms = 0
         self._sweep_ms = 0
         self._stopping = False
@@ -97,13 +101,13 @@ class Server:
         self._stopping = True
         if self._listener is not None:
             await self._listener.close()
-        deadline = self._loop.time() + self.config().stop_ms / 1000
-        while self._busy() and self._loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        deadline_ms = self._clock.monotonic_ms() + self.config().stop_ms
+        while self._busy() and self._clock.monotonic_ms() < deadline_ms:
+            await pause(self._clock, DRAIN_MS)
         for connection in list(self.connections.values()):
             connection.close("the server stops")
-        while self.connections and self._loop.time() < deadline:
-            await asyncio.sleep(0.01)
+        while self.connections and self._clock.monotonic_ms() < deadline_ms:
+            await pause(self._clock, DRAIN_MS)
         for connection in list(self.connections.values()):
             connection.abort("the server has stopped")
         if self._timer is not None:
@@ -121,7 +125,7 @@ class Server:
         return self._settings.current.server
 
     def now_ms(self) -> int:
-        return time.time_ns() // 1_000_000
+        return self._clock.now_ms()
 
     def soon(self, call: Callable[..., None], *arguments: Any) -> None:
         self._loop.call_soon(call, *arguments)
@@ -168,7 +172,7 @@ class Server:
                     connection,
                     send.waiting.take(),
                     send.late.take(),
-                )  # fmt: skip
+                )
             )
         if turn.deferred:
             deferred, turn.deferred = turn.deferred, []
@@ -227,8 +231,7 @@ class Server:
 
     def _schedule(self, ms: int) -> None:
         self._timer_ms = ms
-        delay = max(ms - self.now_ms(), 1) / 1000
-        self._timer = self._loop.call_later(delay, self._tick)
+        self._timer = self._clock.wake_at(ms, self._tick)
 
     def _tick(self) -> None:
         now_ms = self.now_ms()

@@ -1,38 +1,22 @@
-"""Runs servers: what starts and stops in which order, signals, and the self-check of an address."""
+"""Runs servers until they are told to stop."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import logging
 import signal
-import socket
-import time
 from collections.abc import Callable, Coroutine
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.broker.broker import Broker
-from penstock.broker.persistence import Persistence
-from penstock.broker.telemetry import broker_metrics
-from penstock.config import Live, Settings
-from penstock.errors import PenstockError
-from penstock.nameserver.handlers import NameServer
-from penstock.net.peer import Peer
-from penstock.net.probe import Probe, serve_probe
-from penstock.net.registrar import Registrar
-from penstock.net.server import Server
-from penstock.net.tls import Tls
-from penstock.net.turn import Turn
-from penstock.store.disk import Disk
-from penstock.store.store import MessageStore
-from penstock.store.tables import ConfigFile
-from penstock.wire.codes import RequestCode
+if TYPE_CHECKING:
+    from penstock.config import Settings
 
-log = logging.getLogger(__name__)
 
-WILDCARDS = ("0.0.0.0", "::", "")
-SELF_CHECK_MS = 3_000
+class Runnable(Protocol):
+    """A server that starts and stops."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
 
 
 def run(main: Coroutine[Any, Any, None]) -> None:
@@ -47,198 +31,26 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 async def serve_broker(settings: Settings, on_ready: Callable[[], None]) -> None:
     """Run a broker until SIGTERM or SIGINT."""
-    stopped = _signals()
-    service = BrokerService(settings)
-    await service.start()
-    try:
-        on_ready()
-        await stopped.wait()
-    finally:
-        await service.stop()
+    from penstock.net.broker_service import BrokerService
+
+    await _serve(BrokerService(settings), on_ready)
 
 
 async def serve_nameserver(settings: Settings, on_ready: Callable[[], None]) -> None:
     """Run a NameServer until SIGTERM or SIGINT."""
-    stopped = _signals()
-    service = NameServerService(settings)
+    from penstock.net.nameserver_service import NameServerService
+
+    await _serve(NameServerService(settings), on_ready)
+
+
+async def _serve(service: Runnable, on_ready: Callable[[], None]) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
     await service.start()
     try:
         on_ready()
         await stopped.wait()
     finally:
         await service.stop()
-
-
-class NameServerService:
-    """A NameServer on its port."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = Live(settings, "nameserver")
-        self._disk = Disk()
-        folder = settings.nameserver.data
-        kv_file = ConfigFile(self._disk, Path(folder) / "kvConfig.json") if folder else None
-        if folder:
-            self._disk.make_directory(Path(folder))
-        self.nameserver = NameServer(self.settings, _now_ms(), kv_file)
-        self.server: Server | None = None
-
-    async def start(self) -> None:
-        """Listen."""
-        config = self.settings.current
-        limits = config.server
-        turn = Turn(
-            self.nameserver, frame_bytes_max=limits.frame_bytes_max,
-            header_bytes_max=limits.header_bytes_max, output_bytes_max=limits.output_bytes_max,
-        )  # fmt: skip
-        self.server = Server(
-            self.settings, self.nameserver, turn, self.nameserver.outbox, submit=self._disk.submit,
-            persistence=Persistence(self._disk, Path(config.nameserver.data)),
-        )  # fmt: skip
-        await self.server.start(config.nameserver.host, config.nameserver.port, _tls(config))
-        log.info("the NameServer listens on %s:%d", config.nameserver.host, self.server.port)
-
-    async def stop(self) -> None:
-        """Close connections and files."""
-        if self.server is not None:
-            await self.server.stop()
-        self._disk.close()
-
-
-class BrokerService:
-    """A broker on its port, registered with its NameServers, with its probe."""
-
-    def __init__(self, settings: Settings) -> None:
-        self.settings = Live(settings)
-        self._probe: Probe | None = None
-        self._registrar: Registrar | None = None
-        self._broker: Broker | None = None
-        self._server: Server | None = None
-
-    async def start(self) -> None:
-        """Open the store, listen, check the announced address, register."""
-        config = self.settings.current
-        address = f"{_announced(config)}:{config.broker.port}"
-        loop = asyncio.get_running_loop()
-        store = await loop.run_in_executor(None, self._open_store)
-        self._broker = broker = Broker(self.settings, store, address, _now_ms())
-        try:
-            await self._listen(broker, address)
-            await self._check_address(address)
-            await self._register(broker, address)
-            await self._start_probe(broker)
-        except BaseException:
-            await self.stop()
-            raise
-        log.info("the broker %s serves %s", config.broker.name, address)
-
-    def _open_store(self) -> MessageStore:
-        config = self.settings.current
-        return MessageStore(Path(config.broker.data), config.store, now_ms=_now_ms())
-
-    async def _listen(self, broker: Broker, address: str) -> None:
-        config = self.settings.current
-        limits = config.server
-        parts = broker.parts
-        turn = Turn(
-            broker, parts.store.path, broker.send, broker.pull,
-            parts.access if parts.access.enabled() else None,
-            frame_bytes_max=limits.frame_bytes_max, header_bytes_max=limits.header_bytes_max,
-            output_bytes_max=limits.output_bytes_max,
-        )  # fmt: skip
-        self._server = Server(
-            self.settings, broker, turn, broker.outbox, submit=parts.store.disk.submit,
-            store=parts.store, holds=parts.holds, persistence=parts.persistence,
-        )  # fmt: skip
-        await self._server.start(config.broker.host, config.broker.port, _tls(config))
-        if not parts.access.enabled() and not _is_loopback(config.broker.host):
-            log.warning(
-                "anybody who reaches %s may read and write everything: access control is off "
-                "(access.authentication, access.authorization)", address,
-            )  # fmt: skip
-
-    async def _check_address(self, address: str) -> None:
-        """See whether clients that were told our address reach us."""
-        tls = self.settings.current.tls
-        if tls.mode == "enforcing":
-            return  # the certificate need not be made for the name we know ourselves by
-        peer = Peer(address)
-        try:
-            await peer.call(RequestCode.GET_MAX_OFFSET, {}, timeout_ms=SELF_CHECK_MS)
-        except PenstockError as error:
-            log.warning(
-                "clients are told the address %s, but it does not reach this broker (%s): set "
-                "announce (--announce) to one that does", address, error,
-            )  # fmt: skip
-        finally:
-            await peer.close()
-
-    async def _register(self, broker: Broker, address: str) -> None:
-        host, _, port = address.rpartition(":")
-        self._registrar = Registrar(
-            self.settings, broker.registration, address, f"{host}:{int(port) + 1}"
-        )
-        assert self._server is not None
-        self._server.carrier.register = self._registrar.soon
-        await self._registrar.first_round()
-
-    async def _start_probe(self, broker: Broker) -> None:
-        config = self.settings.current.broker
-        port = config.port + 2 if config.probe_port < 0 else config.probe_port
-        if port == 0:
-            return
-        assert self._server is not None
-        assert self._registrar is not None
-        registry = broker_metrics(broker, self._server, self._registrar)
-        self._probe = await serve_probe(config.host, port, registry, self._not_ready)
-
-    def _not_ready(self) -> str | None:
-        assert self._broker is not None
-        assert self._registrar is not None
-        return self._broker.not_ready() or self._registrar.not_ready()
-
-    async def stop(self) -> None:
-        """Unregister, drain, persist, close."""
-        if self._probe is not None:
-            await self._probe.close()
-        if self._registrar is not None:
-            await self._registrar.close()
-        if self._server is not None:
-            await self._server.stop()
-        if self._broker is not None:
-            broker, self._broker = self._broker, None
-            await asyncio.get_running_loop().run_in_executor(None, broker.close)
-
-
-def _signals() -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set."""
-    stopped = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopped.set)
-    return stopped
-
-
-def _tls(settings: Settings) -> Tls | None:
-    return None if settings.tls.mode == "off" else Tls(settings.tls)
-
-
-def _announced(settings: Settings) -> str:
-    """The host that clients are told."""
-    config = settings.broker
-    if config.announce:
-        return config.announce
-    if config.host not in WILDCARDS:
-        return config.host
-    # The address from which this machine would speak to others; nothing is sent.
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect(("192.0.2.1", 9))
-        return str(probe.getsockname()[0])
-    return "127.0.0.1"
-
-
-def _is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -1,6 +1,6 @@
 """TLS: the contexts that a server and its outgoing calls use, built from files and kept fresh.
 
-Files that change are read again (`refresh`, by the listener every few seconds and on SIGHUP): new
+Files that change are read again (`refresh`, by the listener every few seconds): new
 connections get the new certificate, open ones stay as they are. Files that can't be used, half
 written ones say, leave the old certificate in place and are tried again.
 """
@@ -8,6 +8,7 @@ written ones say, leave the old certificate in place and are tried again.
 import logging
 import os
 import ssl
+from typing import Self
 
 from penstock.config import TlsConfig
 from penstock.errors import TlsError
@@ -32,6 +33,11 @@ class Tls:
         self._seen = self._look()
         self._complaint = ""
         self._context = server_context(config)
+
+    @classmethod
+    def of(cls, config: TlsConfig) -> Self | None:
+        """TLS by these settings; None where it is off."""
+        return None if config.mode == "off" else cls(config)
 
     @property
     def context(self) -> ssl.SSLContext:

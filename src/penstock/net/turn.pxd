@@ -22,6 +22,7 @@ cdef class Turn:
     cdef public long long client
     cdef public str peer
     cdef readonly long long requests
+    cdef readonly dict refusals
     cdef readonly bint full
     cdef public bint busy
     cdef public bint attend

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from penstock.broker.answers import Answer, Reply
 from penstock.broker.command import Command
 from penstock.broker.send import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, SendHandler
-from penstock.errors import FrameError, PenstockError, SystemBusy
+from penstock.errors import PenstockError, SystemBusy
 from penstock.store.put import PutPath
 from penstock.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Request
 from penstock.wire.output import Output, response
@@ -76,6 +76,7 @@ class Turn:
         self.client: int = 0
         self.peer: str = ""
         self.requests: int = 0
+        self.refusals: dict[str, int] = {}  # by the error's name
         self.full: bool = False  # stopped early: the output is as long as it may get
         self.busy: bool = False  # requests are refused: the server has no memory left for them
         self.attend: bool = False  # somebody waits for messages that have come
@@ -128,7 +129,7 @@ class Turn:
                     try:
                         self.send.handle(request, self.output, now_ms)
                     except PenstockError as error:
-                        self._answer(error.code, error.remark())
+                        self._refuse(error)
                 else:
                     self._serve_slowly(now_ms)
         finally:
@@ -159,10 +160,8 @@ class Turn:
                 self._give(self.pull.handle(request, self.output, self.client, now_ms))
             else:
                 self._give(self.service.handle(command or self._command(now_ms)))
-        except FrameError as error:  # an answer that does not fit a frame
-            self._answer(_SYSTEM_ERROR, error.remark())
         except PenstockError as error:
-            self._answer(error.code, error.remark())
+            self._refuse(error)
         except Exception as error:
             log.exception("request %d from %s failed", request.code, self.peer)
             self._answer(_SYSTEM_ERROR, f"a bug of Penstock: {type(error).__name__}: {error}")
@@ -195,10 +194,15 @@ class Turn:
                         ext=answer.ext,
                         body=answer.body,
                         remark=answer.remark,
-                    )  # fmt: skip
+                    )
                 )
         else:
             self.deferred.append((request.opaque, request.encoding, oneway, answer))
+
+    def _refuse(self, error: PenstockError) -> None:
+        name = type(error).__name__
+        self.refusals[name] = self.refusals.get(name, 0) + 1
+        self._answer(error.code, error.remark())
 
     def _answer(self, code: int, remark: str) -> None:
         """An error, unless nobody waits for one."""

@@ -189,6 +189,10 @@ class TopicTable(_Table[TopicConfigSerializeWrapper]):
         self._topics[config.topic_name] = config
         self._changed(now_ms)
 
+    def touch(self, now_ms: int) -> None:
+        """A new version of the same topics: something beside them changed what NameServers know."""
+        self._changed(now_ms)
+
     def remove(self, topic: str, now_ms: int) -> TopicConfig | None:
         """Forget the topic; None if there is none."""
         config = self._topics.pop(topic, None)

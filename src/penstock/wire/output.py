@@ -131,9 +131,7 @@ class Output:
             at += 1
         self.length = at
 
-    def field_offset_ids(
-        self, name: bytes, host: bytes, offsets: memoryview, count: int
-    ) -> None:
+    def field_offset_ids(self, name: bytes, host: bytes, offsets: memoryview, count: int) -> None:
         """A named field that holds several offset message ids, separated by commas."""
         digits = 2 * len(host) + 16
         length = count * (digits + 1) - 1

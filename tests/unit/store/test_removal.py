@@ -8,8 +8,11 @@ import pytest
 
 from penstock.errors import StoreError
 from penstock.store.disk import Disk
+from penstock.store.inspect import StoreFiles
+from penstock.store.problem import NOTE
 from penstock.store.removal import read_ends
 from penstock.store.store import MessageStore
+from penstock.store.verify import Verification
 from penstock.testing import FaultyDisk, PowerCut
 from tests.depth import rounds
 from tests.unit.store.conftest import NOW_MS, Bench, bodies, flush, put, record, small_config
@@ -261,6 +264,17 @@ def test_the_note_is_forgotten_with_the_segments(bench: Bench) -> None:
     bench.close(store)
     store = bench.open()
     assert read_ends(store.disk, store.layout) == {}
+
+
+def test_inspection_knows_what_was_deleted(bench: Bench) -> None:
+    store = bench.open()
+    send(store, "t", *numbered("old", 20))
+    send(store, "t", "other queue", queue_id=1)
+    remove(store)
+    send(store, "t", *numbered("new", 3))
+    bench.close(store)
+    problems = list(Verification(StoreFiles(store.layout.root)).run())
+    assert {problem.severity for problem in problems} == {NOTE}
 
 
 def test_a_damaged_note_is_taken_from_its_backup_or_does_without(bench: Bench) -> None:

@@ -9,7 +9,7 @@ access control is on.
 import logging
 from collections.abc import Iterator
 
-from penstock.broker.answers import Answer, Persist, Reply
+from penstock.broker.answers import Answer, InThread, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.policies import PolicyType, Resource
@@ -45,7 +45,7 @@ class AuthAdmin:
     def __init__(self, parts: Parts) -> None:
         self._access = parts.access
         self._table = parts.access.table
-        self._outbox = parts.outbox
+        self._persistence = parts.persistence
 
     def rows(self) -> Iterator[Row]:
         code = RequestCode
@@ -177,11 +177,10 @@ class AuthAdmin:
                     found.append(acl)
         return Reply(body=fastjson.encode(found)) if found else Reply()
 
-    def _done(self, command: Command, what: str) -> Reply:
-        self._outbox.put(Persist(self._table))
+    def _done(self, command: Command, what: str) -> Answer:
         who = command.text_or(ACCESS_KEY)
         audit.info("%s %s", ascii(f"User:{who}")[1:-1] if who else "somebody", ascii(what)[1:-1])
-        return Reply()
+        return InThread(self._persistence.save(self._table), lambda _: Reply())
 
     def _user(self, name: str) -> User:
         user = self._table.users.get(name)

@@ -15,7 +15,6 @@ from penstock.wire import fastjson
 from penstock.wire.bodies import SubscriptionGroupConfig
 from penstock.wire.bodies_admin import GroupForbidden, SubscriptionGroupList
 from penstock.wire.bodies_files import (
-    ConsumerOffsetSerializeWrapper,
     DelayOffsetSerializeWrapper,
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
@@ -98,13 +97,7 @@ class GroupHandlers:
 
     def get_offsets(self, command: Command) -> Answer:
         """All consumer offsets."""
-        whole = self._parts.offsets.table.wrapper()
-        # A copy, because the loop goes on to change it while the pool writes it out.
-        copy = ConsumerOffsetSerializeWrapper(
-            offset_table={key: dict(queues) for key, queues in whole.offset_table.items()},
-            data_version=whole.data_version,
-        )
-        return reply_from_pool(lambda: copy)
+        return Reply(body=self._parts.offsets.table.body())
 
     def get_delay_offsets(self, command: Command) -> Answer:
         """How far each delay level has been delivered, by the file: nothing here changes it yet."""

@@ -2,13 +2,12 @@
 
 import logging
 
-from penstock.broker.answers import Answer, Reply
+from penstock.broker.answers import Answer, InThread, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Handler, Row
 from penstock.errors import Refused
 from penstock.wire import fastjson
-from penstock.wire.bodies import DataVersion
 from penstock.wire.codes import RequestCode
 from penstock.wire.properties import format_properties, parse_properties
 
@@ -35,7 +34,6 @@ class SettingsHandlers:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._version = DataVersion(timestamp=parts.started_ms)
 
     def rows(self) -> list[Row]:
         return [
@@ -48,15 +46,18 @@ class SettingsHandlers:
     def change(self, command: Command) -> Answer:
         """Change settings that may be changed while the broker runs: all of them or none."""
         changed = self._parts.settings.change(parse_properties(command.body))
-        if changed:
-            log.info("%s has changed %s", command.peer, ", ".join(changed))
-        self._version = self._version.next(command.now_ms)
-        return Reply()
+        if not changed:
+            return Reply()
+        log.info("%s has changed %s", command.peer, ", ".join(changed))
+        self._parts.changed_settings.note(self._parts.settings.changed, command.now_ms)
+        return InThread(
+            self._parts.persistence.save(self._parts.changed_settings), lambda _: Reply()
+        )
 
     def show(self, command: Command) -> Answer:
         """All settings, as lines of a broker.conf."""
         return Reply(
-            ext={"version": fastjson.encode(self._version).decode()},
+            ext={"version": fastjson.encode(self._parts.changed_settings.version).decode()},
             body=format_properties(self._parts.settings.apache_values()),
         )
 
@@ -68,6 +69,6 @@ class SettingsHandlers:
 
 def _refuse(why: str) -> Handler:
     def handler(command: Command) -> Answer:
-        raise Refused(why)
+        raise Refused(why, hint="")
 
     return handler

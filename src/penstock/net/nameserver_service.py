@@ -1,0 +1,53 @@
+"""A NameServer on its port: what starts and stops in which order."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from penstock.broker.persistence import Persistence
+from penstock.clock import LoopClock
+from penstock.config import Live, Settings
+from penstock.nameserver.handlers import NameServer
+from penstock.net.server import Server
+from penstock.net.tls import Tls
+from penstock.net.turn import Turn
+from penstock.store.disk import Disk
+from penstock.store.tables import ConfigFile
+
+log = logging.getLogger(__name__)
+
+
+class NameServerService:
+    """A NameServer on its port."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = Live(settings, "nameserver")
+        self._disk = Disk()
+        folder = settings.nameserver.data
+        kv_file = ConfigFile(self._disk, Path(folder) / "kvConfig.json") if folder else None
+        if folder:
+            self._disk.make_directory(Path(folder))
+        self.nameserver = NameServer(self.settings, LoopClock().now_ms(), kv_file)
+        self.server: Server | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        config = self.settings.current
+        limits = config.server
+        turn = Turn(
+            self.nameserver, frame_bytes_max=limits.frame_bytes_max,
+            header_bytes_max=limits.header_bytes_max, output_bytes_max=limits.output_bytes_max,
+        )  # fmt: skip
+        self.server = Server(
+            self.settings, self.nameserver, turn, self.nameserver.outbox, submit=self._disk.submit,
+            persistence=Persistence(self._disk, Path(config.nameserver.data)),
+        )  # fmt: skip
+        await self.server.start(config.nameserver.host, config.nameserver.port, Tls.of(config.tls))
+        log.info("the NameServer listens on %s:%d", config.nameserver.host, self.server.port)
+
+    async def stop(self) -> None:
+        """Close connections and files."""
+        if self.server is not None:
+            await self.server.stop()
+        self._disk.close()

@@ -1,0 +1,69 @@
+"""Many commands of Apache's admin tool in one process, and live clients for them to look at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from . import maven
+
+LIMIT_S = 30.0
+
+
+class Printed(NamedTuple):
+    """What a command printed, by stream, and whether it had to be interrupted."""
+
+    out: str
+    err: str
+    interrupted: bool
+
+
+class AdminShell:
+    """A context manager around the Java program of that name; see there.
+
+    `home` becomes the tool's ROCKETMQ_HOME: its conf/tools.yml, where there is one, signs.
+    """
+
+    def __init__(self, names: str, home: Path) -> None:
+        home.mkdir(parents=True, exist_ok=True)
+        self._log = home / "shell.txt"
+        flags = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-Duser.timezone=UTC")
+        self._command = maven.java_command(
+            "penstock.server.AdminShell", names, jvm=(*maven.JVM_FLAGS, *flags)
+        )
+
+    def __enter__(self) -> Self:
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                env=maven.java_environment(maven.LATEST),
+                text=True,
+            )
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+    def run(self, *words: str, limit_s: float = LIMIT_S) -> Printed:
+        """Carry out one command; after `limit_s` it is interrupted."""
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([int(limit_s * 1000), *words]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the shell ended at {words}:\n{self._log.read_text()[-4000:]}")
+        answer = json.loads(line)
+        return Printed(answer["out"], answer["err"], answer["interrupted"])

@@ -1,0 +1,398 @@
+"""Apache's Go client against `penstock up`; with PENSTOCK_COMPAT_PEER=apache against Apache's own.
+
+The latter shows that what is expected here is what RocketMQ does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from . import apache, golang
+from .golang import Fields, GoClients, GoError, decode, encode
+
+pytestmark = pytest.mark.compat
+
+WAIT_MS = 20_000
+LOOPBACK = "127.0.0.1"
+SEND_OK = 0
+COMPRESSED = 1
+
+
+@dataclass(frozen=True)
+class House:
+    """A NameServer with one broker."""
+
+    names: str
+    broker: str
+    address: str
+
+
+@contextmanager
+def penstock_house(directory: Path) -> Iterator[House]:
+    port = apache.free_port(above=4)
+    command = [
+        sys.executable, "-m", "penstock.cli.main", "up", "--data", str(directory / "data"),
+        "--nameserver-port", str(port), "--broker-port", str(port + 1), "--no-console",
+    ]  # fmt: skip
+    with (directory / "penstock.txt").open("w") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
+    assert process.stdout is not None
+    try:
+        ready = process.stdout.readline()
+        assert ready.startswith("penstock is up"), (directory / "penstock.txt").read_text()
+        yield House(f"{LOOPBACK}:{port}", "broker-a", f"{LOOPBACK}:{port + 1}")
+    finally:
+        process.terminate()
+        process.communicate(timeout=30)
+
+
+@contextmanager
+def apache_house(directory: Path) -> Iterator[House]:
+    with (
+        apache.NameServer(directory / "names") as names,
+        apache.Broker(
+            directory / "broker",
+            directory / "store",
+            names.address,
+            mappedFileSizeCommitLog=64 << 20,
+        ) as broker,
+    ):
+        yield House(names.address, broker.name, broker.address)
+
+
+@pytest.fixture(scope="module")
+def house(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[House]:
+    if golang.go_missing():
+        message = "needs go on the PATH"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    directory = tmp_path_factory.mktemp("house")
+    start = penstock_house
+    if os.environ.get("PENSTOCK_COMPAT_PEER") == "apache":
+        request.getfixturevalue("java")
+        start = apache_house
+    with start(directory) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def program(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoClients]:
+    with GoClients(house.names, tmp_path_factory.mktemp("go")) as running:
+        yield running
+
+
+class Clients:
+    """The Go program as one test uses it; ends what the test started."""
+
+    def __init__(self, program: GoClients, house: House) -> None:
+        self.call = program.call
+        self._house = house
+        self._started: list[str] = []
+        self._numbers = itertools.count(1)
+        self._prefix = f"c{random.randrange(1 << 40):010x}"
+
+    def create(self, topic: str, queues: int) -> None:
+        self.call("create", topic=topic, address=self._house.address, queues=queues)
+
+    def produce(self, selector: str = "") -> str:
+        return self._start("produce", selector=selector, group="go-producers")
+
+    def consume(self, topic: str, group: str, **options: object) -> str:
+        return self._start("consume", topic=topic, group=group, **options)
+
+    def subscribe(self, topic: str, group: str, **options: object) -> str:
+        return self._start("subscribe", topic=topic, group=group, **options)
+
+    def send(self, topic: str, *bodies: bytes, how: str = "sync") -> list[Fields]:
+        """Send plain messages round-robin; what the broker acknowledged."""
+        messages = [{"topic": topic, "body": encode(body)} for body in bodies]
+        answer: list[Fields] = self.call("send", name=self.produce(), how=how, messages=messages)
+        return answer
+
+    def await_all(self, count: int, *names: str) -> list[list[Fields]]:
+        """What each of these consumers has got, once it is `count` messages altogether."""
+        got: list[list[Fields]] = self.call("await", names=names, count=count, wait_ms=WAIT_MS)
+        return got
+
+    def await_bodies(self, count: int, name: str) -> list[bytes]:
+        (got,) = self.await_all(count, name)
+        return [decode(message) for message in got]
+
+    def stop(self, name: str) -> None:
+        self._started.remove(name)
+        self.call("stop", name=name)
+
+    def stop_all(self) -> None:
+        for name in list(self._started):
+            self.stop(name)
+
+    def _start(self, do: str, **arguments: object) -> str:
+        name = f"{self._prefix}-{next(self._numbers)}"
+        self.call(do, name=name, **arguments)
+        self._started.append(name)
+        return name
+
+
+@pytest.fixture
+def go(program: GoClients, house: House) -> Iterator[Clients]:
+    clients = Clients(program, house)
+    yield clients
+    clients.stop_all()
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [f"body {number}".encode() for number in range(first, first + count)]
+
+
+@pytest.mark.parametrize("how", ["sync", "async", "one-way"])
+def test_messages_arrive_however_they_are_sent(go: Clients, how: str) -> None:
+    topic = f"go-sent-{how}"
+    go.create(topic, 4)
+    bodies = numbered(20)
+    acknowledged = go.send(topic, *bodies, how=how)
+    got = go.await_all(20, go.consume(topic, f"{topic}-group"))[0]
+    assert sorted(map(decode, got)) == sorted(bodies)
+    assert {message["queue"] for message in got} == {0, 1, 2, 3}
+    if how == "one-way":
+        assert acknowledged is None
+        return
+    assert {answer["status"] for answer in acknowledged} == {SEND_OK}
+    where = ("id", "offset_id", "queue", "queue_offset")
+    assert {tuple(answer[part] for part in where) for answer in acknowledged} == {
+        tuple(message[part] for part in where) for message in got
+    }
+
+
+def test_a_batch_stays_together_and_in_order(go: Clients) -> None:
+    topic = "go-batch"
+    go.create(topic, 4)
+    bodies = numbered(30)
+    messages = [
+        {"topic": topic, "body": encode(body), "tags": f"tag-{at}", "keys": [f"key-{at}"]}
+        for at, body in enumerate(bodies)
+    ]
+    (answer,) = go.call("send", name=go.produce(), how="batch", messages=messages)
+    assert answer["status"] == SEND_OK
+    assert len(answer["offset_id"].split(",")) == 30
+    got = go.await_all(30, go.consume(topic, "go-batch-group"))[0]
+    got.sort(key=lambda message: int(message["queue_offset"]))
+    assert [decode(message) for message in got] == bodies
+    assert [message["queue_offset"] for message in got] == list(range(30))
+    assert {message["queue"] for message in got} == {answer["queue"]}
+    assert [message["properties"]["TAGS"] for message in got] == [f"tag-{at}" for at in range(30)]
+    assert [message["offset_id"] for message in got] == answer["offset_id"].split(",")
+
+
+def test_orderly_consumption_keeps_the_order_of_each_sharding_key(go: Clients) -> None:
+    topic = "go-orderly"
+    go.create(topic, 4)
+    keys = [f"order-{number}" for number in range(12)]
+    messages = [
+        {"topic": topic, "body": encode(f"{step}".encode()), "sharding": key}
+        for step in range(10)
+        for key in keys
+    ]
+    sent = go.call("send", name=go.produce("hash"), how="sync", messages=messages)
+    got = go.await_all(120, go.consume(topic, "go-orderly-group", orderly=True))[0]
+    steps, queues = defaultdict(list), defaultdict(set)
+    offsets = defaultdict(list)
+    for message in got:
+        key = message["properties"]["SHARDING_KEY"]
+        steps[key].append(int(decode(message)))
+        queues[key].add(message["queue"])
+        offsets[message["queue"]].append(message["queue_offset"])
+    assert steps == {key: list(range(10)) for key in keys}
+    assert all(len(used) == 1 for used in queues.values())
+    assert len({answer["queue"] for answer in sent}) > 1
+    assert all(order == list(range(len(order))) for order in offsets.values())
+
+
+def test_two_consumers_of_a_group_share_the_queues(go: Clients) -> None:
+    topic = "go-shared"
+    go.create(topic, 4)
+    first = go.consume(topic, "go-shared-group")
+    second = go.consume(topic, "go-shared-group")
+    sent: list[bytes] = []
+    got: list[list[Fields]] = [[], []]
+    while not (got[0] and got[1]):  # until the second one's share is settled
+        assert len(sent) < 400
+        more = numbered(8, first=len(sent))
+        go.send(topic, *more)
+        sent += more
+        got = go.await_all(len(sent), first, second)
+    assert {decode(message) for message in itertools.chain(*got)} == set(sent)
+    go.stop(first)  # says no good-bye: the broker notices that its connection is gone
+    more = numbered(8, first=len(sent))
+    go.send(topic, *more)
+    bodies = go.await_bodies(len(got[1]) + 8, second)
+    assert set(more) <= set(bodies)
+
+
+def test_a_pull_consumer_reads_from_any_offset(go: Clients, house: House) -> None:
+    topic = "go-pull"
+    go.create(topic, 1)
+    bodies = numbered(12)
+    go.send(topic, *bodies)
+    name = go.subscribe(topic, "go-pull-group", expression="*")
+    place = {"name": name, "topic": topic, "broker": house.broker, "queue": 0}
+    for offset, count in ((0, 5), (5, 5), (10, 5), (11, 1)):
+        answer = go.call("pull", offset=offset, count=count, **place)
+        assert [decode(message) for message in answer["messages"]] == bodies[offset:][:count]
+        assert (answer["min"], answer["max"]) == (0, 12)
+        assert answer["next"] == min(offset + count, 12)
+
+
+def test_a_pull_consumer_goes_on_from_what_it_committed(go: Clients) -> None:
+    topic = "go-take"
+    go.create(topic, 1)
+    bodies = numbered(12)
+    go.send(topic, *bodies)
+    name = go.subscribe(topic, "go-take-group", expression="*")
+    got = go.call("take", name=name, topic=topic, step=5, count=12)
+    assert list(dict.fromkeys(map(decode, got))) == bodies
+
+
+def test_polling_goes_on_where_it_was_acknowledged(go: Clients) -> None:
+    topic = "go-poll"
+    go.create(topic, 1)
+    go.send(topic, *numbered(12))
+    name = go.subscribe(topic, "go-poll-group", expression="*")
+    got = go.call("poll", name=name, count=12, wait_ms=WAIT_MS)
+    assert [decode(message) for message in got] == numbered(12)
+    go.stop(name)
+    go.send(topic, *numbered(3, first=12))
+    name = go.subscribe(topic, "go-poll-group", expression="*")
+    got = go.call("poll", name=name, count=3, wait_ms=WAIT_MS)
+    assert [decode(message) for message in got] == numbered(3, first=12)
+
+
+@pytest.mark.parametrize("typed", [True, False], ids=["typed", "untyped"])
+def test_tags_filter_at_the_broker(go: Clients, house: House, typed: bool) -> None:
+    topic = f"go-tags-{typed}".lower()
+    go.create(topic, 1)
+    tags = ["red", "green", "", "蓝色", "red", "green", "red"]
+    messages = [
+        {"topic": topic, "body": encode(f"{at}".encode()), "tags": tag}
+        for at, tag in enumerate(tags)
+    ]
+    go.call("send", name=go.produce(), how="sync", messages=messages)
+    options = {"expression": "red || 蓝色", "typed": typed}
+    assert go.await_bodies(4, go.consume(topic, f"{topic}-push", **options)) == [
+        b"0", b"3", b"4", b"6"
+    ]  # fmt: skip
+    name = go.subscribe(topic, f"{topic}-pull", **options)
+    place = {"name": name, "topic": topic, "broker": house.broker, "queue": 0}
+    answer = go.call("pull", offset=0, count=32, **place)
+    assert [decode(message) for message in answer["messages"]] == [b"0", b"3", b"4", b"6"]
+    assert answer["served"] == 4
+    assert answer["next"] == 7
+
+
+def test_broadcast_gives_everything_to_everyone(go: Clients) -> None:
+    topic = "go-broadcast"
+    go.create(topic, 4)
+    bodies = numbered(10)
+    go.send(topic, *bodies)
+    names = [go.consume(topic, "go-broadcast-group", broadcast=True) for _ in range(2)]
+    later = numbered(10, first=10)
+    go.send(topic, *later)
+    for got in go.await_all(40, *names):
+        assert sorted(map(decode, got)) == sorted(bodies + later)
+
+
+def test_properties_may_be_of_any_script(go: Clients) -> None:
+    topic = "go-properties"
+    go.create(topic, 1)
+    properties = {"城市": "上海 🚢", "emoji": "👩‍👩‍👧‍👦🏳️‍🌈", "quote": '"\\\n\t', "empty-ish": " "}
+    message = {
+        "topic": topic,
+        "body": encode("你好，世界 🌍".encode()),
+        "flag": 7,
+        "tags": "标签",
+        "keys": ["钥匙-1", "🔑"],
+        "properties": properties,
+    }
+    (answer,) = go.call("send", name=go.produce(), how="sync", messages=[message])
+    ((got,),) = go.await_all(1, go.consume(topic, "go-properties-group"))
+    assert decode(got).decode() == "你好，世界 🌍"
+    assert got["flag"] == 7
+    assert got["id"] == answer["id"]
+    expected = {**properties, "TAGS": "标签", "KEYS": "钥匙-1 🔑"}
+    assert {name: got["properties"].get(name) for name in expected} == expected
+
+
+def test_bodies_compressed_and_large_arrive_as_sent(go: Clients) -> None:
+    topic = "go-bodies"
+    go.create(topic, 1)
+    text = "一二三四五 ".encode() * 20_000
+    noise = random.Random(1).randbytes(3 << 20)
+    go.send(topic, text, noise, b"x")
+    got = go.await_all(3, go.consume(topic, "go-bodies-group"))[0]
+    by_offset = {message["queue_offset"]: message for message in got}
+    assert [decode(by_offset[at]) for at in range(3)] == [text, noise, b"x"]
+    assert by_offset[0]["sys_flag"] & COMPRESSED
+    assert by_offset[0]["store_size"] < len(text) / 10
+    assert not by_offset[2]["sys_flag"] & COMPRESSED
+
+
+def test_a_send_creates_its_topic(go: Clients, house: House) -> None:
+    topic = "go-created-by-send"
+    assert topic not in go.call("topics")
+    go.send(topic, b"first")
+    assert go.await_bodies(1, go.consume(topic, "go-created-group")) == [b"first"]
+    assert topic in go.call("topics")
+    queues = go.call("queues", topic=topic)
+    assert [(queue["brokerName"], queue["queueId"]) for queue in queues] == [
+        (house.broker, number) for number in range(4)
+    ]
+
+
+def test_admin_creates_lists_and_deletes_topics(go: Clients, house: House) -> None:
+    topic = "go-administered"
+    go.create(topic, 3)
+    assert topic in go.call("topics")
+    assert len(go.call("queues", topic=topic)) == 3
+    go.send(topic, b"x")
+    assert go.await_bodies(1, go.consume(topic, "go-administered-group")) == [b"x"]
+    assert go.call("groups", address=house.address)["go-administered-group"] is True
+    go.stop_all()
+    go.call("delete", topic=topic)
+    assert topic not in go.call("topics")
+    with pytest.raises(GoError, match="route info not found"):
+        go.consume(topic, "go-administered-group")
+
+
+def test_offsets_outlive_the_consumer(go: Clients) -> None:
+    topic, group = "go-restarted", "go-restarted-group"
+    go.create(topic, 1)
+    go.send(topic, *numbered(20))
+    name = go.consume(topic, group)
+    assert go.await_bodies(20, name) == numbered(20)
+    go.call("settle", name=name, topic=topic)
+    go.stop(name)
+    go.send(topic, *numbered(20, first=20))
+    again = go.consume(topic, group)
+    assert sorted(go.await_bodies(20, again)) == sorted(numbered(20, first=20))
+
+
+def test_a_new_group_that_starts_from_last_still_gets_a_young_topic(go: Clients) -> None:
+    """The broker's rule: as long as a topic's beginning is recent, a new group misses nothing."""
+    topic = "go-from-last"
+    go.create(topic, 1)
+    go.send(topic, *numbered(5))
+    name = go.consume(topic, "go-from-last-group", **{"from": "last"})
+    assert sorted(go.await_bodies(5, name)) == numbered(5)

@@ -1,0 +1,249 @@
+"""Peers that misbehave: the broker's memory stays within its bound and others are served.
+
+The bound: at rest about 30 MB, plus `memory_bytes_max` (set to 32 MiB here) for unfinished requests
+and unsent answers, plus about 3 KB per connection, plus what the kernel's socket buffers hold.
+"""
+
+import os
+import random
+import resource
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from penstock.wire.frame import Request
+from penstock.wire.output import encode
+from tests.depth import rounds
+
+MIB = 1024 * 1024
+BOUND_MIB = 128
+BUDGET = 32 * MIB
+
+
+class Broker:
+    """A broker process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port: int = probe.getsockname()[1]
+        command = [
+            sys.executable, "-m", "penstock.cli.main", "broker", "--port", str(self.port),
+            "--data", str(folder / "store"),
+        ]  # fmt: skip
+        env = {
+            **os.environ,
+            "PENSTOCK_SERVER_MEMORY_BYTES_MAX": str(BUDGET),
+            "PENSTOCK_BROKER_PROBE_PORT": "0",
+        }
+        self.log = folder / "log.txt"
+        self._log = self.log.open("wb")
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=self._log, env=env)
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline(), self.log.read_text()
+
+    def own_mib(self) -> float:
+        """Memory of the process that is not mapped from files."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        line = next(line for line in status.splitlines() if line.startswith("RssAnon"))
+        return int(line.split()[1]) / 1024
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+
+    def stop(self) -> None:
+        self.process.terminate()
+        assert self.process.stdout is not None
+        assert self.process.wait(30) == 0
+        self.process.stdout.close()
+        self._log.close()
+        text = self.log.read_text()
+        assert "Traceback" not in text, text[-3000:]
+
+
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[Broker]:
+    made = Broker(tmp_path)
+    yield made
+    made.stop()
+
+
+def send_frame(opaque: int, body: bytes = b"x" * 128) -> bytes:
+    ext = {
+        "a": "g", "b": "TopicT", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
+        "i": f"UNIQ_KEY\x01{opaque:032X}\x02", "j": "0", "m": "false",
+    }  # fmt: skip
+    return encode(310, ext, body, opaque=opaque)
+
+
+def read_frame(connection: socket.socket) -> Request:
+    with connection.makefile("rb") as stream:
+        size = stream.read(4)
+        if len(size) < 4:
+            raise ConnectionError("closed")
+        data = size + stream.read(int.from_bytes(size, "big"))
+    answer = Request()
+    answer.bind(memoryview(bytearray(data)))
+    assert answer.read(0, len(data)) == len(data)
+    return answer
+
+
+class Neighbour(threading.Thread):
+    """A well-behaved client: sends one message after the other and notes how long each took."""
+
+    def __init__(self, broker: Broker) -> None:
+        super().__init__()
+        self._broker = broker
+        self._ended = threading.Event()
+        self.taken_ms: list[float] = []
+        self.fault: Exception | None = None
+
+    def run(self) -> None:
+        try:
+            with self._broker.connect() as connection:
+                number = 0
+                while not self._ended.is_set():
+                    began = time.perf_counter()
+                    connection.sendall(send_frame(number))
+                    answer = read_frame(connection)
+                    assert (answer.code, answer.opaque) == (0, number), answer.remark()
+                    self.taken_ms.append((time.perf_counter() - began) * 1000)
+                    number += 1
+                    self._ended.wait(0.002)
+        except Exception as error:
+            self.fault = error
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join()
+
+
+@contextmanager
+def neighbour(broker: Broker, what: str) -> Iterator[None]:
+    """Keep a well-behaved client busy beside the misbehaving ones; says how it fared."""
+    client = Neighbour(broker)
+    client.start()
+    try:
+        yield
+    finally:
+        client.end()
+    assert client.fault is None
+    taken = sorted(client.taken_ms)
+    assert taken
+    print(
+        f"{what}: own memory {broker.own_mib():.0f} MiB; a neighbour's {len(taken)} sends took "
+        f"{taken[len(taken) // 2]:.2f} ms in the middle, {taken[int(len(taken) * 0.99)]:.2f} p99"
+    )
+    assert broker.own_mib() < BOUND_MIB
+
+
+def test_random_bytes(broker: Broker) -> None:
+    choice = random.Random(1)
+    with neighbour(broker, "random bytes"):
+        for _ in range(rounds(ci=100, proof=2000)):
+            with broker.connect() as connection:
+                data = choice.randbytes(choice.randrange(1, 2000))
+                if choice.random() < 0.5:  # a sound beginning
+                    data = send_frame(1)[: choice.randrange(4, 200)] + data
+                try:
+                    connection.sendall(data)
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+                except ConnectionError:
+                    pass
+
+
+def test_damaged_requests(broker: Broker) -> None:
+    """Sound frames with some bytes changed: answered or closed, never a crash."""
+    choice = random.Random(2)
+    good = [
+        send_frame(7),
+        encode(11, {"consumerGroup": "g", "topic": "TopicT", "queueId": "0", "queueOffset": "0",
+                    "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0",
+                    "suspendTimeoutMillis": "0", "subVersion": "0", "subscription": "*"}),
+        encode(34, {}, b'{"clientID":"c","consumerDataSet":[],"producerDataSet":[]}'),
+        encode(17, {"topic": "x", "defaultTopic": "TBW102", "readQueueNums": "4",
+                    "writeQueueNums": "4", "perm": "6", "topicFilterType": "SINGLE_TAG",
+                    "order": "false"}),
+        encode(28), encode(202, {"topic": "TopicT"}), encode(25, {}, b"brokerPermission=6"),
+        encode(103, {"brokerName": "b"}, b"{}"), encode(41, {}, b'{"mqSet":[]}'),
+    ]  # fmt: skip
+    with neighbour(broker, "damaged requests"):
+        for _ in range(rounds(ci=150, proof=3000)):
+            data = bytearray(choice.choice(good))
+            for _ in range(choice.randrange(1, 6)):
+                data[choice.randrange(8, len(data))] = choice.randrange(256)
+            with broker.connect() as connection:
+                try:
+                    connection.sendall(bytes(data))
+                    connection.shutdown(socket.SHUT_WR)
+                    while connection.recv(65536):
+                        pass
+                except ConnectionError:
+                    pass
+
+
+def test_huge_lengths_and_half_frames(broker: Broker) -> None:
+    """Frames that are announced and never finished cost what was sent of them, not more."""
+    with neighbour(broker, "half frames"), ExitStack() as stack:
+        for number in range(rounds(ci=100, proof=1000)):
+            connection = stack.enter_context(broker.connect())
+            if number % 3 == 0:
+                connection.sendall(struct.pack(">ii", 16 * MIB - 4, 100))
+            elif number % 3 == 1:
+                connection.sendall(struct.pack(">ii", 0x7FFFFFFF, 100))
+            else:
+                connection.sendall(send_frame(1, bytes(500_000))[:300_000])
+
+
+def test_slow_loris(broker: Broker) -> None:
+    """Many connections that send a byte now and then."""
+    frame = send_frame(1)
+    with neighbour(broker, "slow loris"), ExitStack() as stack:
+        wires = [stack.enter_context(broker.connect()) for _ in range(rounds(ci=100, proof=1000))]
+        for at in range(20):
+            for wire in wires:
+                wire.sendall(frame[at : at + 1])
+
+
+def test_idle_connections(broker: Broker) -> None:
+    count = rounds(ci=500, proof=5000)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, max(soft, count + 500)), hard))
+    before = broker.own_mib()
+    with neighbour(broker, f"{count} idle connections"), ExitStack() as stack:
+        for _ in range(count):
+            stack.enter_context(broker.connect())
+        with broker.connect() as last:
+            last.sendall(send_frame(3))
+            assert read_frame(last).code == 0
+        print(f"{(broker.own_mib() - before) * 1024 / count:.1f} KiB per connection")
+
+
+def test_consumers_that_never_read(broker: Broker) -> None:
+    """They ask for the same megabytes again and again and do not take the answers."""
+    with broker.connect() as connection:
+        for number in range(40):
+            connection.sendall(send_frame(number, bytes(100_000)))
+            assert read_frame(connection).code == 0
+    pull = encode(11, {
+        "consumerGroup": "g", "topic": "TopicT", "queueId": "0", "queueOffset": "0",
+        "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "suspendTimeoutMillis": "0",
+        "subscription": "*", "subVersion": "0",
+    })  # fmt: skip
+    with neighbour(broker, "consumers that never read"), ExitStack() as stack:
+        for _ in range(rounds(ci=20, proof=200)):
+            wire = stack.enter_context(broker.connect())
+            wire.setblocking(False)
+            with suppress(BlockingIOError):
+                wire.send(pull * 2000)
+        time.sleep(0.5)  # let them fill up: there is no event for "as full as it gets"
