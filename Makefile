@@ -28,7 +28,7 @@ setup: .venv/kernel.stamp ## make .venv, install everything, compile the kernel
 	@$(BIN)/python -m penstock.build_report
 	@touch $@
 
-demo: setup ## write a million messages, kill the writer, recover, verify
+demo: setup ## send a million messages to a broker, kill it, recover, verify
 	@$(BIN)/penstock demo
 
 test: setup ## all tests, a few rounds and seeds of each (what CI runs)

@@ -1,4 +1,4 @@
-"""The pages keep up with the code: settings, commands, rooms, links."""
+"""The pages keep up with the code: settings, commands, requests, errors, rooms, links."""
 
 import re
 from pathlib import Path
@@ -6,35 +6,56 @@ from pathlib import Path
 import click
 import pytest
 
+from penstock.broker.admin.settings import ABSENT
+from penstock.broker.router import LATER
 from penstock.cli.main import COMMANDS, cli
-from penstock.config import StoreConfig, describe
-from tests.settings_page import PAGE, page
+from penstock.config.doc import settings_of
+from penstock.config.settings import TABLES
+from penstock.wire.codes import RequestCode, request_name
+from tests import errors_page, settings_page
+from tests.test_tidy import compiled_modules
+from tests.unit.broker_kit import house
+from tests.unit.nameserver_kit import Office
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")])
+DOCS = ROOT / "docs"
+PAGES = sorted([*ROOT.glob("*.md"), *DOCS.glob("*.md")])
+SOURCE = ROOT / "src" / "penstock"
 
 
 def test_the_settings_page_is_up_to_date() -> None:
-    assert PAGE.read_text() == page(), "run: python -m tests.settings_page"
+    assert settings_page.PAGE.read_text() == settings_page.page(), (
+        "run: python -m tests.settings_page"
+    )
 
 
-def test_every_setting_is_documented() -> None:
-    text = PAGE.read_text()
-    for name, default, doc in describe(StoreConfig):
-        assert f"| `{name}` |" in text
-        assert len(doc.text) > 10, f"{name} needs a line of text"
-        assert default is not None
+def test_the_page_of_errors_is_up_to_date() -> None:
+    assert errors_page.PAGE.read_text() == errors_page.page(), "run: python -m tests.errors_page"
 
 
-def commands() -> list[str]:
-    found = []
+@pytest.mark.parametrize("table", TABLES)
+def test_every_setting_is_documented(table: str) -> None:
+    text = settings_page.PAGE.read_text().partition(f"`[{table}]`")[2].partition("\n## ")[0]
+    for setting in settings_of(TABLES[table]):
+        assert f"| `{setting.name}` |" in text
+        assert len(setting.doc.text) > 10, f"{setting.name} needs a line of text"
+
+
+# --- commands ------------------------------------------------------------------------------------
+
+
+def commands() -> dict[str, click.Command]:
+    """All commands by their full name."""
+    found = {}
     with click.Context(cli) as context:
         for name in COMMANDS:
             command = cli.get_command(context, name)
+            assert command is not None
             if isinstance(command, click.Group):
-                found += [f"penstock {name} {sub}" for sub in command.list_commands(context)]
+                for sub, inner in command.commands.items():
+                    found[f"penstock {name} {sub}"] = inner
             else:
-                found.append(f"penstock {name}")
+                found[f"penstock {name}"] = command
     return found
 
 
@@ -43,30 +64,100 @@ def test_every_command_is_on_a_page(command: str) -> None:
     assert any(command in path.read_text() for path in PAGES)
 
 
-def test_every_option_of_the_store_tools_is_on_their_page() -> None:
-    text = (ROOT / "docs" / "store.md").read_text()
-    with click.Context(cli) as context:
-        group = cli.get_command(context, "store")
-        assert isinstance(group, click.Group)
-        for name in group.list_commands(context):
-            command = group.get_command(context, name)
-            assert command is not None
-            for option in command.params:
-                if isinstance(option, click.Option):
-                    assert f"`{option.opts[0]}" in text, f"{name} {option.opts[0]}"
+@pytest.mark.parametrize(
+    ("page", "nouns"),
+    [
+        ("store.md", ("store",)),
+        ("running.md", ("up", "nameserver", "broker")),
+        ("security.md", ("user", "acl")),
+    ],
+)
+def test_every_option_of_a_command_is_on_its_page(page: str, nouns: tuple[str, ...]) -> None:
+    text = (DOCS / page).read_text()
+    for name, command in commands().items():
+        if name.split()[1] not in nouns:
+            continue
+        for option in command.params:
+            if isinstance(option, click.Option) and not option.hidden:
+                for spelling in (*option.opts, *option.secondary_opts):
+                    shown = re.search(rf"[`/]{spelling}\b", text)
+                    assert shown, f"docs/{page} lacks {spelling} of {name}"
+
+
+# --- requests ------------------------------------------------------------------------------------
+
+
+def codes_in(page: str, heading: str) -> set[str]:
+    """The request codes under a heading, up to the next one of its level."""
+    level = heading.split()[0]
+    section = (DOCS / page).read_text().partition(f"\n{heading}\n")[2]
+    section = re.split(rf"^#{{2,{len(level)}}} ", section, maxsplit=1, flags=re.MULTILINE)[0]
+    listed = re.findall(r"`([A-Z][A-Z0-9_]+)`", section)
+    assert len(listed) == len(set(listed)), f"docs/{page}: a code stands twice under {heading}"
+    return set(listed)
+
+
+def test_the_brokers_requests_are_on_its_page(tmp_path: Path) -> None:
+    with house(tmp_path) as home:
+        rows = {request_name(code) for code in home.broker.router.rows}
+    on_the_hot_path = {
+        RequestCode.SEND_MESSAGE.name, RequestCode.SEND_MESSAGE_V2.name,
+        RequestCode.SEND_BATCH_MESSAGE.name, RequestCode.PULL_MESSAGE.name,
+        RequestCode.LITE_PULL_MESSAGE.name,
+    }  # fmt: skip
+    refused = {code.name for code in (*ABSENT, RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC)}
+    assert refused <= rows
+    assert codes_in("broker.md", "### Served") == (rows | on_the_hot_path) - refused
+    assert codes_in("broker.md", "### Refused for good") == refused
+    assert codes_in("broker.md", "### Not served yet") == {code.name for code in LATER}
+    assert not rows & {code.name for code in LATER}
+
+
+def test_the_nameservers_requests_are_on_its_page() -> None:
+    rows = {request_name(code) for code in Office().names.router.rows}
+    assert codes_in("nameserver.md", "## Requests") == rows
+
+
+# --- the map -------------------------------------------------------------------------------------
 
 
 def test_every_module_has_its_place_on_the_map() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text()
-    source = ROOT / "src" / "penstock"
-    for path in sorted(source.rglob("*.py")):
-        if path.name != "__init__.py":
-            name = path.name if path.parent == source else f"{path.parent.name}/{path.name}"
-            assert f"`{name}`" in text, f"docs/architecture.md does not say what {name} is for"
+    """With a star where it is compiled; and nothing stands there that is gone."""
+    text = (DOCS / "architecture.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w/]+\.py)` (\*?) ?\|", text, flags=re.MULTILINE))
+    modules = {
+        str(path.relative_to(SOURCE)): path
+        for path in SOURCE.rglob("*.py")
+        if path.name != "__init__.py"
+    }
+    assert set(modules) - set(rows) == set(), "docs/architecture.md does not say what they are for"
+    assert set(rows) - set(modules) == set(), "docs/architecture.md tells of modules that are gone"
+    starred = {name.removesuffix(".py") for name, star in rows.items() if star}
+    assert starred == set(compiled_modules())
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", path.read_text()):
-        if "://" not in target:
-            assert (path.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):
+        if "://" in target:
+            continue
+        page = path.parent / target if target else path
+        assert page.exists(), target
+        if anchor:
+            assert anchor in anchors(page), f"{target}#{anchor}"
+
+
+def anchors(page: Path) -> set[str]:
+    """What links may lead to inside a page: its headings, as GitHub writes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), flags=re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_page_is_linked_from_another() -> None:
+    linked = {
+        (path.parent / target).resolve()
+        for path in PAGES
+        for target in re.findall(r"\]\(([^)#:]+\.md)", path.read_text())
+        if (path.parent / target).resolve() != path
+    }
+    assert {page for page in PAGES if page.name != "README.md"} <= linked

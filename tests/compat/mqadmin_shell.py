@@ -10,25 +10,26 @@ from typing import NamedTuple, Self
 
 from . import maven
 
-LIMIT_S = 30.0
+LIMIT_S = 40.0
 
 
 class Printed(NamedTuple):
-    """What a command printed, by stream, and whether it had to be interrupted."""
+    """What a command printed, by stream."""
 
     out: str
     err: str
-    interrupted: bool
 
 
 class AdminShell:
     """A context manager around the Java program of that name; see there.
 
-    `home` becomes the tool's ROCKETMQ_HOME: its conf/tools.yml, where there is one, signs.
+    `home` becomes the tool's ROCKETMQ_HOME, where its conf/tools.yml, if there is one, names the
+    user to sign as. Files that some commands write go there too.
     """
 
     def __init__(self, names: str, home: Path) -> None:
         home.mkdir(parents=True, exist_ok=True)
+        self.home = home
         self._log = home / "shell.txt"
         flags = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-Duser.timezone=UTC")
         self._command = maven.java_command(
@@ -42,6 +43,7 @@ class AdminShell:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
+                cwd=self.home,
                 env=maven.java_environment(maven.LATEST),
                 text=True,
             )
@@ -56,14 +58,17 @@ class AdminShell:
         self._process.kill()
         self._process.communicate()
 
-    def run(self, *words: str, limit_s: float = LIMIT_S) -> Printed:
-        """Carry out one command; after `limit_s` it is interrupted."""
+    def run(self, *words: str, enough: str = "") -> Printed:
+        """Carry out one command; one that does not end by itself when `enough` is printed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps([int(limit_s * 1000), *words]) + "\n")
+        self._process.stdin.write(json.dumps([int(LIMIT_S * 1000), enough, *words]) + "\n")
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
             raise RuntimeError(f"the shell ended at {words}:\n{self._log.read_text()[-4000:]}")
         answer = json.loads(line)
-        return Printed(answer["out"], answer["err"], answer["interrupted"])
+        printed = Printed(answer["out"], answer["err"])
+        if answer["late"]:
+            raise TimeoutError(f"{words} took longer than {LIMIT_S} s: {printed}")
+        return printed

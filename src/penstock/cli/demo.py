@@ -1,13 +1,15 @@
-"""`penstock demo`: a million messages, a killed writer, and proof that nothing is lost.
+"""`penstock demo`: a million messages, a killed broker, and proof that nothing is lost.
 
-A child process writes and reports over a pipe how many messages it has acknowledged. At a random
-moment after the wanted number it is killed with SIGKILL. Then this process recovers the store,
-reads every message back, closes it, and checks its files from outside.
+A broker runs in a process of its own; this one sends to it over TCP and counts what it
+acknowledges. At a random moment after the wanted number the broker is killed with SIGKILL. Then
+this process recovers the store, reads every message back, closes it, and checks its files.
 """
 
+import asyncio
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -31,13 +33,19 @@ _MIB = 1024 * 1024
 
 
 class Written(NamedTuple):
-    """What the writer had done when it was killed."""
+    """What the broker had done when it was killed."""
 
-    acknowledged: int
+    lanes: list[int]  # acknowledged in each
+    ready_seconds: float
     seconds: float
     per_second: float
+    cpu_us: float
     rss_bytes: int
     private_bytes: int
+
+    @property
+    def acknowledged(self) -> int:
+        return sum(self.lanes)
 
 
 class ReadBack(NamedTuple):
@@ -57,7 +65,7 @@ class ReadBack(NamedTuple):
               help="Where the temporary store goes (default: the system's place).")  # fmt: skip
 @click.option("--seed", type=int, help="For the moment of the kill.")
 def demo(messages: int | None, sync_flush: bool, parent: Path | None, seed: int | None) -> int:
-    """Write a million messages, kill the writer, recover, verify, show the figures."""
+    """Send a million messages to a broker, kill it, recover, verify, show the figures."""
     import penstock
     from penstock.cli.terminal import say_if_uncompiled
 
@@ -86,7 +94,7 @@ def _run(
             store = _open(root, sync_flush=sync_flush, tell=tell)
         recovery_seconds, report = took[0], store.report
         with _step("reading everything back"):
-            back = _read_back(store, written.acknowledged, chance, tell)
+            back = _read_back(store, written.lanes, chance, tell)
         log_bytes = store.log.end
         store.close()
         with _step("verifying the files") as took:
@@ -100,10 +108,12 @@ def _run(
     per_message = log_bytes / max(totals.records, 1)
     rows = [
         ("acknowledged before the kill", f"{written.acknowledged:,} messages"),
-        ("writing", f"{written.seconds:.1f} s: {rate:,.0f} messages/s, "
-                    f"{rate * per_message / _MIB:,.0f} MiB/s of log"),
+        ("start of the broker", f"{written.ready_seconds:.2f} s"),
+        ("sending", f"{written.seconds:.1f} s: {rate:,.0f} messages/s, "
+                    f"{rate * per_message / _MIB:,.0f} MiB/s of log, over TCP from one process"),
+        ("broker's CPU", f"{written.cpu_us:.1f} µs per message"),
         ("flush", "sync (group commit)" if sync_flush else "async"),
-        ("memory of the writer", f"{written.rss_bytes / _MIB:,.0f} MiB resident (mapped files "
+        ("memory of the broker", f"{written.rss_bytes / _MIB:,.0f} MiB resident (mapped files "
                                  f"included), {written.private_bytes / _MIB:,.0f} MiB private"),
         ("recovery", f"{recovery_seconds:.2f} s, {report.records:,} records replayed"),
         ("read back", f"{back.messages:,} messages in {back.seconds:.1f} s, {back.wrong:,} wrong"),
@@ -120,43 +130,68 @@ def _run(
 def _write(
     root: Path, messages: int, *, sync_flush: bool, chance: random.Random, tell: "Progress"
 ) -> Written:
-    """Let the child write, kill it somewhere behind `messages`, and count what it had promised."""
-    reader, writer = os.pipe()
-    command = [sys.executable, "-m", "penstock.cli.demo_writer", str(root), str(writer)]
-    command.append("sync" if sync_flush else "async")
-    print(f"== writing {messages:,} messages in a process of its own", flush=True)
-    child = subprocess.Popen(command, pass_fds=(writer,))
-    os.close(writer)
+    """Send until `messages` and some more are acknowledged, then kill the broker."""
+    from penstock.cli.demo_sender import Producers
+    from penstock.net.service import run
+
+    print("== starting a broker in a process of its own", flush=True)
+    began = time.monotonic()
+    broker, port = _start_broker(root, sync_flush=sync_flush)
+    ready_seconds = time.monotonic() - began
     wanted = messages + chance.randrange(max(messages // 50, 2))
-    began, done = time.monotonic(), 0
+    print(f"== sending {messages:,} messages over TCP", flush=True)
+    began, done, figures = time.monotonic(), 0, (0.0, 0, 0, 0.0)
+
+    def told(count: int) -> None:
+        nonlocal done, figures
+        tell("send", min(count, messages), messages)
+        if done < wanted <= count:
+            seconds = time.monotonic() - began
+            figures = (count / seconds, *_memory(broker.pid), _cpu_seconds(broker.pid))
+            loop = asyncio.get_running_loop()
+            loop.call_later(chance.random() * 0.02, broker.send_signal, signal.SIGKILL)
+        done = count
+
+    producers = Producers(port, told)
     try:
-        while done < wanted:
-            data = os.read(reader, 1 << 16)
-            if not data:
-                raise click.ClickException(f"the writer ended after {done:,} messages")
-            if done == 0:
-                began = time.monotonic()  # Python's start-up is not the store's
-            done = int.from_bytes(data[-8:], "big")
-            tell("write", min(done, messages), messages)
-        seconds = time.monotonic() - began
-        rss, private = _memory(child.pid)
-        time.sleep(chance.random() * 0.02)
+        run(producers.run())
     finally:
-        child.send_signal(signal.SIGKILL)
-        child.wait()
-        left = _drain(reader)
-    acknowledged = int.from_bytes(left[-8:], "big") if left else done
-    print(f"== killed (SIGKILL) after {acknowledged:,} acknowledged messages", flush=True)
-    return Written(acknowledged, seconds, done / seconds, rss, private)
+        broker.kill()
+        broker.wait()
+    seconds = time.monotonic() - began
+    if producers.refused or done < wanted:
+        raise click.ClickException(producers.refused or f"the broker ended after {done:,} messages")
+    rate, rss, private, cpu = figures
+    lanes = producers.acknowledged
+    print(f"== killed (SIGKILL) after {sum(lanes):,} acknowledged messages", flush=True)
+    return Written(lanes, ready_seconds, seconds, rate, cpu * 1e6 / wanted, rss, private)
 
 
-def _drain(reader: int) -> bytes:
-    """What was in the pipe when the writer died: promises too."""
-    data = b""
-    while piece := os.read(reader, 1 << 16):
-        data += piece
-    os.close(reader)
-    return data
+def _start_broker(root: Path, *, sync_flush: bool) -> tuple["subprocess.Popen[bytes]", int]:
+    """A broker over the demo's store, and its port."""
+    from penstock.cli import demo_load
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    settings = root.parent / "penstock.toml"
+    settings.write_text(demo_load.toml(sync_flush=sync_flush))
+    command = [sys.executable, "-m", "penstock.cli.main", "broker", "-c", str(settings)]
+    command += ["--port", str(port), "--data", str(root)]
+    log = root.parent / "broker.log"
+    with log.open("wb") as lines:
+        broker = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=lines)
+    assert broker.stdout is not None
+    with broker.stdout:
+        if not broker.stdout.readline():
+            raise click.ClickException(f"the broker did not start: {log.read_text()[-1000:]}")
+    return broker, port
+
+
+def _cpu_seconds(pid: int) -> float:
+    """User and system time of a process so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def _memory(pid: int) -> tuple[int, int]:
@@ -177,15 +212,14 @@ def _open(root: Path, *, sync_flush: bool, tell: "Progress") -> "MessageStore":
 
 
 def _read_back(
-    store: "MessageStore", acknowledged: int, chance: random.Random, tell: "Progress"
+    store: "MessageStore", lanes: list[int], chance: random.Random, tell: "Progress"
 ) -> ReadBack:
     """Read all queues like a consumer, compare each message with what was written."""
     from penstock.cli import demo_load
 
     began = time.monotonic()
     messages = lost = wrong = 0
-    for place in range(demo_load.LANES):
-        promised = len(range(place, acknowledged, demo_load.LANES))
+    for place, promised in enumerate(lanes):
         found, bad = _read_lane(store, place)
         messages += found
         wrong += bad
@@ -193,7 +227,8 @@ def _read_back(
         tell("read", place + 1, demo_load.LANES)
     seconds = time.monotonic() - began
     missed = 0
-    for number in chance.sample(range(acknowledged), min(KEYS_SAMPLED, acknowledged)):
+    everywhere = min(lanes) * demo_load.LANES
+    for number in chance.sample(range(everywhere), min(KEYS_SAMPLED, everywhere)):
         topic, _ = demo_load.lane(number)
         hits = store.lookup.by_key(
             topic.decode(), demo_load.key(number), begin_ms=0, end_ms=1 << 60, most=4,

@@ -1,8 +1,10 @@
-"""The demo's messages, each a function of its number: the writer and the checker agree on them.
+"""The demo's messages, each a function of its number: the producers and the checker agree on them.
 
 Message `n` goes to lane `n % LANES` (a queue of one of the topics) and has queue offset
 `n // LANES` there, so what was acknowledged can be recounted after a crash.
 """
+
+import msgspec
 
 from penstock.config import StoreConfig
 
@@ -10,8 +12,6 @@ TOPICS = (b"Registered", b"Ordered")
 QUEUES = 4
 LANES = len(TOPICS) * QUEUES
 TAGS = (b"trial", b"paid", b"vip")
-BATCH = 256
-"""Messages between two acknowledgements."""
 
 _FILLER = bytes(range(32, 127)) * 4
 
@@ -23,6 +23,19 @@ def config(*, sync_flush: bool) -> StoreConfig:
         sync_flush=sync_flush, disk_clean_percent=100, disk_force_percent=100,
         disk_refuse_percent=100,
     )  # fmt: skip
+
+
+def toml(*, sync_flush: bool) -> str:
+    """The same as a file for a broker."""
+    values = msgspec.structs.asdict(config(sync_flush=sync_flush))
+    defaults = msgspec.structs.asdict(StoreConfig())
+    lines = [
+        f"{name} = {str(value).lower()}"
+        for name, value in values.items()
+        if value != defaults[name]
+    ]
+    quiet = "[broker]\nvip_port = 0\nprobe_port = 0\n"
+    return quiet + "[store]\n" + "\n".join(lines) + "\n"
 
 
 def lane(number: int) -> tuple[bytes, int]:

@@ -19,7 +19,7 @@ from penstock.errors import PenstockError
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Say what users may do: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker:broker", "Run a broker."),
-    "demo": ("penstock.cli.demo:demo", "Write a million messages, kill the writer, recover."),
+    "demo": ("penstock.cli.demo:demo", "Send a million messages to a broker, kill it, recover."),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "store": ("penstock.cli.store:store", "Look into a store's files: stat, verify, dump."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers, ready to be used."),

@@ -51,6 +51,10 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("port of /metrics, /healthz and /readyz; 0: off, -1: `port` + 2", least=-1,
                  most=PORT_MAX)
     ] = -1  # fmt: skip
+    vip_port: Annotated[
+        int, Doc("second port, for clients that use RocketMQ's VIP channel; 0: off, -1: `port` - 2",
+                 least=-1, most=PORT_MAX)
+    ] = -1  # fmt: skip
     permission: Annotated[
         int, Doc("what clients may do here: 4 read, 2 write, 6 both", "brokerPermission",
                  live=True, most=_PERMISSION_MAX)

@@ -21,7 +21,7 @@ class ServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     ] = 16 * 1024 * 1024  # fmt: skip
     header_bytes_max: Annotated[
         int, Doc("longest header of a frame", least=256, most=(1 << 24) - 1)
-    ] = 64 * 1024
+    ] = 1024 * 1024  # properties that are too long are to be answered, not cut off
     connections_max: Annotated[
         int, Doc("most connections at one time", live=True, least=1)
     ] = 20_000  # fmt: skip

@@ -77,7 +77,14 @@ class BrokerService:
             self.settings, broker, turn, broker.outbox, submit=parts.store.disk.submit,
             store=parts.store, holds=parts.holds, persistence=parts.persistence,
         )  # fmt: skip
-        await self._server.start(config.broker.host, config.broker.port, Tls.of(config.tls))
+        tls = Tls.of(config.tls)
+        await self._server.start(config.broker.host, config.broker.port, tls)
+        vip_port = config.broker.port - 2 if config.broker.vip_port < 0 else config.broker.vip_port
+        if vip_port > 0:
+            try:
+                await self._server.listen_too(config.broker.host, vip_port, tls)
+            except OSError as error:
+                log.warning("no VIP channel on port %d (vip_port): %s", vip_port, error)
         if not parts.access.enabled() and not _is_loopback(config.broker.host):
             log.warning(
                 "anybody who reaches %s may read and write everything: access control is off "

@@ -77,7 +77,7 @@ class Server:
         self.lag_ms_max = 0.0
         self._numbers = 0
         self._waits: deque[_Wait] = deque()
-        self._listener: Listener | None = None
+        self._listeners: list[Listener] = []
         self._timer: Alarm | None = None
         self._timer_ms = 0
         self._sweep_ms = 0
@@ -85,22 +85,25 @@ class Server:
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
         """Listen; requests are served from now on."""
-        self._listener = await listen(lambda: Connection(self), host, port, tls=tls)
+        self._listeners.append(await listen(lambda: Connection(self), host, port, tls=tls))
         if self._store is not None:
             self._loop.add_reader(self._store.flusher.notify_fd, self._flushed)
         self._sweep_ms = self.now_ms() + SWEEP_MS
         self._tick()
 
+    async def listen_too(self, host: str, port: int, tls: Tls | None = None) -> None:
+        """Serve the same on another port."""
+        self._listeners.append(await listen(lambda: Connection(self), host, port, tls=tls))
+
     @property
     def port(self) -> int:
-        assert self._listener is not None
-        return self._listener.port
+        return self._listeners[0].port
 
     async def stop(self) -> None:
         """Take no more connections, let answers leave, then close."""
         self._stopping = True
-        if self._listener is not None:
-            await self._listener.close()
+        for listener in self._listeners:
+            await listener.close()
         deadline_ms = self._clock.monotonic_ms() + self.config().stop_ms
         while self._busy() and self._clock.monotonic_ms() < deadline_ms:
             await pause(self._clock, DRAIN_MS)

@@ -39,7 +39,6 @@ var actions = map[string]action{
 	"consume":   with(startPush),
 	"await":     with(await),
 	"settle":    with(settle),
-	"take":      with(take),
 	"subscribe": with(startPull),
 	"pull":      with(pull),
 	"poll":      with(poll),

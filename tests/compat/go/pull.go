@@ -69,38 +69,6 @@ func pull(h *house, a struct {
 	return answer, nil
 }
 
-// take reads from where the group stands and commits what it read, at most `Step` messages each
-// time, until it has seen `Count` different ones. (The client drops a commit that comes before its
-// first rebalance, so some may be seen twice.)
-func take(h *house, a struct {
-	Name, Topic string
-	Step, Count int
-}) (any, error) {
-	by, err := find[pulling](h, a.Name)
-	if err != nil {
-		return nil, err
-	}
-	messages := []received{}
-	seen := map[string]bool{}
-	for deadline := time.Now().Add(patience); len(seen) < a.Count && time.Now().Before(deadline); {
-		result, err := by.Pull(context.Background(), a.Step)
-		if err != nil {
-			return nil, err
-		}
-		for _, message := range result.GetMessageExts() {
-			messages = append(messages, describe(message))
-			seen[message.MsgId] = true
-			if err := by.UpdateOffset(message.Queue, result.NextBeginOffset); err != nil {
-				return nil, err
-			}
-		}
-		if err := by.PersistOffset(context.Background(), a.Topic); err != nil {
-			return nil, err
-		}
-	}
-	return messages, nil
-}
-
 // poll takes what the pull consumer fetches by itself, and acknowledges it, until it has `Count`
 // messages or the time is up.
 func poll(h *house, a struct {

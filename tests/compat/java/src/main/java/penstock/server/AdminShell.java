@@ -6,13 +6,17 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
+import java.util.concurrent.atomic.AtomicLong;
+import java.util.regex.Pattern;
 import org.apache.rocketmq.acl.common.AclUtils;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
 import org.apache.rocketmq.common.MixAll;
@@ -28,23 +32,25 @@ import penstock.Program;
 /**
  * Many mqadmin commands in one process. Argument: the name server, for the clients below.
  *
- * Every line of standard input is a JSON list: the time limit in ms, then the command and its
- * arguments. The answer is one JSON line with what it printed ("out", "err") and whether it was
- * still running when the time was up and had to be "interrupted": some commands never end.
+ * Every line of standard input is a JSON list: a time limit in ms, a pattern, then the command and
+ * its arguments. Some commands never end: one is interrupted when its time is up or when what it
+ * printed has a match of the pattern (empty: none). The answer is one JSON line with what it
+ * printed ("out", "err") and whether its time was up ("late").
  * Commands that start with a plus sign are not mqadmin's: they run the live clients that mqadmin's
  * commands look at.
  *
- *   +produce GROUP TOPIC QUEUE BODY KEYS TAGS   prints the ids of the message, and its offset
+ *   +produce GROUP TOPIC QUEUE BODY KEYS TAGS   prints the message's ids and its offset
  *   +consume GROUP TOPIC EXPRESSION MODEL       a push consumer from the first offset on
+ *   +consumed GROUP COUNT                       waits for so many messages, then commits
  *   +leave GROUP                                ends that consumer
  *
  * System.exit is not guarded against: mqadmin calls it for bad arguments only.
  */
-public final class AdminShell {
+public final class AdminShell extends MQAdminStartup {
     private final String names;
     private final RPCHook hook;
     private final Map<String, DefaultMQProducer> producers = new LinkedHashMap<>();
-    private final Map<String, DefaultMQPushConsumer> consumers = new LinkedHashMap<>();
+    private final Map<String, Consumer> consumers = new LinkedHashMap<>();
 
     private AdminShell(String names) {
         this.names = names;
@@ -63,15 +69,17 @@ public final class AdminShell {
         for (String line = lines.readLine(); line != null; line = lines.readLine()) {
             List<?> request = (List<?>) Json.parse(line);
             List<String> words = new ArrayList<>();
-            request.subList(1, request.size()).forEach(word -> words.add(word.toString()));
-            answers.println(Json.write(run(words, (Long) request.get(0))));
+            request.subList(2, request.size()).forEach(word -> words.add(word.toString()));
+            String enough = (String) request.get(1);
+            answers.println(Json.write(run(words, (Long) request.get(0), enough)));
             answers.flush();
             System.setOut(outer);
             System.setErr(outer);
         }
     }
 
-    private Map<String, Object> run(List<String> words, long limitMs) throws Exception {
+    private Map<String, Object> run(List<String> words, long limitMs, String enough)
+        throws Exception {
         ByteArrayOutputStream out = new ByteArrayOutputStream();
         ByteArrayOutputStream err = new ByteArrayOutputStream();
         System.setOut(new PrintStream(out, true, StandardCharsets.UTF_8));
@@ -84,25 +92,48 @@ public final class AdminShell {
             }
         });
         command.start();
-        command.join(limitMs);
-        boolean interrupted = command.isAlive();
-        if (interrupted) {
-            command.interrupt();
-            command.join(limitMs);
+        Pattern pattern = Pattern.compile(enough);
+        long end = System.nanoTime() + limitMs * 1_000_000;
+        boolean late = false;
+        while (command.isAlive()) {
+            command.join(20);
+            hurry(command);
+            late |= System.nanoTime() > end;
+            String printed = out.toString(StandardCharsets.UTF_8);
+            if (late || !enough.isEmpty() && pattern.matcher(printed).find()) {
+                command.interrupt();
+            }
         }
         Map<String, Object> answer = new LinkedHashMap<>();
         answer.put("out", out.toString(StandardCharsets.UTF_8));
         answer.put("err", err.toString(StandardCharsets.UTF_8));
-        answer.put("interrupted", interrupted);
+        answer.put("late", late);
         return answer;
+    }
+
+    /** A client that shuts down often waits 3 s for a thread that waits for its next event. */
+    private static void hurry(Thread command) {
+        boolean leaving = Arrays.stream(command.getStackTrace()).anyMatch(frame ->
+            frame.getMethodName().equals("shutdown")
+                && frame.getClassName().endsWith(".NettyRemotingClient"));
+        if (leaving) {
+            Thread.getAllStackTraces().keySet().stream()
+                .filter(thread -> thread.getName().startsWith("NettyEventExecutor"))
+                .forEach(Thread::interrupt);
+        }
     }
 
     private void execute(List<String> words) throws Exception {
         switch (words.get(0)) {
             case "+produce" -> produce(words);
             case "+consume" -> consume(words);
-            case "+leave" -> consumers.remove(words.get(1)).shutdown();
-            default -> MQAdminStartup.main(words.toArray(new String[0]));
+            case "+consumed" -> consumers.get(words.get(1)).await(Long.parseLong(words.get(2)));
+            case "+leave" -> consumers.remove(words.get(1)).client.shutdown();
+            default -> {
+                // Some keep the connection of their first use, which is closed at its end.
+                SUB_COMMANDS.clear();
+                MQAdminStartup.main(words.toArray(new String[0]));
+            }
         }
     }
 
@@ -130,15 +161,30 @@ public final class AdminShell {
     }
 
     private void consume(List<String> words) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer(words.get(1), hook);
-        consumer.setNamesrvAddr(names);
-        consumer.setInstanceName(words.get(1));
-        consumer.setMessageModel(MessageModel.valueOf(words.get(4)));
-        consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.subscribe(words.get(2), words.get(3));
-        consumer.registerMessageListener((MessageListenerConcurrently) (messages, context) ->
-            ConsumeConcurrentlyStatus.CONSUME_SUCCESS);
-        consumer.start();
+        DefaultMQPushConsumer client = new DefaultMQPushConsumer(words.get(1), hook);
+        client.setNamesrvAddr(names);
+        client.setInstanceName(words.get(1));
+        client.setMessageModel(MessageModel.valueOf(words.get(4)));
+        client.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
+        client.subscribe(words.get(2), words.get(3));
+        Consumer consumer = new Consumer(client, new AtomicLong());
+        client.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
+            consumer.count.addAndGet(messages.size());
+            return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+        });
+        client.start();
         consumers.put(words.get(1), consumer);
+    }
+
+    private record Consumer(DefaultMQPushConsumer client, AtomicLong count) {
+        void await(long wanted) throws InterruptedException {
+            DefaultMQPushConsumerImpl inner = client.getDefaultMQPushConsumerImpl();
+            // A message is listened to first and then removed from its queue, which moves the offset.
+            while (count.get() < wanted || inner.consumerRunningInfo().getMqTable().values().stream()
+                .anyMatch(queue -> queue.getCachedMsgCount() > 0)) {
+                Thread.sleep(10);
+            }
+            inner.persistConsumerOffset();
+        }
     }
 }
