@@ -78,6 +78,9 @@ def load(namesrv: str, topic: str, seconds: int, serialize: str) -> dict[str, An
 
 
 def main() -> None:
+    if maven.missing_tools():
+        print(f"skipped: needs {' and '.join(maven.missing_tools())}")
+        return
     serialize = os.environ.get("SERIALIZE", "JSON")
     rows: dict[str, list[tuple[float, float, dict[str, Any]]]] = {"penstock": [], "apache": []}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:

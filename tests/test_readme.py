@@ -1,14 +1,18 @@
 """The README's examples run as they stand: a reader who copies them gets what they promise.
 
-```python blocks run one after the other in one empty directory, in one namespace each;
-```console blocks run there afterwards: each `$ penstock …` line must succeed, and what stands
-below it must be what it prints, where `…` stands for anything.
+Blocks run in the order of the page, in one empty directory. ```python blocks have a namespace each.
+In ```console blocks each `$ …` line must succeed, and what stands below it must be what it prints,
+where `…` stands for anything. `$ penstock up` goes on running until the page ends and must then
+stop cleanly; the ports of the page become free ones. (Its Java runs in tests/compat.)
 """
 
 import os
 import re
+import signal
+import socket
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
@@ -16,6 +20,8 @@ import pytest
 ROOT = Path(__file__).parent.parent
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = ("README.md", "docs/store.md")
+NAMESERVER_PORT, BROKER_PORT, PROBE_PORT = 9876, 10911, 10913
+PATIENCE_S = 60.0
 
 
 def matches(expected: str, printed: str) -> bool:
@@ -24,30 +30,92 @@ def matches(expected: str, printed: str) -> bool:
     return re.fullmatch(pattern, printed.strip()) is not None
 
 
-def run_console(block: str, folder: Path) -> None:
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
-        command, *shown = part.rstrip("\n").splitlines()
-        if not command.startswith("penstock"):
-            continue
+class Reader:
+    """Somebody who copies what stands on a page into a terminal."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        first = free_ports()
+        ports = {NAMESERVER_PORT: first, BROKER_PORT: first + 3, PROBE_PORT: first + 5}
+        self._ports = {str(known): str(free) for known, free in ports.items()}
+        self._servers: list[subprocess.Popen[str]] = []
+        self._environment = {
+            **os.environ,
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PENSTOCK_NAMESERVER_PORT": str(first),
+            "PENSTOCK_BROKER_PORT": str(first + 3),
+        }
+
+    def run_python(self, block: str) -> None:
+        command = [sys.executable, "-W", "error", "-c", block]
+        subprocess.run(command, cwd=self._folder, check=True)
+
+    def run_console(self, block: str) -> None:
+        for known, free in self._ports.items():
+            block = re.sub(rf"\b{known}\b", free, block)
+        for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
+            command, *shown = part.rstrip("\n").splitlines()
+            if command == "penstock up":
+                printed = [self._start(command)]
+            elif command.startswith("curl -s "):
+                with urllib.request.urlopen(command.split()[-1], timeout=PATIENCE_S) as answer:
+                    printed = answer.read().decode().splitlines()
+            else:
+                printed = self._run(command)
+            for line in shown:
+                assert any(matches(line, p) for p in printed), f"{command} does not print {line!r}"
+
+    def stop(self) -> None:
+        """Ctrl-C for what still runs; it must end in order."""
+        for server in self._servers:
+            server.send_signal(signal.SIGINT)
+            with server:
+                assert server.wait(PATIENCE_S) == 0
+
+    def _start(self, command: str) -> str:
+        server = subprocess.Popen(
+            command.split(), cwd=self._folder, env=self._environment, stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL, text=True,
+        )  # fmt: skip
+        self._servers.append(server)
+        assert server.stdout is not None
+        return server.stdout.readline()
+
+    def _run(self, command: str) -> list[str]:
+        assert command.startswith("penstock "), f"nobody runs {command!r}"
         result = subprocess.run(
-            command, shell=True, cwd=folder, env=environment, capture_output=True, text=True,
-            timeout=300,
+            command, shell=True, cwd=self._folder, env=self._environment, capture_output=True,
+            text=True, timeout=300,
         )  # fmt: skip
         assert result.returncode == 0, f"{command}: {result.stdout}{result.stderr}"
-        printed = result.stdout.splitlines()
-        for line in shown:
-            assert any(matches(line, p) for p in printed), f"{command} does not print {line!r}"
+        return result.stdout.splitlines()
+
+
+def free_ports(count: int = 6) -> int:
+    """The first of so many free ports in a row."""
+    for first in range(21_000 + os.getpid() % 1000 * 10, 60_000, count):
+        if not any(is_open(first + more) for more in range(count)):
+            return first
+    raise AssertionError("no free ports")
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_the_examples_run(page: str, tmp_path: Path) -> None:
     blocks = BLOCK.findall((ROOT / page).read_text())
-    for language, block in blocks:
-        if language == "python":
-            subprocess.run([sys.executable, "-W", "error", "-c", block], cwd=tmp_path, check=True)
-        elif language == "console":
-            run_console(block, tmp_path)
+    reader = Reader(tmp_path)
+    try:
+        for language, block in blocks:
+            if language == "python":
+                reader.run_python(block)
+            elif language == "console":
+                reader.run_console(block)
+    finally:
+        reader.stop()
     languages = {language for language, _ in blocks}
     assert languages >= ({"python", "console"} if page == "README.md" else {"console"})
 

@@ -5,6 +5,10 @@
   decoders for bytes of ours. golden_inputs and make_golden regenerate the former.
 - apache: Apache's name server and broker as child processes.
 - clients: RocketMQ's producer, consumer, key query and admin tool, against any server.
+- session: one JVM that drives many real clients by commands, for the tests of our servers.
+- penstock: our name server, broker and `penstock up` as child processes.
+- houses: which servers a test runs against, ours or (PENSTOCK_COMPAT_PEER=apache) Apache's.
+- reading: everything in a topic, read by a session.
 
 All of it needs Java 17 and Maven, except reading the stored golden bytes.
 """

@@ -45,7 +45,7 @@ _UPDATE_BROKER_CONFIG = 25
 
 
 class Server:
-    """A JVM that has announced that it is ready; a context manager."""
+    """A process that has announced that it is ready; a context manager."""
 
     _main_class: str
     _announcement: str
@@ -90,18 +90,7 @@ class Server:
         # Again on every start: the broker may rewrite it.
         lines = [f"{key}={_java(value)}\n" for key, value in self._conf.items()]
         self._conf_file.write_text("".join(lines))
-        command = maven.java_command(
-            self._main_class,
-            "-c",
-            str(self._conf_file),
-            jvm=(
-                *_JVM,
-                f"-Duser.home={self._directory}",
-                f"-Drocketmq.home.dir={self._directory}",
-                f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
-            ),
-        )
-        environment = maven.java_environment(maven.LATEST)
+        command, environment = self._command()
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment
@@ -131,6 +120,17 @@ class Server:
         if process is not None:
             process.kill()
             process.wait()
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        """The command line and its environment."""
+        flags = (
+            *_JVM,
+            f"-Duser.home={self._directory}",
+            f"-Drocketmq.home.dir={self._directory}",
+            f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
+        )
+        command = maven.java_command(self._main_class, "-c", str(self._conf_file), jvm=flags)
+        return command, maven.java_environment(maven.LATEST)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._timeout
@@ -219,11 +219,11 @@ class Broker(Server):
         if not super()._is_ready():
             return False
         # A broker has a topic of its own name.
-        if _request(self._namesrv, _GET_ROUTE, {"topic": self.name}) == 0:
+        if request(self._namesrv, _GET_ROUTE, {"topic": self.name}) == 0:
             return True
         # Its first registration mostly comes before its connection to the name server, and the
         # next one ten seconds later. Setting this (to the default) makes it register at once.
-        _request(self.address, _UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6\n")
+        request(self.address, _UPDATE_BROKER_CONFIG, {}, b"brokerPermission=6\n")
         return False
 
     def stop(self) -> None:
@@ -254,7 +254,7 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _request(address: str, code: int, ext: dict[str, str], body: bytes = b"") -> int:
+def request(address: str, code: int, ext: dict[str, str], body: bytes = b"") -> int:
     """Send one request and return the response code."""
     header = json.dumps({"code": code, "opaque": 1, "extFields": ext, "version": 493}).encode()
     host, port = address.split(":")

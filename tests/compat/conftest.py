@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from . import maven
+from . import houses, maven
+from .session import Java
+
+# Release and whether headers are binary. Between them the first two have everything once.
+VARIANTS = {
+    "5.4.0-json": (maven.LATEST, False),
+    "4.9.8-binary": (maven.OLD, True),
+    "5.4.0-binary": (maven.LATEST, True),
+    "4.9.8-json": (maven.OLD, False),
+}
 
 
 @pytest.fixture(scope="session")
@@ -19,3 +31,54 @@ def java() -> None:
     if os.environ.get("CI") == "true":
         pytest.fail(message)
     pytest.skip(message)
+
+
+@pytest.fixture(scope="session")
+def house(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
+    """One NameServer and broker for all tests that do not stop or configure them."""
+    with houses.house(tmp_path_factory.mktemp("house")) as common:
+        yield common
+
+
+@pytest.fixture(scope="session", params=VARIANTS)
+def client(
+    request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Java]:
+    """A JVM of each client release and serialization in turn."""
+    version, binary = VARIANTS[request.param]
+    directory = tmp_path_factory.mktemp("client")
+    # An old orderly consumer gives up a queue and asks for one only every 20 s otherwise.
+    impatient = dict.fromkeys(
+        ("rocketmq.client.rebalance.waitInterval", "rocketmq.client.unlockDelayTimeMills"), "1000"
+    )
+    properties = impatient if version == maven.OLD else {}
+    with Java(directory, version, binary=binary, properties=properties) as jvm:
+        yield jvm
+
+
+@pytest.fixture(scope="session")
+def latest(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
+    """A JVM of the latest release, the only one with the admin client."""
+    with Java(tmp_path_factory.mktemp("latest")) as jvm:
+        yield jvm
+
+
+@pytest.fixture
+def start_java(java: None, tmp_path: Path) -> Iterator[Callable[..., Java]]:
+    """Starts further JVMs for one test, which may kill them."""
+    started: list[Java] = []
+
+    def start(version: str = maven.LATEST, **options: object) -> Java:
+        started.append(Java(tmp_path / f"java-{len(started)}", version, **options))  # type: ignore[arg-type]
+        return started[-1]
+
+    yield start
+    for jvm in started:
+        jvm.kill()
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest) -> str:
+    """A name for this test's topics and groups that no other run used."""
+    name: str = getattr(request.node, "originalname", request.node.name)
+    return f"{name.removeprefix('test_')[:40]}-{uuid.uuid4().hex[:8]}"

@@ -13,6 +13,7 @@ import hashlib
 import os
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ VERSIONS = (LATEST, OLD)
 
 # Published without broker and name server; see the profiles in pom.xml.
 _CLIENT_ONLY = frozenset({OLD})
+
+_OLD_BUILD_S = 24 * 3600
 
 # Quick to start and small: these programs live for a second or two on a busy machine.
 JVM_FLAGS = (
@@ -126,8 +129,10 @@ def _cached_jars(build: Path) -> list[str] | None:
 
 def _build(version: str, build: Path) -> list[str]:
     for old in build.parent.iterdir():
-        if old.is_dir():
+        # A JVM of another test run may still load classes from a young one.
+        if old.is_dir() and time.time() - old.stat().st_mtime > _OLD_BUILD_S:
             shutil.rmtree(old)
+    shutil.rmtree(build, ignore_errors=True)
     goals = ["compile", "dependency:build-classpath"]
     properties = [f"-Drocketmq.version={version}", f"-DbuildDirectory={build}"]
     # Written last by Maven, so that its presence means the build is whole.

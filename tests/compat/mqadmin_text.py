@@ -16,7 +16,7 @@ _VARYING = (
     (r"\b1\d{12}\b", "MS"),
 )
 # The text of a refusal is its server's own; the code is what counts.
-_REFUSAL = re.compile(r"CODE: (\d+) DESC: .*")
+_REFUSAL = re.compile(r"CODE: (\d+)\s+DESC: .*")
 _FRAME = re.compile(r"\s+(at |\.\.\. )|See https|For more information")
 
 

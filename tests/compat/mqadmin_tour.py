@@ -40,7 +40,7 @@ class Tour:
         found += [f"should not say: {fact}" for fact in step.absent if has(lines, fact)]
         if not found:
             return []
-        said = "\n    ".join(["says:", *lines, *printed.err.splitlines()[:4]])
+        said = "\n    ".join(["says:", *lines, *plain_error(printed, self.house)])
         return [f"{step.line}: {'; '.join(found)}\n  {said}"]
 
     def _take(self, step: Step) -> Printed:

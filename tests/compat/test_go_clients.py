@@ -8,92 +8,43 @@ from __future__ import annotations
 import itertools
 import os
 import random
-import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
-from . import apache, golang
+from . import golang, houses
 from .golang import Fields, GoClients, GoError, decode, encode
+from .houses import House
 
 pytestmark = pytest.mark.compat
 
-WAIT_MS = 20_000
-LOOPBACK = "127.0.0.1"
+# The client balances its queues every 20 s even if it misses a notification on a busy machine.
+WAIT_MS = 45_000
 SEND_OK = 0
 COMPRESSED = 1
-ON_APACHE = os.environ.get("PENSTOCK_COMPAT_PEER") == "apache"
-
-
-@dataclass(frozen=True)
-class House:
-    """A NameServer with one broker."""
-
-    names: str
-    broker: str
-    address: str
-
-
-@contextmanager
-def penstock_house(directory: Path) -> Iterator[House]:
-    port = apache.free_port(above=4)
-    command = [
-        sys.executable, "-m", "penstock.cli.main", "up", "--data", str(directory / "data"),
-        "--nameserver-port", str(port), "--broker-port", str(port + 1), "--no-console",
-    ]  # fmt: skip
-    with (directory / "penstock.txt").open("w") as log:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
-    assert process.stdout is not None
-    try:
-        ready = process.stdout.readline()
-        assert ready.startswith("penstock is up"), (directory / "penstock.txt").read_text()
-        yield House(f"{LOOPBACK}:{port}", "broker-a", f"{LOOPBACK}:{port + 1}")
-    finally:
-        process.terminate()
-        process.communicate(timeout=30)
-
-
-@contextmanager
-def apache_house(directory: Path) -> Iterator[House]:
-    with (
-        apache.NameServer(directory / "names") as names,
-        apache.Broker(
-            directory / "broker",
-            directory / "store",
-            names.address,
-            mappedFileSizeCommitLog=64 << 20,
-        ) as broker,
-    ):
-        yield House(names.address, broker.name, broker.address)
 
 
 @pytest.fixture(scope="module")
 def house(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[House]:
+    """A house of its own: the common one asks for Java, which Go does not need."""
     if golang.go_missing():
         message = "needs go on the PATH"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    directory = tmp_path_factory.mktemp("house")
-    start = penstock_house
-    if ON_APACHE:
+    if houses.APACHE:
         request.getfixturevalue("java")
-        start = apache_house
-    with start(directory) as running:
+    with houses.house(tmp_path_factory.mktemp("go-house")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def program(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoClients]:
-    with GoClients(house.names, tmp_path_factory.mktemp("go")) as running:
+    with GoClients(house.namesrv, tmp_path_factory.mktemp("go")) as running:
         yield running
 
 
@@ -108,7 +59,7 @@ class Clients:
         self._prefix = f"c{random.randrange(1 << 40):010x}"
 
     def create(self, topic: str, queues: int) -> None:
-        self.call("create", topic=topic, address=self._house.address, queues=queues)
+        self.call("create", topic=topic, address=self._house.broker_address, queues=queues)
         self.await_route(topic)
 
     def await_route(self, topic: str) -> list[Fields]:
@@ -389,10 +340,10 @@ def test_a_send_creates_its_topic(go: Clients, house: House) -> None:
 
 
 @pytest.mark.xfail(
-    not ON_APACHE,
+    not houses.APACHE,
     reason="the answer to a creation does not wait for the NameServer yet (net/registrar.py)",
     raises=GoError,
-    strict=True,
+    strict=False,  # a race
 )
 @pytest.mark.parametrize("by", ["admin", "send"])
 def test_a_created_topic_has_its_route_as_soon_as_that_is_answered(
@@ -403,7 +354,7 @@ def test_a_created_topic_has_its_route_as_soon_as_that_is_answered(
     for number in range(60):
         topic = f"go-at-once-{by}-{number}"
         if by == "admin":
-            go.call("create", topic=topic, address=house.address, queues=1)
+            go.call("create", topic=topic, address=house.broker_address, queues=1)
         else:
             messages = [{"topic": topic, "body": encode(b"x")}]
             go.call("send", name=producer, how="sync", messages=messages)
@@ -417,7 +368,7 @@ def test_admin_creates_lists_and_deletes_topics(go: Clients, house: House) -> No
     assert len(go.call("queues", topic=topic)) == 3
     go.send(topic, b"x")
     assert go.await_bodies(1, go.consume(topic, "go-administered-group")) == [b"x"]
-    assert go.call("groups", address=house.address)["go-administered-group"] is True
+    assert go.call("groups", address=house.broker_address)["go-administered-group"] is True
     go.stop_all()
     go.call("delete", topic=topic)
     assert topic not in go.call("topics")

@@ -122,13 +122,18 @@ def fake_broker() -> Any:
         stats=SimpleNamespace(groups={("orders", "pay"): flow}), holds=[1, 2, 3],
         started_ms=1_700_000_000_500,
     )  # fmt: skip
-    return SimpleNamespace(parts=parts, send=SimpleNamespace(sent=8, refused=2))
+    return SimpleNamespace(
+        parts=parts,
+        send=SimpleNamespace(sent=8, refused=2),
+        router=SimpleNamespace(refusals={"NoPermission": 3}),
+    )
 
 
 def broker_registry() -> Registry:
     server = SimpleNamespace(
         bad_frames=1, refused_connections=2, memory=3, lag_ms_max=4.5, connections={1: 0, 2: 0},
-        turn=SimpleNamespace(requests=99, refusals={}), carrier=SimpleNamespace(pool_jobs=6),
+        turn=SimpleNamespace(requests=99, refusals={"NoPermission": 1}),
+        carrier=SimpleNamespace(pool_jobs=6, refusals={}),
     )  # fmt: skip
     registrar = SimpleNamespace(
         states=[NameServerState("n1:9876", registered=True, success_ms=5500),
@@ -169,6 +174,7 @@ def broker_registry() -> Registry:
         ("penstock_connections", {}, 2),
         ("penstock_held_pulls", {}, 3),
         ("penstock_sends_total", {"outcome": "refused"}, 2),
+        ("penstock_refused_total", {"cause": "NoPermission"}, 4),
         ("penstock_requests_total", {}, 99),
         ("penstock_loop_lag_ms_max", {}, 4.5),
         ("penstock_nameserver_registered", {"nameserver": "n1:9876"}, 1),

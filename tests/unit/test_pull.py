@@ -202,7 +202,9 @@ def test_refusals_name_their_rule(home: House) -> None:
 
 
 def test_unknown_groups_are_refused_where_they_are_not_made(tmp_path: Path) -> None:
-    settings = Settings(store=small_config(sync_flush=False), broker=BrokerConfig(auto_create_groups=False))
+    settings = Settings(
+        store=small_config(sync_flush=False), broker=BrokerConfig(auto_create_groups=False)
+    )
     with house(tmp_path / "store", settings) as home:
         home.send()
         answer = home.pull(0)

@@ -15,15 +15,18 @@ from penstock.errors import NoPermission, PenstockError, TopicNotExist
 from penstock.store import get
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.store import Found
+from penstock.wire import octets
 from penstock.wire.bodies import SubscriptionData
 from penstock.wire.codes import (
     PERM_READ,
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
+    SYS_BORN_HOST_V6,
     ResponseCode,
 )
 from penstock.wire.frame import Request
+from penstock.wire.octets import Bytes
 from penstock.wire.output import Output
 from penstock.wire.record import java_hash
 
@@ -222,7 +225,7 @@ class PullHandler:
         if not reader.copy_to(output):
             output.length = before
             return False
-        self._count(pull, reader.count, reader.total)
+        self._count(pull, reader.count, reader.total, output.view, output.length - reader.total)
         return True
 
     def _without_messages(self, pull: Pull, status: int, deadline_ms: int) -> Answer:
@@ -288,7 +291,7 @@ class PullHandler:
         if found.status == get.NO_MESSAGE_IN_QUEUE and pull.offset != 0:
             code = ResponseCode.PULL_OFFSET_MOVED
         if found.status == get.FOUND:
-            self._count(pull, found.count, len(found.data))
+            self._count(pull, found.count, len(found.data), found.data, 0)
         ext = _offsets(found.next_offset, found.min_offset, found.max_offset)
         data = found.data if code == ResponseCode.SUCCESS else b""
         return Reply(code, ext, data, get.STATUS_NAMES[found.status])
@@ -299,8 +302,11 @@ class PullHandler:
         ext = _offsets(offset, queue.min_offset, high)
         return Reply(ResponseCode.PULL_OFFSET_MOVED, ext, remark="OFFSET_RESET")
 
-    def _count(self, pull: Pull, count: int, size: int) -> None:
-        self._parts.stats.got(pull.group, pull.topic, count, size, -1)
+    def _count(self, pull: Pull, count: int, size: int, data: Bytes, at: int) -> None:
+        """Note what was given; `data` holds the first record at `at`."""
+        stored_at = at + (68 if octets.get_i32(data, at + 36) & SYS_BORN_HOST_V6 else 56)
+        behind_ms = max(self._store.path.store_ms - octets.get_i64(data, stored_at), 0)
+        self._parts.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
 def expression_codes(kind: str, expression: str) -> Sequence[int]:

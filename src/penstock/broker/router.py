@@ -49,6 +49,7 @@ class Router:
 
     def __init__(self, families: Iterable[Iterable[Row]]) -> None:
         self.rows: dict[int, Handler] = {}
+        self.refusals: dict[str, int] = {}  # by the error's name
         for rows in families:
             for row in rows:
                 assert row.code not in self.rows, f"two handlers for {row.code}"
@@ -62,6 +63,8 @@ class Router:
         try:
             return handler(command)
         except PenstockError as error:
+            name = type(error).__name__
+            self.refusals[name] = self.refusals.get(name, 0) + 1
             return refusal(error)
 
 

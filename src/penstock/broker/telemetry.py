@@ -39,6 +39,7 @@ class CarrierFigures(Protocol):
     """What is under way besides the turns."""
 
     pool_jobs: int
+    refusals: dict[str, int]
 
 
 class ServerFigures(Protocol):
@@ -153,7 +154,7 @@ def _add_consumers(registry: Registry, parts: Parts) -> None:
     )  # fmt: skip
     registry.gauge(
         "penstock_consumer_behind_ms",
-        "How old the newest message was that the group got with its last pull.", labels,
+        "How much older than our newest message the first one of the group's last pull was.", labels,
         read=lambda: _behinds(parts),
     )  # fmt: skip
 
@@ -252,6 +253,15 @@ def _add_storage(registry: Registry, parts: Parts) -> None:
 # --- the server itself ---------------------------------------------------------------------------
 
 
+def _refused(broker: Broker, server: ServerFigures) -> Iterator[Sample]:
+    """By the error's name, wherever it was raised: in the turn, in a handler, in the pool."""
+    sums: Counter[str] = Counter()
+    for counted in (server.turn.refusals, broker.router.refusals, server.carrier.refusals):
+        sums.update(counted)
+    for name, count in sums.items():
+        yield (name,), count
+
+
 def _add_server(registry: Registry, broker: Broker, server: ServerFigures) -> None:
     registry.counter(
         "penstock_requests_total", "Requests and answers of clients that were read.",
@@ -263,7 +273,7 @@ def _add_server(registry: Registry, broker: Broker, server: ServerFigures) -> No
     )  # fmt: skip
     registry.counter(
         "penstock_refused_total", "Requests refused, by the error's name.", ("cause",),
-        read=lambda: [((name,), count) for name, count in server.turn.refusals.items()],
+        read=lambda: _refused(broker, server),
     )  # fmt: skip
     registry.gauge(
         "penstock_held_pulls", "Pulls that wait for messages.",

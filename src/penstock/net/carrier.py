@@ -80,6 +80,7 @@ class Carrier:
         self._opaque = 0
         self._saving: dict[str, bool] = {}
         self.pool_jobs = 0
+        self.refusals: dict[str, int] = {}  # by the error's name
         if holds is not None:
             holds.wake = self.wake
 
@@ -136,6 +137,8 @@ class Carrier:
         try:
             return make()
         except PenstockError as error:
+            name = type(error).__name__
+            self.refusals[name] = self.refusals.get(name, 0) + 1
             return refusal(error)
         except Exception as error:
             log.exception("a handler failed")

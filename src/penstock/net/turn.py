@@ -151,6 +151,7 @@ class Turn:
                 command = self._command(now_ms)
                 refused = self.guard.check(command)
                 if refused is not None:
+                    self._count("NoPermission")
                     self._give(refused)
                     return
             code = request.code
@@ -200,9 +201,11 @@ class Turn:
             self.deferred.append((request.opaque, request.encoding, oneway, answer))
 
     def _refuse(self, error: PenstockError) -> None:
-        name = type(error).__name__
-        self.refusals[name] = self.refusals.get(name, 0) + 1
+        self._count(type(error).__name__)
         self._answer(error.code, error.remark())
+
+    def _count(self, name: str) -> None:
+        self.refusals[name] = self.refusals.get(name, 0) + 1
 
     def _answer(self, code: int, remark: str) -> None:
         """An error, unless nobody waits for one."""

@@ -48,7 +48,9 @@ type pushed struct {
 	arrivals chan<- struct{}
 }
 
-func (p *pushed) keep(_ context.Context, messages ...*primitive.MessageExt) (consumer.ConsumeResult, error) {
+func (p *pushed) keep(
+	_ context.Context, messages ...*primitive.MessageExt,
+) (consumer.ConsumeResult, error) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	for _, message := range messages {

@@ -151,7 +151,7 @@ public final class Beans {
     }
 
     @SuppressWarnings({"unchecked", "rawtypes"})
-    private static Object convert(Object value, Type type) throws ReflectiveOperationException {
+    public static Object convert(Object value, Type type) throws ReflectiveOperationException {
         if (value == null) {
             return null;
         }

@@ -54,7 +54,7 @@ public final class ConsumeAll {
         consumer.shutdown();
     }
 
-    static Map<String, Object> line(MessageExt message) {
+    public static Map<String, Object> line(MessageExt message) {
         Map<String, Object> line = new LinkedHashMap<>();
         line.put("topic", message.getTopic());
         line.put("queue_id", message.getQueueId());

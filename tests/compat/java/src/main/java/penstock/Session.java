@@ -1,0 +1,106 @@
+package penstock;
+
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.Collections;
+import java.util.LinkedHashMap;
+import java.util.Map;
+import org.apache.rocketmq.client.exception.MQBrokerException;
+import org.apache.rocketmq.client.exception.MQClientException;
+
+/**
+ * Drives real clients by commands, many in one JVM: a JSON object per line in, an answer per line
+ * out. A command names itself as "do"; the rest are its arguments. The answer is {"result"} or,
+ * where the client threw, {"error", "code", "message"}. A command with "later_ms" is answered at
+ * once and done so much later, its outcome unseen. The end of the input ends the program.
+ */
+public final class Session {
+    /** One thing to do with the clients of this session. */
+    public interface Command {
+        Object run(Arguments given) throws Exception;
+    }
+
+    private Session() {
+    }
+
+    public static void main(String[] args) {
+        Program.run(Session::run);
+    }
+
+    private static void run(PrintStream out) throws Exception {
+        Map<String, Command> commands = new LinkedHashMap<>();
+        commands.putAll(new Producers().commands());
+        commands.putAll(new PushConsumers().commands());
+        commands.putAll(new PullConsumers().commands());
+        commands.putAll(new LiteConsumers().commands());
+        commands.putAll(adminCommands());
+        BufferedReader input =
+            new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = input.readLine(); line != null; line = input.readLine()) {
+            Arguments given = new Arguments(Golden.object(Json.parse(line)));
+            Command command = commands.get(given.text("do"));
+            out.println(Json.write(
+                given.has("later_ms") ? postpone(command, given) : answer(command, given)));
+            out.flush();
+        }
+    }
+
+    /** Of the admin client, which only the builds with Apache's servers have. */
+    @SuppressWarnings("unchecked")
+    private static Map<String, Command> adminCommands() throws ReflectiveOperationException {
+        try {
+            Class<?> admins = Class.forName("penstock.server.Admins");
+            Object made = admins.getConstructor().newInstance();
+            return (Map<String, Command>) admins.getMethod("commands").invoke(made);
+        } catch (ClassNotFoundException absent) {
+            return Map.of();
+        }
+    }
+
+    /** For what shall happen while the next command is under way, or need not be waited for. */
+    private static Map<String, Object> postpone(Command command, Arguments given) {
+        Thread thread = new Thread(() -> {
+            try {
+                Thread.sleep(given.number("later_ms", 0));
+                command.run(given);
+            } catch (Exception failure) {
+                failure.printStackTrace();
+            }
+        });
+        thread.start();
+        return Collections.singletonMap("result", null);
+    }
+
+    private static Map<String, Object> answer(Command command, Arguments given) {
+        Map<String, Object> answer = new LinkedHashMap<>();
+        try {
+            if (command == null) {
+                throw new IllegalArgumentException("no command " + given.text("do"));
+            }
+            answer.put("result", command.run(given));
+        } catch (Throwable failure) {
+            answer.clear();
+            answer.putAll(describe(failure));
+        }
+        return answer;
+    }
+
+    /** A failure as the user of the client sees it. */
+    public static Map<String, Object> describe(Throwable failure) {
+        Integer code = null;
+        for (Throwable t = failure; t != null && code == null; t = t.getCause()) {
+            if (t instanceof MQBrokerException refused) {
+                code = refused.getResponseCode();
+            } else if (t instanceof MQClientException refused && refused.getResponseCode() > 0) {
+                code = refused.getResponseCode();
+            }
+        }
+        Map<String, Object> line = new LinkedHashMap<>();
+        line.put("error", failure.getClass().getSimpleName());
+        line.put("code", code);
+        line.put("message", String.valueOf(failure));
+        return line;
+    }
+}

@@ -1,0 +1,136 @@
+"""Nothing is lost: brokers die by SIGKILL under real Java producers and consumers."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.depth import rounds
+
+from . import houses, maven
+from .session import Java, eventually
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+
+KILLS = rounds(ci=2, proof=10)
+LIFE_S = rounds(ci=4, proof=10)
+VERSIONS = maven.VERSIONS[: rounds(ci=1, proof=2)]
+
+Queue = tuple[str, int]
+TIME_NS = 8
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("listener", ["orderly", "concurrent"][: rounds(ci=1, proof=2)])
+def test_every_acknowledged_message_is_consumed(
+    tmp_path: Path, start_java: Callable[..., Java], fresh: str, version: str, listener: str
+) -> None:
+    producing, consuming = start_java(version), start_java(version)
+    with (
+        houses.name_server(tmp_path / "namesrv") as names,
+        houses.broker(tmp_path / "broker", names.address, brokerName="mortal") as broker,
+    ):
+        producing.do("producer.start", producer="p", namesrv=names.address, timeout_ms=3000)
+        producing.do("producer.create_topic", producer="p", topic=fresh, queues=4)
+        for consumer in ("a", "b"):
+            consuming.do(
+                "push.start", consumer=consumer, namesrv=names.address, group=fresh,
+                topics={fresh: "*"}, orderly=listener == "orderly", poll_namesrv_ms=1000,
+            )  # fmt: skip
+        assert producing.do("flood.start", producer="p", flood="f", topic=fresh) == 4
+        for _ in range(KILLS):
+            time.sleep(LIFE_S * random.uniform(0.5, 1.0))
+            broker.kill()
+            broker.start()
+        time.sleep(LIFE_S / 2)
+        flood = producing.do("flood.stop", flood="f")
+        assert flood["failures"] >= KILLS  # the kills were felt
+        acked = flood["acknowledged"]
+        received = _await_all(consuming, acked)
+
+    contents: dict[tuple[Queue, int], int] = {}
+    for rows in received.values():
+        for name, queue, offset, body, *_ in rows:
+            # What a broker once gave out stays at its offset, also over its death.
+            assert contents.setdefault(((name, queue), offset), int(body)) == int(body)
+    for name, queue, number, offset in acked:
+        assert contents.get(((name, queue), offset)) == number, (queue, number, offset)
+    _assert_log_order(contents)
+    if listener == "orderly":
+        _assert_consumed_in_order(received["a"] + received["b"])
+
+
+def _await_all(consuming: Java, acked: list[Any]) -> dict[str, list[Any]]:
+    """All that the consumers received, once that is everything acknowledged (or time is up)."""
+    wanted = {(name, queue, offset) for name, queue, _, offset in acked}
+    received: dict[str, list[Any]] = {"a": [], "b": []}
+
+    def complete() -> bool:
+        for consumer, rows in received.items():
+            rows += consuming.do("push.received", consumer=consumer, since=len(rows))
+        return wanted <= {tuple(row[:3]) for rows in received.values() for row in rows}
+
+    eventually(complete, within_s=90)
+    return received
+
+
+def _assert_log_order(contents: dict[tuple[Queue, int], int]) -> None:
+    """In each queue the numbers rise; one whose acknowledgement was lost may be there twice."""
+    numbers: dict[Queue, list[int]] = defaultdict(list)
+    for (queue, _), number in sorted(contents.items()):
+        numbers[queue].append(number)
+    assert len(numbers) == 4
+    for row in numbers.values():
+        assert row == sorted(row)
+
+
+def _assert_consumed_in_order(rows: list[Any]) -> None:
+    """The group goes on with the next message of a queue, or back to where progress was kept."""
+    reached: dict[int, int] = defaultdict(lambda: -1)
+    for row in sorted(rows, key=lambda row: int(row[TIME_NS])):
+        queue, offset = row[1], row[2]
+        assert offset <= reached[queue] + 1, (queue, offset, reached[queue])
+        reached[queue] = max(offset, reached[queue])
+
+
+def test_producer_turns_to_the_other_broker(
+    tmp_path: Path, start_java: Callable[..., Java], fresh: str
+) -> None:
+    jvm = start_java()
+    with (
+        houses.name_server(tmp_path / "namesrv") as names,
+        houses.broker(tmp_path / "b1", names.address, brokerName="mortal") as mortal,
+        houses.broker(tmp_path / "b2", names.address, brokerName="steady"),
+    ):
+        jvm.do("producer.start", producer="p", namesrv=names.address, timeout_ms=5000)
+        jvm.do("producer.create_topic", producer="p", topic=fresh, queues=4)
+
+        def send(numbers: range) -> list[Any]:
+            messages = [{"topic": fresh, "body": str(n)} for n in numbers]
+            acked: list[Any] = jvm.do("producer.send", producer="p", messages=messages)
+            assert {line.get("status") for line in acked} == {"SEND_OK"}, acked
+            return acked
+
+        assert {line["broker"] for line in send(range(32))} == {"mortal", "steady"}
+        mortal.kill()
+        assert {line["broker"] for line in send(range(32, 64))} == {"steady"}
+        mortal.start()
+
+        def both() -> bool:
+            return {line["broker"] for line in send(range(64, 72))} == {"mortal", "steady"}
+
+        assert eventually(both, within_s=60)
+        jvm.do("push.start", consumer="c", namesrv=names.address, group=fresh, topics={fresh: "*"})
+
+        def all_read() -> bool:
+            rows = jvm.do("push.received", consumer="c")
+            return {int(row[3]) for row in rows} == set(range(72))
+
+        assert eventually(all_read)
