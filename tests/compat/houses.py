@@ -51,14 +51,6 @@ def broker(directory: Path, namesrv: str, **conf: Any) -> AnyBroker:
     return kind(directory, directory / "store", namesrv, **{**ROOMY, **conf})
 
 
-def forgetful_broker(directory: Path, namesrv: str) -> AnyBroker:
-    """A broker that takes every message for one that has long left memory."""
-    if APACHE:
-        return broker(directory, namesrv, accessMessageInMemoryMaxRatio=0)
-    settings = {"PENSTOCK_STORE_HOT_BYTES": "0"}
-    return penstock.Broker(directory, directory / "store", namesrv, settings=settings)
-
-
 @contextlib.contextmanager
 def house(directory: Path) -> Iterator[House]:
     """The common house: `penstock up`, or Apache's two servers."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from . import apache
 
@@ -61,21 +62,17 @@ def our_house(folder: Path, *, access: bool) -> Iterator[House]:
 @contextmanager
 def apache_house(folder: Path, *, access: bool) -> Iterator[House]:
     """Apache's servers, with the settings that are our defaults."""
-    conf: dict[str, object] = {
-        "authenticationMetadataProvider": f"{_AUTH}.authentication.provider"
-        ".LocalAuthenticationMetadataProvider",
-        "authorizationMetadataProvider": f"{_AUTH}.authorization.provider"
-        ".LocalAuthorizationMetadataProvider",
+    conf: dict[str, Any] = {
         "initAuthenticationUser": json.dumps({"username": ROOT[0], "password": ROOT[1]}),
+        "authenticationEnabled": access,
+        "authorizationEnabled": access,
         "timerWheelEnable": True,
         "traceTopicEnable": True,
     }
-    if access:
-        conf["authenticationEnabled"] = conf["authorizationEnabled"] = True
-        conf["authenticationProvider"] = f"{_AUTH}.authentication.provider" \
-            ".DefaultAuthenticationProvider"  # fmt: skip
-        conf["authorizationProvider"] = f"{_AUTH}.authorization.provider" \
-            ".DefaultAuthorizationProvider"  # fmt: skip
+    for area in ("authentication", "authorization"):
+        provider, noun = f"{_AUTH}.{area}.provider", area.capitalize()
+        conf[f"{area}Provider"] = f"{provider}.Default{noun}Provider"
+        conf[f"{area}MetadataProvider"] = f"{provider}.Local{noun}MetadataProvider"
     with (
         apache.NameServer(folder / "names") as names,
         apache.Broker(

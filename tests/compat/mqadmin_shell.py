@@ -11,6 +11,17 @@ from typing import NamedTuple, Self
 from . import maven
 
 LIMIT_S = 40.0
+# Into a file: on the error stream a complaint of a client's own threads looks like the command's.
+_LOGBACK = "org.apache.rocketmq.logging.ch.qos.logback.core"
+_LOGGING = f"""<configuration>
+  <statusListener class="{_LOGBACK}.status.NopStatusListener"/>
+  <appender name="file" class="{_LOGBACK}.FileAppender">
+    <file>FILE</file>
+    <encoder><pattern>%d{{HH:mm:ss.SSS}} %p %c{{0}} - %m%n</pattern></encoder>
+  </appender>
+  <root level="WARN"><appender-ref ref="file"/></root>
+</configuration>
+"""
 
 
 class Printed(NamedTuple):
@@ -31,7 +42,14 @@ class AdminShell:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
         self._log = home / "shell.txt"
-        flags = (f"-Duser.home={home}", f"-Drocketmq.home.dir={home}", "-Duser.timezone=UTC")
+        logging = home / "logback.xml"
+        logging.write_text(_LOGGING.replace("FILE", str(home / "clients.txt")))
+        flags = (
+            f"-Duser.home={home}",
+            f"-Drocketmq.home.dir={home}",
+            "-Duser.timezone=UTC",
+            f"-Drmq.logback.configurationFile={logging}",
+        )
         self._command = maven.java_command(
             "penstock.server.AdminShell", names, jvm=(*maven.JVM_FLAGS, *flags)
         )

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 
 RATES = r".*TPS.*|Orders \S+ \d+ .*"
 """Messages per second depend on when the sampling starts."""
+PROGRESS = RATES + "|%RETRY%.*"
+"""And a client commits its place in the empty retry topic when it likes."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Step:
     facts: tuple[str, ...] = ()
     absent: tuple[str, ...] = ()
     code: int | None = None
-    apache_code: int | None = None  # where Apache gives another code
+    apache_code: int | None = None  # where Apache gives another code; 0: where it lets it pass
     varies: str = ""
     save: str = ""  # the printed words can be used later: as {NAME0}, {NAME1}, …
     again: bool = False  # repeat until it says the facts
@@ -59,7 +61,7 @@ SERVERS = (
              f"{mark}commitLogMaxOffset : 0", f"{mark}sendThreadPoolQueueSize : 0",
              # The disk's figures, the time; ours says its own version besides. Of an empty store
              # Apache says that it begins at -1, and of puts that there was one.
-             varies=".*(commitLogDi|consumeQueueDiskRatio|runtime|commitLogMinOffset"
+             varies=".*(commitLogDi|consumeQueueDiskRatio|runtime|EntireTimeMax|commitLogMinOffset"
                     "|putMessageTimesTotal|penstockVersion).*")
         for where, mark in (("-b {broker}", ""), ("-c {cluster}", "BROKER "))
     ),
@@ -158,9 +160,9 @@ CLIENTS = (
     step("+consumed listeners 4"),
     step("consumerProgress -g buyers", "Orders broker-a 0 2 2 0 0 TIME",
          "Orders broker-a 1 3 3 0 0 TIME", "Consume Diff Total: 0", "Consume Inflight Total: 0",
-         again=True, varies=RATES),
+         again=True, varies=PROGRESS),
     step("consumerProgress -g buyers -t Orders -s true", "Orders broker-a 0 2 2 … 0 0 TIME",
-         varies=RATES),
+         varies=PROGRESS),
     step("consumerProgress", "buyers 1 V5_4_0 PUSH CLUSTERING 0 0",
          "listeners 1 V5_4_0 PUSH BROADCASTING 0 0"),
     step("consumerProgress -g nobody", code=17),
@@ -196,7 +198,7 @@ RESETS = (
     step("skipAccumulatedMessage -g buyers -t Orders", "broker-a 0 2", "broker-a 1 3"),
     step("+leave buyers"),
     step("consumerProgress -g buyers", "Orders broker-a 0 2 2 0 … TIME",
-         "Orders broker-a 1 3 3 0 … TIME", "Consume Diff Total: 0", varies=RATES),
+         "Orders broker-a 1 3 3 0 … TIME", "Consume Diff Total: 0", varies=PROGRESS),
     step("resetOffsetByTime -g buyers -t Orders -s 0", "broker-a 0 0", "broker-a 1 0"),
     step("resetOffsetByTime -g buyers -t Orders -s now -b {broker} -q 0",
          "reset consumer offset to 2"),
@@ -205,7 +207,7 @@ RESETS = (
     step("consumerProgress -g buyers", "Orders broker-a 0 2 1 1 … TIME",
          "Orders broker-a 1 3 0 3 … N/A", "Consume Diff Total: 4",
          # After a reset Apache goes on calling in flight what had been pulled before it.
-         varies=RATES + "|Consume Inflight.*"),
+         varies=PROGRESS + "|Consume Inflight.*"),
     step("resetOffsetByTime -g sleepers -t Orders -s 0", code=26),
     step("resetOffsetByTime -g buyers -t Missing -s 0", code=17),
     step("skipAccumulatedMessage -g sleepers -t Orders", code=26),
@@ -241,7 +243,8 @@ BROKER = (
     step("addWritePerm -b broker-a", "add write perm of broker[broker-a] in name server[NAMES] "
          "OK, …"),
     step("topicRoute -t Orders", '"perm":6,'),
-    step("wipeWritePerm -b nobody", "wipe write perm of broker[nobody] in name server[NAMES] OK, 0"),
+    step("wipeWritePerm -b nobody",
+         "wipe write perm of broker[nobody] in name server[NAMES] OK, 0"),
     step("addWritePerm -b nobody", "add write perm of broker[nobody] in name server[NAMES] OK, 0"),
     step("cleanExpiredCQ -b {broker}", "success"),
     step("cleanExpiredCQ -c {cluster}", "success"),
@@ -328,6 +331,43 @@ REMOVALS = (
     step("topicRoute -t Orders", code=17),
     step("topicList", "Fresh", "Bills", absent=("Orders", "%RETRY%buyers")),
 )  # fmt: skip
+
+GUARDED = (
+    # Nobody, and somebody with a wrong password. NameServers let all in, here as there.
+    step("+sign"),
+    step("topicRoute -t TBW102", '"perm":7,'),
+    step("brokerStatus -b {broker}", code=16),
+    step("createUser -b {broker} -u mallory -p 12345678", code=16),
+    step("updateTopic -b {broker} -t Mine", code=16),
+    step("+sign root wrong"),
+    step("brokerStatus -b {broker}", code=16),
+    step("+sign nobody 12345678"),
+    step("brokerStatus -b {broker}", code=16),
+    # The super user.
+    step("+sign root {password}"),
+    step("updateTopic -c {cluster} -t Orders -r 1 -w 1", "create topic to BROKER success."),
+    step("createUser -b {broker} -u alice -p 12345678 -t Normal", "create user to BROKER success."),
+    step("listUser -b {broker}", "alice 12345678 Normal enable", "root … Super enable",
+         absent=("mallory …",)),
+    # A user without rights, and with few.
+    step("+sign alice 12345678"),
+    step("sendMessage -t Orders -p hello -b broker-a -i 0", absent=("… SEND_OK …",), code=16),
+    step("+sign root {password}"),
+    step("createAcl -b {broker} -s User:alice -r Topic:Orders -a Pub -d Allow",
+         "create acl to BROKER success."),
+    step("+sign alice 12345678"),
+    step("sendMessage -t Orders -p hello -b broker-a -i 0", "broker-a 0 SEND_OK ID"),
+    step("topicStatus -t Orders", code=16),
+    step("deleteTopic -c {cluster} -t Orders", code=16),
+    # Apache asks nobody for a right to this.
+    step("updateBrokerConfig -b {broker} -k defaultTopicQueueNums -v 7", code=16, apache_code=0,
+         varies=".*"),
+    step("listUser -b {broker}", code=16),
+    step("listAcl -b {broker}", code=16),
+    step("+sign root {password}"),
+    step("topicStatus -t Orders", "broker-a 0 0 1 TIME", varies=RATES),
+)  # fmt: skip
+"""In a house with access control: as whom the tool signs decides."""
 
 TOUR = (*SERVERS, *TOPICS, *MESSAGES, *GROUPS, *CLIENTS, *RESETS, *BROKER, *NAMESERVER, *USERS,
         *REMOVALS)  # fmt: skip

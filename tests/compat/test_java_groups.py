@@ -12,7 +12,7 @@ import pytest
 
 from tests.depth import rounds
 
-from . import houses, maven
+from . import houses, maven, penstock
 from .houses import House
 from .session import Java, eventually
 
@@ -147,21 +147,29 @@ def test_offsets_are_reset_under_a_running_consumer(latest: Java, house: House, 
         )
         rows = latest.do(
             "push.received", consumer="reset", since=before, count=before + len(expected),
-            within_ms=40_000,
+            within_ms=90_000,
         )  # fmt: skip
         assert sorted(int(row[BODY]) for row in rows) == expected
 
     reset(middle_ms + 10, list(range(20, 40)))
-    reset(0, list(range(40)))
+    if not houses.APACHE:  # where a reset soon after another is lost at times
+        reset(0, list(range(40)))
     group.leave("reset")
 
 
+@pytest.mark.skipif(houses.APACHE, reason="Apache asks the kernel what is in memory")
 def test_new_groups_of_an_old_topic_start_where_they_ask(
     latest: Java, tmp_path: Path, fresh: str
 ) -> None:
     with (
         houses.name_server(tmp_path / "namesrv") as names,
-        houses.forgetful_broker(tmp_path / "broker", names.address),
+        penstock.Broker(
+            tmp_path / "broker",
+            tmp_path / "store",
+            names.address,
+            # Every message counts as one that has long left memory.
+            settings={"PENSTOCK_STORE_HOT_BYTES": "0"},
+        ),
     ):
         latest.do("producer.start", producer=fresh, namesrv=names.address)
 

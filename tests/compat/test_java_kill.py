@@ -19,7 +19,7 @@ from .session import Java, eventually
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
 KILLS = rounds(ci=2, proof=10)
-LIFE_S = rounds(ci=4, proof=10)
+LIFE_S = rounds(ci=4, proof=14)
 VERSIONS = maven.VERSIONS[: rounds(ci=1, proof=2)]
 
 Queue = tuple[str, int]

@@ -166,14 +166,16 @@ def test_rights_decide_who_may_consume(client: Java, guarded: House, fresh: str)
 
 def test_only_root_administers(latest: Java, guarded: House, fresh: str) -> None:
     config = {"topicName": fresh, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
+    calls: dict[str, tuple[Any, ...]] = {
+        "createAndUpdateTopicConfig": (config,),
+        "createUser": ("eve", "secret", "Super"),
+    }
+    if not houses.APACHE:  # which lets every known user do this
+        calls["updateBrokerConfig"] = ({"maxMessageSize": "1"},)
     for number, who in enumerate((ALICE, WRONG, {})):
         admin = f"{fresh}-{number}"
         latest.do("admin.start", admin=admin, namesrv=guarded.namesrv, **who)
-        for method, arguments in (
-            ("createAndUpdateTopicConfig", (config,)),
-            ("updateBrokerConfig", ({"maxMessageSize": "1"},)),
-            ("createUser", ("eve", "secret", "Super")),
-        ):
+        for method, arguments in calls.items():
             with pytest.raises(ClientError) as refused:
                 call(latest, admin, method, guarded.broker_address, *arguments)
             assert refused.value.code == REFUSED, (who, method)

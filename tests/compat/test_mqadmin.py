@@ -15,7 +15,7 @@ from tests.depth import DEPTH
 
 from .mqadmin_houses import House, apache_house, our_house
 from .mqadmin_shell import AdminShell, Printed
-from .mqadmin_steps import TOUR, Step
+from .mqadmin_steps import GUARDED, TOUR, Step
 from .mqadmin_tour import Tour, compare
 
 WITH_APACHE = DEPTH == "proof" or os.environ.get("PENSTOCK_COMPAT_PEER") == "apache"
@@ -52,3 +52,8 @@ def judge(steps: tuple[Step, ...], folder: Path, *, access: bool) -> None:
 @pytest.mark.usefixtures("java")
 def test_every_command_says_the_same_facts(tmp_path: Path) -> None:
     judge(TOUR, tmp_path, access=False)
+
+
+@pytest.mark.usefixtures("java")
+def test_access_control_holds_for_commands(tmp_path: Path) -> None:
+    judge(GUARDED, tmp_path, access=True)

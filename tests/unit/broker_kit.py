@@ -88,19 +88,38 @@ class House:
     def handle(self, code: int, **ext: str) -> Answer:
         return self.finish(self.broker.handle(Command(code, ext, now_ms=self.now_ms, client=1)))
 
+    def many(self, data: bytes) -> None:
+        """Serve several frames in one turn; their answers do not matter."""
+        self.turn.bind(memoryview(bytearray(data)), BORN)
+        assert self.turn.serve(0, len(data), self.now_ms) == len(data)
+        self.turn.output.take()
+        self.turn.attend = False
+        self.store.attend()
+
     def send(
         self, topic: str = "T", queue_id: int = 0, body: bytes = b"x", tag: str = "",
         properties: dict[str, str] | None = None,
     ) -> Reply:  # fmt: skip
+        answer = self.frame(self.send_frame(topic, queue_id, body, tag, properties))
+        assert isinstance(answer, Reply)
+        return answer
+
+    def send_frame(
+        self, topic: str = "T", queue_id: int = 0, body: bytes = b"x", tag: str = "",
+        properties: dict[str, str] | None = None,
+    ) -> bytes:  # fmt: skip
         named = {"UNIQ_KEY": f"{self.store.log.end:032X}", "TAGS": tag, **(properties or {})}
         ext = {
             "a": "g", "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id), "f": "0",
             "g": str(self.now_ms), "h": "0", "j": "0", "m": "false",
             "i": encode_properties({k: v for k, v in named.items() if v}).decode(),
         }  # fmt: skip
-        return self.ask(RequestCode.SEND_MESSAGE_V2, ext, body)
+        return encode(RequestCode.SEND_MESSAGE_V2, ext, body, opaque=7)
 
-    def pull(self, offset: int = 0, *, flags: int = 4, encoding: int = JSON, **ext: Any) -> Answer:
+    def pull(
+        self, offset: int = 0, *, flags: int = 4, encoding: int = JSON, oneway: bool = False,
+        **ext: Any,
+    ) -> Answer:  # fmt: skip
         """Pull from queue 0 of T as group G; the expression comes with the request."""
         fields = {
             "consumerGroup": "G", "topic": "T", "queueId": 0, "queueOffset": offset,
@@ -109,7 +128,7 @@ class House:
         } | ext  # fmt: skip
         named = {name: str(value) for name, value in fields.items() if value is not None}
         code = RequestCode.PULL_MESSAGE
-        return self.frame(encode(code, named, opaque=9, encoding=encoding))
+        return self.frame(encode(code, named, opaque=9, encoding=encoding, flag=2 * oneway))
 
     def heartbeat(self, *subscriptions: SubscriptionData, model: str = "CLUSTERING") -> None:
         data = HeartbeatData(

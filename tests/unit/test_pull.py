@@ -9,11 +9,12 @@ import pytest
 from penstock.broker.answers import Answer, Hold, Reply
 from penstock.broker.pull import expression_codes
 from penstock.config import BrokerConfig, Settings
+from penstock.errors import ReadFailed
 from penstock.wire.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.record import java_hash
 from tests.store_kit import small_config
-from tests.unit.broker_kit import NOW_MS, House, bodies, house
+from tests.unit.broker_kit import NOW_MS, House, bodies, house, messages
 
 FOUND, NOT_FOUND, AGAIN, MOVED = 0, 19, 20, 21
 
@@ -252,3 +253,81 @@ def test_all_tags(expression: str) -> None:
 
 def test_codes_of_an_expression() -> None:
     assert expression_codes("TAG", "TagA||TagB || TagA|| ") == [2598919, 2598920]
+
+
+def test_a_wanted_message_behind_many_others_is_not_slept_over(home: House) -> None:
+    home.pull(0, flags=6, subscription="wanted")
+    frames = b"".join(home.send_frame(tag="other") for _ in range(900))
+    home.many(frames + home.send_frame(tag="wanted"))
+    answer: Answer = home.woken[0]
+    looks = 0
+    while offsets(answer)[0] == AGAIN:  # each look ends somewhere: the client asks again at once
+        looks += 1
+        answer = home.pull(offsets(answer)[1], flags=6, subscription="wanted")
+    assert looks > 1
+    assert len(bodies(answer)) == 1
+
+
+def test_a_held_pull_obeys_what_changed_meanwhile(home: House) -> None:
+    home.pull(0, flags=6)
+    home.parts.groups.put(SubscriptionGroupConfig(group_name="G", consume_enable=False), NOW_MS)
+    home.send()
+    assert home.woken[0].code == 16
+
+
+def test_a_one_way_pull_is_not_answered(home: House) -> None:
+    home.send()
+    assert home.pull(0, oneway=True) is None
+
+
+def test_a_read_that_fails_leaves_no_half_answer(home: House) -> None:
+    home.send()
+
+    def fail(*_: object) -> bool:
+        raise ReadFailed("the disk says no")
+
+    home.broker.pull._write = fail  # type: ignore[method-assign,assignment]
+    answer = home.pull(0)
+    assert isinstance(answer, Reply)
+    assert (answer.code, answer.body) == (1, b"")
+
+
+def test_a_topic_whose_table_was_lost_is_made_anew(tmp_path: Path) -> None:
+    with house(tmp_path / "store") as home:
+        home.send(topic="New", queue_id=3)
+        home.parts.topics.table.dirty = False  # as if killed before it was written
+    with house(tmp_path / "store") as home:
+        config = home.parts.topics.get("New")
+        assert config is not None
+        assert config.read_queue_nums == config.write_queue_nums == 4
+        assert len(bodies(home.pull(0, topic="New", queueId=3))) == 1
+
+
+def test_traces_are_switched_off_while_running(home: House) -> None:
+    assert "TRACE_ON" not in (home.send().ext or {})
+    home.live.change({"traceOn": "false"})
+    assert (home.send().ext or {})["TRACE_ON"] == "false"
+    (before, after) = messages(home.pull(0))
+    assert (before.properties["TRACE_ON"], after.properties["TRACE_ON"]) == ("true", "false")
+
+
+def test_new_topics_get_as_many_queues_as_is_set(home: House) -> None:
+    home.live.change({"defaultTopicQueueNums": "2"})
+    home.send(topic="Small")
+    config = home.parts.topics.get("Small")
+    assert config is not None
+    assert config.write_queue_nums == 2
+
+
+def test_holds_of_a_queue_are_forgotten_quickly(home: House) -> None:
+    for _ in range(3000):
+        home.pull(0, flags=6)
+    assert len(home.parts.holds) == home.parts.holds.of(1) == 3000
+    home.send()
+    assert len(home.woken) == 3000
+    assert len(home.parts.holds) == 0
+    for _ in range(3000):
+        home.pull(1, flags=6)
+    home.parts.holds.drop(1)
+    assert len(home.parts.holds) == home.parts.holds.of(1) == 0
+    assert home.parts.holds.due() > NOW_MS * 2

@@ -338,10 +338,12 @@ def test_a_batch_is_stored_message_by_message(peer: Peer, code: int, encoding: i
     assert stored[0].endswith(b"TAGS\x01a\x02")
 
 
-def batch_frame(code: int, encoding: int, body: bytes, flag_name: str) -> bytes:
+def batch_frame(
+    code: int, encoding: int, body: bytes, flag_name: str, sys_flag: str = "0"
+) -> bytes:
     named = {
         "producerGroup": "g", "topic": "t", "defaultTopic": "TBW102", "defaultTopicQueueNums": "4",
-        "queueId": "1", "sysFlag": "0", "bornTimestamp": "1", "flag": "0",
+        "queueId": "1", "sysFlag": sys_flag, "bornTimestamp": "1", "flag": "0",
         "properties": "WAIT\x01true",
     }  # fmt: skip
     letters = {} if code == SEND_MESSAGE else LETTERS
@@ -354,6 +356,28 @@ def test_a_delayed_message_in_a_batch_is_refused_whole(peer: Peer) -> None:
     answer = peer.ask(batch_frame(SEND_BATCH_MESSAGE, JSON, body, "m"))
     assert answer.code == 13
     assert peer.store.log.end == 0
+
+
+@pytest.mark.parametrize("flag", ["4", "8", "12"])
+def test_a_transactional_batch_is_refused(peer: Peer, flag: str) -> None:
+    body = encode_batch([(b"one", 1, {})])
+    frame = batch_frame(SEND_BATCH_MESSAGE, JSON, body, "m", sys_flag=flag)
+    assert peer.ask(frame).code == 13
+    assert peer.store.log.end == 0
+
+
+def test_a_bug_in_the_way_of_a_send_is_that_request_s_trouble(peer: Peer) -> None:
+    class Broken:
+        def admit(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
+            raise ValueError("oops")
+
+    gate = peer.send.gate
+    peer.send.gate = Broken()
+    frames = [send(SEND_MESSAGE_V2, JSON, opaque=n) for n in (1, 2)]
+    assert peer.give(b"".join(frames)) == len(b"".join(frames))
+    assert [(a.opaque, a.code) for a in peer.answers()] == [(1, 1), (2, 1)]
+    peer.send.gate = gate
+    assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
 
 
 def test_a_message_without_unique_id_gets_one(peer: Peer) -> None:

@@ -16,7 +16,7 @@ from penstock.broker.admin.runtime import RuntimeHandlers
 from penstock.broker.admin.settings import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
 from penstock.broker.admin.topics import TopicHandlers
-from penstock.broker.answers import Answer, Outbox, Persist, Register
+from penstock.broker.answers import Answer, Outbox, Persist, Register, Table
 from penstock.broker.changes import ChangedSettings
 from penstock.broker.clients import Clients
 from penstock.broker.command import Command
@@ -36,7 +36,7 @@ from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.broker.users import AccessTable
-from penstock.config import Live, Settings
+from penstock.config import BrokerConfig, Live, Settings
 from penstock.store.store import MessageStore
 from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
 from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
@@ -98,6 +98,7 @@ class Broker:
         groups = Groups(group_table, settings, outbox)
         topics = Topics(topic_table, store, settings, outbox)
         topics.seed()
+        topics.adopt(now_ms)
         groups.seed()
         return Parts(
             settings=settings, store=store, persistence=persistence, topics=topics, groups=groups,
@@ -110,16 +111,14 @@ class Broker:
 
     def _make_send(self, host: bytes) -> SendHandler:
         config = self.settings.current
-        extra = encode_properties(
-            {
-                "MSG_REGION": config.broker.region,
-                "TRACE_ON": "true" if config.broker.trace_on else "false",
-                "CLUSTER": config.broker.cluster,
-            }
-        )
         ids = UniqueIds(host[:-4], pid=os.getpid(), loader=self.parts.started_ms & 0x7FFFFFFF)
         send = SendHandler(
-            self.parts.store.path, self.parts.topics, host, extra, config.store.body_bytes_max, ids
+            self.parts.store.path,
+            self.parts.topics,
+            host,
+            _extra(config.broker),
+            config.store.body_bytes_max,
+            ids,
         )
         if config.broker.region != DEFAULT_REGION:
             send.region = config.broker.region.encode()
@@ -157,7 +156,7 @@ class Broker:
         period_ms = self.settings.current.broker.offset_persist_ms
         if not 0 <= now_ms - self._offsets_ms < period_ms:
             self._offsets_ms = now_ms
-            for table in (parts.offsets.table, parts.topics.table, parts.groups.table):
+            for table in self._tables():
                 if table.dirty:
                     self.outbox.put(Persist(table))
 
@@ -185,13 +184,22 @@ class Broker:
     def close(self) -> None:
         """Write the tables and close the store; this waits for the disk."""
         parts = self.parts
-        for table in (parts.offsets.table, parts.topics.table, parts.groups.table):
+        for table in self._tables():
             if table.dirty:
                 parts.persistence.save(table)()
         parts.store.close()
 
+    def _tables(self) -> tuple[Table, ...]:
+        parts = self.parts
+        return (
+            parts.offsets.table, parts.topics.table, parts.groups.table, parts.access.table,
+            parts.changed_settings,
+        )  # fmt: skip
+
     def _settings_changed(self, settings: Settings) -> None:
         self.send.record.body_bytes_max = settings.store.body_bytes_max
+        self.send.extra = _extra(settings.broker)
+        self.send.trace_off = not settings.broker.trace_on
         if settings.broker.permission != self._permission:
             self._permission = settings.broker.permission
             self.parts.topics.close_gates()
@@ -199,3 +207,14 @@ class Broker:
             self.outbox.put(Register())
         self.parts.topics.refresh(self._store_ms)
         self.parts.store.reconfigure(settings.store)
+
+
+def _extra(config: BrokerConfig) -> bytes:
+    """The properties that a broker adds to every message."""
+    return encode_properties(
+        {
+            "MSG_REGION": config.region,
+            "TRACE_ON": "true" if config.trace_on else "false",
+            "CLUSTER": config.cluster,
+        }
+    )

@@ -38,7 +38,11 @@ class Persistence:
                 if self._written.get(name, 0) < number:
                     if private:
                         _make_private(self._root / f"{name}.tmp")
-                    self.file(name).persist(data)
+                    try:
+                        self.file(name).persist(data)
+                    except BaseException:
+                        table.dirty = True  # so that the next round tries again
+                        raise
                     self._written[name] = number
 
         return work

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NoReturn
 
 from penstock.broker.answers import Answer, Hold, InThread, Reply
 from penstock.broker.parts import Parts
@@ -91,8 +92,7 @@ class PullHandler:
         try:
             pull, wait_ms = self._read(request, now_ms)
         except Forbidden as error:
-            ext = {**_no_offsets(), "forbiddenType": str(error.kind)}
-            return Reply(error.code, ext, remark=error.remark())
+            return _forbidden(error)
         except SubscriptionError as error:
             return Reply(error.wire_code, _no_offsets(), remark=error.remark())
         reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
@@ -146,12 +146,29 @@ class PullHandler:
             )  # fmt: skip
         known = parts.groups.find(group, now_ms)
         if not known.consume_enable:
-            raise Forbidden(
-                f"the group {group} may not consume", _FORBIDDEN_GROUP,
-                "switch it on with mqadmin updateSubGroup -s true",
-            )  # fmt: skip
+            self._refuse_group(group)
+        return self._readable(topic, queue_id)
+
+    def _forbidden_now(self, pull: Pull) -> Reply | None:
+        """The refusal of a held pull, if its group may not read any more."""
+        group = self._parts.groups.get(pull.group)
         try:
-            return parts.topics.readable(topic, queue_id)
+            if group is not None and not group.consume_enable:
+                self._refuse_group(pull.group)
+            self._readable(pull.topic, pull.queue.queue_id)
+        except Forbidden as error:
+            return _forbidden(error)
+        return None
+
+    def _refuse_group(self, group: str) -> NoReturn:
+        raise Forbidden(
+            f"the group {group} may not consume", _FORBIDDEN_GROUP,
+            "switch it on with mqadmin updateSubGroup -s true",
+        )  # fmt: skip
+
+    def _readable(self, topic: str, queue_id: int) -> ConsumeQueue:
+        try:
+            return self._parts.topics.readable(topic, queue_id)
         except NoPermission as error:
             raise Forbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
 
@@ -243,16 +260,20 @@ class PullHandler:
         def again(last: bool) -> Answer:
             if pull.queue.gone:
                 raise TopicNotExist(f"the topic {pull.topic} was deleted")
+            forbidden = self._forbidden_now(pull)
+            if forbidden is not None:
+                return forbidden
             reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
             if reset is not None:
                 return self._reset(pull, reset)
             status = self._find(pull)
             if status == get.FOUND:
                 return self._reply_found(pull)
-            if status == get.NO_MATCHED_MESSAGE and not last:
+            reader = self._store.reader
+            seen_all = reader.next_offset >= reader.max_offset
+            if status == get.NO_MATCHED_MESSAGE and seen_all and not last:
                 # None of the newcomers is wanted: go on waiting behind them.
-                offset = self._store.reader.next_offset
-                return self._hold(replace(pull, offset=offset), deadline_ms)
+                return self._hold(replace(pull, offset=reader.next_offset), deadline_ms)
             return self._without_messages(pull, status, 0 if last else deadline_ms)
 
         return Hold(pull.queue, deadline_ms, again)
@@ -325,6 +346,11 @@ def expression_codes(kind: str, expression: str) -> Sequence[int]:
             ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"there is no tag in {expression[:80]!r}"
         )
     return sorted(codes)
+
+
+def _forbidden(error: Forbidden) -> Reply:
+    ext = {**_no_offsets(), "forbiddenType": str(error.kind)}
+    return Reply(error.code, ext, remark=error.remark())
 
 
 def _offsets(next_offset: int, low: int, high: int) -> dict[str, str]:

@@ -13,6 +13,7 @@ cdef int _FLUSH_DISK_TIMEOUT
 cdef int _PUT_OK
 cdef int _ONEWAY
 cdef int _PREPARED
+cdef int _TRANSACTION_MASK
 
 cdef class SendHandler:
     cdef readonly PutPath path
@@ -21,6 +22,7 @@ cdef class SendHandler:
     cdef readonly Record record
     cdef public bytes extra
     cdef public bytes region
+    cdef public bint trace_off
     cdef public object unique_ids
     cdef readonly bint waits
     cdef readonly Output waiting

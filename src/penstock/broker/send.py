@@ -43,6 +43,8 @@ _FLUSH_DISK_TIMEOUT = 10
 _PUT_OK = PUT_OK
 _ONEWAY = 2
 _PREPARED = 0x04
+_TRANSACTION_MASK = 0x0C
+_MEND = "mend the message; sending it again does not help"
 
 TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
@@ -76,6 +78,7 @@ class SendHandler:
         self.record.store_host = store_host
         self.extra: bytes = extra_properties
         self.region: bytes = b""
+        self.trace_off: bool = False
         self.unique_ids: UniqueIds | None = unique_ids
         self.waits: bool = path.flusher.group_commit
         self.waiting: Output = Output(1024)
@@ -115,6 +118,8 @@ class SendHandler:
         if queue is None or not queue.taking:
             queue = self._admit(request, now_ms)
         if batch:
+            if record.sys_flag & _TRANSACTION_MASK:
+                raise MessageIllegal(_FAULTS[BATCH_SPECIAL], hint=_MEND)
             record.extra = b""  # as RocketMQ 5.4: each message has the properties it came with
             status = self.path.put_batch(record, now_ms)
         else:
@@ -159,6 +164,8 @@ class SendHandler:
             )
         if len(self.region) > 0:
             output.field_plain(b"MSG_REGION", self.region)
+        if self.trace_off:  # a client that is told nothing may trace
+            output.field_plain(b"TRACE_ON", b"false")
         output.end(0)
 
     def _read_letters(self, request: Request) -> bool:
@@ -283,4 +290,4 @@ def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageI
             "the message is too long", figure=record.size, limit=segment_bytes - BLANK_BYTES,
             setting="segment_bytes",
         )  # fmt: skip
-    return MessageIllegal(_FAULTS[problem], hint="mend the message; sending it again does not help")
+    return MessageIllegal(_FAULTS[problem], hint=_MEND)

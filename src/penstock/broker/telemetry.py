@@ -154,7 +154,8 @@ def _add_consumers(registry: Registry, parts: Parts) -> None:
     )  # fmt: skip
     registry.gauge(
         "penstock_consumer_behind_ms",
-        "How much older than our newest message the first one of the group's last pull was.", labels,
+        "How much older than our newest message the first one of the group's last pull was.",
+        labels,
         read=lambda: _behinds(parts),
     )  # fmt: skip
 

@@ -47,6 +47,7 @@ QUEUES_MAX: Final = 1 << 20
 """Most queues of a topic: the store knows no higher queue ids."""
 _CLUSTER_QUEUES: Final = 16
 _BENCHMARK_QUEUES: Final = 1024
+_CLIENT_QUEUES: Final = 4  # what RocketMQ's clients ask for when a send creates a topic
 _REVIVE_QUEUES: Final = 8
 
 
@@ -62,6 +63,7 @@ class Topics:
         self._outbox = outbox
         self._turn = 0
         broker = settings.current.broker
+        self._default_queues = broker.default_topic_queues
         self._own = frozenset({broker.name, broker.cluster, broker.cluster + REPLY_TOPIC_SUFFIX})
 
     # --- the topics every broker has
@@ -73,12 +75,32 @@ class Topics:
         if self.table.dirty:
             self._outbox.put(Persist(self.table))
 
+    def adopt(self, now_ms: int) -> None:
+        """Make the topics anew whose queues hold messages and that the table does not know.
+
+        A send that creates its topic is answered before the table is on the disk; a crash between
+        the two must not hide the message. Deleted topics have no queues.
+        """
+        queues: dict[str, int] = {}
+        for queue in self._store.queues.rows:
+            topic = queue.topic.decode("utf-8", "replace")
+            if self.table.get(topic) is None and queue.max_offset > 0:
+                queues[topic] = max(queues.get(topic, _CLIENT_QUEUES), queue.queue_id + 1)
+        for topic, count in queues.items():
+            log.warning("the topic %s was not in the table, but has messages: made anew", topic)
+            self.put(_topic(topic, count), now_ms)
+
     def refresh(self, now_ms: int) -> None:
         """Live settings changed: let sends ask again, and have the template if there should be."""
         self.close_gates()
+        default_queues = self._settings.current.broker.default_topic_queues
         for config in self._built_in().values():
-            if self.table.get(config.topic_name) is None:
+            stale = (
+                config.topic_name == TOPIC_AUTO_CREATE and default_queues != self._default_queues
+            )
+            if stale or self.table.get(config.topic_name) is None:
                 self.put(config, now_ms)
+        self._default_queues = default_queues
 
     def is_system(self, topic: str) -> bool:
         """Whether the topic belongs to the broker's machinery: nobody may change or delete it."""

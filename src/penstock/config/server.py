@@ -31,7 +31,7 @@ class ServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     ] = 120_000  # fmt: skip
     output_bytes_max: Annotated[
         int, Doc("unsent answers of one connection above which it is not read from", live=True,
-                 least=1)
+                 least=16 * 1024)
     ] = 1024 * 1024  # fmt: skip
     memory_bytes_max: Annotated[
         int, Doc("unfinished requests and unsent answers of all connections together", live=True,

@@ -48,7 +48,12 @@ class BrokerService:
         loop = asyncio.get_running_loop()
         host = await loop.run_in_executor(None, _resolve, address)
         store = await loop.run_in_executor(None, self._open_store)
-        self._broker = broker = Broker(self.settings, store, address, host, LoopClock().now_ms())
+        try:
+            broker = Broker(self.settings, store, address, host, LoopClock().now_ms())
+        except BaseException:
+            await loop.run_in_executor(None, store.close)
+            raise
+        self._broker = broker
         try:
             await self._listen(broker, address)
             await self._check_address(address, broker)

@@ -40,6 +40,8 @@ log = logging.getLogger(__name__)
 
 HOLDS_MAX = 200_000
 """Most pulls that wait at one time."""
+HOLDS_PER_CLIENT_MAX = 20_000
+"""Most pulls of one connection that wait: one for each queue it reads."""
 RELAYS_MAX = 1_000
 """Most requests that wait for another client's answer."""
 
@@ -149,13 +151,16 @@ class Carrier:
 
     def _hold(self, ticket: Ticket, hold: Hold) -> None:
         assert self._holds is not None
-        if len(self._holds) >= HOLDS_MAX:
-            busy = SystemBusy.over(
-                "too many pulls wait here", figure=len(self._holds), limit=HOLDS_MAX, unit="pulls"
-            )
-            self._reply(ticket, refusal(busy))
-            return
-        self._holds.add(ticket.connection.client, ticket, hold)
+        client = ticket.connection.client
+        for what, figure, limit in (
+            ("pulls of all clients wait here", len(self._holds), HOLDS_MAX),
+            ("pulls of this client wait here", self._holds.of(client), HOLDS_PER_CLIENT_MAX),
+        ):
+            if figure >= limit:
+                busy = SystemBusy.over(what, figure=figure, limit=limit, unit="pulls")
+                self._reply(ticket, refusal(busy))
+                return
+        self._holds.add(client, ticket, hold)
         self._server.wake_at(hold.deadline_ms)
 
     def wake(self, held: Held, last: bool) -> None:
@@ -231,8 +236,10 @@ class Carrier:
         if name in self._saving:
             self._saving[name] = True
             return
+        work = self._persistence.save(table)
+        future = self._submit(work)
         self._saving[name] = False
-        self._submit(self._persistence.save(table)).add_done_callback(
+        future.add_done_callback(
             lambda done: self._server.soon_from_thread(self._saved, table, done)
         )
 
@@ -240,7 +247,6 @@ class Carrier:
         again = self._saving.pop(table.FILE)
         error = done.exception()
         if error is not None:
-            table.dirty = True  # the next round tries again
             log.error("%s can't be written: %s", table.FILE, error)
         elif again:
             self.save(table)

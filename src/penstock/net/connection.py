@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-OWN_BYTES_MIN = 16 * 1024
+OWN_BYTES_MIN = 4 * 1024
 """First size of a connection's own buffer, unless its frame needs less."""
 UNDER_WAY_MAX = 256
 """Requests of one connection in the pool above which it is not read from."""
@@ -50,6 +50,7 @@ class Connection(asyncio.BufferedProtocol):
         self._paused = False
         self._held_back: list[tuple[Held, bool]] = []
         self._backlog = 0
+        self._closing = False
         self.under_way = 0
         self.client = 0
         self.peer = ""
@@ -75,7 +76,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._account(-self._backlog)
+        self._server.memory -= self._backlog
+        self._backlog = 0
         self._drop_own()
         self._held_back.clear()
         if self.client:
@@ -85,12 +87,14 @@ class Connection(asyncio.BufferedProtocol):
         """End the connection once what was written has left."""
         if self._transport is not None:
             log.info("closing %s: %s", self.peer, why)
+            self._closing = True
             self._transport.close()
 
     def abort(self, why: str) -> None:
         """End the connection at once; unsent answers are lost."""
         if self._transport is not None:
             log.warning("closing %s: %s", self.peer, why)
+            self._closing = True
             self._transport.abort()
 
     @property
@@ -106,6 +110,8 @@ class Connection(asyncio.BufferedProtocol):
         return self._own[self._have :]
 
     def buffer_updated(self, count: int) -> None:
+        if self._closing:  # asyncio's TLS may read once more from within close()
+            return
         now_ms = self._server.now_ms()
         self.active_ms = now_ms
         if self._own is None:
@@ -147,21 +153,21 @@ class Connection(asyncio.BufferedProtocol):
         except WireError as error:
             fault = error
         server.note_lag(perf_counter_ns() - began, turn.request.code)
-        server.after_turn(self, now_ms)
-        if fault is not None:
-            server.bad_frames += 1
-            self._drop_own()
-            self.abort_after_write(f"bad frame: {fault.remark()}")
-        elif at < end and self._transport is not None:
+        # What is left is put aside before anything is written: a write may lead to another read.
+        if fault is None and at < end:
             self._keep(view, at, end, now_ms)
         else:
             self._drop_own()
-
-    def abort_after_write(self, why: str) -> None:
-        """Close so that answers written before still leave; nothing more is read."""
-        if self._transport is not None:
-            log.warning("closing %s: %s", self.peer, why)
-            self._transport.close()
+        server.after_turn(self, now_ms)
+        if fault is not None:
+            server.bad_frames += 1
+            self.close(f"bad frame: {fault.remark()}")
+        elif self._stalled:
+            if not self._choked:  # the transport took all of it: go on after others had their turn
+                server.soon(self._go_on)
+            self._adjust()
+        elif self._own is not None and server.memory > server.config().memory_bytes_max:
+            self._refuse_frame()
 
     def _keep(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
         """Put what is left of a read aside: part of a frame, or frames that have to wait."""
@@ -179,17 +185,14 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled = turn.full
         self.frame_since_ms = now_ms
         self._server.memory += size
-        if self._stalled:
-            if not self._choked:  # the transport took all of it: go on after others had their turn
-                self._server.soon(self._go_on)
-            self._adjust()
-        elif self._server.memory > self._server.config().memory_bytes_max:
-            self._refuse_frame()
 
     def _grow(self) -> None:
         assert self._own is not None
         if self._server.memory > self._server.config().memory_bytes_max:
-            self._refuse_frame()
+            if self._stalled:
+                self.abort("it sent more while its requests had to wait (memory_bytes_max)")
+            else:
+                self._refuse_frame()
             return
         size = max(self._have, min(self._need, 2 * len(self._own)))
         own = memoryview(bytearray(size))
@@ -227,24 +230,31 @@ class Connection(asyncio.BufferedProtocol):
 
     def write(self, data: bytes) -> None:
         """Send; what does not leave at once waits in the transport."""
-        if self._transport is not None:
-            self._transport.write(data)
-            if self._choked:
-                self._account(len(data))
+        if self._transport is None or self._transport.is_closing():
+            return
+        self._transport.write(data)
+        self.account()
+        limit = int(self._server.config().memory_bytes_max * UNSENT_SHARE)
+        if self._choked and self._server.memory > limit and not self._closing:
+            self._closing = True
+            why = f"it does not read its answers, and {limit} bytes of all clients are unsent"
+            self._server.soon(self.abort, f"{why} ({UNSENT_SHARE:.0%} of memory_bytes_max)")
+
+    def account(self) -> None:
+        """Tell the server how much has not left."""
+        unsent = self.unsent
+        if unsent != self._backlog:
+            self._server.memory += unsent - self._backlog
+            self._backlog = unsent
 
     def pause_writing(self) -> None:
         self._choked = True
-        self._account(self.unsent)
-        limit = int(self._server.config().memory_bytes_max * UNSENT_SHARE)
-        if self._server.memory > limit:
-            why = f"it does not read its answers, and {limit} bytes of all clients are unsent"
-            self._server.soon(self.abort, f"{why} ({UNSENT_SHARE:.0%} of memory_bytes_max)")
         self._adjust()
 
     def resume_writing(self) -> None:
         self._choked = False
         self.active_ms = self._server.now_ms()
-        self._account(-self._backlog)
+        self.account()
         held, self._held_back = self._held_back, []
         for one, last in held:
             self._server.carrier.wake(one, last)
@@ -266,10 +276,6 @@ class Connection(asyncio.BufferedProtocol):
         if self._stalled and not self._choked and self._transport is not None:
             self._serve_own(self._server.now_ms())
         self._adjust()
-
-    def _account(self, change: int) -> None:
-        self._backlog += change
-        self._server.memory += change
 
     def _adjust(self) -> None:
         wanted = self._choked or self._stalled or self.under_way >= UNDER_WAY_MAX

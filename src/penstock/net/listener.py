@@ -214,7 +214,10 @@ class SniffingListener(Listener):
     async def _watch_files(self) -> None:
         while True:
             await pause(self._clock, REFRESH_MS)
-            await asyncio.to_thread(self.tls.refresh)
+            try:
+                await asyncio.to_thread(self.tls.refresh)
+            except Exception:  # the watch must go on
+                log.exception("the certificate could not be looked at")
 
 
 def _name(accepted: socket.socket) -> str:

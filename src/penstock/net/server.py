@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.answers import Outbox
 from penstock.clock import Alarm, Clock, LoopClock, pause
-from penstock.config import Live, ServerConfig
+from penstock.config import Live, ServerConfig, Settings
 from penstock.errors import WireError
 from penstock.net.carrier import Carrier, Ticket
 from penstock.net.connection import Connection
@@ -82,6 +82,8 @@ class Server:
         self._timer_ms = 0
         self._sweep_ms = 0
         self._stopping = False
+        self._stopped = False
+        settings.listeners.append(self._settings_changed)
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
         """Listen; requests are served from now on."""
@@ -113,6 +115,9 @@ class Server:
             await pause(self._clock, DRAIN_MS)
         for connection in list(self.connections.values()):
             connection.abort("the server has stopped")
+        while self.connections:  # an aborted one is gone at the next turn of the loop
+            await pause(self._clock, 1)
+        self._stopped = True
         if self._timer is not None:
             self._timer.cancel()
         if self._store is not None:
@@ -121,6 +126,9 @@ class Server:
     def _busy(self) -> bool:
         waits = self._waits or self.carrier.pool_jobs or self.carrier.saving
         return bool(waits) or any(c.unsent for c in self.connections.values())
+
+    def _settings_changed(self, settings: Settings) -> None:
+        self.turn.output_bytes_max = settings.server.output_bytes_max
 
     # --- for connections
 
@@ -168,15 +176,9 @@ class Server:
         if send is not None and send.waiting.length:
             assert self._store is not None
             deadline_ms = now_ms + self._settings.current.broker.flush_timeout_ms
-            self._waits.append(
-                _Wait(
-                    self._store.log.end,
-                    deadline_ms,
-                    connection,
-                    send.waiting.take(),
-                    send.late.take(),
-                )
-            )
+            answers, late = send.waiting.take(), send.late.take()
+            self.memory += len(answers)
+            self._waits.append(_Wait(self._store.log.end, deadline_ms, connection, answers, late))
         if turn.deferred:
             deferred, turn.deferred = turn.deferred, []
             for opaque, encoding, oneway, answer in deferred:
@@ -194,13 +196,16 @@ class Server:
 
     def after_work(self) -> None:
         """Something happened outside a turn: wake listeners, carry out effects."""
+        if self._stopped:  # the store is being closed by another thread
+            return
         if self._store is not None:
             self._store.settle()
+            self._release()
         if self._outbox.effects:
             self.carrier.perform(self._outbox.take())
 
     def peek_header(self, data: memoryview) -> tuple[int, int, bool] | None:
-        """(opaque, encoding, one-way) of a frame whose header has come; None if it has not."""
+        """(opaque, encoding, whether nobody waits) of a frame whose header has come, or None."""
         if len(data) < 8:
             return None
         length = int.from_bytes(data[4:8], "big") & 0xFFFFFF
@@ -208,13 +213,13 @@ class Server:
             return None
         frame = bytearray(data[: 8 + length])
         frame[0:4] = (4 + length).to_bytes(4, "big")
-        request = Request()
+        request = Request(self.config().frame_bytes_max, self.config().header_bytes_max)
         request.bind(memoryview(frame))
         try:
             request.read(0, len(frame))
         except WireError:
             return None
-        return request.opaque, request.encoding, request.is_oneway()
+        return request.opaque, request.encoding, request.is_oneway() or request.is_response()
 
     def note_lag(self, ns: int, code: int) -> None:
         """Name a turn that took too long."""
@@ -240,20 +245,15 @@ class Server:
         now_ms = self.now_ms()
         # Set first: what runs below may ask to be woken earlier.
         self._schedule(now_ms + TICK_MS)
-        try:
-            self.service.tick(now_ms)
-            if self._holds is not None:
-                self._holds.tick(now_ms)
-            self.carrier.tick(now_ms)
-            while self._waits and self._waits[0].deadline_ms <= now_ms:
-                wait = self._waits.popleft()
-                wait.connection.write(wait.late)
-            if now_ms >= self._sweep_ms or now_ms < self._sweep_ms - 2 * SWEEP_MS:
-                self._sweep_ms = now_ms + SWEEP_MS
-                self._sweep(now_ms)
-            self.after_work()
-        except Exception:
-            log.exception("a tick failed")
+        steps = [self.service.tick, self.carrier.tick, self._tick_waits, self._tick_sweep]
+        if self._holds is not None:
+            steps.append(self._holds.tick)
+        for step in steps:
+            try:
+                step(now_ms)
+            except Exception:  # one part's trouble must not stop the others
+                log.exception("a tick failed")
+        self.after_work()
         due = min(self.service.due(), self.carrier.due())
         if self._holds is not None:
             due = min(due, self._holds.due())
@@ -261,27 +261,40 @@ class Server:
             due = min(due, self._waits[0].deadline_ms)
         self.wake_at(max(due, now_ms + 1))
 
+    def _tick_waits(self, now_ms: int) -> None:
+        if self._store is not None:
+            self._store.settle()
+            self._release()
+        while self._waits and self._waits[0].deadline_ms <= now_ms:
+            wait = self._waits.popleft()
+            self.memory -= len(wait.answers)
+            wait.connection.write(wait.late)
+
+    def _tick_sweep(self, now_ms: int) -> None:
+        if now_ms >= self._sweep_ms or now_ms < self._sweep_ms - 2 * SWEEP_MS:
+            self._sweep_ms = now_ms + SWEEP_MS
+            self._sweep(now_ms)
+
     def _sweep(self, now_ms: int) -> None:
         """Close connections that are idle, or whose frame does not get finished."""
         idle_ms = self.config().idle_ms
         for connection in list(self.connections.values()):
+            connection.account()
             if now_ms - connection.active_ms > idle_ms:
                 connection.abort(f"idle for {idle_ms} ms (idle_ms)")
             elif connection.frame_since_ms and now_ms - connection.frame_since_ms > idle_ms:
                 connection.abort(f"a frame was not finished within {idle_ms} ms (idle_ms)")
 
     def _flushed(self) -> None:
-        """The flusher rang: release what waits for it."""
-        store = self._store
-        assert store is not None
-        store.settle()
-        flushed = store.flusher.flushed()
-        failed = store.flusher.failed()
+        """The flusher rang."""
+        self.after_work()
+
+    def _release(self) -> None:
+        """Let answers leave whose messages are on the disk; late ones, if they never will be."""
+        assert self._store is not None
+        flushed = self._store.flusher.flushed()
+        failed = self._store.flusher.failed()
         while self._waits and (failed or self._waits[0].offset <= flushed):
             wait = self._waits.popleft()
-            wait.connection.write(wait.late if self._is_late(wait, flushed) else wait.answers)
-        if self._outbox.effects:
-            self.carrier.perform(self._outbox.take())
-
-    def _is_late(self, wait: _Wait, flushed: int) -> bool:
-        return wait.offset > flushed
+            self.memory -= len(wait.answers)
+            wait.connection.write(wait.late if wait.offset > flushed else wait.answers)

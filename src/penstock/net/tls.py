@@ -123,7 +123,7 @@ def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
     try:
         # Without a password of ours OpenSSL would ask the terminal for one.
         context.load_cert_chain(config.certificate, key, lambda: config.key_password)
-    except ssl.SSLError as error:
+    except OSError as error:  # TLS errors are OSErrors too
         raise TlsError(
             f"tls.certificate {config.certificate} and tls.key {key} can't be used: {_say(error)}",
             hint="both are PEM files; the key belongs to the first certificate of the chain, and "
@@ -135,7 +135,7 @@ def _load_authorities(context: ssl.SSLContext, setting: str, path: str) -> None:
     _check_readable(setting, path)
     try:
         context.load_verify_locations(path)
-    except ssl.SSLError as error:
+    except OSError as error:  # TLS errors are OSErrors too
         raise TlsError(f"{setting} {path} can't be used: {_say(error)}") from None
 
 
@@ -147,6 +147,8 @@ def _check_readable(setting: str, path: str) -> None:
         raise TlsError(f"{setting} {path} can't be read: {error.strerror}") from None
 
 
-def _say(error: ssl.SSLError) -> str:
+def _say(error: OSError) -> str:
+    if not isinstance(error, ssl.SSLError):
+        return error.strerror or str(error)
     reason = (error.reason or "").replace("_", " ").lower()
     return reason or "no certificate or key in it that can be read, or the password is wrong"

@@ -130,6 +130,8 @@ class Turn:
                         self.send.handle(request, self.output, now_ms)
                     except PenstockError as error:
                         self._refuse(error)
+                    except Exception as error:
+                        self._fail(error)
                 else:
                     self._serve_slowly(now_ms)
         finally:
@@ -140,6 +142,7 @@ class Turn:
     def _serve_slowly(self, now_ms: int) -> None:
         """Everything but plain sends; a bug in a handler is this request's trouble only."""
         request = self.request
+        before = self.output.length
         try:
             if self.busy:
                 raise SystemBusy(
@@ -159,13 +162,16 @@ class Turn:
                 self.send.handle(request, self.output, now_ms)
             elif self.pull is not None and code in (_PULL_MESSAGE, _LITE_PULL_MESSAGE):
                 self._give(self.pull.handle(request, self.output, self.client, now_ms))
+                if request.is_oneway():
+                    self.output.length = before
             else:
                 self._give(self.service.handle(command or self._command(now_ms)))
         except PenstockError as error:
+            self.output.length = before  # a half-written answer must not stay
             self._refuse(error)
         except Exception as error:
-            log.exception("request %d from %s failed", request.code, self.peer)
-            self._answer(_SYSTEM_ERROR, f"a bug of Penstock: {type(error).__name__}: {error}")
+            self.output.length = before
+            self._fail(error)
 
     def _command(self, now_ms: int) -> Command:
         request = self.request
@@ -199,6 +205,11 @@ class Turn:
                 )
         else:
             self.deferred.append((request.opaque, request.encoding, oneway, answer))
+
+    def _fail(self, error: Exception) -> None:
+        log.exception("request %d from %s failed", self.request.code, self.peer)
+        self._count(type(error).__name__)
+        self._answer(_SYSTEM_ERROR, f"a bug of Penstock: {type(error).__name__}: {error}")
 
     def _refuse(self, error: PenstockError) -> None:
         self._count(type(error).__name__)

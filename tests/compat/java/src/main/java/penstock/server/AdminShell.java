@@ -113,14 +113,20 @@ public final class AdminShell extends MQAdminStartup {
 
     /** A client that shuts down often waits 3 s for a thread that waits for its next event. */
     private static void hurry(Thread command) {
-        boolean leaving = Arrays.stream(command.getStackTrace()).anyMatch(frame ->
-            frame.getMethodName().equals("shutdown")
-                && frame.getClassName().endsWith(".NettyRemotingClient"));
-        if (leaving) {
-            Thread.getAllStackTraces().keySet().stream()
-                .filter(thread -> thread.getName().startsWith("NettyEventExecutor"))
-                .forEach(Thread::interrupt);
+        if (isIn(command.getStackTrace(), ".NettyRemotingClient", "shutdown")) {
+            // Not while it handles an event: a heartbeat would be lost.
+            Thread.getAllStackTraces().forEach((thread, stack) -> {
+                if (thread.getName().startsWith("NettyEventExecutor")
+                    && isIn(stack, ".LinkedBlockingQueue", "poll")) {
+                    thread.interrupt();
+                }
+            });
         }
+    }
+
+    private static boolean isIn(StackTraceElement[] stack, String type, String method) {
+        return Arrays.stream(stack).anyMatch(frame ->
+            frame.getClassName().endsWith(type) && frame.getMethodName().equals(method));
     }
 
     private void execute(List<String> words) throws Exception {

@@ -1,0 +1,192 @@
+"""A whole broker over real sockets, in this process."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.config import BrokerConfig, Settings, StoreConfig
+from penstock.errors import BadSetting
+from penstock.net.broker_service import BrokerService
+from penstock.net.nameserver_service import NameServerService
+from penstock.net.peer import Peer, Response
+from penstock.wire.codes import RequestCode
+from penstock.wire.message import decode_messages
+from tests.integration.loops import Run, run  # noqa: F401
+from tests.store_kit import small_config
+
+CALL_MS = 20_000
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@asynccontextmanager
+async def broker(
+    root: Path, store: StoreConfig | None = None, **config: Any
+) -> AsyncIterator[tuple[Peer, BrokerService]]:
+    """A broker and a client that is connected to it."""
+    settings = Settings(
+        broker=BrokerConfig(
+            **{"port": free_port(), "data": str(root), "probe_port": 0, "vip_port": 0, **config}
+        ),
+        store=store or small_config(sync_flush=False),
+    )
+    service = BrokerService(settings)
+    await service.start()
+    peer = Peer(f"127.0.0.1:{settings.broker.port}")
+    try:
+        yield peer, service
+    finally:
+        await peer.close()
+        await service.stop()
+
+
+async def send(peer: Peer, number: int, topic: str = "T") -> Response:
+    ext = {
+        "a": "g", "b": topic, "c": "TBW102", "d": "4", "e": str(number % 4), "f": "0", "g": "1",
+        "h": "0", "i": f"UNIQ_KEY\x01{number:032X}\x02",
+    }  # fmt: skip
+    return await peer.call(RequestCode.SEND_MESSAGE_V2, ext, b"%d" % number, timeout_ms=CALL_MS)
+
+
+async def pull(peer: Peer, queue_id: int, offset: int, wait_ms: int = 0) -> Response:
+    ext = {
+        "consumerGroup": "G", "topic": "T", "queueId": str(queue_id), "queueOffset": str(offset),
+        "maxMsgNums": "32", "sysFlag": "6" if wait_ms else "4", "commitOffset": "0",
+        "suspendTimeoutMillis": str(wait_ms), "subscription": "*", "subVersion": "0",
+    }  # fmt: skip
+    return await peer.call(RequestCode.PULL_MESSAGE, ext, timeout_ms=CALL_MS)
+
+
+def test_messages_go_in_and_come_out(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    async def body() -> None:
+        async with broker(tmp_path) as (peer, _):
+            answers = await asyncio.gather(*(send(peer, n) for n in range(200)))
+            assert {answer.code for answer in answers} == {0}
+            found = []
+            for queue_id in range(4):
+                offset = 0
+                while (answer := await pull(peer, queue_id, offset)).code == 0:
+                    found += decode_messages(answer.body)
+                    offset = int(answer.ext["nextBeginOffset"])
+                assert answer.code == 19
+            assert {int(message.body) for message in found} == set(range(200))
+
+    run(body())
+
+
+def test_a_held_pull_gets_the_message_at_once(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    async def body() -> None:
+        async with broker(tmp_path) as (peer, _):
+            await send(peer, 1)
+            waiting = asyncio.ensure_future(pull(peer, 0, 0, CALL_MS))
+            while not (await peer.call(RequestCode.GET_MAX_OFFSET, {"topic": "T", "queueId": "0"},
+                                       timeout_ms=CALL_MS)).ext:  # fmt: skip
+                pass
+            assert not waiting.done()
+            await send(peer, 4)
+            assert [m.body for m in decode_messages((await waiting).body)] == [b"4"]
+            assert (await pull(peer, 0, 1, 30)).code == 19, "its time is over"
+
+    run(body())
+
+
+def test_under_sync_flush_every_answer_follows_its_flush(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    """Beside requests that go through the pool, whose ends settle the store too."""
+
+    async def body() -> None:
+        config = small_config(sync_flush=True)
+        async with broker(tmp_path, config, flush_timeout_ms=2_000) as (peer, _):
+            other = Peer(peer.address)
+            ended = False
+
+            async def ask() -> None:
+                while not ended:
+                    await other.call(RequestCode.GET_ALL_TOPIC_CONFIG, timeout_ms=CALL_MS)
+
+            asking = [asyncio.ensure_future(ask()) for _ in range(3)]
+            codes = [(await send(peer, number)).code for number in range(150)]
+            ended = True
+            await asyncio.gather(*asking)
+            await other.close()
+            assert set(codes) == {0}
+
+    run(body())
+
+
+def test_everything_is_there_after_a_restart(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    async def body() -> None:
+        async with broker(tmp_path) as (peer, _):
+            await send(peer, 0)
+            ext = {"consumerGroup": "G", "topic": "T", "queueId": "0", "commitOffset": "1"}
+            await pull(peer, 0, 0)
+            assert (
+                await peer.call(RequestCode.UPDATE_CONSUMER_OFFSET, ext, timeout_ms=CALL_MS)
+            ).code == 0
+        assert not (tmp_path / "abort").exists()
+        async with broker(tmp_path) as (peer, _):
+            assert len(decode_messages((await pull(peer, 0, 0)).body)) == 1
+            ext = {"consumerGroup": "G", "topic": "T", "queueId": "0"}
+            answer = await peer.call(RequestCode.QUERY_CONSUMER_OFFSET, ext, timeout_ms=CALL_MS)
+            assert answer.ext["offset"] == "1"
+
+    run(body())
+
+
+def test_it_registers_and_unregisters(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    async def body() -> None:
+        names = NameServerService(
+            msgspec.structs.replace(
+                Settings(),
+                nameserver=msgspec.structs.replace(Settings().nameserver, port=free_port()),
+            )
+        )
+        await names.start()
+        address = f"127.0.0.1:{names.settings.current.nameserver.port}"
+        asker = Peer(address)
+        async with broker(tmp_path, nameservers=address) as (peer, _):
+            await send(peer, 1, "Fresh")
+
+            async def route() -> int:
+                call = await asker.call(105, {"topic": "Fresh"}, timeout_ms=CALL_MS)
+                return call.code
+
+            async with asyncio.timeout(20):
+                while await route() != 0:
+                    await asyncio.sleep(0.01)
+        assert await route() == 17
+        await asker.close()
+        await names.stop()
+
+    run(body())
+
+
+def test_an_address_that_can_t_be_resolved_is_said(run: Run, tmp_path: Path) -> None:  # noqa: F811
+    async def body() -> None:
+        with pytest.raises(BadSetting, match="announce"):
+            async with broker(tmp_path, announce="no such host"):
+                pass
+
+    run(body())
+
+
+def test_an_announced_address_that_is_not_ours_is_warned_about(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def body() -> None:
+        async with broker(tmp_path, announce="127.0.0.2", host="127.0.0.1"):
+            assert "it does not reach this broker" in caplog.text
+
+    run(body())
