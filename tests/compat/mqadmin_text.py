@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .mqadmin_houses import House
+from .houses import House
 from .mqadmin_shell import Printed
 
 _VARYING = (
@@ -22,7 +22,7 @@ _FRAME = re.compile(r"\s+(at |\.\.\. )|See https|For more information")
 
 def plain_lines(text: str, house: House) -> list[str]:
     """The lines, with every run of blanks as one and without empty lines."""
-    text = text.replace(house.names, "NAMES").replace(house.broker, "BROKER")
+    text = text.replace(house.namesrv, "NAMES").replace(house.broker_address, "BROKER")
     for pattern, word in _VARYING:
         text = re.sub(pattern, word, text)
     lines = (" ".join(line.split()) for line in text.splitlines())

@@ -7,7 +7,8 @@ import shlex
 import time
 from collections.abc import Iterable
 
-from .mqadmin_houses import CLUSTER, ROOT, House
+from .houses import House
+from .mqadmin_houses import CLUSTER, ROOT
 from .mqadmin_shell import AdminShell, Printed
 from .mqadmin_steps import SETTINGS_VARY, Step
 from .mqadmin_text import has, plain_error, plain_lines, refusal
@@ -22,7 +23,7 @@ class Tour:
     def __init__(self, house: House, shell: AdminShell) -> None:
         self.house = house
         self._shell = shell
-        self._kept = {"broker": house.broker, "names": house.names, "cluster": CLUSTER}
+        self._kept = {"broker": house.broker_address, "names": house.namesrv, "cluster": CLUSTER}
         self._kept["password"] = ROOT[1]
 
     def take(self, steps: Iterable[Step]) -> list[Printed]:
@@ -50,7 +51,7 @@ class Tour:
             self._sign_as(*words[1:])
             return Printed("", "")
         if not words[0].startswith("+"):
-            words[1:1] = ["-n", self.house.names]
+            words[1:1] = ["-n", self.house.namesrv]
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             printed = self._shell.run(*words, enough=step.enough)

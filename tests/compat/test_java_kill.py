@@ -53,6 +53,7 @@ def test_every_acknowledged_message_is_consumed(
         flood = producing.do("flood.stop", flood="f")
         assert flood["failures"] >= KILLS  # the kills were felt
         acked = flood["acknowledged"]
+        assert len(acked) >= 500
         received = _await_all(consuming, acked)
 
     contents: dict[tuple[Queue, int], int] = {}

@@ -13,7 +13,9 @@ import pytest
 
 from tests.depth import DEPTH
 
-from .mqadmin_houses import House, apache_house, our_house
+from .clients import mqadmin
+from .houses import House
+from .mqadmin_houses import apache_house, our_house
 from .mqadmin_shell import AdminShell, Printed
 from .mqadmin_steps import GUARDED, TOUR, Step
 from .mqadmin_tour import Tour, compare
@@ -24,7 +26,7 @@ Result = tuple[Tour, list[Printed]]
 
 
 def visit(house: House, folder: Path, steps: tuple[Step, ...]) -> Result:
-    with AdminShell(house.names, folder) as shell:
+    with AdminShell(house.namesrv, folder) as shell:
         tour = Tour(house, shell)
         return tour, tour.take(steps)
 
@@ -57,3 +59,11 @@ def test_every_command_says_the_same_facts(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("java")
 def test_access_control_holds_for_commands(tmp_path: Path) -> None:
     judge(GUARDED, tmp_path, access=True)
+
+
+@pytest.mark.usefixtures("java")
+def test_mqadmin_as_a_process_ends_well(tmp_path: Path) -> None:
+    with our_house(tmp_path / "penstock", access=False) as house:
+        # It ends with status 0 (another would raise) and says the rest on its error stream.
+        assert mqadmin(house.namesrv, "topicRoute", "-t", "Missing") == ""
+        assert "broker-a" in mqadmin(house.namesrv, "clusterList")

@@ -171,6 +171,41 @@ def test_it_registers_and_unregisters(run: Run, tmp_path: Path) -> None:  # noqa
     run(body())
 
 
+def test_a_created_topic_has_its_route_when_the_answer_is_there(
+    run: Run,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    many = [{"topicName": f"old{n}", "readQueueNums": 4, "writeQueueNums": 4} for n in range(1_000)]
+
+    async def body() -> None:
+        names = NameServerService(
+            Settings(nameserver=msgspec.structs.replace(Settings().nameserver, port=free_port()))
+        )
+        await names.start()
+        address = f"127.0.0.1:{names.settings.current.nameserver.port}"
+        asker = Peer(address)
+        missing = []
+
+        async def create(peer: Peer, creator: int) -> None:
+            for number in range(10):
+                topic = f"new-{creator}-{number}"
+                fields = {"topic": topic, "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+                assert (await peer.call(17, fields, timeout_ms=CALL_MS)).code == 0
+                if (await asker.call(105, {"topic": topic}, timeout_ms=CALL_MS)).code != 0:
+                    missing.append(topic)
+
+        async with broker(tmp_path, nameservers=address) as (peer, _):
+            table = msgspec.json.encode({"topicConfigList": many})
+            assert (await peer.call(18, {}, table, timeout_ms=CALL_MS)).code == 0
+            assert (await asker.call(105, {"topic": "old999"}, timeout_ms=CALL_MS)).code == 0
+            await asyncio.gather(*(create(peer, creator) for creator in range(6)))
+        assert missing == []
+        await asker.close()
+        await names.stop()
+
+    run(body())
+
+
 def test_an_address_that_can_t_be_resolved_is_said(run: Run, tmp_path: Path) -> None:  # noqa: F811
     async def body() -> None:
         with pytest.raises(BadSetting, match="announce"):

@@ -9,15 +9,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.clock import VirtualClock
+from penstock.clock import LoopClock, VirtualClock
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.net.registrar import Registrar, parse_nameservers
-from penstock.wire.bodies import DataVersion, TopicConfig
+from penstock.wire import fastjson
+from penstock.wire.bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
 from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.bodies_register import RegisterBrokerBody, body_crc32, decode_register
 from tests.integration.loops import Frame, Server, Wire, serving
 
-REGISTER, UNREGISTER = 103, 104
+REGISTER, UNREGISTER, SINGLE = 103, 104, 217
 
 
 class Topics:
@@ -49,6 +50,7 @@ class NameServer:
         self.frames: list[Frame] = []
         self.reply: dict[str, Any] = {}
         self.code = 0
+        self.codes: dict[int, int] = {}  # by request
         self.silent = False
         self.heard = asyncio.Event()
 
@@ -58,7 +60,7 @@ class NameServer:
             self.frames.append(frame)
             self.heard.set()
             if not self.silent:
-                wire.answer(frame, self.code, **self.reply)
+                wire.answer(frame, self.codes.get(frame.code, self.code), **self.reply)
 
     async def next(self) -> Frame:
         """The frame after those already seen."""
@@ -171,6 +173,116 @@ def test_change_is_registered_at_once_and_many_become_few() -> None:
             await clock.elapse(0)
             await until(lambda: len(names.topics()[-1]) == 102)
             assert len(names.frames) <= 3
+
+    asyncio.run(body())
+
+
+def test_few_topics_are_told_before_the_table_may_go_again() -> None:
+    async def body() -> None:
+        clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
+        async with (
+            serving(names.serve) as server,
+            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+        ):
+            await registrar.first_round()
+            registrar._encode_ms = 1_000  # a large table: the next one has to wait 10 s
+            for name in ("new", "newer"):
+                topics.add(name)
+            await registrar.tell(("new", "newer", "gone again"), clock.now_ms() + 3_000)
+            singles = [frame for frame in names.frames if frame.code == SINGLE]
+            assert [frame.ext for frame in singles] == [{"topic": "new"}, {"topic": "newer"}]
+            route = fastjson.decode(singles[0].body, TopicRouteData)
+            assert route.queue_datas == [
+                QueueData(broker_name="broker-a", read_queue_nums=16, write_queue_nums=16, perm=6)
+            ]
+            assert len(names.topics()) == 1
+
+    asyncio.run(body())
+
+
+@pytest.mark.parametrize("why", ["none are named", "they are many", "it knows no single ones"])
+def test_whole_table_is_told_where_single_topics_would_not_do(why: str) -> None:
+    async def body() -> None:
+        names, topics = NameServer(), Topics("a", "b")
+        async with (
+            serving(names.serve) as server,
+            registrar_at(server.address, topics=topics) as registrar,
+        ):
+            await registrar.first_round()
+            new = [f"t{n}" for n in range(33 if why == "they are many" else 1)]
+            for name in new:
+                topics.add(name)
+            if why == "it knows no single ones":
+                names.codes[SINGLE] = 3
+            told = () if why == "none are named" else tuple(new)
+            deadline_ms = LoopClock().now_ms() + 20_000
+            calls = [registrar.tell(told, deadline_ms) for _ in range(5)]
+            await asyncio.gather(*calls)
+            assert names.topics()[-1] == {"a", "b", *new}
+            assert len(names.topics()) <= 3, "five who wait share a round"
+
+    asyncio.run(body())
+
+
+def test_registration_under_way_is_not_the_one_that_is_waited_for() -> None:
+    async def body() -> None:
+        names, topics = NameServer(), Topics("a", "b")
+        async with (
+            serving(names.serve) as server,
+            registrar_at(server.address, topics=topics) as registrar,
+        ):
+            await registrar.first_round()
+            names.silent = True
+            registrar.soon()
+            await until(lambda: len(names.frames) == 2)
+            topics.names.remove("b")
+            topics.version = topics.version.next(7)
+            told = registrar.tell((), LoopClock().now_ms() + 20_000)
+            names.silent = False
+            server.wires[0].answer(names.frames[1])
+            await told
+            assert names.topics()[1:] == [{"a", "b"}, {"a"}]
+
+    asyncio.run(body())
+
+
+def test_nameservers_that_do_not_answer_are_waited_for_until_the_deadline() -> None:
+    async def body() -> None:
+        clock, alive, mute, topics = VirtualClock(), NameServer(), NameServer(), Topics("a", "b")
+        async with serving(alive.serve) as one, serving(mute.serve) as two:
+            async with serving(alive.serve) as gone:
+                refused = gone.address
+            async with registrar_at(
+                refused, one.address, two.address, topics=topics, clock=clock
+            ) as registrar:
+                await registrar.first_round()
+                topics.add("c")
+                await registrar.tell(("c",), clock.now_ms() + 3_000)  # the refused one is passed by
+                mute.silent = True
+                told = registrar.tell(("c",), clock.now_ms() + 3_000)
+                await until(lambda: len(mute.frames) == 3)
+                await clock.elapse(2_999)
+                assert not told.done()
+                await clock.elapse(1)
+                await told
+
+    asyncio.run(body())
+
+
+def test_nobody_waits_for_a_registrar_that_is_closed() -> None:
+    async def body() -> None:
+        names, topics = NameServer(), Topics("a", "b")
+        async with serving(names.serve) as server:
+            async with registrar_at(server.address, topics=topics) as registrar:
+                await registrar.first_round()
+                names.silent = True
+                told = registrar.tell(("a",), LoopClock().now_ms() + 60_000)
+                await until(lambda: len(names.frames) == 2)
+                names.silent = False
+            assert told.cancelled()
+            await registrar.tell(("a",), LoopClock().now_ms() + 60_000)
+        async with registrar_at(topics=topics) as lonely:
+            await lonely.tell(("a",), LoopClock().now_ms() + 60_000)
 
     asyncio.run(body())
 

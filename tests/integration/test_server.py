@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.answers import Answer, Close, InThread, Outbox, Relay, Reply, Tell
+from penstock.broker.answers import Answer, Close, InThread, Outbox, Registered, Relay, Reply, Tell
 from penstock.broker.command import Command
 from penstock.config import Live, ServerConfig, Settings
 from penstock.errors import InvalidParameter
@@ -21,7 +21,7 @@ from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import encode, response
 from tests.integration.loops import Frame, Run, Wire, run  # noqa: F401
 
-ECHO, SLOWLY, BIG, ASK, TELL, BUG, REFUSE, BYE = range(1000, 1008)
+ECHO, SLOWLY, BIG, ASK, TELL, BUG, REFUSE, BYE, KNOWN = range(1000, 1009)
 
 
 class Echo:
@@ -44,6 +44,8 @@ class Echo:
                 command.i64("client"), 77, {"q": "?"}, b"", lambda reply: Reply(0, reply.ext),
                 command.now_ms + command.i64("ms"), Reply(207, remark="no answer"),
             )  # fmt: skip
+        if code == KNOWN:
+            return Registered(Reply, 77, ("T",))
         if code == TELL:
             self.outbox.put(Tell(command.client, 40, {"consumerGroup": "g"}))
         elif code == BUG:
@@ -191,6 +193,39 @@ def test_a_bad_frame_costs_its_connection_only(run: Run, bad: bytes) -> None:  #
             assert await wire.reader.read() == b""
             assert (await ask(good, ECHO)).code == 0
             await until(lambda: len(home.server.connections) == 1)
+            assert home.server.memory == 0
+
+    run(body())
+
+
+def test_an_answer_waits_until_the_nameservers_know(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire = await home.connect()
+            assert (await ask(wire, KNOWN)).code == 0, "without NameServers it is there at once"
+            told: list[tuple[tuple[str, ...], int, asyncio.Future[None]]] = []
+
+            def tell(topics: tuple[str, ...], deadline_ms: int) -> asyncio.Future[None]:
+                told.append((topics, deadline_ms, asyncio.get_running_loop().create_future()))
+                return told[-1][2]
+
+            home.server.carrier.tell_names = tell
+            wire.writer.write(encode(KNOWN, opaque=1) + encode(ECHO, opaque=2))
+            assert (await wire.read()).opaque == 2
+            topics, deadline_ms, future = told[0]
+            assert (topics, deadline_ms) == (("T",), 77)
+            future.set_result(None)
+            assert (await wire.read()).opaque == 1
+            (connection,) = home.server.connections.values()
+            assert connection.under_way == 0
+
+            wire.writer.write(encode(KNOWN, opaque=3) + encode(KNOWN, opaque=4))
+            await until(lambda: len(told) == 3)
+            wire.writer.transport.abort()
+            await until(lambda: not home.server.connections)
+            told[1][2].set_result(None)
+            told[2][2].cancel()
+            await until(lambda: connection.under_way == 0)
             assert home.server.memory == 0
 
     run(body())

@@ -111,6 +111,34 @@ def test_enforcing_closes_plain_connections_and_says_so(
     assert "does not speak TLS, and tls.mode is enforcing" in caplog.text
 
 
+def test_without_a_certificate_one_is_made_for_the_moment(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blind = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    blind.check_hostname = False
+    blind.verify_mode = ssl.CERT_NONE
+
+    async def body() -> None:
+        async with listening(TlsConfig()) as listener:
+            assert await exchange(listener, None, b"plain") == b"plain"
+            assert "certificate made for the moment" not in caplog.text
+            answers = await asyncio.gather(*(exchange(listener, blind, b"x") for _ in range(5)))
+            assert answers == [b"x"] * 5
+            assert caplog.text.count("certificate made for the moment") == 1
+
+    async def body_without_openssl() -> None:
+        async with listening(TlsConfig()) as listener:
+            with pytest.raises(OSError):
+                await exchange(listener, blind, b"x")
+            assert "none can be made" in caplog.text
+            assert await exchange(listener, None, b"plain") == b"plain"
+
+    with caplog.at_level(logging.INFO):
+        run(body())
+        monkeypatch.setenv("PATH", "")
+        run(body_without_openssl())
+
+
 def test_off_serves_plain_only(run: Run) -> None:
     async def body() -> None:
         async with listening(None) as listener:
@@ -315,7 +343,7 @@ def test_every_bad_file_is_named_with_its_setting(pair: Pair, other: Pair, tmp_p
     junk = tmp_path / "junk.pem"
     junk.write_text("no pem")
     cases = [
-        (TlsConfig(mode="permissive"), "tls.certificate is empty"),
+        (TlsConfig(mode="enforcing"), "tls.certificate is empty"),
         (
             config(Pair(tmp_path / "none", pair.key)),
             "tls.certificate .*none can.t be read",

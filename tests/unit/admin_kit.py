@@ -9,7 +9,7 @@ from typing import Any, TypeVar, cast
 import msgspec
 
 from penstock.broker.access import Access
-from penstock.broker.answers import Answer, InThread, Outbox, Relay, Reply
+from penstock.broker.answers import Answer, InThread, Outbox, Registered, Relay, Reply
 from penstock.broker.clients import Clients, Member
 from penstock.broker.command import Command
 from penstock.broker.groups import Groups
@@ -91,7 +91,7 @@ class Bench:
         groups = cast(Groups, self.groups)
         self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
         self.clients = Clients(self.live, groups, self.outbox)
-        self.stats = Stats(self.store, NOW_MS)
+        self.stats = Stats(self.store, self.topics.table, NOW_MS)
         self.parts = Parts(
             settings=self.live, store=self.store,
             persistence=Persistence(self.store.disk, self.store.layout.root),
@@ -168,8 +168,8 @@ def ask(
 def finish(answer: Answer) -> Reply | Relay:
     """Do what the pool does until there is an answer; refusals as the server makes them."""
     try:
-        while isinstance(answer, InThread):
-            answer = answer.then(answer.work())
+        while isinstance(answer, InThread | Registered):
+            answer = answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
     except PenstockError as error:
         return refusal(error)
     assert isinstance(answer, Reply | Relay)

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.answers import Answer, Hold, InThread, Reply
+from penstock.broker.answers import Answer, Encoded, Hold, InThread, Registered, Reply
 from penstock.broker.broker import Broker
 from penstock.broker.command import Command
 from penstock.broker.longpoll import Held
@@ -66,18 +66,13 @@ class House:
         if self.turn.attend:
             self.turn.attend = False
             self.store.attend()
-        if not data:
-            return None
-        answer = Request()
-        answer.bind(memoryview(bytearray(data)))
-        assert answer.read(0, len(data)) == len(data), "one answer to one request"
-        return Reply(answer.code, answer.ext(), answer.body(), answer.remark())
+        return read_reply(data) if data else None
 
     def finish(self, answer: Answer) -> Answer:
         """Do in this thread what belongs into the pool."""
-        while isinstance(answer, InThread):
-            answer = answer.then(answer.work())
-        return answer
+        while isinstance(answer, InThread | Registered):
+            answer = answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
+        return read_reply(answer.data) if isinstance(answer, Encoded) else answer
 
     def ask(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Reply:
         """The reply to a request."""
@@ -167,6 +162,14 @@ def house(root: Path, settings: Settings | None = None) -> Iterator[House]:
         yield made
     finally:
         made.close()
+
+
+def read_reply(data: bytes) -> Reply:
+    """The one response in `data`."""
+    answer = Request()
+    answer.bind(memoryview(bytearray(data)))
+    assert answer.read(0, len(data)) == len(data), "one answer to one request"
+    return Reply(answer.code, answer.ext(), answer.body(), answer.remark())
 
 
 def bodies(answer: Answer) -> list[bytes]:

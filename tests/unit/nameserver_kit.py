@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from penstock.broker.answers import Reply
+from penstock.broker.answers import Answer, InThread, Reply
+from penstock.broker.changes import ChangedSettings
 from penstock.broker.command import Command
+from penstock.broker.persistence import Persistence
 from penstock.config import Live, NameServerConfig, Settings
 from penstock.nameserver.handlers import NameServer
-from penstock.store.tables import ConfigFile
+from penstock.store.disk import Disk
 from penstock.wire.bodies import DataVersion, TopicConfig, TopicQueueMappingInfo
 from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.bodies_register import RegisterBrokerBody, body_crc32, encode_register
@@ -30,21 +33,33 @@ def topics(*names: str, **fields: Any) -> dict[str, TopicConfig]:
 class Office:
     """Sends commands to a NameServer at a time of its own."""
 
-    def __init__(self, kv_file: ConfigFile | None = None, **config: Any) -> None:
+    def __init__(self, root: Path | None = None, **config: Any) -> None:
         self.live = Live(Settings(nameserver=NameServerConfig(**config)), "nameserver")
-        self.names = NameServer(self.live, NOW_MS, kv_file)
+        persistence = None
+        if root is not None:
+            (root / ChangedSettings.FILE).parent.mkdir(exist_ok=True)
+            persistence = Persistence(Disk(), root)
+        self.names = NameServer(self.live, NOW_MS, persistence)
         self.now_ms = NOW_MS
 
     def ask(
         self, code: int, body: bytes = b"", *, client: int = 1, version: int = V5_4_0, **ext: str
     ) -> Reply:
-        """The answer, whatever it says."""
+        """The answer, whatever it says, work in the pool included."""
+        answer = self.handle(code, body, client=client, version=version, **ext)
+        if isinstance(answer, InThread):
+            answer = answer.then(answer.work())
+        assert isinstance(answer, Reply)
+        return answer
+
+    def handle(
+        self, code: int, body: bytes = b"", *, client: int = 1, version: int = V5_4_0, **ext: str
+    ) -> Answer:
+        """What the NameServer answers."""
         command = Command(
             code, ext, body, client=client, version=version, now_ms=self.now_ms, peer="10.9.9.9:1"
         )
-        answer = self.names.handle(command)
-        assert isinstance(answer, Reply)
-        return answer
+        return self.names.handle(command)
 
     def get(self, code: int, body: bytes = b"", **ext: Any) -> Reply:
         """The answer of a request that must succeed."""

@@ -92,6 +92,14 @@ def test_a_list_is_created_wholly_or_not_at_all(kit: TopicKit) -> None:
     assert saved(kit).get("a") == good
 
 
+def test_deleting_takes_the_counters_along(kit: TopicKit) -> None:
+    create(kit)
+    kit.stats.got("coupons", "t", 1, 100, 0)
+    kit.stats.got("mail", "t", 1, 100, 0)
+    kit.ask(DELETE, {"groupName": "coupons"})
+    assert list(kit.stats.groups) == [("t", "mail")]
+
+
 @pytest.mark.parametrize("clean", [True, False])
 def test_deleting_takes_the_progress_along_if_asked(kit: TopicKit, clean: bool) -> None:
     create(kit)

@@ -7,9 +7,11 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.broker.admin.cleaning import CleaningHandlers
+from penstock.broker.admin.cleaning import TOPICS_AT_ONCE, CleaningHandlers
 from penstock.broker.admin.runtime import RuntimeHandlers, human_bytes, human_duration
 from penstock.broker.admin.settings import ABSENT, SettingsHandlers
+from penstock.broker.answers import Reply
+from penstock.broker.command import Command
 from penstock.wire import fastjson
 from penstock.wire.bodies import DataVersion, KVTable
 from penstock.wire.bodies_cluster import HARuntimeInfo
@@ -17,7 +19,7 @@ from penstock.wire.bodies_files import TimerCheckpoint, TimerMetricsSerializeWra
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.properties import parse_properties
 from tests.store_kit import SEGMENT_BYTES
-from tests.unit.admin_kit import NOW_MS, Bench, bench, reply, told
+from tests.unit.admin_kit import NOW_MS, Bench, bench, finish, reply, told
 
 APACHE_KEYS = """
 EndTransactionQueueSize EndTransactionThreadPoolQueueCapacity ackThreadPoolQueueCapacity
@@ -184,3 +186,16 @@ def test_queues_without_a_topic_go(made: Bench) -> None:
     left = {queue.topic for queue in made.store.queues.rows}
     assert left == {b"orders", b"rmq_sys_wheel_timer"}
     assert not lost.exists()
+
+
+def test_many_topics_are_cleaned_a_few_at_a_time(made: Bench) -> None:
+    names = [f"lost{n}" for n in range(2 * TOPICS_AT_ONCE + 1)]
+    for name in names:
+        made.put(name)
+    stored = made.store.queues.topics
+    answer = CleaningHandlers(made.parts).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
+    assert len(stored) == TOPICS_AT_ONCE + 1
+    made.topic(names[-1])  # somebody creates it meanwhile
+    assert finish(answer) == Reply()
+    assert list(stored) == [names[-1].encode()]
+    assert [path.name for path in made.store.layout.queues.iterdir()] == [names[-1]]

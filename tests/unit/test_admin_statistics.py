@@ -39,6 +39,7 @@ def consume_stats(made: Bench, **ext: object) -> ConsumeStats:
 def test_counter_is_shown_in_its_windows(made: Bench) -> None:
     family = StatisticsHandlers(made.parts)
     code = RequestCode.VIEW_BROKER_STATS_DATA
+    made.topic("orders")
     made.put("orders")
     made.stats.tick(NOW_MS + 10_000)
     data = told(family, BrokerStatsData, code, statsName="TOPIC_PUT_NUMS", statsKey="orders")

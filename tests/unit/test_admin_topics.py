@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.answers import Hold, Persist, Register, Reply
+from penstock.broker.admin.slices import SLICE
+from penstock.broker.answers import Hold, InThread, Persist, Register, Registered, Reply
+from penstock.broker.command import Command
 from penstock.broker.longpoll import Held
 from penstock.errors import BodyError
 from penstock.store.tables import ConsumerOffsetTable, TopicTable
@@ -51,6 +53,53 @@ def test_a_created_topic_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> 
     assert kit.topics.get("Orders") == config
     assert saved(kit).get("Orders") == config
     assert kit.effects() == [Persist(kit.topics.table), Register()]
+
+
+def test_a_created_topic_is_known_to_the_nameservers_when_the_answer_comes(kit: TopicKit) -> None:
+    fields = {"topic": "Orders", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+    answer = kit.router.handle(Command(17, fields, now_ms=NOW_MS))
+    assert isinstance(answer, InThread), "first it is written"
+    known = answer.then(answer.work())
+    assert isinstance(known, Registered)
+    assert (known.topics, known.deadline_ms) == (("Orders",), NOW_MS + 3_000)
+    assert known.then() == Reply()
+    again = kit.router.handle(Command(17, fields, now_ms=NOW_MS))
+    assert isinstance(again, Registered), "the one who was first may still wait"
+
+
+def test_a_deleted_topic_is_answered_after_a_whole_registration(kit: TopicKit) -> None:
+    kit.create("Orders")
+    answer = kit.router.handle(Command(215, {"topic": "Orders"}, now_ms=NOW_MS))
+    assert isinstance(answer, InThread)
+    known = answer.then(answer.work())
+    assert isinstance(known, Registered)
+    assert (known.topics, known.deadline_ms) == ((), NOW_MS + 3_000)
+
+
+def test_a_long_list_is_done_in_short_steps(kit: TopicKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    put, done = kit.topics.put, 0
+
+    def count(config: TopicConfig, now_ms: int) -> None:
+        nonlocal done
+        done += 1
+        put(config, now_ms)
+
+    monkeypatch.setattr(kit.topics, "put", count)
+    names = [f"t{n}" for n in range(2 * SLICE + 1)]
+    body = CreateTopicListRequestBody(
+        topic_config_list=[TopicConfig(topic_name=name) for name in names]
+    )
+    answer = kit.router.handle(Command(18, {}, fastjson.encode(body), now_ms=NOW_MS))
+    while isinstance(answer, InThread):
+        before = done
+        answer = answer.then(answer.work())
+        steps.append(done - before)
+    assert isinstance(answer, Registered)
+    assert answer.topics == tuple(names)
+    assert max(steps) == SLICE
+    assert sum(steps) == len(names)
+    assert saved(kit).get(names[-1]) is not None
 
 
 def test_creating_the_same_topic_again_changes_nothing(kit: TopicKit) -> None:

@@ -148,20 +148,58 @@ def test_group_is_as_its_newest_member_says(clients: Clients) -> None:
     )  # fmt: skip
 
 
-def test_client_id_over_a_new_connection_replaces_the_old(clients: Clients, outbox: Outbox) -> None:
+def test_client_id_over_a_new_connection_is_the_same_consumer(
+    clients: Clients, outbox: Outbox
+) -> None:
     clients.register_consumer(consumer("g", "T"), member(1, "me"))
     clients.register_producer("p", member(1, "me"))
     told(outbox)
     assert not clients.register_consumer(consumer("g", "T"), member(2, "me"))
     clients.register_producer("p", member(2, "me"))
-    assert ids(clients, "g") == ["me"]
-    assert [m.client for m in clients.producers("p")] == [2]
-    clients.disconnected(1)  # the half-open connection ends at last
-    assert ids(clients, "g") == ["me"]
+    group = clients.consumer_group("g")
+    assert group is not None
+    assert list(group.connections) == ["me"], "it gets one share of the queues"
+    assert [m.client for m in clients.producers("p")] == [1, 2]
+    clients.register_consumer(consumer("g", "T"), member(1, "me"))
     found = clients.find_consumer("g", "me")
     assert found is not None
-    assert found.client == 2
+    assert found.client == 2, "a heartbeat over the old connection does not make it the newest"
+    clients.disconnected(1)  # the half-open connection ends at last
+    assert clients.find_consumer("g", "me") == found
     assert told(outbox) == []
+
+
+def test_two_processes_with_one_client_id_do_not_displace_each_other(
+    clients: Clients, outbox: Outbox
+) -> None:
+    data = consumer("b", "T", message_model="BROADCASTING")
+    for beat in range(3):
+        for client in (1, 2):
+            clients.register_consumer(data, member(client, "host@DEFAULT", NOW_MS + beat))
+    group = clients.consumer_group("b")
+    assert group is not None
+    assert list(group.members) == [1, 2]
+    clients.disconnected(2)
+    assert list(group.members) == [1]
+    assert clients.subscription("b", "T") is not None, "its pulls go on"
+    found = clients.find_consumer("b", "host@DEFAULT")
+    assert found is not None
+    assert found.client == 1
+    clients.disconnected(1)
+    assert clients.consumer_group("b") is None
+
+
+def test_the_rest_is_told_when_the_last_connection_of_a_client_id_goes(
+    clients: Clients, outbox: Outbox
+) -> None:
+    clients.register_consumer(consumer("g", "T"), member(1, "me"))
+    clients.register_consumer(consumer("g", "T"), member(2, "me"))
+    clients.register_consumer(consumer("g", "T"), member(3, "you"))
+    told(outbox)
+    clients.unregister(2, "", "g")
+    assert told(outbox) == []
+    clients.disconnected(1)
+    assert told(outbox) == [(3, "g")]
 
 
 def test_connection_with_another_client_id_is_another_member(
@@ -171,9 +209,10 @@ def test_connection_with_another_client_id_is_another_member(
     clients.register_consumer(consumer("g", "T"), member(2, "b"))
     told(outbox)
     assert clients.register_consumer(consumer("g", "T"), member(1, "b"))
-    assert told(outbox) == [(1, "g")]
-    assert ids(clients, "g") == ["b"]
+    assert sorted(told(outbox)) == [(1, "g"), (2, "g")]
+    assert ids(clients, "g") == ["b", "b"]
     clients.disconnected(2)
+    assert told(outbox) == []
     clients.disconnected(1)
     assert clients.consumer_group("g") is None
 
@@ -239,24 +278,29 @@ def test_time_of_expiry_may_change(clients: Clients, live: Live) -> None:
 def test_nothing_is_left_of_clients_that_went(clients: Clients, outbox: Outbox, seed: int) -> None:
     """Whatever happens in whatever order, the tables agree with a plain model."""
     rng = random.Random(seed)
-    seats: dict[tuple[str, str], int] = {}  # (group, client id) → connection
+    seats: dict[tuple[str, int], str] = {}  # (group, connection) → client id
     for step in range(300):
         client, name = rng.randrange(6), f"id{rng.randrange(4)}"
         group = rng.choice(("g", "h"))
+        before = {i for (g, _), i in seats.items() if g == group}
         act = rng.randrange(5)
         if act < 3:
             clients.register_consumer(consumer(group, "T"), member(client, name, NOW_MS + step))
-            seats = {(g, i): c for (g, i), c in seats.items() if (g, c) != (group, client)}
-            seats[group, name] = client
+            seats[group, client] = name
         elif act == 3:
             clients.unregister(client, "", group)
-            seats = {(g, i): c for (g, i), c in seats.items() if (g, c) != (group, client)}
+            seats.pop((group, client), None)
         else:
             clients.disconnected(client)
-            seats = {key: c for key, c in seats.items() if c != client}
-        outbox.take()
+            seats = {(g, c): i for (g, c), i in seats.items() if c != client}
+        after = {i for (g, _), i in seats.items() if g == group}
+        notified = {g for _, g in told(outbox)}
+        assert (group in notified) == (before != after and bool(after))
         for one in ("g", "h"):
-            assert ids(clients, one) == sorted(i for g, i in seats if g == one)
+            found = clients.consumer_group(one)
+            model = {c: i for (g, c), i in seats.items() if g == one}
+            assert ids(clients, one) == sorted(model.values())
+            assert set(found.connections if found else ()) == set(model.values())
     clients.tick(NOW_MS + 10 * EXPIRE_MS)
     assert list(clients.consumer_groups()) == []
     assert clients.due() == NEVER_MS

@@ -133,7 +133,7 @@ def test_the_tools_find_the_keys_they_ask_for() -> None:
         "autoCreateTopicEnable": "true", "autoCreateSubscriptionGroup": "true",
         "listenPort": "10911", "haListenPort": "10912", "brokerPermission": "6",
         "deleteWhen": "04", "mappedFileSizeConsumeQueue": "6000000", "namesrvAddr": "",
-        "tls.server.mode": "disabled", "broker.lock_lease_ms": "60000", "brokerIP1": "127.0.0.1",
+        "tls.server.mode": "permissive", "broker.lock_lease_ms": "60000", "brokerIP1": "127.0.0.1",
     }  # fmt: skip
     assert {key: values[key] for key in asked} == asked
     assert "messageDelayLevel" in values

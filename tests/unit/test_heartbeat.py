@@ -133,6 +133,51 @@ def test_list_of_consumers_has_the_asking_client(bench: Bench) -> None:
     assert (reply.code, reply.body) == (0, b'{"consumerIdList":["a@1","b@2"]}')
 
 
+def test_list_of_consumers_has_a_client_id_once(bench: Bench) -> None:
+    for client in (1, 2):
+        bench.ask(HEARTBEAT, beat("host@DEFAULT", consumer("g", "T")), client=client)
+    bench.ask(HEARTBEAT, beat("b@2", consumer("g", "T")), client=3)
+    assert bench.ask(LIST, consumerGroup="g").body == b'{"consumerIdList":["host@DEFAULT","b@2"]}'
+
+
+@pytest.mark.parametrize(("consumers", "producers"), [(0, 1_001), (1_001, 0), (501, 500)])
+def test_client_with_too_many_groups_is_refused(
+    bench: Bench, consumers: int, producers: int
+) -> None:
+    before = len(bench.topics.table.topics)
+    reply = bench.ask(
+        HEARTBEAT,
+        beat(
+            "greedy", *(consumer(f"g{n}", "T") for n in range(consumers)),
+            producers=tuple(f"p{n}" for n in range(producers)),
+        ),
+    )  # fmt: skip
+    assert reply.code == 29
+    assert "1001 groups, the limit is 1000" in (reply.remark or "")
+    assert bench.groups.get("g0") is None
+    assert len(bench.topics.table.topics) == before
+    assert bench.clients.producer_groups() == {}
+
+
+def test_client_with_too_many_subscriptions_is_refused(bench: Bench) -> None:
+    def tagged(count: int) -> bytes:
+        tags = frozenset(f"tag{n}" for n in range(count))
+        data = SubscriptionData(topic="U", sub_string=" || ".join(tags), tags_set=tags)
+        plain = consumer("g", *(f"T{n}" for n in range(5_000)))
+        return beat("c", plain, ConsumerData(group_name="h", subscription_data_set=[data]))
+
+    reply = bench.ask(HEARTBEAT, tagged(5_000))
+    assert reply.code == 29
+    assert "10001 of them, the limit is 10000" in (reply.remark or "")
+    assert bench.groups.get("g") is None
+    assert bench.ask(HEARTBEAT, tagged(4_999)).code == 0
+
+
+def test_heartbeat_that_is_too_long_is_not_read(bench: Bench) -> None:
+    body = b'{"clientID":"c","consumerDataSet":[]' + b" " * (4 << 20) + b"}"
+    assert bench.ask(HEARTBEAT, body).code == 29
+
+
 def test_list_of_nobody_is_an_error(bench: Bench) -> None:
     reply = bench.ask(LIST, consumerGroup="g")
     assert reply.code == 1

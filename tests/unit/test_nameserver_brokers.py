@@ -218,6 +218,45 @@ def test_the_old_connection_of_a_broker_that_came_back_does_not_remove_it() -> N
     assert office.route() is None
 
 
+def test_one_connection_may_register_an_address_under_two_clusters() -> None:
+    office = Office()
+    office.register(cluster="c")
+    office.register(cluster="d")
+    office.names.disconnected(10, NOW_MS)
+    assert office.route() is None
+    assert office.get(RequestCode.GET_BROKER_CLUSTER_INFO).body == (
+        b'{"brokerAddrTable":{},"clusterAddrTable":{}}'
+    )
+
+
+@pytest.mark.parametrize("late", ["the connection ends", "the broker expires"])
+def test_a_broker_that_came_back_under_another_cluster_stays(late: str) -> None:
+    office = Office()
+    office.register(cluster="old", client=10)
+    office.now_ms += 100_000
+    office.register(cluster="new", client=11)
+    if late == "the connection ends":
+        office.names.disconnected(10, NOW_MS)
+    else:
+        office.names.tick(NOW_MS + 125_000)
+    assert office.addresses() == {"broker-a": {"0": MASTER}}
+    info = office.get(RequestCode.GET_BROKER_CLUSTER_INFO).body
+    assert b'"clusterAddrTable":{"new":["broker-a"]}' in info
+    assert b'"cluster":"new"' in info
+    office.names.disconnected(11, NOW_MS)
+    assert office.route() is None
+
+
+def test_a_slave_keeps_its_cluster_when_the_master_goes() -> None:
+    office = Office()
+    office.register(client=10)
+    office.register(id=1, address=SLAVE, client=11)
+    office.names.disconnected(10, NOW_MS)
+    assert office.addresses() == {"broker-a": {"1": SLAVE}}
+    info = office.get(RequestCode.GET_BROKER_CLUSTER_INFO).body
+    assert b'"clusterAddrTable":{"c":["broker-a"]}' in info
+
+
 def test_connections_of_clients_mean_nothing() -> None:
     office = Office()
     office.register()

@@ -4,10 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.answers import Persist
+from penstock.broker.answers import Reply
 from penstock.errors import StoreDamaged
-from penstock.store.disk import Disk
-from penstock.store.tables import ConfigFile
 from penstock.wire.codes import RequestCode
 from penstock.wire.properties import parse_properties
 from tests.unit.nameserver_kit import Office
@@ -17,10 +15,6 @@ ORDER = "ORDER_TOPIC_CONFIG"
 
 def put(office: Office, key: str = "orders", value: str = "broker-a:4") -> None:
     office.get(RequestCode.PUT_KV_CONFIG, namespace=ORDER, key=key, value=value)
-
-
-def kv_file(path: Path) -> ConfigFile:
-    return ConfigFile(Disk(), path / "kvConfig.json")
 
 
 def test_a_value_is_put_got_and_deleted() -> None:
@@ -63,40 +57,41 @@ def test_a_registration_is_answered_with_the_order_config() -> None:
     assert office.register().body == b'{"table":{"orders":"broker-a:4"}}'
 
 
-def test_changes_are_persisted_and_loaded_at_the_next_start(tmp_path: Path) -> None:
-    office = Office(kv_file(tmp_path))
+def test_a_change_is_on_the_disk_before_it_is_answered(tmp_path: Path) -> None:
+    office = Office(tmp_path)
     put(office, value="经纪人:4")
-    (effect,) = office.names.outbox.take()
-    assert isinstance(effect, Persist)
-    assert effect.table.FILE == "kvConfig.json"
-    kv_file(tmp_path).persist(effect.table.snapshot())
-    again = Office(kv_file(tmp_path))
+    again = Office(tmp_path)
     got = again.get(RequestCode.GET_KV_CONFIG, namespace=ORDER, key="orders")
     assert got.ext == {"value": "经纪人:4"}
+    again.get(RequestCode.DELETE_KV_CONFIG, namespace=ORDER, key="orders")
+    third = Office(tmp_path)
+    assert third.ask(RequestCode.GET_KV_CONFIG, namespace=ORDER, key="orders").code == 22
+    assert office.names.outbox.take() == again.names.outbox.take() == []
 
 
 def test_a_deletion_that_changes_nothing_is_not_persisted(tmp_path: Path) -> None:
-    office = Office(kv_file(tmp_path))
+    office = Office(tmp_path)
     office.get(RequestCode.DELETE_KV_CONFIG, namespace=ORDER, key="nothing")
-    assert office.names.outbox.take() == []
+    assert not (tmp_path / "kvConfig.json").exists()
 
 
-def test_without_a_file_nothing_is_persisted() -> None:
+def test_without_a_directory_changes_are_answered_at_once() -> None:
     office = Office()
     put(office)
-    assert office.names.outbox.take() == []
+    answer = office.handle(RequestCode.UPDATE_NAMESRV_CONFIG, b"supportActingMaster=true")
+    assert isinstance(answer, Reply)
 
 
 def test_the_file_of_apache_is_read(tmp_path: Path) -> None:
     (tmp_path / "kvConfig.json").write_text('{"configTable":{"n":{"k":"v"}}}')
-    office = Office(kv_file(tmp_path))
+    office = Office(tmp_path)
     assert office.get(RequestCode.GET_KV_CONFIG, namespace="n", key="k").ext == {"value": "v"}
 
 
 def test_a_damaged_file_stops_the_start(tmp_path: Path) -> None:
     (tmp_path / "kvConfig.json").write_text('{"configTable":[')
     with pytest.raises(StoreDamaged, match=r"kvConfig\.json"):
-        Office(kv_file(tmp_path))
+        Office(tmp_path)
 
 
 def test_the_settings_are_told_by_the_names_of_apache() -> None:
@@ -120,6 +115,22 @@ def test_a_live_setting_is_changed() -> None:
     assert (config.scan_ms, config.acting_master) == (7_000, True)
     values = parse_properties(office.get(RequestCode.GET_NAMESRV_CONFIG).body)
     assert values["scanNotActiveBrokerInterval"] == "7000"
+
+
+def test_a_changed_setting_survives_a_restart(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    office.get(RequestCode.UPDATE_NAMESRV_CONFIG, b"scanNotActiveBrokerInterval=7000")
+    office.get(RequestCode.UPDATE_NAMESRV_CONFIG, b"orderMessageEnable=true")
+    again = Office(tmp_path)
+    config = again.live.current.nameserver
+    assert (config.scan_ms, config.order_messages) == (7_000, True)
+
+
+def test_settings_that_stay_as_they_are_are_not_written(tmp_path: Path) -> None:
+    office = Office(tmp_path)
+    answer = office.handle(RequestCode.UPDATE_NAMESRV_CONFIG, b"supportActingMaster=false")
+    assert isinstance(answer, Reply)
+    assert list((tmp_path / "config").iterdir()) == []
 
 
 @pytest.mark.parametrize(

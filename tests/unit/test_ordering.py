@@ -75,6 +75,7 @@ def test_locks_of_those_who_never_come_back_are_forgotten(locks: QueueLocks) -> 
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = make_bench(tmp_path)
     bench.serve(LockingHandlers(bench.parts))
+    bench.topics.ensure("T", 3, 6, NOW_MS)
     yield bench
     bench.store.close()
 
@@ -105,3 +106,28 @@ def test_locks_without_a_name_are_refused(bench: Bench, code: int) -> None:
     assert bench.ask(code, wanted("", Q0)).code == 29
     assert bench.ask(code, wanted("me", Q0, group="")).code == 29
     assert bench.ask(code, b"[").code == 29
+
+
+def test_queues_that_are_not_there_are_nobodys(bench: Bench) -> None:
+    bench.topics.ensure("%RETRY%g", 1, 6, NOW_MS)
+    retry = MessageQueue("%RETRY%g", "broker-a", 0)
+    strangers = [MessageQueue("unknown", "broker-a", 0), MessageQueue("T", "broker-a", 3)]
+    reply = bench.ask(LOCK, wanted("me", *strangers, Q0, retry, MessageQueue("T", "broker-a", -1)))
+    assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0, retry]
+    bench.ask(LOCK, wanted("me", *strangers, group="other"))
+    assert not bench.locks.is_locked("other", NOW_MS)
+
+
+def test_groups_that_may_not_be_made_lock_nothing(bench: Bench) -> None:
+    change(bench.live, auto_create_groups=False)
+    assert bench.ask(LOCK, wanted("me", Q0)).code == 26
+    assert not bench.locks.is_locked("g", NOW_MS)
+
+
+@pytest.mark.parametrize("code", [LOCK, UNLOCK])
+def test_too_many_queues_at_once_are_refused(bench: Bench, code: int) -> None:
+    queues = [MessageQueue("T", "broker-a", n) for n in range(10_001)]
+    reply = bench.ask(code, wanted("me", *queues))
+    assert reply.code == 29
+    assert "10001 queues, the limit is 10000" in (reply.remark or "")
+    assert bench.ask(code, wanted("me", *queues[:-1])).code == 0

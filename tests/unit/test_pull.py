@@ -6,7 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.broker.answers import Answer, Hold, Reply
+from penstock.broker.answers import Answer, Hold, InThread, Registered, Reply
+from penstock.broker.command import Command
 from penstock.broker.pull import expression_codes
 from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
@@ -244,6 +245,17 @@ def test_changed_settings_survive_a_restart(tmp_path: Path) -> None:
     with house(tmp_path / "store") as home:
         assert home.live.current.broker.permission == 4
         assert home.store.config.retain_hours == home.store.care.config.retain_hours == 48
+
+
+def test_the_brokers_permission_is_answered_when_nameservers_know_it(tmp_path: Path) -> None:
+    def change(home: House, text: bytes) -> Answer:
+        answer = home.broker.handle(Command(25, {}, text, now_ms=NOW_MS))
+        assert isinstance(answer, InThread)
+        return answer.then(answer.work())
+
+    with house(tmp_path / "store") as home:
+        assert change(home, b"fileReservedTime=47") == Reply()
+        assert change(home, b"brokerPermission=4") == Registered(Reply, NOW_MS + 3_000)
 
 
 @pytest.mark.parametrize("expression", ["", "*", " * "])

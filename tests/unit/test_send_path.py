@@ -4,10 +4,12 @@ import json
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from benchmarks.open_gate import Nothing, OpenGate
 
+from penstock.broker.answers import Encoded
 from penstock.broker.send import (
     SEND_BATCH_MESSAGE,
     SEND_MESSAGE,
@@ -306,6 +308,8 @@ def test_a_queue_is_asked_for_once(peer: Peer) -> None:
     gate = OpenGate(peer.store)
 
     class Counting:
+        creations = 0
+
         def admit(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
             asked.append(queue_id)
             return gate.admit(topic, queue_id, template="", template_queues=0, now_ms=0)
@@ -368,6 +372,8 @@ def test_a_transactional_batch_is_refused(peer: Peer, flag: str) -> None:
 
 def test_a_bug_in_the_way_of_a_send_is_that_request_s_trouble(peer: Peer) -> None:
     class Broken:
+        creations = 0
+
         def admit(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
             raise ValueError("oops")
 
@@ -443,3 +449,31 @@ def test_a_full_output_stops_the_turn_until_later(peer: Peer) -> None:
     assert 0 < served < len(data)
     answered = len(peer.answers())
     assert served == sum(len(frame) for frame in frames[:answered])
+
+
+@pytest.mark.parametrize("sync", [False, True])
+def test_a_send_that_makes_its_topic_is_answered_apart(tmp_path: Path, sync: bool) -> None:
+    bench = Bench(tmp_path / "store")
+    store = bench.open(sync_flush=sync)
+    peer = Peer(store)
+
+    class Making(OpenGate):
+        def admit(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
+            store.make_queue(topic.encode(), queue_id)
+            self.creations += 1
+            return super().admit(topic, queue_id, **rest)
+
+    peer.send.gate = Making(store)
+    peer.give(send(SEND_MESSAGE_V2, JSON, opaque=1) + send(SEND_MESSAGE_V2, JSON, opaque=2))
+    ((opaque, _, _, answer),) = peer.turn.deferred
+    assert opaque == 1
+    assert isinstance(answer, Encoded)
+    assert (answer.offset > 0) == sync
+    for data, code in ((answer.data, 0), (answer.late, 10)):
+        request = Request()
+        request.bind(memoryview(bytearray(data)))
+        assert request.read(0, len(data)) == len(data)
+        assert (request.opaque, request.code) == (1, code)
+    assert len(peer.answers()) == (0 if sync else 1)
+    assert (peer.send.waiting.length > 0) == sync
+    bench.end()

@@ -3,9 +3,11 @@
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
+from random import Random
 
 import pytest
 
+import penstock.broker.stats as stats_module
 from penstock.broker.stats import Stats
 from penstock.wire.bodies_admin import BrokerStatsItem
 from tests.unit.admin_kit import NOW_MS, Bench, bench
@@ -17,6 +19,8 @@ NOTHING = BrokerStatsItem(sum=0, tps=0.0, avgpt=0.0)
 @pytest.fixture
 def made(tmp_path: Path) -> Iterator[Bench]:
     with bench(tmp_path) as made:
+        for topic in ("orders", "sms", "rmq_sys_wheel_timer", "RMQ_SYS_TRACE_TOPIC"):
+            made.topic(topic)
         yield made
 
 
@@ -98,13 +102,112 @@ def test_deleted_topic_is_forgotten_and_begins_anew(made: Bench) -> None:
     made.stats.got("coupons", "orders", 3, 300, 0)
     now_ms = pass_seconds(made.stats, NOW_MS, 10)
     made.store.remove_queues(b"orders")
+    made.topics.table.remove("orders", now_ms)
     now_ms = pass_seconds(made.stats, now_ms, 10)
     assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
     assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
+    made.topic("orders")
     made.put("orders")
     pass_seconds(made.stats, now_ms, 10)
     assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
     assert minute(made.stats, "BROKER_PUT_NUMS", "any").sum == 4
+
+
+def test_what_groups_got_of_topics_that_do_not_exist_is_forgotten(made: Bench) -> None:
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    made.stats.got("coupons", "lost", 1, 100, 0)  # by a pull that was under way
+    made.put("lost")
+    pass_seconds(made.stats, NOW_MS, 10)
+    assert list(made.stats.groups) == [("orders", "coupons")]
+    assert made.stats.topics == {}
+
+
+def test_deleted_group_is_forgotten(made: Bench) -> None:
+    for group in ("coupons", "mail"):
+        made.stats.got(group, "orders", 1, 100, 0)
+        made.stats.got(group, "sms", 1, 100, 0)
+    made.topics.table.remove("sms", NOW_MS)
+    pass_seconds(made.stats, NOW_MS, 10)
+    made.stats.forget_group("coupons")
+    made.stats.forget_group("coupons")
+    assert list(made.stats.groups) == [("orders", "mail")]
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    made.stats.forget_group("mail")
+    assert list(made.stats.groups) == [("orders", "coupons")]
+
+
+def test_round_over_many_counters_is_made_in_steps(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "STEP_COUNTERS", 4)
+    stats, topics, groups = made.stats, [f"t{n}" for n in range(9)], [f"g{n}" for n in range(9)]
+    for topic in topics:
+        made.topic(topic)
+        made.put(topic)
+    for group in groups:
+        stats.got(group, "orders", 5, 500, 0)
+    now_ms = pass_seconds(stats, NOW_MS, 9)
+    assert stats.due() == now_ms + SECOND_MS
+    now_ms += SECOND_MS
+    steps = 0
+    while stats.due() <= now_ms:
+        stats.tick(now_ms)
+        steps += 1
+        if stats.due() <= now_ms:  # what is not complete does not count
+            assert stats.put_tps("t0") == stats.get_tps("g0", "orders") == 0.0
+    assert steps > 5
+    assert [stats.put_tps(topic) for topic in topics] == [0.1] * 9
+    assert [stats.get_tps(group, "orders") for group in groups] == [0.5] * 9
+
+
+def test_topics_that_come_and_go_between_steps_spoil_no_other(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "STEP_COUNTERS", 2)
+    for topic in (topics := [f"t{n}" for n in range(9)]):
+        made.topic(topic)
+        made.put(topic)
+    made.stats.tick(now_ms := NOW_MS + 10 * SECOND_MS)
+    made.store.remove_queues(b"t0")
+    made.store.remove_queues(b"t5")
+    made.put("orders")
+    while made.stats.due() <= now_ms:
+        made.stats.tick(now_ms)
+    left = [topic for topic in topics if topic not in ("t0", "t5")]
+    assert sorted(made.stats.topics) == left
+    assert [made.stats.put_tps(topic) for topic in left] == [0.1] * 7
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_windows_tell_what_samples_of_every_moment_would(made: Bench, seed: int) -> None:
+    """Counters note only changes; a plain list of all samples must agree."""
+    rng = Random(seed)
+    stats, kept, total = made.stats, 7, 0
+    samples = [0]
+    stats.got("coupons", "orders", 0, 0, 0)
+    for number in range(1, 60):
+        if rng.random() < 0.4:
+            total += (count := rng.randrange(1, 50))
+            stats.got("coupons", "orders", count, 0, 0)
+        samples.append(total)
+        stats.tick(NOW_MS + number * 10 * SECOND_MS)
+        first = max(number - kept + 1, 0)
+        seen = minute(stats, "GROUP_GET_NUMS", "orders@coupons")
+        assert seen.sum == samples[-1] - samples[first]
+        assert seen.tps == pytest.approx(seen.sum / (10 * (number - first)))
+    assert len(stats.groups["orders", "coupons"].samples[0]) <= 4 * (kept + 1)
+
+
+def test_idle_counters_take_no_samples(made: Bench) -> None:
+    made.put("orders")
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    flows = [made.stats.groups["orders", "coupons"]]
+    now_ms = pass_seconds(made.stats, NOW_MS, 10)
+    flows.append(made.stats.topics["orders"])
+    noted = [[list(row) for row in flow.samples] for flow in flows]
+    pass_seconds(made.stats, now_ms, 300)
+    assert [[list(row) for row in flow.samples] for flow in flows] == noted
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
 
 
 def test_averages_appear_as_time_passes(made: Bench) -> None:

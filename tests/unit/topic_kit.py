@@ -1,4 +1,4 @@
-"""A broker's parts for tests of topics and groups: all real but clients, statistics and access."""
+"""A broker's parts for tests of topics and groups: all real but clients and access."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.broker.admin.groups import GroupHandlers
 from penstock.broker.admin.topics import TopicHandlers
-from penstock.broker.answers import Effect, InThread, Outbox, Reply
+from penstock.broker.answers import Effect, InThread, Outbox, Registered, Reply
 from penstock.broker.command import Command
 from penstock.broker.groups import Groups
 from penstock.broker.longpoll import Holds
@@ -18,6 +18,7 @@ from penstock.broker.offsets import Offsets
 from penstock.broker.parts import Parts
 from penstock.broker.persistence import Persistence
 from penstock.broker.router import Router, refusal
+from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError
@@ -42,12 +43,14 @@ class TopicKit:
         self.groups = Groups(SubscriptionGroupTable(), self.live, self.outbox)
         self.offsets = Offsets(ConsumerOffsetTable(), store, self.live)
         self.holds = Holds(store)
+        self.stats = Stats(store, self.topics.table, NOW_MS)
         self.topics.seed()
         self.groups.seed()
         self.outbox.take()
         parts = SimpleNamespace(
             settings=self.live, store=store, persistence=self.persistence, topics=self.topics,
             groups=self.groups, offsets=self.offsets, holds=self.holds, outbox=self.outbox,
+            stats=self.stats,
         )  # fmt: skip
         self.parts = cast(Parts, parts)
         families = (TopicHandlers(self.parts), GroupHandlers(self.parts))
@@ -65,8 +68,10 @@ class TopicKit:
         fields = {name: str(value) for name, value in (ext or {}).items()}
         answer = self.router.handle(Command(code, fields, body, now_ms=NOW_MS))
         try:
-            while isinstance(answer, InThread):
-                answer = answer.then(answer.work())
+            while isinstance(answer, InThread | Registered):
+                answer = (
+                    answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
+                )
         except PenstockError as error:
             answer = refusal(error)
         assert isinstance(answer, Reply)

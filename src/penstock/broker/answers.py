@@ -7,6 +7,8 @@
 | `InThread` | run `work` in the I/O pool, then answer what `then` makes of its result |
 | `Hold` | nothing to tell yet: call `again` when the queue has got messages, or at the deadline |
 | `Relay` | ask another client and answer what `then` makes of its answer |
+| `Encoded` | the response as bytes, perhaps when the log is flushed |
+| `Registered` | tell the NameServers, and answer `then` when they know |
 
 Effects go into the outbox; they are carried out after the turn, in order.
 """
@@ -65,7 +67,31 @@ class Relay:
     on_timeout: Reply
 
 
-Answer: TypeAlias = Reply | InThread | Hold | Relay | None
+REGISTER_MS = 3_000
+"""How long a tool is kept waiting for NameServers; mqadmin gives up after 5 s."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The NameServers are told of these topics, or of all if none is named. `then` is called when
+    each has answered or can't be reached, at the deadline at the latest; it runs in the loop."""
+
+    then: Callable[[], Answer]
+    deadline_ms: int
+    topics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """A response that is bytes already. It leaves when the log is flushed up to `offset`, where
+    that is waited for; `late` is sent in its place if that takes too long."""
+
+    data: bytes
+    late: bytes = b""
+    offset: int = 0
+
+
+Answer: TypeAlias = Reply | InThread | Hold | Relay | Registered | Encoded | None
 
 
 @dataclass(frozen=True, slots=True)

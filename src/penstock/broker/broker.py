@@ -104,7 +104,7 @@ class Broker:
             settings=settings, store=store, persistence=persistence, topics=topics, groups=groups,
             offsets=Offsets(offset_table, store, settings),
             clients=Clients(settings, groups, outbox), locks=QueueLocks(settings),
-            holds=Holds(store), stats=Stats(store, now_ms),
+            holds=Holds(store), stats=Stats(store, topic_table, now_ms),
             access=Access(settings, access_table, outbox), changed_settings=changed_settings,
             outbox=outbox, address=address, started_ms=now_ms,
         )  # fmt: skip

@@ -5,9 +5,10 @@ for `client_expire_ms`; the rest of a consumer group is then told to share the q
 are told as well when a member comes or the group's topics change, but not in a group that
 broadcasts (nobody shares there), nor where the group's config forbids it.
 
-A client id is one member: over a new connection it takes the place of the old one, which may
-hang half-open for minutes. Twice in the list of consumers it would get twice its share of queues
-and leave half of that unread.
+A client id may have several connections: two processes that broadcast are both `address@DEFAULT`,
+and the old connection of a client that came back may hang half-open for minutes. Each stays until
+it ends by itself. Among the consumers that share the queues the id counts once, so that no share
+is left unread, and the others are told only when its first connection comes or its last one goes.
 """
 
 import logging
@@ -45,30 +46,34 @@ class ClientGroup:
 
     name: str
     members: dict[ClientId, Member] = field(default_factory=dict, kw_only=True)
-    connections: dict[str, ClientId] = field(default_factory=dict, kw_only=True)  # by client id
+    connections: dict[str, dict[ClientId, None]] = field(default_factory=dict, kw_only=True)
+    """By client id, the newest connection last."""
 
     def find(self, client_id: str) -> Member | None:
-        """The member with this client id."""
-        client = self.connections.get(client_id)
-        return None if client is None else self.members[client]
+        """The newest member with this client id."""
+        clients = self.connections.get(client_id)
+        return None if clients is None else self.members[next(reversed(clients))]
 
-    def enter(self, member: Member) -> list[Member]:
-        """Let a member in, or see it again; gives those whose place it takes.
-
-        They are what was known of its connection, and its client id over an older connection.
-        """
-        places = {member.client, self.connections.get(member.client_id, member.client)}
-        replaced = [old for old in map(self.leave, places) if old is not None]
+    def enter(self, member: Member) -> bool:
+        """Let a member in, or see it again; True if the group has other client ids than before."""
+        old = self.members.get(member.client)
+        if old is not None and old.client_id == member.client_id:
+            self.members[member.client] = member
+            return False
+        gone = old is not None and self.leave(old.client)
+        came = member.client_id not in self.connections
         self.members[member.client] = member
-        self.connections[member.client_id] = member.client
-        return replaced
+        self.connections.setdefault(member.client_id, {})[member.client] = None
+        return gone or came
 
-    def leave(self, client: ClientId) -> Member | None:
-        """Let a member go."""
-        member = self.members.pop(client, None)
-        if member is not None:
-            del self.connections[member.client_id]
-        return member
+    def leave(self, client: ClientId) -> bool:
+        """Let a member go; True if its client id has gone with it."""
+        client_id = self.members.pop(client).client_id
+        clients = self.connections[client_id]
+        del clients[client]
+        if not clients:
+            del self.connections[client_id]
+        return not clients
 
 
 @dataclass(slots=True)
@@ -174,7 +179,7 @@ class Clients:
         return None if consumers is None else consumers.subscriptions.get(topic)
 
     def find_consumer(self, group: str, client_id: str) -> Member | None:
-        """The connected consumer of this client id."""
+        """The connected consumer of this client id, over its newest connection."""
         consumers = self._consumers.get(group)
         return None if consumers is None else consumers.find(client_id)
 
@@ -229,35 +234,27 @@ class Clients:
 
     def _enter(self, group: ClientGroup, seat: Seat, member: Member) -> bool:
         """Give a member its seat; True if the group has other client ids than before."""
-        replaced = group.enter(member)
-        for old in replaced:
-            if old.client != member.client:
-                log.info("%s of the group %s has a new connection", old.client_id, group.name)
-                self._vacate(Seat(old.client, seat.consumes, group.name))
         self._seen_ms.pop(seat, None)  # to the end of the row
         self._seen_ms[seat] = member.seen_ms
         self._seats.setdefault(member.client, set()).add(seat)
-        return {old.client_id for old in replaced} != {member.client_id}
+        return group.enter(member)
 
     def _leave(self, seat: Seat) -> Member | None:
-        if seat not in self._seen_ms:
+        if self._seen_ms.pop(seat, None) is None:
             return None
-        self._vacate(seat)
-        groups = self._consumers if seat.consumes else self._producers
-        group = groups[seat.group]
-        member = group.leave(seat.client)
-        if not group.members:
-            del groups[seat.group]
-        if isinstance(group, ConsumerGroup):
-            self._notify(group)
-        return member
-
-    def _vacate(self, seat: Seat) -> None:
-        del self._seen_ms[seat]
         seats = self._seats[seat.client]
         seats.remove(seat)
         if not seats:
             del self._seats[seat.client]
+        groups = self._consumers if seat.consumes else self._producers
+        group = groups[seat.group]
+        member = group.members[seat.client]
+        gone = group.leave(seat.client)
+        if not group.members:
+            del groups[seat.group]
+        if gone and isinstance(group, ConsumerGroup):
+            self._notify(group)
+        return member
 
     def _notify(self, group: ConsumerGroup) -> None:
         config = self._configs.get(group.name)

@@ -77,9 +77,11 @@ class Command:
         value = self.ext.get(name)
         return default if value is None else value.lower() == "true"
 
-    def body_as(self, kind: type[T]) -> T:
+    def body_as(self, kind: type[T], *, bytes_max: int = fastjson.BYTES_MAX) -> T:
         """The body as this struct."""
-        return fastjson.decode(self.body, kind, loose_bytes_max=LOOSE_BODY_BYTES_MAX)
+        return fastjson.decode(
+            self.body, kind, bytes_max=bytes_max, loose_bytes_max=LOOSE_BODY_BYTES_MAX
+        )
 
     def _number(self, name: str, value: str, bits: int) -> int:
         digits = value[1:] if value[0] in "+-" else value

@@ -33,6 +33,13 @@ from penstock.wire.codes import (
 
 log = logging.getLogger(__name__)
 
+BODY_BYTES_MAX = 4 * 1024 * 1024
+"""Longest heartbeat: reading it takes some 20 ms."""
+GROUPS_MAX = 1_000
+"""Most groups of one client: a new one costs some 20 µs, and stays."""
+SUBSCRIPTIONS_MAX = 10_000
+"""Most subscriptions of one client, each tag counted as one more."""
+
 FULL_HEARTBEATS_ONLY = {EXT_SUPPORT_HEARTBEAT_V2: "false", EXT_SUB_CHANGE: "true"}
 
 
@@ -52,9 +59,10 @@ class HeartbeatHandlers:
 
     def heartbeat(self, command: Command) -> Answer:
         """Note all groups of a client."""
-        data = command.body_as(HeartbeatData)
+        data = command.body_as(HeartbeatData, bytes_max=BODY_BYTES_MAX)
         if not data.client_id:
             raise InvalidParameter("the heartbeat names no clientID")
+        _check_size(data)
         member = Member(
             command.client, data.client_id, command.peer, command.language, command.version,
             command.now_ms,
@@ -87,9 +95,7 @@ class HeartbeatHandlers:
                 f"no consumer for this group, {name}",
                 hint="none is connected to this broker; consumers appear with their heartbeat",
             )
-        body = GetConsumerListByGroupResponseBody(
-            consumer_id_list=[member.client_id for member in group.members.values()]
-        )
+        body = GetConsumerListByGroupResponseBody(consumer_id_list=list(group.connections))
         return Reply(body=fastjson.encode(body))
 
     def check_filter(self, command: Command) -> Answer:
@@ -117,3 +123,24 @@ class HeartbeatHandlers:
             log.info(
                 "%s (%s) joins or changes %s", member.client_id, member.address, config.group_name
             )
+
+
+def _check_size(data: HeartbeatData) -> None:
+    """Refuse what would keep everybody else waiting."""
+    groups = len(data.consumer_data_set) + len(data.producer_data_set)
+    if groups > GROUPS_MAX:
+        raise InvalidParameter.over(
+            f"the client {data.client_id} has too many groups", figure=groups, limit=GROUPS_MAX,
+            unit="groups", hint="spread them over several clients with instance names of their own",
+        )  # fmt: skip
+    subscriptions = sum(
+        1 + max(len(subscription.tags_set), len(subscription.code_set))
+        for consumer in data.consumer_data_set
+        for subscription in consumer.subscription_data_set
+    )
+    if subscriptions > SUBSCRIPTIONS_MAX:
+        raise InvalidParameter.over(
+            f"the client {data.client_id} has too many subscriptions and tags",
+            figure=subscriptions, limit=SUBSCRIPTIONS_MAX, unit="of them",
+            hint="subscribe to * instead of so many tags, or spread them over several clients",
+        )  # fmt: skip

@@ -1,20 +1,25 @@
 """Requests that lock and unlock queues for ordered consumption."""
 
-from penstock.broker.answers import Answer, Reply
+from penstock.broker.answers import Answer, InThread, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
 from penstock.errors import InvalidParameter
 from penstock.wire import fastjson
-from penstock.wire.bodies import LockBatchRequestBody, LockBatchResponseBody
+from penstock.wire.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from penstock.wire.codes import RequestCode
+
+BODY_BYTES_MAX = 4 * 1024 * 1024
+"""Longest request: enough for `QUEUES_MAX` queues with the longest names."""
+QUEUES_MAX = 10_000
+"""Most queues of one request: a lock costs some 2 µs."""
 
 
 class LockingHandlers:
     """Answers LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
 
     def __init__(self, parts: Parts) -> None:
-        self._locks = parts.locks
+        self._parts = parts
 
     def rows(self) -> list[Row]:
         return [
@@ -23,22 +28,40 @@ class LockingHandlers:
         ]
 
     def lock(self, command: Command) -> Answer:
-        """Lock what is free; the answer has only what the client owns now."""
+        """Lock what is free; the answer has only what the client owns now.
+
+        Queues that are not there are nobody's, or anybody could fill the memory with locks.
+        """
         wanted = _read(command)
-        owned = self._locks.lock(
-            wanted.consumer_group, wanted.client_id, wanted.mq_set, command.now_ms
+        self._parts.groups.find(wanted.consumer_group, command.now_ms)
+        queues = [queue for queue in wanted.mq_set if self._exists(queue)]
+        owned = self._parts.locks.lock(
+            wanted.consumer_group, wanted.client_id, queues, command.now_ms
         )
-        return Reply(body=fastjson.encode(LockBatchResponseBody(lock_ok_mq_set=owned)))
+        body = LockBatchResponseBody(lock_ok_mq_set=owned)
+        # In the pool, for it may be large: 10,000 queues take 60 ms.
+        return InThread(lambda: fastjson.encode(body), lambda data: Reply(body=data))
 
     def unlock(self, command: Command) -> Answer:
         """Give queues back."""
         wanted = _read(command)
-        self._locks.unlock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
+        self._parts.locks.unlock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
         return Reply()
+
+    def _exists(self, queue: MessageQueue) -> bool:
+        config = self._parts.topics.get(queue.topic)
+        if config is None:
+            return False
+        return 0 <= queue.queue_id < max(config.read_queue_nums, config.write_queue_nums)
 
 
 def _read(command: Command) -> LockBatchRequestBody:
-    wanted = command.body_as(LockBatchRequestBody)
+    wanted = command.body_as(LockBatchRequestBody, bytes_max=BODY_BYTES_MAX)
     if not wanted.consumer_group or not wanted.client_id:
         raise InvalidParameter("a lock needs consumerGroup and clientId")
+    if len(wanted.mq_set) > QUEUES_MAX:
+        raise InvalidParameter.over(
+            "too many queues in one request", figure=len(wanted.mq_set), limit=QUEUES_MAX,
+            unit="queues", hint="lock them in several requests",
+        )  # fmt: skip
     return wanted

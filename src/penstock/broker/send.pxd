@@ -27,6 +27,9 @@ cdef class SendHandler:
     cdef readonly bint waits
     cdef readonly Output waiting
     cdef readonly Output late
+    cdef readonly bint created
+    cdef readonly Output fresh
+    cdef readonly Output fresh_late
     cdef readonly long long sent
     cdef readonly long long refused
     cdef unsigned char[::1] _buffer

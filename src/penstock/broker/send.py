@@ -10,6 +10,7 @@ Under sync flush a response may leave only when the message is on the disk: it i
 
 from typing import Protocol
 
+from penstock.broker.answers import Answer, Encoded
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, PutPath
@@ -63,6 +64,13 @@ class Gate(Protocol):
         self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
     ) -> ConsumeQueue: ...
 
+    @property
+    def creations(self) -> int:
+        """How many topics were made because somebody sent to them."""
+
+    def announced(self, topic: str, answer: Encoded, now_ms: int) -> Answer:
+        """The answer to a send that made its topic: given when clients can find the topic."""
+
 
 class SendHandler:
     """Stores messages and answers in kind."""
@@ -83,6 +91,9 @@ class SendHandler:
         self.waits: bool = path.flusher.group_commit
         self.waiting: Output = Output(1024)
         self.late: Output = Output(1024)
+        self.created: bool = False
+        self.fresh: Output = Output(1024)
+        self.fresh_late: Output = Output(1024)
         self.sent: int = 0
         self.refused: int = 0
         self._buffer: memoryview = memoryview(bytearray(1))
@@ -108,6 +119,7 @@ class SendHandler:
         Raises a PenstockError where the message is refused.
         """
         record = self.record
+        self.created = False
         if request.code == _SEND_MESSAGE:
             batch = self._read_names(request)
         else:
@@ -137,7 +149,10 @@ class SendHandler:
         if status == _PUT_OK:
             self.sent += 1
             if request.flag & _ONEWAY == 0:
-                if self.waits and (batch or record.marks.wait):
+                if self.created:
+                    self._answer(request, self.fresh, _SUCCESS, batch)
+                    self._answer(request, self.fresh_late, _FLUSH_DISK_TIMEOUT, batch)
+                elif self.waits and (batch or record.marks.wait):
                     self._answer(request, self.waiting, _SUCCESS, batch)
                     self._answer(request, self.late, _FLUSH_DISK_TIMEOUT, batch)
                 else:
@@ -216,13 +231,23 @@ class SendHandler:
         v1 = request.code == _SEND_MESSAGE
         names = (b"defaultTopic", b"defaultTopicQueueNums") if v1 else (b"c", b"d")
         topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
+        creations = self.gate.creations
         queue = self.gate.admit(
             topic.decode("utf-8", "replace"), record.queue_id,
             template=request.text(names[0]) or "", template_queues=request.i64_or(names[1], 0),
             now_ms=now_ms,
         )  # fmt: skip
         record.queue_id = queue.queue_id
+        self.created = self.gate.creations != creations and not request.is_oneway()
         return queue
+
+    def take_created(self, now_ms: int) -> Answer:
+        """The answer to the send that has just made its topic."""
+        record = self.record
+        topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
+        offset = self.path.log.end if self.waits and record.marks.wait else 0
+        answer = Encoded(self.fresh.take(), self.fresh_late.take(), offset)
+        return self.gate.announced(topic.decode("utf-8", "replace"), answer, now_ms)
 
     def _mend(self, now_ms: int) -> None:
         """Give the message the id it lacks, take away what is never stored; refuse what waits.

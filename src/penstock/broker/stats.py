@@ -4,7 +4,9 @@ Messages in are counted on the queue rows (`puts`, `put_bytes`) by the send path
 when sampled; messages out are counted here, once per pull.
 
 A window is a row of samples taken at equal steps; what it tells is the difference of its last and
-first one. All counters are sampled at the same moments, so the moments are kept once.
+first one. All counters are sampled at the same moments, so the moments are kept once, and numbered.
+A counter notes the numbers of those samples only where it had changed. As there may be 100,000 of
+them the round over all is made in steps; its samples count when it is complete.
 
 | window | a sample every | samples |
 |---|---|---|
@@ -17,9 +19,12 @@ Besides, the broker's totals are sampled every second for averages over 10, 60 a
 
 from array import array
 from collections import deque
+from collections.abc import Iterator
 from datetime import datetime, timedelta
+from typing import Final
 
 from penstock.store.store import MessageStore
+from penstock.store.tables import TopicTable
 from penstock.wire.bodies_admin import BrokerStatsData, BrokerStatsItem
 from penstock.wire.codes import is_system_topic
 
@@ -27,14 +32,17 @@ SECOND_MS = 1_000
 WINDOWS = ((10 * SECOND_MS, 7), (600 * SECOND_MS, 7), (3_600 * SECOND_MS, 25))
 """(step, samples kept) of minute, hour and day."""
 RATE_SECONDS = (10, 60, 600)
+STEP_COUNTERS = 1_000
+"""How many counters of queues and groups are looked at in one step: 1 to 4 ms."""
 
-_NUMS, _SIZE, _TIMES = 0, 1, 2
-_FIELDS = 3
+_NUMBER, _NUMS, _SIZE, _TIMES = 0, 1, 2, 3  # fields of a note
+_FIELDS = 4
+_OVER: Final = object()
 _PUTS, _FOUND, _MISSED, _TRANSFERRED = 1, 2, 3, 4  # columns of a second's sample, after its time
 
 
 class Flow:
-    """Messages, bytes and requests that went one way, with the samples of their windows."""
+    """Messages, bytes and requests that went one way, with their notes for each window."""
 
     __slots__ = ("behind_ms", "nums", "samples", "size", "times")
 
@@ -45,23 +53,42 @@ class Flow:
         self.behind_ms = 0  # a group's: how old the last message was that it got
         self.samples = tuple(array("q") for _ in WINDOWS)
 
-    def sample(self, window: int, kept: int) -> None:
+    def has_changed(self, window: int) -> bool:
+        """Whether there is something to note; each change counts as a request."""
+        row = self.samples[window]
+        return self.times != (row[-1] if row else 0)
+
+    def note(self, window: int, number: int) -> None:
+        """Note how it stands at the sample of this number."""
         row = self.samples[window]
         if not row:
-            row.extend((0,) * _FIELDS)  # it began after the last moment, so it was zero then
-        row.extend((self.nums, self.size, self.times))
-        if len(row) > _FIELDS * kept:
+            row.extend((number - 1, 0, 0, 0))  # it began after that sample, so it was zero then
+        row.extend((number, self.nums, self.size, self.times))
+        oldest = number - WINDOWS[window][1]  # needed until this round is complete
+        while row[_FIELDS] <= oldest:  # the note before says nothing any more
             del row[:_FIELDS]
+
+    def place_of(self, window: int, number: int) -> int:
+        """Where the note begins that tells of a sample: this one, or the last before it."""
+        row = self.samples[window]
+        place = len(row) - _FIELDS
+        while row[place] > number:
+            place -= _FIELDS
+        return place
 
 
 class Stats:
     """Counters and their samples."""
 
-    def __init__(self, store: MessageStore, now_ms: int) -> None:
+    def __init__(self, store: MessageStore, table: TopicTable, now_ms: int) -> None:
         self._store = store
+        self._table = table
         self.topics: dict[str, Flow] = {}
         self.groups: dict[tuple[str, str], Flow] = {}  # by (topic, group)
+        self._topics_of: dict[str, dict[str, None]] = {}  # by group
         self._moments = [deque([now_ms], maxlen=kept) for _, kept in WINDOWS]
+        self._numbers = [0] * len(WINDOWS)  # of the last moments
+        self._round: Iterator[None] | None = None
         self._next_ms = [now_ms + step for step, _ in WINDOWS]
         self._broker_in = Flow()
         self._broker_out = Flow()
@@ -79,6 +106,7 @@ class Stats:
         flow = self.groups.get((topic, group))
         if flow is None:
             flow = self.groups[topic, group] = Flow()
+            self._topics_of.setdefault(group, {})[topic] = None
         flow.nums += count
         flow.size += size
         flow.times += 1
@@ -91,6 +119,11 @@ class Stats:
     def missed(self) -> None:
         """A pull has found nothing."""
         self._missed += 1
+
+    def forget_group(self, group: str) -> None:
+        """The group is deleted."""
+        for topic in self._topics_of.pop(group, ()):
+            del self.groups[topic, group]
 
     def view(self, name: str, key: str) -> BrokerStatsData | None:
         """RocketMQ's windows of a counter, e.g. TOPIC_PUT_NUMS of a topic.
@@ -116,7 +149,7 @@ class Stats:
 
     def runtime(self) -> dict[str, str]:
         """The figures of GET_BROKER_RUNTIME_INFO that are counted here."""
-        self._count_puts()
+        self._count_totals()
         puts, put_bytes = self._store.path.puts, self._store.path.put_bytes
         put_yesterday, put_today, got_yesterday, got_today = self._mornings
         figures = {
@@ -142,64 +175,100 @@ class Stats:
         }
 
     def due(self) -> int:
-        """When `tick` has something to do."""
-        return self._second_ms
+        """When `tick` has something to do: at once, while there are steps left."""
+        return self._second_ms if self._round is None else 0
 
     def tick(self, now_ms: int) -> None:
-        """Take the samples that are due."""
+        """Take the samples that are due, or a step of that."""
         if now_ms >= self._second_ms or now_ms + SECOND_MS < self._second_ms:
             # The second case: the clock was set back, and must not stop us until it caught up.
             self._second_ms = now_ms + SECOND_MS
             self._seconds.append(
                 (now_ms, self._store.path.puts, self._found, self._missed, self._broker_out.nums)
             )
-        windows = [
-            window
-            for window, (step_ms, _) in enumerate(WINDOWS)
-            if now_ms >= self._next_ms[window] or now_ms + step_ms < self._next_ms[window]
-        ]
-        if windows or now_ms >= self._midnight_ms:
-            self._count_puts()
-        for window in windows:
-            self._sample(window, now_ms)
         if now_ms >= self._midnight_ms:
+            self._count_totals()
             self._midnight_ms = _next_midnight_ms(now_ms)
             _, put_today, _, got_today = self._mornings
             self._mornings = (put_today, self._user_in.nums, got_today, self._user_out.nums)
+        if self._round is None:
+            windows = self._due_windows(now_ms)
+            self._round = self._sample_all(windows, now_ms) if windows else None
+        if self._round is not None and next(self._round, _OVER) is _OVER:
+            self._round = None
 
-    def _sample(self, window: int, now_ms: int) -> None:
-        step_ms, kept = WINDOWS[window]
-        self._next_ms[window] = now_ms + step_ms
-        self._moments[window].append(now_ms)
-        brokers = (self._broker_in, self._broker_out, self._user_in, self._user_out)
-        for flows in (brokers, self.topics.values(), self.groups.values()):
-            for flow in flows:
-                flow.sample(window, kept)
+    def _due_windows(self, now_ms: int) -> list[int]:
+        """The windows of which a sample is due; their next ones are set."""
+        due = []
+        for window, (step_ms, _) in enumerate(WINDOWS):
+            if now_ms >= self._next_ms[window] or now_ms + step_ms < self._next_ms[window]:
+                self._next_ms[window] = now_ms + step_ms
+                due.append(window)
+        return due
 
-    def _count_puts(self) -> None:
-        """Sum the rows by topic. What belongs to topics that are gone is forgotten."""
-        sums: dict[bytes, list[int]] = {}
-        for queue in self._store.queues.rows:
-            if queue.puts:
-                pair = sums.get(queue.topic)
-                if pair is None:
-                    pair = sums[queue.topic] = [0, 0]
-                pair[0] += queue.puts
-                pair[1] += queue.put_bytes
-        before, self.topics = self.topics, {}
-        system = 0
-        for name, (nums, size) in sums.items():
+    def _sample_all(self, windows: list[int], now_ms: int) -> Iterator[None]:
+        """A round, step by step. What belongs to topics that are gone is forgotten."""
+        self._count_totals()
+        for flow in (self._broker_in, self._broker_out, self._user_in, self._user_out):
+            for window in windows:
+                flow.note(window, self._numbers[window] + 1)
+        yield from self._sample_topics(windows)
+        yield from self._sample_groups(windows)
+        for window in windows:
+            self._moments[window].append(now_ms)
+            self._numbers[window] += 1
+
+    def _sample_topics(self, windows: list[int]) -> Iterator[None]:
+        stored = self._store.queues.topics
+        done = 0
+        for name in list(stored):
+            queues = stored.get(name, {}).values()
+            nums = sum([queue.puts for queue in queues])
             topic = name.decode("utf-8", "replace")
-            flow = before.get(topic)
-            if flow is None or nums < flow.nums:  # fewer: deleted and made again
-                flow = Flow()
-            flow.nums = flow.times = nums
-            flow.size = size
-            self.topics[topic] = flow
-            system += nums if is_system_topic(topic) else 0
-        for gone in before.keys() - self.topics.keys():
-            for key in [key for key in self.groups if key[0] == gone]:
-                del self.groups[key]
+            if nums == 0 or self._table.get(topic) is None:
+                self.topics.pop(topic, None)
+            else:
+                flow = self.topics.get(topic)
+                if flow is None or nums < flow.nums:  # fewer: deleted and made again
+                    flow = self.topics[topic] = Flow()
+                flow.nums = flow.times = nums
+                flow.size = sum([queue.put_bytes for queue in queues])
+                self._note_changes(flow, windows)
+            done += len(queues) + 1
+            if done >= STEP_COUNTERS:
+                done = 0
+                yield
+        for topic in [topic for topic in self.topics if topic.encode() not in stored]:
+            del self.topics[topic]
+
+    def _sample_groups(self, windows: list[int]) -> Iterator[None]:
+        for done, ((topic, group), flow) in enumerate(list(self.groups.items())):
+            if self._table.get(topic) is None:
+                self._forget(topic, group)
+            else:
+                self._note_changes(flow, windows)
+            if done % STEP_COUNTERS == STEP_COUNTERS - 1:
+                yield
+
+    def _forget(self, topic: str, group: str) -> None:
+        if self.groups.pop((topic, group), None) is not None:
+            del self._topics_of[group][topic]
+            if not self._topics_of[group]:
+                del self._topics_of[group]
+
+    def _note_changes(self, flow: Flow, windows: list[int]) -> None:
+        for window in windows:
+            if flow.has_changed(window):
+                flow.note(window, self._numbers[window] + 1)
+
+    def _count_totals(self) -> None:
+        stored = self._store.queues.topics
+        system = sum(
+            queue.puts
+            for name, queues in stored.items()
+            if is_system_topic(name.decode("utf-8", "replace"))
+            for queue in queues.values()
+        )
         self._broker_in.nums = self._store.path.puts
         self._user_in.nums = self._store.path.puts - system
 
@@ -217,13 +286,15 @@ class Stats:
         }.get(name)
 
     def _snapshot(self, flow: Flow, window: int, field: int) -> BrokerStatsItem:
-        row = flow.samples[window]
-        if not row:
+        row, last = flow.samples[window], self._numbers[window]
+        if not row or row[_NUMBER] >= last:  # what a round has noted that is not complete
             return BrokerStatsItem()
+        first = max(last - WINDOWS[window][1] + 1, row[_NUMBER])
         moments = self._moments[window]
-        elapsed_ms = moments[-1] - moments[-(len(row) // _FIELDS)]
-        total = row[field - _FIELDS] - row[field]
-        times = row[_TIMES - _FIELDS] - row[_TIMES]
+        elapsed_ms = moments[-1] - moments[first - last - 1]
+        begin, end = flow.place_of(window, first), flow.place_of(window, last)
+        total = row[end + field] - row[begin + field]
+        times = row[end + _TIMES] - row[begin + _TIMES]
         return BrokerStatsItem(
             sum=total,
             tps=total * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0,

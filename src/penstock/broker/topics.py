@@ -7,7 +7,7 @@ topic, or the broker's permission, takes that mark back, so that the next send a
 import logging
 from typing import Final
 
-from penstock.broker.answers import Outbox, Persist, Register
+from penstock.broker.answers import Answer, Encoded, Outbox, Persist, Register, Registered
 from penstock.config import Live, delays_ms
 from penstock.errors import InvalidParameter, NoPermission, TopicNotExist
 from penstock.store.consumequeue import ConsumeQueue
@@ -45,6 +45,8 @@ log = logging.getLogger(__name__)
 
 QUEUES_MAX: Final = 1 << 20
 """Most queues of a topic: the store knows no higher queue ids."""
+ANNOUNCE_MS: Final = 1_000
+"""How long the answer to a send that made its topic waits for NameServers; clients wait 3 s."""
 _CLUSTER_QUEUES: Final = 16
 _BENCHMARK_QUEUES: Final = 1024
 _CLIENT_QUEUES: Final = 4  # what RocketMQ's clients ask for when a send creates a topic
@@ -62,6 +64,7 @@ class Topics:
         self._settings = settings
         self._outbox = outbox
         self._turn = 0
+        self.creations = 0  # by sending
         broker = settings.current.broker
         self._default_queues = broker.default_topic_queues
         self._own = frozenset({broker.name, broker.cluster, broker.cluster + REPLY_TOPIC_SUFFIX})
@@ -231,6 +234,10 @@ class Topics:
             self._tell()
         return queues
 
+    def announced(self, topic: str, answer: Encoded, now_ms: int) -> Answer:
+        """The answer to a send that made its topic: consumers that start on it find the route."""
+        return Registered(lambda: answer, now_ms + ANNOUNCE_MS, (topic,))
+
     def close_gates(self) -> None:
         """Let every queue ask again before it takes messages: the broker's permission changed."""
         for queue in self._store.queues.rows:
@@ -252,6 +259,7 @@ class Topics:
                 topic_filter_type=model.topic_filter_type,
             )
             self.put(config, now_ms)
+            self.creations += 1
             return config
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return self.ensure(topic, 1, PERM_READ_WRITE, now_ms)

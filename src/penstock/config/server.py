@@ -46,9 +46,15 @@ class TlsConfig(Checked, frozen=True, forbid_unknown_fields=True):
     mode: Annotated[
         str, Doc("off, permissive (TLS and plain on one port) or enforcing", "tls.server.mode",
                  choices=("off", "permissive", "enforcing"), form="`disabled` for off")
-    ] = "off"  # fmt: skip
+    ] = "permissive"  # fmt: skip
     certificate: Annotated[
-        str, Doc("PEM file of the certificate chain", "tls.server.certPath", path=True)
+        str,
+        Doc(
+            "PEM file of the certificate chain; empty: where `permissive` needs one, it is "
+            "made for the moment, and nobody can check it",
+            "tls.server.certPath",
+            path=True,
+        ),
     ] = ""
     key: Annotated[str, Doc("PEM file of the private key", "tls.server.keyPath", path=True)] = ""
     key_password: Annotated[

@@ -1,21 +1,23 @@
 """A NameServer: request codes → answers. Several of them share nothing, not even a module's state.
 
 A broker is removed when it says so, when the connection it registered over ends, or when it has
-been silent for the time it asked for; see `routes` for what the tables hold.
+been silent for the time it asked for; see `routes` for what the tables hold. Routes live in memory;
+the key-value configuration and changed settings are on the disk before their change is answered.
 """
 
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.broker.answers import Answer, ClientId, Close, Outbox, Persist, Reply
+from penstock.broker.answers import Answer, ClientId, Close, InThread, Outbox, Reply, Table
+from penstock.broker.changes import ChangedSettings
 from penstock.broker.command import Command
+from penstock.broker.persistence import Persistence
 from penstock.broker.router import Router, Row
 from penstock.config import Live
 from penstock.errors import HeaderError, QueryNotFound, TopicNotExist
 from penstock.nameserver.kvconfig import ORDER_TOPIC_CONFIG, KVConfig
 from penstock.nameserver.registration import read_body, read_registration
 from penstock.nameserver.routes import Routes, encode_route, near_route
-from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies import (
     BrokerMemberGroup,
@@ -27,6 +29,7 @@ from penstock.wire.bodies import (
 from penstock.wire.codes import (
     EXT_ZONE_MODE,
     EXT_ZONE_NAME,
+    RETRY_TOPIC_PREFIX,
     TOPIC_UNIT,
     TOPIC_UNIT_SUB,
     V4_9_4,
@@ -51,14 +54,18 @@ ALWAYS: Final = {
 class NameServer:
     """One NameServer."""
 
-    def __init__(self, settings: Live, now_ms: int, kv_file: ConfigFile | None = None) -> None:
+    def __init__(self, settings: Live, now_ms: int, persistence: Persistence | None = None) -> None:
+        """Without `persistence` everything is kept in memory only."""
         self.outbox = Outbox()
         self._settings = settings
         self._routes = Routes()
         self._kv = KVConfig()
-        self._persistent = kv_file is not None
-        if kv_file is not None:
-            self._kv.load(kv_file)
+        self._changed_settings = ChangedSettings()
+        self._persistence = persistence
+        if persistence is not None:
+            for table in (self._kv, self._changed_settings):
+                table.load(persistence.file(table.FILE))
+            self._changed_settings.apply(settings)
         self._scanned_ms = now_ms
         self.router = Router([self._broker_rows(), self._route_rows(), self._admin_rows()])
 
@@ -168,7 +175,12 @@ class NameServer:
                 topic, strict=strict, order=order, acting_master=config.acting_master
             )
         if body is None:
-            raise TopicNotExist(f"No topic route info in name server for the topic: {topic}")
+            # Tools find a group by its retry topic, which comes with the first consumer.
+            group = topic.startswith(RETRY_TOPIC_PREFIX)
+            raise TopicNotExist(
+                f"No topic route info in name server for the topic: {topic}",
+                hint="no consumer of this group has connected yet" if group else None,
+            )
         return Reply(body=body)
 
     def _cluster_info(self, command: Command) -> Answer:
@@ -231,7 +243,7 @@ class NameServer:
         if value is None:
             raise HeaderError("the header field value is missing")
         self._kv.put(command.text("namespace"), command.text("key"), value)
-        return self._saved_kv()
+        return self._saved(self._kv)
 
     def _get_kv(self, command: Command) -> Answer:
         namespace, key = command.text("namespace"), command.text("key")
@@ -242,12 +254,13 @@ class NameServer:
 
     def _delete_kv(self, command: Command) -> Answer:
         self._kv.remove(command.text("namespace"), command.text("key"))
-        return self._saved_kv()
+        return self._saved(self._kv)
 
-    def _saved_kv(self) -> Reply:
-        if self._persistent and self._kv.dirty:
-            self.outbox.put(Persist(self._kv))
-        return SUCCESS
+    def _saved(self, table: Table) -> Answer:
+        """Success, once the table is on the disk."""
+        if self._persistence is None or not table.dirty:
+            return SUCCESS
+        return InThread(self._persistence.save(table), lambda _: SUCCESS)
 
     def _list_kv(self, command: Command) -> Answer:
         namespace = command.text("namespace")
@@ -257,8 +270,9 @@ class NameServer:
         return Reply(body=body)
 
     def _update_config(self, command: Command) -> Answer:
-        self._settings.change(parse_properties(command.body))
-        return SUCCESS
+        if self._settings.change(parse_properties(command.body)):
+            self._changed_settings.note(self._settings.changed, command.now_ms)
+        return self._saved(self._changed_settings)
 
     def _get_config(self, command: Command) -> Answer:
         return Reply(body=format_properties(self._settings.apache_values() | ALWAYS))

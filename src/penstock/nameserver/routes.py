@@ -138,30 +138,12 @@ class Routes:
         for key, broker in list(self.brokers.items()):
             if key[1] == address and (key[0] == cluster or broker.registration.name == name):
                 self._forget(key)
-        group = self.names.get(name)
-        if group is None:
-            return
-        addresses = {id: other for id, other in group.broker_addrs.items() if other != address}
-        if len(addresses) < len(group.broker_addrs):
-            log.info("broker %s at %s removed", name, address)
-        if addresses:
-            self._set_group(replace(group, broker_addrs=addresses))
-            if group.enable_acting_master and MASTER_ID not in addresses:
-                self.wipe_write(name)
-            return
-        del self.names[name]
-        for other, names in list(self.clusters.items()):
-            names.pop(name, None)
-            if not names:
-                del self.clusters[other]
-        for topic in [topic for topic, queues in self.topics.items() if name in queues]:
-            self._remove_queues(topic, name)
+        self._remove_address(address, name)
 
     def closed(self, client: ClientId) -> None:
         """A connection has ended: the brokers that registered over it are gone."""
-        for cluster, address in self._clients.pop(client, ()):
-            broker = self.brokers[cluster, address]
-            self.unregister(cluster, address, broker.registration.name)
+        for key in self._clients.pop(client, ()):
+            self._remove(key)
 
     def expire(self, now_ms: int) -> list[Registration]:
         """Remove the brokers that have been silent for too long, and tell which."""
@@ -171,7 +153,7 @@ class Routes:
             silent_ms = now_ms - broker.seen_ms
             if silent_ms > last.expire_ms:
                 log.warning("broker %s at %s: silent for %d ms", last.name, last.address, silent_ms)
-                self.unregister(*last.key, last.name)
+                self._remove(last.key)
                 expired.append(last)
         return expired
 
@@ -298,6 +280,51 @@ class Routes:
         for broker in self.brokers.values():
             if broker.registration.name == name:
                 broker.settled = False
+
+    def _remove(self, key: Key) -> None:
+        """A process is gone. One at its address that came back under another cluster stays."""
+        broker = self.brokers.get(key)
+        if broker is None:
+            return
+        name = broker.registration.name
+        self._forget(key)
+        others = [
+            other.registration for other in self.brokers.values() if other.registration.name == name
+        ]
+        heir = next((other for other in others if other.address == key[1]), None)
+        if heir is None:
+            self._remove_address(key[1], name)
+        group = self.names.get(name)
+        if group is None or any(other.cluster == key[0] for other in others):
+            return
+        self._leave_cluster(key[0], name)
+        if heir is not None and group.cluster == key[0]:
+            self._set_group(replace(group, cluster=heir.cluster))
+
+    def _remove_address(self, address: str, name: str) -> None:
+        """With the last address of a broker name its topics go too."""
+        group = self.names.get(name)
+        if group is None:
+            return
+        addresses = {id: other for id, other in group.broker_addrs.items() if other != address}
+        if len(addresses) < len(group.broker_addrs):
+            log.info("broker %s at %s removed", name, address)
+        if addresses:
+            self._set_group(replace(group, broker_addrs=addresses))
+            if group.enable_acting_master and MASTER_ID not in addresses:
+                self.wipe_write(name)
+            return
+        del self.names[name]
+        for cluster in list(self.clusters):
+            self._leave_cluster(cluster, name)
+        for topic in [topic for topic, queues in self.topics.items() if name in queues]:
+            self._remove_queues(topic, name)
+
+    def _leave_cluster(self, cluster: str, name: str) -> None:
+        names = self.clusters.get(cluster, {})
+        names.pop(name, None)
+        if not names:
+            self.clusters.pop(cluster, None)
 
     def _forget(self, key: Key) -> None:
         broker = self.brokers.pop(key, None)

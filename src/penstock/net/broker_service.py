@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import socket
 from pathlib import Path
@@ -54,6 +55,8 @@ class BrokerService:
             await loop.run_in_executor(None, store.close)
             raise
         self._broker = broker
+        # With 10,000 topics a full collection of what was just loaded takes 0.2 s in the loop.
+        gc.freeze()
         try:
             await self._listen(broker, address)
             await self._check_address(address, broker)
@@ -122,6 +125,7 @@ class BrokerService:
         )  # fmt: skip
         assert self._server is not None
         self._server.carrier.register = self._registrar.soon
+        self._server.carrier.tell_names = self._registrar.tell
         await self._registrar.first_round()
 
     async def _start_probe(self, broker: Broker) -> None:

@@ -5,6 +5,7 @@ And their effects: requests to clients, tables to files, registration, closed co
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 from collections.abc import Callable
@@ -16,10 +17,12 @@ from penstock.broker.answers import (
     Answer,
     Close,
     Effect,
+    Encoded,
     Hold,
     InThread,
     Persist,
     Register,
+    Registered,
     Relay,
     Reply,
     Table,
@@ -77,6 +80,8 @@ class Carrier:
         self._holds = holds
         self._persistence = persistence
         self.register = register
+        self.tell_names: Callable[[tuple[str, ...], int], asyncio.Future[None]] | None = None
+        """Tells the NameServers of topics until a deadline; without it nobody is to be told."""
         self._asked: dict[tuple[int, int], _Asked] = {}
         self._deadlines: list[tuple[int, int, tuple[int, int]]] = []
         self._opaque = 0
@@ -98,6 +103,10 @@ class Carrier:
             self._in_thread(ticket, answer)
         elif isinstance(answer, Hold):
             self._hold(ticket, answer)
+        elif isinstance(answer, Encoded):
+            self._server.send_flushed(ticket.connection, answer)
+        elif isinstance(answer, Registered):
+            self._register(ticket, answer)
         else:
             self._relay(ticket, answer)
 
@@ -132,6 +141,19 @@ class Carrier:
         self.pool_jobs -= 1
         ticket.connection.adjust_work(-1)
         self.carry(ticket, self._safely(lambda: job.then(done.result())))
+        self._server.after_work()
+
+    def _register(self, ticket: Ticket, answer: Registered) -> None:
+        if self.tell_names is None:
+            self.carry(ticket, self._safely(answer.then))
+            return
+        ticket.connection.adjust_work(1)
+        told = self.tell_names(answer.topics, answer.deadline_ms)
+        told.add_done_callback(lambda _: self._registered(ticket, answer))
+
+    def _registered(self, ticket: Ticket, answer: Registered) -> None:
+        ticket.connection.adjust_work(-1)
+        self.carry(ticket, self._safely(answer.then))
         self._server.after_work()
 
     def _safely(self, make: Callable[[], Answer]) -> Answer:

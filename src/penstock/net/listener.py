@@ -14,6 +14,7 @@ import socket
 from collections.abc import Callable
 
 from penstock.clock import Alarm, Clock, LoopClock, pause
+from penstock.errors import TlsError
 from penstock.net.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -21,7 +22,7 @@ log = logging.getLogger(__name__)
 BACKLOG = 1_024
 FIRST_BYTE_MS = 30_000
 HANDSHAKE_SECONDS = 10.0
-SHUTDOWN_SECONDS = 3.0
+SHUTDOWN_SECONDS = 0.5
 WAITING_MAX = 2_048
 """Most connections whose first byte or handshake is waited for."""
 ACCEPTS_PER_TURN = 64
@@ -196,8 +197,9 @@ class SniffingListener(Listener):
         name = _name(accepted)
         try:
             if secure:
+                context = self.tls.context or await asyncio.to_thread(self.tls.make_context)
                 await self._loop.connect_accepted_socket(
-                    self._factory, accepted, ssl=self.tls.context,
+                    self._factory, accepted, ssl=context,
                     ssl_handshake_timeout=HANDSHAKE_SECONDS,
                     ssl_shutdown_timeout=SHUTDOWN_SECONDS,
                 )  # fmt: skip
@@ -206,7 +208,7 @@ class SniffingListener(Listener):
         except asyncio.CancelledError:
             accepted.close()
             raise
-        except OSError as error:  # TLS errors are OSErrors too
+        except (OSError, TlsError) as error:  # the ssl module's errors are OSErrors
             self.refused += 1
             log.info("no TLS with %s: %s", name, error)
             accepted.close()

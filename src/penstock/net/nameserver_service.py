@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from penstock.broker.changes import ChangedSettings
 from penstock.broker.persistence import Persistence
 from penstock.clock import LoopClock
 from penstock.config import Live, Settings
@@ -13,7 +14,6 @@ from penstock.net.server import Server
 from penstock.net.tls import Tls
 from penstock.net.turn import Turn
 from penstock.store.disk import Disk
-from penstock.store.tables import ConfigFile
 
 log = logging.getLogger(__name__)
 
@@ -24,11 +24,12 @@ class NameServerService:
     def __init__(self, settings: Settings) -> None:
         self.settings = Live(settings, "nameserver")
         self._disk = Disk()
-        folder = settings.nameserver.data
-        kv_file = ConfigFile(self._disk, Path(folder) / "kvConfig.json") if folder else None
-        if folder:
-            self._disk.make_directory(Path(folder))
-        self.nameserver = NameServer(self.settings, LoopClock().now_ms(), kv_file)
+        self._persistence: Persistence | None = None
+        if settings.nameserver.data:
+            folder = Path(settings.nameserver.data)
+            self._disk.make_directory((folder / ChangedSettings.FILE).parent)
+            self._persistence = Persistence(self._disk, folder)
+        self.nameserver = NameServer(self.settings, LoopClock().now_ms(), self._persistence)
         self.server: Server | None = None
 
     async def start(self) -> None:
@@ -41,7 +42,7 @@ class NameServerService:
         )  # fmt: skip
         self.server = Server(
             self.settings, self.nameserver, turn, self.nameserver.outbox, submit=self._disk.submit,
-            persistence=Persistence(self._disk, Path(config.nameserver.data)),
+            persistence=self._persistence,
         )  # fmt: skip
         await self.server.start(config.nameserver.host, config.nameserver.port, Tls.of(config.tls))
         log.info("the NameServer listens on %s:%d", config.nameserver.host, self.server.port)

@@ -4,12 +4,16 @@ Each NameServer has a task of its own, so a dead one delays nobody. What failed 
 after 1, 2, 4 … seconds up to the period; a connection that breaks is made again at once, because a
 NameServer forgets a broker with its connection. The whole table is sent each time, as Apache does
 by default: so a NameServer that has lost a topic gets it back. It is encoded once per version.
+
+Whoever waits until the NameServers know of a few topics need not wait for the table: these are
+told one by one before it (REGISTER_TOPIC_IN_NAMESRV), which leaves the version of the table alone.
+So the table that follows still counts as new, and nothing of it is lost.
 """
 
 import asyncio
 import logging
 import ssl as tls
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -19,7 +23,7 @@ from penstock.config import Live
 from penstock.errors import BodyError, PeerError, PenstockError
 from penstock.net.peer import Peer, Response, Sign, split_address
 from penstock.wire import fastjson
-from penstock.wire.bodies import DataVersion, KVTable
+from penstock.wire.bodies import DataVersion, KVTable, QueueData, TopicRouteData
 from penstock.wire.bodies_register import RegisterBrokerBody, body_crc32, encode_register
 from penstock.wire.codes import RequestCode, ResponseCode, response_name
 
@@ -34,6 +38,8 @@ PERIOD_MS_RANGE = (10_000, 60_000)
 ENCODING_SHARE = 10
 """Changes that follow each other are gathered, so that encoding takes a tenth of the time at
 most: 10,000 topics made one by one must not mean 10,000 tables of 1.6 MB."""
+SINGLES_MAX = 32
+"""Topics that are told one by one; for more, the table is the shorter message."""
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class Registrar:
             for server in parse_nameservers(settings.current.broker.nameservers)
         ]
         self._tasks: list[asyncio.Task[None]] = []
+        self._telling: set[asyncio.Task[None]] = set()
         self.order_config: dict[str, str] = {}
         """Topic → `broker:queues;…` of ordered topics, as the NameServers told it last."""
         self.master_address = ""
@@ -90,6 +97,48 @@ class Registrar:
         """Something changed: register now. Several calls become one round."""
         for link in self._links:
             link.wake.set()
+
+    def tell(self, topics: Sequence[str], deadline_ms: int) -> asyncio.Future[None]:
+        """Tell all NameServers of these topics as they are now, or of the whole table.
+
+        The result is there when each knows, or has failed, or at the deadline.
+        """
+        telling = asyncio.ensure_future(self._tell(topics, deadline_ms))
+        self._telling.add(telling)
+        telling.add_done_callback(self._telling.discard)
+        return telling
+
+    async def _tell(self, topics: Sequence[str], deadline_ms: int) -> None:
+        if not self._tasks:  # not begun, or over
+            return
+        try:
+            singles = self._singles(topics) if len(topics) <= SINGLES_MAX else {}
+            told = asyncio.gather(*(link.tell(singles) for link in self._links))
+            await finish_within(self._clock, deadline_ms - self._clock.now_ms(), told)
+        except TimeoutError:
+            log.warning("a NameServer does not answer: a change is not waited for any longer")
+        except Exception:
+            log.exception("the NameServers can't be told")
+
+    def _singles(self, topics: Sequence[str]) -> dict[str, bytes]:
+        """By topic the body that tells of it; none for topics that are gone again."""
+        table = self._describe().topic_config_serialize_wrapper.topic_config_table
+        name = self._settings.current.broker.name
+        return {
+            topic: fastjson.encode(
+                TopicRouteData(
+                    queue_datas=[
+                        QueueData(
+                            broker_name=name, read_queue_nums=config.read_queue_nums,
+                            write_queue_nums=config.write_queue_nums, perm=config.perm,
+                            topic_sys_flag=config.topic_sys_flag,
+                        )
+                    ]
+                )
+            )
+            for topic in topics
+            if (config := table.get(topic)) is not None
+        }  # fmt: skip
 
     async def first_round(self, timeout_ms: int = FIRST_ROUND_MS) -> bool:
         """Begin, and wait until each was tried once or the time is over; whether one knows us."""
@@ -112,10 +161,11 @@ class Registrar:
 
     async def close(self) -> None:
         """Say goodbye to those who know us, in bounded time, and close the connections."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        tasks = [*self._tasks, *self._telling]
         self._tasks = []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(link.leave() for link in self._links))
 
     def header(self) -> dict[str, str]:
@@ -177,6 +227,7 @@ class _Link:
         self.state = NameServerState(address)
         self.wake = asyncio.Event()
         self.tried = asyncio.Event()
+        self._round = asyncio.Event()  # the end of the round that begins next
         self._registrar = registrar
         self._clock = registrar._clock
         self._peer = Peer(address, sign=sign, ssl=ssl, on_lost=self._lost, clock=self._clock)
@@ -196,6 +247,15 @@ class _Link:
             if not self._peer.connected:  # also one that takes us and then hangs up
                 await pause(self._clock, RETRY_MS - (self._clock.now_ms() - started_ms))
 
+    async def tell(self, singles: Mapping[str, bytes]) -> None:
+        """Tell of single topics, or of all if none is given or one is not taken."""
+        if self.state.failures:
+            return  # it gets the whole table when it is back
+        if not singles or not self.state.registered or not await self._take_singles(singles):
+            ended = self._round
+            self.wake.set()
+            await ended.wait()
+
     async def leave(self) -> None:
         """Unregister where we are registered."""
         try:
@@ -208,7 +268,22 @@ class _Link:
             self.state.registered = False
             await self._peer.close()
 
+    async def _take_singles(self, singles: Mapping[str, bytes]) -> bool:
+        """Whether it has taken all of these topics."""
+        calls = (
+            self._peer.call(
+                RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": topic}, body, timeout_ms=CALL_MS
+            )
+            for topic, body in singles.items()
+        )
+        try:
+            answers = await asyncio.gather(*calls)
+        except PenstockError:  # the next round of the table tells what is wrong
+            return False
+        return all(answer.code == ResponseCode.SUCCESS for answer in answers)
+
     async def _register(self) -> None:
+        ended, self._round = self._round, asyncio.Event()
         try:
             ext, body = self._registrar.registration()
             answer = await self._peer.call(
@@ -226,6 +301,7 @@ class _Link:
             self._failed(f"a bug of Penstock: {error!r}")
         self.state.tried = True
         self.tried.set()
+        ended.set()
 
     async def _next_occasion(self, wait_ms: int) -> None:
         alarm = self._clock.wake_at(self._clock.now_ms() + wait_ms, self.wake.set)

@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.answers import Outbox
+from penstock.broker.answers import Encoded, Outbox
 from penstock.clock import Alarm, Clock, LoopClock, pause
 from penstock.config import Live, ServerConfig, Settings
 from penstock.errors import WireError
@@ -175,10 +175,8 @@ class Server:
         send = turn.send
         if send is not None and send.waiting.length:
             assert self._store is not None
-            deadline_ms = now_ms + self._settings.current.broker.flush_timeout_ms
-            answers, late = send.waiting.take(), send.late.take()
-            self.memory += len(answers)
-            self._waits.append(_Wait(self._store.log.end, deadline_ms, connection, answers, late))
+            encoded = Encoded(send.waiting.take(), send.late.take(), self._store.log.end)
+            self.send_flushed(connection, encoded)
         if turn.deferred:
             deferred, turn.deferred = turn.deferred, []
             for opaque, encoding, oneway, answer in deferred:
@@ -193,6 +191,15 @@ class Server:
             self._store.attend()
         if self._outbox.effects:
             self.carrier.perform(self._outbox.take())
+
+    def send_flushed(self, connection: Connection, answer: Encoded) -> None:
+        """Send what may leave when the log is flushed so far."""
+        if self._store is None or answer.offset <= self._store.flusher.flushed():
+            connection.write(answer.data)
+            return
+        deadline_ms = self.now_ms() + self._settings.current.broker.flush_timeout_ms
+        self.memory += len(answer.data)
+        self._waits.append(_Wait(answer.offset, deadline_ms, connection, answer.data, answer.late))
 
     def after_work(self) -> None:
         """Something happened outside a turn: wake listeners, carry out effects."""

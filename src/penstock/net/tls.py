@@ -8,6 +8,9 @@ written ones say, leave the old certificate in place and are tried again.
 import logging
 import os
 import ssl
+import subprocess
+import tempfile
+import threading
 from typing import Self
 
 from penstock.config import TlsConfig
@@ -32,7 +35,10 @@ class Tls:
         self.loads = 0
         self._seen = self._look()
         self._complaint = ""
-        self._context = server_context(config)
+        self._making = threading.Lock()
+        self._context: ssl.SSLContext | None = None
+        if config.certificate or config.mode == "enforcing":
+            self._context = server_context(config)
 
     @classmethod
     def of(cls, config: TlsConfig) -> Self | None:
@@ -40,12 +46,29 @@ class Tls:
         return None if config.mode == "off" else cls(config)
 
     @property
-    def context(self) -> ssl.SSLContext:
-        """For the next connection."""
+    def context(self) -> ssl.SSLContext | None:
+        """For the next connection; None: `make_context` first, in a thread."""
         return self._context
+
+    def make_context(self) -> ssl.SSLContext:
+        """A context with a certificate that vouches for nobody, where no other was given.
+
+        So a client that insists on TLS is served by a server nobody prepared for it, as RocketMQ
+        does by default; it must not check the certificate. Raises TlsError.
+        """
+        with self._making:
+            if self._context is None:
+                self._context = self_signed_context()
+                log.warning(
+                    "a client speaks TLS: it is served with a certificate made for the moment; set "
+                    "tls.certificate and tls.key to one that clients can check"
+                )
+            return self._context
 
     def refresh(self) -> bool:
         """Read the files again if they changed; whether there is a new certificate. Reads files."""
+        if not self.config.certificate:
+            return False
         seen = self._look()
         if seen == self._seen and not self._complaint:
             return False
@@ -92,6 +115,28 @@ def server_context(config: TlsConfig) -> ssl.SSLContext:
             )
         _load_authorities(context, "tls.client_ca", config.client_ca)
         context.verify_mode = _CLIENT_AUTH[config.client_auth]
+    return context
+
+
+def self_signed_context() -> ssl.SSLContext:
+    """A context with a new certificate of our own making; runs `openssl`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    with tempfile.TemporaryDirectory(prefix="penstock-tls-") as folder:
+        certificate, key = os.path.join(folder, "certificate.pem"), os.path.join(folder, "key.pem")
+        command = [
+            "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1",
+            "-nodes", "-days", "3650", "-subj", "/CN=penstock", "-keyout", key, "-out", certificate,
+        ]  # fmt: skip
+        try:
+            subprocess.run(command, check=True, capture_output=True, timeout=30)
+            context.load_cert_chain(certificate, key)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise TlsError(
+                f"there is no certificate for a client that speaks TLS, and none can be made: "
+                f"{error}",
+                hint="set tls.certificate and tls.key",
+            ) from None
     return context
 
 

@@ -128,6 +128,8 @@ class Turn:
                 ):
                     try:
                         self.send.handle(request, self.output, now_ms)
+                        if self.send.created:
+                            self._give(self.send.take_created(now_ms))
                     except PenstockError as error:
                         self._refuse(error)
                     except Exception as error:
@@ -160,6 +162,8 @@ class Turn:
             code = request.code
             if self.send is not None and code in (10, 310, 320):
                 self.send.handle(request, self.output, now_ms)
+                if self.send.created:
+                    self._give(self.send.take_created(now_ms))
             elif self.pull is not None and code in (_PULL_MESSAGE, _LITE_PULL_MESSAGE):
                 self._give(self.pull.handle(request, self.output, self.client, now_ms))
                 if request.is_oneway():

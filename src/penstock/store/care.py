@@ -18,6 +18,7 @@ from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.disk import Disk
 from penstock.store.layout import Layout
 from penstock.store.put import PutPath
+from penstock.store.segment import Segment
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,9 @@ class Care:
         self.checkpoint = Checkpoint()
         self.pinned_from: Callable[[], int | None] = lambda: None
         """Messages from this log offset on are still needed by somebody: never delete them."""
+        self.deleted_to = path.log.begin()
+        """Where the log's files begin: what lies before was deleted, for good."""
+        self._leaving: list[Segment] = []  # dropped from the log, not yet deleted
         self._marks: list[tuple[int, int]] = []
         self._work: Future[None] | None = None
         self._queues: list[ConsumeQueue] = []
@@ -92,7 +96,8 @@ class Care:
         count = min(count, len(row.segments) - 1)
         gone = [row.drop_first() for _ in range(count)]
         begin = row.first
-        log.info("deleting %d segments: the log begins at %d now", count, begin)
+        if count:
+            log.info("deleting %d segments: the log begins at %d now", count, begin)
         # Recovery can't replay what is deleted, so its queue entries must be on the disk before.
         dirty = self.path.take_dirty()
 
@@ -104,13 +109,18 @@ class Care:
                 queue.drop_files_before(queue.min_offset)
             if index is not None:
                 index.drop_before(begin)
-            for segment in gone:
+            self._leaving += gone
+            while self._leaving:
+                segment = self._leaving[0]
                 try:
                     row.unlink(segment)
                 except OSError as error:
                     # It and its successors stay, so that the next start finds no gap.
                     log.warning("%s can't be deleted: %s", segment.path, error)
                     break
+                del self._leaving[0]
+                if segment.start == self.deleted_to:
+                    self.deleted_to += segment.size
 
         self._submit(work)
 

@@ -13,6 +13,7 @@ Entries written since the queue was opened are hot (their pages are in memory); 
 read from the file, at once if the page cache has them.
 """
 
+import threading
 from pathlib import Path
 
 from penstock.errors import StoreError
@@ -31,6 +32,10 @@ FILLER_SIZE = 0x7FFFFFFF
 _ENTRY_BYTES = ENTRY_BYTES
 _FILLER_SIZE = FILLER_SIZE
 _NEVER = 1 << 62
+
+renaming = threading.Lock()
+"""Held while the directory of a deleted topic is renamed and its queues are told. Whoever misses a
+file asks under it whether that is why: the pool works at the same time."""
 
 
 class ConsumeQueue:
@@ -310,7 +315,7 @@ class ConsumeQueue:
                 for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
                     self.disk.sync_directory(folder)
         except OSError:
-            if self.gone:
+            if self._was_renamed():
                 return
             self._unsynced += unsynced
             self._names_changed = self._names_changed or changed
@@ -374,7 +379,7 @@ class ConsumeQueue:
             if old:
                 self.disk.sync_directory(self.folder)
         except OSError:
-            if not self.gone:  # else they are on their way out with all the others
+            if not self._was_renamed():  # else they are on their way out with all the others
                 raise
 
     def drop_files_of(self, end: int) -> None:
@@ -396,7 +401,7 @@ class ConsumeQueue:
             self.disk.sync_directory(self.folder)
 
     def retire(self, folder: Path) -> None:
-        """The topic is deleted, the files lie in another folder and will go.
+        """The topic is deleted, the files lie in another folder and will go (under `renaming`).
 
         Whoever still holds the queue may read what is left, and finds nothing to write or to sync.
         """
@@ -451,9 +456,14 @@ class ConsumeQueue:
             self._allocate(fd, start, following - start)
         finally:
             self.disk.close_file(fd)
-        if start == self._open_from:
+        if start == self._open_from and not self.gone:
             self._allocated = start + self._step_end(following - start)
             self._ahead = following
+
+    def _was_renamed(self) -> bool:
+        """Whether the topic is deleted; if that is being tried just now, waits for the outcome."""
+        with renaming:
+            return self.gone
 
     def _refuse_if_gone(self) -> None:
         if self.gone:

@@ -1,4 +1,7 @@
-"""All queues of a store, found by name without making an object: open addressing over FNV."""
+"""All queues of a store, found by name without making an object: open addressing over FNV.
+
+One thread adds, removes and finds. Others may `get`, and go over a copy of `rows`.
+"""
 
 from array import array
 
@@ -11,6 +14,7 @@ class QueueTable:
 
     def __init__(self) -> None:
         self.rows: list[ConsumeQueue] = []
+        self.topics: dict[bytes, dict[int, ConsumeQueue]] = {}
         self._places: memoryview = memoryview(array("i", bytes(4 * 64)))
         self._mask: int = 63
 
@@ -31,23 +35,27 @@ class QueueTable:
             place = (place + 1) & self._mask
 
     def get(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
-        room = bytearray(topic + b"\0")
-        return self.find(memoryview(room), 0, len(topic), queue_id)
+        queues = self.topics.get(topic)
+        return None if queues is None else queues.get(queue_id)
+
+    def of(self, topic: bytes) -> list[ConsumeQueue]:
+        """All queues of a topic."""
+        return list(self.topics.get(topic, {}).values())
 
     def add(self, queue: ConsumeQueue) -> None:
         self.rows.append(queue)
+        self.topics.setdefault(queue.topic, {})[queue.queue_id] = queue
         if 2 * len(self.rows) > self._mask:
             self._spread(2 * (self._mask + 1))
         else:
             self._place(len(self.rows))
 
     def remove(self, topic: bytes) -> list[ConsumeQueue]:
-        """Take out all queues of a topic."""
-        removed = [queue for queue in self.rows if queue.topic == topic]
-        if removed:
-            # In place: others hold the list. The places are dealt anew, so that none stays taken.
-            self.rows[:] = [queue for queue in self.rows if queue.topic != topic]
-            self._spread(self._mask + 1)
+        """Take out all queues of a topic; this costs no more because there are many others."""
+        removed = self.of(topic)
+        self.topics.pop(topic, None)
+        for queue in removed:
+            self._take_out(queue)
         return removed
 
     def _spread(self, places: int) -> None:
@@ -57,9 +65,39 @@ class QueueTable:
             self._place(number)
 
     def _place(self, number: int) -> None:
-        queue = self.rows[number - 1]
-        room = bytearray(queue.topic + b"\0")
-        place = octets.mix_hash(room, 0, len(queue.topic), queue.queue_id) & self._mask
+        place = self._home(self.rows[number - 1])
         while self._places[place]:
             place = (place + 1) & self._mask
         self._places[place] = number
+
+    def _home(self, queue: ConsumeQueue) -> int:
+        """The place where a search for the queue begins."""
+        room = bytearray(queue.topic + b"\0")
+        return octets.mix_hash(room, 0, len(queue.topic), queue.queue_id) & self._mask
+
+    def _place_of(self, queue: ConsumeQueue) -> int:
+        place = self._home(queue)
+        while self.rows[self._places[place] - 1] is not queue:
+            place = (place + 1) & self._mask
+        return place
+
+    def _take_out(self, queue: ConsumeQueue) -> None:
+        """Free the queue's place; the last row takes over its number."""
+        place = self._place_of(queue)
+        number = self._places[place]
+        last = self.rows[len(self.rows) - 1]
+        self._places[self._place_of(last)] = number
+        self.rows[number - 1] = last
+        self.rows.pop()
+        self._close_gap(place)
+
+    def _close_gap(self, gap: int) -> None:
+        """Move up those that a search would no longer get to: it ends where a place is free."""
+        place = (gap + 1) & self._mask
+        while self._places[place]:
+            home = self._home(self.rows[self._places[place] - 1])
+            if (place - home) & self._mask >= (place - gap) & self._mask:
+                self._places[gap] = self._places[place]
+                gap = place
+            place = (place + 1) & self._mask
+        self._places[gap] = 0

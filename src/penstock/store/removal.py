@@ -15,7 +15,7 @@ import threading
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue import ConsumeQueue, renaming
 from penstock.store.disk import Disk
 from penstock.store.layout import Layout
 
@@ -39,20 +39,27 @@ class Removal:
         """Records of the topic below this log offset are deleted."""
         return self.ends.get(topic.decode("utf-8", "replace"), 0)
 
-    def take_away(self, topic: bytes, queues: list[ConsumeQueue], log_end: int) -> None:
-        """Free the topic's name; nothing has changed if this raises a StoreError."""
+    def take_away(
+        self, topic: bytes, queues: list[ConsumeQueue], *, log_begin: int, log_end: int
+    ) -> None:
+        """Free the topic's name; nothing has changed if this raises a StoreError.
+
+        Notes of what lies before `log_begin` go: no crash brings such records back.
+        """
         name = topic.decode()
         folder = self._layout.queues / name
-        if any(queue.file_starts for queue in queues):  # else it never got a message
-            old, folder = folder, self._layout.queues / f"{PREFIX}{self._count}"
-            self._count += 1
-            try:
-                self._disk.rename(old, folder)
-            except OSError as error:
-                raise StoreError(f"{old} can't be renamed to be deleted: {error}") from error
-            self.ends = {**self.ends, name: log_end}
-        for queue in queues:
-            queue.retire(folder / str(queue.queue_id))
+        with renaming:
+            if any(queue.file_starts for queue in queues):  # else it never got a message
+                old, folder = folder, self._layout.queues / f"{PREFIX}{self._count}"
+                self._count += 1
+                try:
+                    self._disk.rename(old, folder)
+                except OSError as error:
+                    raise StoreError(f"{old} can't be renamed to be deleted: {error}") from error
+                kept = {other: end for other, end in self.ends.items() if end > log_begin}
+                self.ends = {**kept, name: log_end}
+            for queue in queues:
+                queue.retire(folder / str(queue.queue_id))
 
     def finish(self) -> None:
         """Write the note, then delete what was taken away; waits for the disk."""

@@ -217,10 +217,13 @@ class MessageStore:
 
         Their files go with `finish_removal`. Raises StoreError, and then nothing has changed.
         """
-        mine = [queue for queue in self.queues.rows if queue.topic == topic]
-        self._recovery.removal.take_away(topic, mine, self.log.end)
+        mine = self.queues.of(topic)
+        self._recovery.removal.take_away(
+            topic, mine, log_begin=self.care.deleted_to, log_end=self.log.end
+        )
         path = self.path
-        path.dirty = [queue for queue in path.dirty if not queue.gone]
+        if any(queue.dirty for queue in mine):
+            path.dirty = [queue for queue in path.dirty if not queue.gone]
         path.arrived = [queue for queue in path.arrived if not queue.gone]
         return self.queues.remove(topic)
 

@@ -163,11 +163,44 @@ class _Table(ABC, Generic[W]):
         return wrapper, {name: value for name, value in members.items() if name not in known}
 
 
-class TopicTable(_Table[TopicConfigSerializeWrapper]):
+class _ConfigTable(_Table[W]):
+    """A table of configs by name, of which each change writes the whole file, and one changes.
+
+    The loop waits for the snapshot, and there may be 10,000 configs. So the text of each is kept,
+    and a snapshot has little to do but to join them.
+    """
+
+    MEMBER: ClassVar[str]  # of the file, that holds the configs
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._texts: dict[str, bytes] = {}  # in the order of the configs
+
+    def snapshot(self) -> bytes:
+        gap = fastjson.Written(_GAP.decode())
+        members = {**self._unknown, **self._members(), self.MEMBER: gap}
+        frame = fastjson.encode_pretty(dict(sorted(members.items())))
+        before, _, after = frame.partition(_GAP)
+        self.dirty = False
+        texts = list(self._texts.values())
+        if not texts:
+            return before + b"{}" + after
+        texts[0] = before + b"{" + texts[0]
+        texts[-1] += b"\n\t}" + after
+        return b",".join(texts)  # one copy of what may be megabytes
+
+    def _write(self, name: str, config: msgspec.Struct) -> None:
+        """Keep the text of a config; raises BodyError if it can't be one."""
+        lines = fastjson.encode_pretty({name: config})[1:-2]  # without the braces, and their line
+        self._texts[name] = lines.replace(b"\n", b"\n\t")  # text of a config has no lines itself
+
+
+class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
     """The topics of a broker by name."""
 
     FILE = "config/topics.json"
     KIND = TopicConfigSerializeWrapper
+    MEMBER = "topicConfigTable"
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,12 +214,12 @@ class TopicTable(_Table[TopicConfigSerializeWrapper]):
     def seed(self, config: TopicConfig) -> None:
         """A topic every broker has: added after `load` if missing, without a new version."""
         if config.topic_name not in self._topics:
-            self._topics[config.topic_name] = config
+            self._set(config)
             self.dirty = True
 
     def put(self, config: TopicConfig, now_ms: int) -> None:
         """Create the topic, or change it."""
-        self._topics[config.topic_name] = config
+        self._set(config)
         self._changed(now_ms)
 
     def touch(self, now_ms: int) -> None:
@@ -197,6 +230,7 @@ class TopicTable(_Table[TopicConfigSerializeWrapper]):
         """Forget the topic; None if there is none."""
         config = self._topics.pop(topic, None)
         if config is not None:
+            del self._texts[topic]
             self._changed(now_ms)
         return config
 
@@ -212,18 +246,24 @@ class TopicTable(_Table[TopicConfigSerializeWrapper]):
 
     def _install(self, wrapper: TopicConfigSerializeWrapper) -> None:
         self._topics.clear()
+        self._texts.clear()
         for name, config in wrapper.topic_config_table.items():
             if config.topic_name != name:
                 config = msgspec.structs.replace(config, topic_name=name)
-            self._topics[name] = config
+            self._set(config)
         self.version = wrapper.data_version
 
+    def _set(self, config: TopicConfig) -> None:
+        self._write(config.topic_name, config)
+        self._topics[config.topic_name] = config
 
-class SubscriptionGroupTable(_Table[SubscriptionGroupWrapper]):
+
+class SubscriptionGroupTable(_ConfigTable[SubscriptionGroupWrapper]):
     """The consumer groups of a broker by name, and the topics they may not read."""
 
     FILE = "config/subscriptionGroup.json"
     KIND = SubscriptionGroupWrapper
+    MEMBER = "subscriptionGroupTable"
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,17 +278,18 @@ class SubscriptionGroupTable(_Table[SubscriptionGroupWrapper]):
     def seed(self, config: SubscriptionGroupConfig) -> None:
         """A group every broker has: added after `load` if missing, without a new version."""
         if config.group_name not in self._groups:
-            self._groups[config.group_name] = config
+            self._set(config)
             self.dirty = True
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
         """Create the group, or change it."""
-        self._groups[config.group_name] = config
+        self._set(config)
         self._changed(now_ms)
 
     def remove(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
         """Forget the group and what it is forbidden; None if there is none."""
         config = self._groups.pop(group, None)
+        self._texts.pop(group, None)
         forbidden = self._forbidden.pop(group, None)
         if config is not None or forbidden is not None:
             self._changed(now_ms)
@@ -282,12 +323,17 @@ class SubscriptionGroupTable(_Table[SubscriptionGroupWrapper]):
 
     def _install(self, wrapper: SubscriptionGroupWrapper) -> None:
         self._groups.clear()
+        self._texts.clear()
         for name, config in wrapper.subscription_group_table.items():
             if config.group_name != name:
                 config = msgspec.structs.replace(config, group_name=name)
-            self._groups[name] = config
+            self._set(config)
         self._forbidden = wrapper.forbidden_table
         self.version = wrapper.data_version
+
+    def _set(self, config: SubscriptionGroupConfig) -> None:
+        self._write(config.group_name, config)
+        self._groups[config.group_name] = config
 
 
 class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):

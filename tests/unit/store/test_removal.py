@@ -1,6 +1,9 @@
 """Deleting a topic's queues: the name is free at once, the old messages never come back."""
 
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 
@@ -10,12 +13,21 @@ from penstock.errors import StoreError
 from penstock.store.disk import Disk
 from penstock.store.inspect import StoreFiles
 from penstock.store.problem import NOTE
-from penstock.store.removal import read_ends
+from penstock.store.removal import PREFIX, read_ends
 from penstock.store.store import MessageStore
 from penstock.store.verify import Verification
 from penstock.testing import FaultyDisk, PowerCut
 from tests.depth import rounds
-from tests.unit.store.conftest import NOW_MS, Bench, bodies, flush, put, record, small_config
+from tests.unit.store.conftest import (
+    NOW_MS,
+    WAIT_SECONDS,
+    Bench,
+    bodies,
+    flush,
+    put,
+    record,
+    small_config,
+)
 
 
 def send(store: MessageStore, topic: str, *names: str, queue_id: int = 0) -> None:
@@ -151,6 +163,87 @@ def test_retention_does_not_stumble_over_a_removed_queue(bench: Bench) -> None:
     assert store.refusal is None
 
 
+class Racing(Disk):
+    """The pool misses a file just when its directory is renamed and no queue was told yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun = threading.Event()
+        self.renamed = threading.Event()
+        self.missed = threading.Event()
+
+    def rename(self, old: Path, new: Path) -> None:
+        racing = new.name.startswith(PREFIX)
+        assert not racing or self.begun.wait(WAIT_SECONDS)
+        super().rename(old, new)
+        if racing:
+            self.renamed.set()
+            assert self.missed.wait(WAIT_SECONDS)
+
+    def too_late(self, work: Callable[[Path], None], path: Path) -> None:
+        self.begun.set()
+        assert self.renamed.wait(WAIT_SECONDS)
+        try:
+            work(path)
+        except FileNotFoundError:
+            self.missed.set()
+            raise
+
+
+class RacingFlush(Racing):
+    def sync_file(self, path: Path) -> None:
+        self.too_late(super().sync_file, path)
+
+
+class RacingRetention(Racing):
+    def unlink(self, path: Path) -> None:
+        self.too_late(super().unlink, path)
+
+
+def test_a_flush_round_waits_for_the_outcome_of_a_removal(bench: Bench) -> None:
+    store = bench.open(RacingFlush())
+    send(store, "t", *numbered("old", 20))
+    store.tick(NOW_MS + 60_000)
+    store.remove_queues(b"t")
+    store.care.finish()
+    assert store.refusal is None
+
+
+def test_retention_waits_for_the_outcome_of_a_removal(bench: Bench) -> None:
+    store = bench.open(RacingRetention())
+    for n in range(60):
+        send(store, "t", f"old{n}")
+    store.expire(1)
+    store.remove_queues(b"t")
+    store.care.finish()
+    assert store.refusal is None
+
+
+class SlowRename(Disk):
+    """Gives the pool time to meet the moment between renaming and what follows."""
+
+    def rename(self, old: Path, new: Path) -> None:
+        super().rename(old, new)
+        time.sleep(0.0005)
+
+
+def test_writing_goes_on_while_topics_come_and_go(bench: Bench) -> None:
+    store = bench.open(SlowRename())
+    for n in range(rounds(ci=150, proof=5000)):
+        for queue_id in range(3):
+            send(store, f"t{n}", *numbered("m", 9), queue_id=queue_id)
+        store.tick(NOW_MS + n * 1000)
+        if n % 5 == 4:
+            store.expire(1)
+        store.remove_queues(b"t%d" % n)
+        store.disk.submit(store.finish_removal)
+        assert store.refusal is None
+    store.care.finish()
+    assert store.refusal is None
+    store.finish_removal()
+    assert folders(store) == []
+
+
 class Stuck(Disk):
     threads = False
 
@@ -266,6 +359,39 @@ def test_the_note_is_forgotten_with_the_segments(bench: Bench) -> None:
     assert read_ends(store.disk, store.layout) == {}
 
 
+def test_a_removal_forgets_the_notes_of_what_the_log_no_longer_holds(bench: Bench) -> None:
+    store = bench.open()
+    send(store, "t", *numbered("old", 5))
+    remove(store)
+    send(store, "u", *numbered("more", 60))
+    store.expire(1)
+    store.care.finish()
+    remove(store, "u")
+    assert list(read_ends(store.disk, store.layout)) == ["u"]
+
+
+class Undeletable(Disk):
+    """Log segments can't be deleted."""
+
+    threads = False
+
+    def unlink(self, path: Path) -> None:
+        if path.parent.name == "commitlog":
+            raise PermissionError(13, "no")
+        super().unlink(path)
+
+
+def test_a_note_stays_as_long_as_the_segments_do(bench: Bench) -> None:
+    store = bench.open(Undeletable())
+    send(store, "t", *numbered("old", 5))
+    remove(store)
+    send(store, "u", *numbered("more", 60))
+    store.expire(1)
+    store.care.finish()
+    remove(store, "u")
+    assert list(read_ends(store.disk, store.layout)) == ["t", "u"]
+
+
 def test_inspection_knows_what_was_deleted(bench: Bench) -> None:
     store = bench.open()
     send(store, "t", *numbered("old", 20))
@@ -366,3 +492,31 @@ def test_power_cuts_around_a_removal_leave_one_life_of_the_topic(tmp_path: Path,
     flush(restarted)
     assert seen(restarted) == [*found, "next"]
     assert folders(restarted) == ["t", "u"]
+
+
+class StubbornFirst(Disk):
+    """The first segment of the log can't be deleted for a while."""
+
+    threads = False
+    stubborn = True
+
+    def unlink(self, path: Path) -> None:
+        if path.parent.name == "commitlog" and int(path.name) == 0 and self.stubborn:
+            raise PermissionError(13, "no")
+        super().unlink(path)
+
+
+def test_no_segment_is_deleted_before_its_predecessor(bench: Bench) -> None:
+    disk = StubbornFirst()
+    store = bench.open(disk)
+    send(store, "t", *numbered("x", 300))
+    before = sorted(path.name for path in store.layout.log.iterdir())
+    assert len(before) > 4
+    for _ in range(2):
+        store.expire(1)
+        store.care.finish()
+    assert sorted(path.name for path in store.layout.log.iterdir()) == before, "a gap is damage"
+    disk.stubborn = False
+    store.expire(1)
+    store.care.finish()
+    assert sorted(path.name for path in store.layout.log.iterdir()) == before[3:]

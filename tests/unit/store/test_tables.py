@@ -3,6 +3,7 @@
 import contextlib
 import os
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -233,6 +234,59 @@ def test_groups_and_what_they_may_not_read(path: Path) -> None:
     table.forbid("g", "T", FORBID_READ, 16)
     table.forbid("g", "T", 0, 17)
     assert b'"forbiddenTable":{}' in table.snapshot()
+
+
+def random_change(table: TopicTable | SubscriptionGroupTable, rng: Random) -> None:
+    name = f"n\u00e4me{rng.randrange(9)}"
+    if rng.random() < 0.3:
+        table.remove(name, 1)
+    elif isinstance(table, TopicTable):
+        attributes = {"+message.type": "FIFO"} if rng.random() < 0.5 else {}
+        table.put(TopicConfig(topic_name=name, perm=rng.randrange(8), attributes=attributes), 1)
+    else:
+        table.put(SubscriptionGroupConfig(group_name=name, retry_max_times=rng.randrange(9)), 1)
+        table.forbid(name, "T", rng.choice((0, FORBID_READ)), 1)
+
+
+@pytest.mark.parametrize("kind", [TopicTable, SubscriptionGroupTable])
+def test_snapshots_of_configs_are_what_fastjson_writes(
+    kind: type[TopicTable | SubscriptionGroupTable], path: Path
+) -> None:
+    rng = Random(7)
+    table = kind()
+    for _ in range(60):
+        assert table.snapshot() == fastjson.encode_pretty(table.wrapper())
+        random_change(table, rng)
+    again = reloaded(table, path)
+    assert again.snapshot() == table.snapshot()
+
+
+@pytest.mark.parametrize("kind", [TopicTable, SubscriptionGroupTable])
+def test_a_change_of_one_config_writes_no_other_anew(
+    kind: type[TopicTable | SubscriptionGroupTable], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = kind()
+    for n in range(100):
+        if isinstance(table, TopicTable):
+            table.put(TopicConfig(topic_name=f"t{n}"), 1)
+        else:
+            table.put(SubscriptionGroupConfig(group_name=f"g{n}"), 1)
+    whole = len(table.snapshot())
+    written: list[int] = []
+    encode = fastjson.encode_pretty
+
+    def counted(value: object) -> bytes:
+        text = encode(value)
+        written.append(len(text))
+        return text
+
+    monkeypatch.setattr(fastjson, "encode_pretty", counted)
+    if isinstance(table, TopicTable):
+        table.put(TopicConfig(topic_name="t50", perm=4), 2)
+    else:
+        table.put(SubscriptionGroupConfig(group_name="g50", consume_enable=False), 2)
+    assert b"50" in table.snapshot()
+    assert sum(written) < whole / 20
 
 
 def test_offsets_file_of_rocketmq(path: Path) -> None:

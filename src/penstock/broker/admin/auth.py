@@ -185,7 +185,7 @@ class AuthAdmin:
     def _user(self, name: str) -> User:
         user = self._table.users.get(name)
         if user is None:
-            raise NoPermission(f"the user {name} does not exist")
+            raise NoPermission(f"the user {name} does not exist", hint="create it with createUser")
         return user
 
     def _subject(self, command: Command) -> str:

@@ -4,6 +4,7 @@ import msgspec
 
 from penstock.broker.admin.paging import page_names
 from penstock.broker.admin.replies import reply_from_pool, reply_with
+from penstock.broker.admin.slices import in_slices
 from penstock.broker.answers import Answer, InThread, Reply
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
 from penstock.broker.command import Command
@@ -53,6 +54,7 @@ class GroupHandlers:
         """Delete a group, and its progress if that is asked for."""
         parts, group = self._parts, command.text("groupName")
         parts.groups.delete(group, command.now_ms)
+        parts.stats.forget_group(group)
         saves = [parts.persistence.save(parts.groups.table)]
         if command.truth("cleanOffset"):
             parts.offsets.remove_group(group, command.now_ms)
@@ -115,14 +117,23 @@ class GroupHandlers:
         return reply_with(MessageRequestModeSerializeWrapper())
 
     def _put(self, wanted: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
+        configs: list[SubscriptionGroupConfig] = []
+        return in_slices(
+            wanted,
+            lambda config: configs.append(self._checked(config)),
+            lambda: self._put_checked(configs, now_ms),
+        )
+
+    def _put_checked(self, configs: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
         groups = self._parts.groups
-        configs = [self._checked(config) for config in wanted]
         changed = [config for config in configs if config != groups.get(config.group_name)]
-        for config in changed:
-            groups.put(config, now_ms)
         if not changed:
             return Reply()
-        return InThread(self._parts.persistence.save(groups.table), lambda _: Reply())
+        return in_slices(
+            changed,
+            lambda config: groups.put(config, now_ms),
+            lambda: InThread(self._parts.persistence.save(groups.table), lambda _: Reply()),
+        )
 
     def _checked(self, wanted: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
         """The group as it would be, with its attributes changed; raises InvalidParameter."""

@@ -2,7 +2,7 @@
 
 import logging
 
-from penstock.broker.answers import Answer, InThread, Reply
+from penstock.broker.answers import REGISTER_MS, Answer, InThread, Registered, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Handler, Row
@@ -50,9 +50,10 @@ class SettingsHandlers:
             return Reply()
         log.info("%s has changed %s", command.peer, ", ".join(changed))
         self._parts.changed_settings.note(self._parts.settings.changed, command.now_ms)
-        return InThread(
-            self._parts.persistence.save(self._parts.changed_settings), lambda _: Reply()
-        )
+        known: Answer = Reply()
+        if "broker.permission" in changed:
+            known = Registered(Reply, command.now_ms + REGISTER_MS)
+        return InThread(self._parts.persistence.save(self._parts.changed_settings), lambda _: known)
 
     def show(self, command: Command) -> Answer:
         """All settings, as lines of a broker.conf."""

@@ -6,7 +6,8 @@ import msgspec
 
 from penstock.broker.admin.paging import page_names
 from penstock.broker.admin.replies import reply_with
-from penstock.broker.answers import Answer, InThread, Reply
+from penstock.broker.admin.slices import in_slices
+from penstock.broker.answers import REGISTER_MS, Answer, InThread, Registered, Reply
 from penstock.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
@@ -50,7 +51,7 @@ class TopicHandlers:
         ]
 
     def create(self, command: Command) -> Answer:
-        """Create a topic or change it; answered when that is on the disk."""
+        """Create a topic or change it; answered when that is on the disk and in the routes."""
         wanted = TopicConfig(
             topic_name=command.text("topic"),
             read_queue_nums=command.i32("readQueueNums"),
@@ -94,7 +95,9 @@ class TopicHandlers:
                 parts.holds.poke(queue)
             parts.offsets.remove_topic(name, now_ms)
         saves = [parts.persistence.save(t) for t in (parts.topics.table, parts.offsets.table)]
-        return _after([*saves, parts.store.finish_removal])
+        # A registration that was under way would bring the topic back after the tool has deleted
+        # it from the NameServers: it is over when the next one is.
+        return _after([*saves, parts.store.finish_removal], Registered(Reply, now_ms + REGISTER_MS))
 
     def get(self, command: Command) -> Answer:
         """One topic."""
@@ -120,12 +123,25 @@ class TopicHandlers:
         return reply_with(TopicList(topic_list=self._parts.topics.system_names()))
 
     def _put(self, wanted: list[TopicConfig], now_ms: int) -> Answer:
+        configs: list[TopicConfig] = []
+        return in_slices(
+            wanted,
+            lambda config: configs.append(self._checked(config)),
+            lambda: self._put_checked(configs, now_ms),
+        )
+
+    def _put_checked(self, configs: list[TopicConfig], now_ms: int) -> Answer:
         topics = self._parts.topics
-        configs = [self._checked(config) for config in wanted]
         changed = [config for config in configs if config != topics.get(config.topic_name)]
-        for config in changed:
-            topics.put(config, now_ms)
-        return _after([self._parts.persistence.save(topics.table)]) if changed else Reply()
+        names = tuple(config.topic_name for config in configs)
+        known = Registered(Reply, now_ms + REGISTER_MS, names)
+        if not changed:  # but whoever made them may still wait for the NameServers
+            return known
+        return in_slices(
+            changed,
+            lambda config: topics.put(config, now_ms),
+            lambda: _after([self._parts.persistence.save(topics.table)], known),
+        )
 
     def _checked(self, wanted: TopicConfig) -> TopicConfig:
         """The topic as it would be, with its attributes changed; raises InvalidParameter."""
@@ -158,11 +174,11 @@ class TopicHandlers:
             )
 
 
-def _after(steps: list[Callable[[], None]]) -> InThread:
-    """Success, once all steps are done in the pool."""
+def _after(steps: list[Callable[[], None]], then: Answer) -> InThread:
+    """This answer, once all steps are done in the pool."""
 
     def work() -> None:
         for step in steps:
             step()
 
-    return InThread(work, lambda _: Reply())
+    return InThread(work, lambda _: then)
