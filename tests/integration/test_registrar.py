@@ -265,6 +265,7 @@ def test_nameservers_that_do_not_answer_are_waited_for_until_the_deadline() -> N
                 assert not told.done()
                 await clock.elapse(1)
                 await told
+                mute.silent = False
 
     asyncio.run(body())
 

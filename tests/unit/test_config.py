@@ -132,3 +132,9 @@ def test_replacing_values_leaves_the_rest() -> None:
     assert settings.broker == BrokerConfig(port=5)
     assert settings.store == StoreConfig(retain_hours=1)
     assert settings.server == Settings().server
+
+
+def test_headers_have_room_for_properties_that_are_refused() -> None:
+    # A property of 32 Ki characters of Chinese is over the limit of properties: its sender is to
+    # read so in an answer, which needs its header to be read.
+    assert ServerConfig().header_bytes_max > 3 * 32 * 1024 + 1024

@@ -9,7 +9,7 @@ import pytest
 
 import penstock.broker.stats as stats_module
 from penstock.broker.stats import Stats
-from penstock.wire.bodies_admin import BrokerStatsItem
+from penstock.wire.bodies_admin import BrokerStatsData, BrokerStatsItem
 from tests.unit.admin_kit import NOW_MS, Bench, bench
 
 SECOND_MS = 1_000
@@ -94,6 +94,11 @@ def test_unknown_counters_do_not_exist(made: Bench) -> None:
     assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
     assert made.stats.view("NO_SUCH_COUNTER", "orders") is None
     assert made.stats.put_tps("orders") == made.stats.get_tps("coupons", "orders") == 0.0
+
+
+def test_topic_that_has_just_begun_counts_nothing_yet(made: Bench) -> None:
+    made.put("orders")
+    assert made.stats.view("TOPIC_PUT_NUMS", "orders") == BrokerStatsData()
 
 
 def test_deleted_topic_is_forgotten_and_begins_anew(made: Bench) -> None:

@@ -131,6 +131,8 @@ class Stats:
         The key of a group is `topic@group`; the key of BROKER_… is not looked at.
         """
         flow = self._flow(name, key)
+        if flow is None and name.startswith("TOPIC_PUT_") and self._is_new(key):
+            return BrokerStatsData()
         if flow is None:
             return None
         field = _SIZE if name.endswith("_SIZE") else _NUMS
@@ -284,6 +286,11 @@ class Stats:
             "BROKER_PUT_NUMS_WITHOUT_SYSTEM_TOPIC": self._user_in,
             "BROKER_GET_NUMS_WITHOUT_SYSTEM_TOPIC": self._user_out,
         }.get(name)
+
+    def _is_new(self, topic: str) -> bool:
+        """Whether the topic has got messages that no sample has counted yet."""
+        queues = self._store.queues.topics.get(topic.encode(), {})
+        return any(queue.puts for queue in queues.values())
 
     def _snapshot(self, flow: Flow, window: int, field: int) -> BrokerStatsItem:
         row, last = flow.samples[window], self._numbers[window]

@@ -10,7 +10,9 @@ from penstock.cli import startup
 @click.command(short_help="Run a broker.")
 @startup.config_option
 @click.option("-n", "--nameservers", help="NameServers to register with: host:port, separated by ;")
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--host", help="Address to listen on.  [default: 127.0.0.1; with a broker.conf 0.0.0.0]"
+)
 @click.option("--port", type=startup.PORT, help="Port to listen on.  [default: 10911]")
 @click.option("--name", help="Name of the broker.  [default: broker-a]")
 @click.option("--cluster", help="Name of its cluster.  [default: DefaultCluster]")

@@ -37,7 +37,9 @@ or from Java (org.apache.rocketmq:rocketmq-client):
 @startup.config_option
 @click.option("--data", type=click.Path(path_type=Path, file_okay=False),
               help="Directory of everything that is kept.  [default: penstock-data]")  # fmt: skip
-@click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
+@click.option(
+    "--host", help="Address to listen on.  [default: 127.0.0.1; with a broker.conf 0.0.0.0]"
+)
 @click.option("--nameserver-port", type=startup.PORT,
               help="Port of the NameServer.  [default: 9876]")  # fmt: skip
 @click.option("--broker-port", type=startup.PORT,
