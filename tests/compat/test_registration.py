@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.net.peer import Peer
 from penstock.net.registrar import Registrar
@@ -64,6 +65,13 @@ def test_apache_name_server_knows_a_broker_of_ours(tmp_path: Path) -> None:
         while (later := await route("made-later")) is None:
             await asyncio.sleep(0.02)
         assert later.queue_datas[0].write_queue_nums == 3
+
+        table["single"] = TopicConfig(topic_name="single", write_queue_nums=5)
+        version = version.next(1_700_000_000_002)
+        await registrar.tell(("single",), LoopClock().now_ms() + 20_000)
+        single = await route("single")
+        assert single is not None
+        assert single.queue_datas[0].write_queue_nums == 5
 
         await registrar.close()
         while await route("topic-1") is not None:  # it unregisters in a thread of its own

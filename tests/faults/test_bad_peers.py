@@ -4,6 +4,7 @@ The bound: at rest about 30 MB, plus `memory_bytes_max` (set to 32 MiB here) for
 and unsent answers, plus about 3 KB per connection, plus what the kernel's socket buffers hold.
 """
 
+import json
 import os
 import random
 import resource
@@ -11,7 +12,6 @@ import socket
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -19,9 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from penstock.wire.frame import Request
 from penstock.wire.output import encode
 from tests.depth import rounds
+from tests.faults.neighbour import read_frame, send_frame
 
 MIB = 1024 * 1024
 BOUND_MIB = 128
@@ -76,68 +76,21 @@ def broker(tmp_path: Path) -> Iterator[Broker]:
     made.stop()
 
 
-def send_frame(opaque: int, body: bytes = b"x" * 128) -> bytes:
-    ext = {
-        "a": "g", "b": "TopicT", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
-        "i": f"UNIQ_KEY\x01{opaque:032X}\x02", "j": "0", "m": "false",
-    }  # fmt: skip
-    return encode(310, ext, body, opaque=opaque)
-
-
-def read_frame(connection: socket.socket) -> Request:
-    with connection.makefile("rb") as stream:
-        size = stream.read(4)
-        if len(size) < 4:
-            raise ConnectionError("closed")
-        data = size + stream.read(int.from_bytes(size, "big"))
-    answer = Request()
-    answer.bind(memoryview(bytearray(data)))
-    assert answer.read(0, len(data)) == len(data)
-    return answer
-
-
-class Neighbour(threading.Thread):
-    """A well-behaved client: sends one message after the other and notes how long each took."""
-
-    def __init__(self, broker: Broker) -> None:
-        super().__init__()
-        self._broker = broker
-        self._ended = threading.Event()
-        self.taken_ms: list[float] = []
-        self.fault: Exception | None = None
-
-    def run(self) -> None:
-        try:
-            with self._broker.connect() as connection:
-                number = 0
-                while not self._ended.is_set():
-                    began = time.perf_counter()
-                    connection.sendall(send_frame(number))
-                    answer = read_frame(connection)
-                    assert (answer.code, answer.opaque) == (0, number), answer.remark()
-                    self.taken_ms.append((time.perf_counter() - began) * 1000)
-                    number += 1
-                    self._ended.wait(0.002)
-        except Exception as error:
-            self.fault = error
-
-    def end(self) -> None:
-        self._ended.set()
-        self.join()
-
-
 @contextmanager
 def neighbour(broker: Broker, what: str) -> Iterator[None]:
     """Keep a well-behaved client busy beside the misbehaving ones; says how it fared."""
-    client = Neighbour(broker)
-    client.start()
+    client = subprocess.Popen(
+        [sys.executable, "-m", "tests.faults.neighbour", str(broker.port)],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert client.stdout is not None
+    assert client.stdout.readline() == "begun\n"
     try:
         yield
     finally:
-        client.end()
-    assert client.fault is None
-    taken = sorted(client.taken_ms)
-    assert taken
+        printed, _ = client.communicate()
+    assert client.returncode == 0, "the neighbour was not served"
+    taken = sorted(json.loads(printed))
     print(
         f"{what}: own memory {broker.own_mib():.0f} MiB; a neighbour's {len(taken)} sends took "
         f"{taken[len(taken) // 2]:.2f} ms in the middle, {taken[int(len(taken) * 0.99)]:.2f} p99"

@@ -199,9 +199,9 @@ def test_a_created_topic_has_its_route_when_the_answer_is_there(
             assert (await peer.call(18, {}, table, timeout_ms=CALL_MS)).code == 0
             assert (await asker.call(105, {"topic": "old999"}, timeout_ms=CALL_MS)).code == 0
             await asyncio.gather(*(create(peer, creator) for creator in range(6)))
-        assert missing == []
         await asker.close()
         await names.stop()
+        assert missing == []
 
     run(body())
 

@@ -79,7 +79,6 @@ class BrokerService:
             broker, parts.store.path, broker.send, broker.pull,
             parts.access if parts.access.enabled() else None,
             frame_bytes_max=limits.frame_bytes_max, header_bytes_max=limits.header_bytes_max,
-            output_bytes_max=limits.output_bytes_max,
         )  # fmt: skip
         self._server = Server(
             self.settings, broker, turn, broker.outbox, submit=parts.store.disk.submit,

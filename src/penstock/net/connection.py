@@ -27,12 +27,10 @@ log = logging.getLogger(__name__)
 
 OWN_BYTES_MIN = 4 * 1024
 """First size of a connection's own buffer, unless its frame needs less."""
+STUCK_MS = 1_000
+"""A connection that was silent this long is the first to go when memory is short."""
 UNDER_WAY_MAX = 256
 """Requests of one connection in the pool above which it is not read from."""
-
-UNSENT_SHARE = 0.75
-"""Part of `memory_bytes_max` above which whoever does not read its answers is cut off: the rest is
-for requests, so that clients which do read are served."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -42,6 +40,7 @@ class Connection(asyncio.BufferedProtocol):
         self._server = server
         self._transport: Any = None
         self._own: memoryview | None = None
+        self._from = 0
         self._have = 0
         self._need = 0
         self._skip = 0
@@ -97,6 +96,14 @@ class Connection(asyncio.BufferedProtocol):
             self._closing = True
             self._transport.abort()
 
+    def cut(self, why: str) -> None:
+        """As `abort`, but after the present call: the caller may be in the midst of something."""
+        self._closing = True
+        self._drop_own()
+        self._server.memory -= self._backlog  # as good as gone
+        self._backlog = 0
+        self._server.soon(self.abort, why)
+
     @property
     def unsent(self) -> int:
         """Bytes that were written here and have not left."""
@@ -137,7 +144,7 @@ class Connection(asyncio.BufferedProtocol):
         turn = self._server.turn
         turn.bind(own, self.born_host)
         try:
-            self._serve(own, 0, have, now_ms)
+            self._serve(own, self._from, have, now_ms)
         finally:
             turn.bind(self._server.buffer, self.born_host)
 
@@ -166,12 +173,15 @@ class Connection(asyncio.BufferedProtocol):
             if not self._choked:  # the transport took all of it: go on after others had their turn
                 server.soon(self._go_on)
             self._adjust()
-        elif self._own is not None and server.memory > server.config().memory_bytes_max:
-            self._refuse_frame()
+        elif self._own is not None and server.memory > server.held_max():
+            self._make_room()
 
     def _keep(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
         """Put what is left of a read aside: part of a frame, or frames that have to wait."""
         turn = self._server.turn
+        if view is self._own and turn.full:  # the rest stays where it is
+            self._from = at
+            return
         have = end - at
         if turn.full:
             need = size = have + OWN_BYTES_MIN
@@ -181,18 +191,14 @@ class Connection(asyncio.BufferedProtocol):
         own = memoryview(bytearray(size))
         own[:have] = view[at:end]
         self._drop_own()
-        self._own, self._have, self._need = own, have, need
+        self._own, self._from, self._have, self._need = own, 0, have, need
         self._stalled = turn.full
         self.frame_since_ms = now_ms
         self._server.memory += size
 
     def _grow(self) -> None:
         assert self._own is not None
-        if self._server.memory > self._server.config().memory_bytes_max:
-            if self._stalled:
-                self.abort("it sent more while its requests had to wait (memory_bytes_max)")
-            else:
-                self._refuse_frame()
+        if self._server.memory > self._server.held_max() and not self._make_room():
             return
         size = max(self._have, min(self._need, 2 * len(self._own)))
         own = memoryview(bytearray(size))
@@ -200,11 +206,21 @@ class Connection(asyncio.BufferedProtocol):
         self._server.memory += size - len(self._own)
         self._own = own
 
+    def _make_room(self) -> bool:
+        """Cut off who is stuck, or give up this frame; whether it may go on."""
+        if self._server.cut_slowest() and not self._closing:
+            return True
+        if self._stalled:
+            self.abort("it sent more while its requests had to wait (memory_bytes_max)")
+        elif not self._closing:
+            self._refuse_frame()
+        return False
+
     def _refuse_frame(self) -> None:
         """No memory for this frame: say so if its header has come, and let its bytes pass by."""
         own, have = self._own, self._have
         assert own is not None
-        limit = self._server.config().memory_bytes_max
+        limit = self._server.held_max()
         busy = SystemBusy.over(
             "[OVERLOAD] unfinished requests and unsent answers of all clients", limit=limit,
             figure=self._server.memory, setting="memory_bytes_max",
@@ -234,18 +250,25 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport.write(data)
         self.account()
-        limit = int(self._server.config().memory_bytes_max * UNSENT_SHARE)
-        if self._choked and self._server.memory > limit and not self._closing:
-            self._closing = True
-            why = f"it does not read its answers, and {limit} bytes of all clients are unsent"
-            self._server.soon(self.abort, f"{why} ({UNSENT_SHARE:.0%} of memory_bytes_max)")
+        if self._backlog and self._server.memory > self._server.held_max():
+            self._server.cut_slowest()
 
     def account(self) -> None:
         """Tell the server how much has not left."""
+        if self._closing:
+            return
         unsent = self.unsent
         if unsent != self._backlog:
             self._server.memory += unsent - self._backlog
             self._backlog = unsent
+
+    def slowness(self, now_ms: int) -> tuple[bool, int]:
+        """The greater, the more this connection keeps others from being served."""
+        held = self._backlog + (len(self._own) if self._own is not None else 0)
+        if self._closing or not held:
+            return False, 0
+        stuck = self._choked or now_ms - self.active_ms >= STUCK_MS
+        return stuck, held
 
     def pause_writing(self) -> None:
         self._choked = True

@@ -38,7 +38,7 @@ class NameServerService:
         limits = config.server
         turn = Turn(
             self.nameserver, frame_bytes_max=limits.frame_bytes_max,
-            header_bytes_max=limits.header_bytes_max, output_bytes_max=limits.output_bytes_max,
+            header_bytes_max=limits.header_bytes_max,
         )  # fmt: skip
         self.server = Server(
             self.settings, self.nameserver, turn, self.nameserver.outbox, submit=self._disk.submit,

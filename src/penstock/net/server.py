@@ -33,6 +33,9 @@ READ_BYTES = 256 * 1024
 TICK_MS = 1_000
 """Time-driven parts are looked at this often, or when the first of them is due."""
 SWEEP_MS = 5_000
+TURN_BYTES = 256 * 1024
+"""After so many bytes of answers other connections have their turn."""
+HELD_SHARE = 0.75
 DRAIN_MS = 10
 """How often a stopping server looks whether everything has left."""
 LAG_MS = 20
@@ -83,6 +86,7 @@ class Server:
         self._sweep_ms = 0
         self._stopping = False
         self._stopped = False
+        self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
@@ -128,7 +132,7 @@ class Server:
         return bool(waits) or any(c.unsent for c in self.connections.values())
 
     def _settings_changed(self, settings: Settings) -> None:
-        self.turn.output_bytes_max = settings.server.output_bytes_max
+        self.turn.output_bytes_max = min(settings.server.output_bytes_max, TURN_BYTES)
 
     # --- for connections
 
@@ -150,7 +154,10 @@ class Server:
     def joined(self, connection: Connection) -> None:
         """Number a new connection, or refuse it."""
         limit = self.config().connections_max
-        if len(self.connections) >= limit or self._stopping:
+        if self._stopping:
+            connection.abort("the server stops")
+            return
+        if len(self.connections) >= limit:
             self.refused_connections += 1
             connection.abort(f"there are {limit} connections already (connections_max)")
             return
@@ -191,6 +198,23 @@ class Server:
             self._store.attend()
         if self._outbox.effects:
             self.carrier.perform(self._outbox.take())
+
+    def held_max(self) -> int:
+        """Above this, who is stuck is cut off and large frames are refused: the rest of the memory
+        is for clients that do read and for requests that come in one piece."""
+        return int(self.config().memory_bytes_max * HELD_SHARE)
+
+    def cut_slowest(self) -> bool:
+        """End the stuck connection that holds most; whether there was one."""
+        now_ms = self.now_ms()
+        slowest = max(self.connections.values(), key=lambda each: each.slowness(now_ms))
+        stuck, held = slowest.slowness(now_ms)
+        if stuck:
+            slowest.cut(
+                f"it holds {held} bytes and does not go on, and all clients together hold more "
+                f"than {self.held_max()} ({HELD_SHARE:.0%} of memory_bytes_max)"
+            )
+        return stuck
 
     def send_flushed(self, connection: Connection, answer: Encoded) -> None:
         """Send what may leave when the log is flushed so far."""
