@@ -8,7 +8,9 @@
 - session: one JVM that drives many real clients by commands, for the tests of our servers.
 - penstock: our name server, broker and `penstock up` as child processes.
 - houses: which servers a test runs against, ours or (PENSTOCK_COMPAT_PEER=apache) Apache's.
+- golang: Apache's Go client, built from the directory ``go`` and steered by commands.
+- mqadmin_*: the admin tool's commands, their facts, and the comparison with Apache.
 - reading: everything in a topic, read by a session.
 
-All of it needs Java 17 and Maven, except reading the stored golden bytes.
+All of it needs Java 17 and Maven, except reading the stored golden bytes, and Go for golang.
 """

@@ -353,12 +353,6 @@ def test_a_send_creates_its_topic(go: Clients, house: House) -> None:
     ]
 
 
-@pytest.mark.xfail(
-    not houses.APACHE,
-    reason="the answer to a creation does not wait for the NameServer yet (net/registrar.py)",
-    raises=GoError,
-    strict=False,  # a race
-)
 @pytest.mark.parametrize("by", ["admin", "send"])
 def test_a_created_topic_has_its_route_as_soon_as_that_is_answered(
     go: Clients, house: House, by: str

@@ -102,8 +102,8 @@ class NameServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     host: Annotated[str, Doc("address to listen on", "bindAddress")] = "127.0.0.1"
     port: Annotated[int, Doc("port to listen on", "listenPort", most=PORT_MAX)] = 9876
     data: Annotated[
-        str, Doc("directory of the KV file; empty: kept in memory only", "kvConfigPath", path=True,
-                 form="the file in that directory")
+        str, Doc("directory of the KV file and of changed settings; empty: kept in memory only",
+                 "kvConfigPath", path=True, form="the file in that directory")
     ] = ""  # fmt: skip
     broker_expire_ms: Annotated[
         int, Doc("a broker that is silent this long is removed, unless it asked for another time",
