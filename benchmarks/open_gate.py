@@ -29,6 +29,17 @@ class OpenGate:
         return answer
 
 
+class Straight:
+    """Knows no detours."""
+
+    def place(
+        self, topic: str, queue_id: int, properties: dict[str, str], **rest: object
+    ) -> ConsumeQueue | None:
+        return None
+
+    def check_room(self, record_bytes: int, topic: str) -> None: ...
+
+
 class Nothing:
     """A service that knows no request."""
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
-from benchmarks.open_gate import Nothing, OpenGate
+from benchmarks.open_gate import Nothing, OpenGate, Straight
 from benchmarks.plain import PlainHandler
 from penstock.broker.send import SendHandler
 from penstock.config import StoreConfig
@@ -71,7 +71,7 @@ def ours(case: Case, folder: Path) -> tuple[float, float, int]:
     store = MessageStore(folder, StoreConfig(index_enabled=case.index), now_ms=NOW_MS)
     for queue_id in range(4):
         store.make_queue(b"BenchTopic", queue_id)
-    send = SendHandler(store.path, OpenGate(store), HOST, EXTRA)
+    send = SendHandler(store.path, OpenGate(store), Straight(), HOST, EXTRA)
     turn = Turn(Nothing(), store.path, send)
     pristine = frames(case.per_read, case.encoding)
     buffer = bytearray(pristine)

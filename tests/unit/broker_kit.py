@@ -144,6 +144,7 @@ class House:
         """Let time pass."""
         self.now_ms += ms
         self.broker.tick(self.now_ms)
+        self.store.settle()
         self.parts.holds.tick(self.now_ms)
 
     def _wake(self, held: Held, last: bool) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.answers import Persist, Reply
 from penstock.errors import BodyError
-from penstock.store.tables import ConsumerOffsetTable, DelayOffsetTable, SubscriptionGroupTable
+from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable
 from penstock.wire import fastjson
 from penstock.wire.bodies import SubscriptionGroupConfig
 from penstock.wire.bodies_admin import GroupForbidden, SubscriptionGroupList
@@ -163,9 +163,7 @@ def test_slaves_get_offsets_delay_offsets_and_modes(kit: TopicKit) -> None:
     assert told.offset_table == {"t@coupons": {3: 7}}
     told_delays = fastjson.decode(kit.ask(DELAYS).body, DelayOffsetSerializeWrapper)
     assert told_delays.offset_table == {}
-    delays = DelayOffsetTable()
-    delays.commit(4, 12, NOW_MS)
-    kit.persistence.save(delays)()
+    kit.delay.table.commit(4, 12, NOW_MS)
     told_delays = fastjson.decode(kit.ask(DELAYS).body, DelayOffsetSerializeWrapper)
     assert told_delays.offset_table == {4: 12}
     assert kit.ask(MODES).body == b'{"messageRequestModeMap":{}}'

@@ -12,6 +12,7 @@ from penstock.broker.admin.groups import GroupHandlers
 from penstock.broker.admin.topics import TopicHandlers
 from penstock.broker.answers import Effect, InThread, Outbox, Registered, Reply
 from penstock.broker.command import Command
+from penstock.broker.delay import Delay
 from penstock.broker.groups import Groups
 from penstock.broker.longpoll import Holds
 from penstock.broker.offsets import Offsets
@@ -23,7 +24,12 @@ from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError
 from penstock.store.store import MessageStore
-from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.store.tables import (
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    SubscriptionGroupTable,
+    TopicTable,
+)
 from tests.unit.store.conftest import NOW_MS, WatchedDisk, put, record, small_config
 
 
@@ -42,6 +48,9 @@ class TopicKit:
         self.topics = Topics(TopicTable(), store, self.live, self.outbox)
         self.groups = Groups(SubscriptionGroupTable(), self.live, self.outbox)
         self.offsets = Offsets(ConsumerOffsetTable(), store, self.live)
+        self.delay = Delay(
+            DelayOffsetTable(), store, self.topics, self.live.current.store.delay_levels
+        )
         self.holds = Holds(store)
         self.stats = Stats(store, self.topics.table, NOW_MS)
         self.topics.seed()
@@ -50,7 +59,7 @@ class TopicKit:
         parts = SimpleNamespace(
             settings=self.live, store=store, persistence=self.persistence, topics=self.topics,
             groups=self.groups, offsets=self.offsets, holds=self.holds, outbox=self.outbox,
-            stats=self.stats,
+            stats=self.stats, delay=self.delay,
         )  # fmt: skip
         self.parts = cast(Parts, parts)
         families = (TopicHandlers(self.parts), GroupHandlers(self.parts))

@@ -20,6 +20,7 @@ from penstock.broker.answers import Answer, Outbox, Persist, Register, Table
 from penstock.broker.changes import ChangedSettings
 from penstock.broker.clients import Clients
 from penstock.broker.command import Command
+from penstock.broker.delay import Delay
 from penstock.broker.groups import Groups
 from penstock.broker.heartbeat import HeartbeatHandlers
 from penstock.broker.locking import LockingHandlers
@@ -31,6 +32,7 @@ from penstock.broker.persistence import Persistence
 from penstock.broker.progress import ProgressHandlers
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
+from penstock.broker.retry import Retry
 from penstock.broker.router import Router
 from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
@@ -38,7 +40,12 @@ from penstock.broker.topics import Topics
 from penstock.broker.users import AccessTable
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.store.store import MessageStore
-from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.store.tables import (
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    SubscriptionGroupTable,
+    TopicTable,
+)
 from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.bodies_register import RegisterBrokerBody
 from penstock.wire.codes import DEFAULT_REGION, PERM_READ_WRITE
@@ -61,12 +68,14 @@ class Broker:
         self.outbox = Outbox()
         self.parts = self._build(settings, store, address, now_ms)
         self.parts.access.seed(now_ms)
+        self.retry = Retry(self.parts, encode_host(host))
         self.router = Router(
             family.rows()
             for family in (
                 HeartbeatHandlers(self.parts),
                 ProgressHandlers(self.parts),
                 LockingHandlers(self.parts),
+                self.retry,
                 QueryHandlers(self.parts),
                 TopicHandlers(self.parts),
                 GroupHandlers(self.parts),
@@ -91,8 +100,10 @@ class Broker:
         persistence = Persistence(store.disk, store.layout.root)
         topic_table, group_table = TopicTable(), SubscriptionGroupTable()
         offset_table, access_table = ConsumerOffsetTable(), AccessTable()
-        changed_settings = ChangedSettings()
-        for table in (topic_table, group_table, offset_table, access_table, changed_settings):
+        delay_table, changed_settings = DelayOffsetTable(), ChangedSettings()
+        for table in (
+            topic_table, group_table, offset_table, access_table, delay_table, changed_settings,
+        ):  # fmt: skip
             table.load(persistence.file(table.FILE))
         changed_settings.apply(settings)
         groups = Groups(group_table, settings, outbox)
@@ -103,6 +114,7 @@ class Broker:
         return Parts(
             settings=settings, store=store, persistence=persistence, topics=topics, groups=groups,
             offsets=Offsets(offset_table, store, settings),
+            delay=Delay(delay_table, store, topics, settings.current.store.delay_levels),
             clients=Clients(settings, groups, outbox), locks=QueueLocks(settings),
             holds=Holds(store), stats=Stats(store, topic_table, now_ms),
             access=Access(settings, access_table, outbox), changed_settings=changed_settings,
@@ -115,6 +127,7 @@ class Broker:
         send = SendHandler(
             self.parts.store.path,
             self.parts.topics,
+            self.retry,
             host,
             _extra(config.broker),
             config.store.body_bytes_max,
@@ -141,13 +154,16 @@ class Broker:
         return min(
             parts.clients.due(),
             parts.stats.due(),
+            parts.delay.due(),
             self._store_ms + STORE_TICK_MS,
             self._offsets_ms + self.settings.current.broker.offset_persist_ms,
         )
 
     def tick(self, now_ms: int) -> None:
-        """Do what is due: expire clients, take samples, care for files, persist offsets."""
+        """Do what is due: deliver delayed messages, expire clients, take samples, care for files,
+        persist offsets."""
         parts = self.parts
+        parts.delay.tick(now_ms)
         parts.clients.tick(now_ms)
         parts.stats.tick(now_ms)
         if not 0 <= now_ms - self._store_ms < STORE_TICK_MS:
@@ -184,6 +200,7 @@ class Broker:
     def close(self) -> None:
         """Write the tables and close the store; this waits for the disk."""
         parts = self.parts
+        parts.delay.finish(self._store_ms)
         for table in self._tables():
             if table.dirty:
                 parts.persistence.save(table)()
@@ -193,7 +210,7 @@ class Broker:
         parts = self.parts
         return (
             parts.offsets.table, parts.topics.table, parts.groups.table, parts.access.table,
-            parts.changed_settings,
+            parts.delay.table, parts.changed_settings,
         )  # fmt: skip
 
     def _settings_changed(self, settings: Settings) -> None:

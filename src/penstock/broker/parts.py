@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from penstock.broker.access import Access
     from penstock.broker.answers import Outbox
     from penstock.broker.clients import Clients
+    from penstock.broker.delay import Delay
     from penstock.broker.groups import Groups
     from penstock.broker.longpoll import Holds
     from penstock.broker.offsets import Offsets
@@ -32,6 +33,7 @@ class Parts:
     topics: Topics
     groups: Groups
     offsets: Offsets
+    delay: Delay
     clients: Clients
     locks: QueueLocks
     holds: Holds

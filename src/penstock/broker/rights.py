@@ -65,6 +65,12 @@ class Rights:
         return self._rows.get(code, self._rest)
 
 
+def reading(topic: str) -> Right:
+    """What it takes to consume a topic."""
+    need = _need(TOPIC, topic, (SUB,))
+    return Right(need.kind, need.actions, lambda command: [need])
+
+
 # --- kinds of rows -------------------------------------------------------------------------------
 
 

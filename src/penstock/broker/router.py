@@ -25,7 +25,6 @@ class Row:
 
 
 LATER = (
-    RequestCode.CONSUMER_SEND_MSG_BACK,
     RequestCode.END_TRANSACTION,
     RequestCode.SEND_REPLY_MESSAGE,
     RequestCode.SEND_REPLY_MESSAGE_V2,
@@ -41,7 +40,7 @@ LATER = (
     RequestCode.POLLING_INFO,
     RequestCode.RESUME_CHECK_HALF_MESSAGE,
 )
-"""Known and not served yet: retry, transactions, request-reply, timers, POP."""
+"""Known and not served yet: transactions, request-reply, timers, POP."""
 
 
 class Router:

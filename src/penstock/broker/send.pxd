@@ -14,10 +14,12 @@ cdef int _PUT_OK
 cdef int _ONEWAY
 cdef int _PREPARED
 cdef int _TRANSACTION_MASK
+cdef int _PERCENT
 
 cdef class SendHandler:
     cdef readonly PutPath path
     cdef public object gate
+    cdef public object detours
     cdef readonly bytes store_host
     cdef readonly Record record
     cdef public bytes extra
@@ -34,6 +36,8 @@ cdef class SendHandler:
     cdef readonly long long refused
     cdef unsigned char[::1] _buffer
     cdef bint _moved
+    cdef int _queue_id
+    cdef object _topic
 
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1
     cpdef int come_from(self, bytes born_host) except -1

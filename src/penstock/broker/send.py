@@ -11,9 +11,11 @@ Under sync flush a response may leave only when the message is on the disk: it i
 from typing import Protocol
 
 from penstock.broker.answers import Answer, Encoded
+from penstock.broker.delay import TIMER_PROPERTIES, delay_level
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, PutPath
+from penstock.wire.codes import RETRY_TOPIC_PREFIX, V3_4_9
 from penstock.wire.frame import Request
 from penstock.wire.ids import UniqueIds
 from penstock.wire.message import decode_properties, encode_properties
@@ -45,9 +47,8 @@ _PUT_OK = PUT_OK
 _ONEWAY = 2
 _PREPARED = 0x04
 _TRANSACTION_MASK = 0x0C
+_PERCENT = 37  # of %RETRY%
 _MEND = "mend the message; sending it again does not help"
-
-TIMER_PROPERTIES = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 _FAULTS = {
     TOPIC_EMPTY: "the topic is empty",
@@ -72,15 +73,30 @@ class Gate(Protocol):
         """The answer to a send that made its topic: given when clients can find the topic."""
 
 
+class Detours(Protocol):
+    """Who knows of messages that are not stored in the queue they were sent to."""
+
+    def place(
+        self, topic: str, queue_id: int, properties: dict[str, str], *, sys_flag: int,
+        reconsumed: int, times_max: int | None, now_ms: int,
+    ) -> ConsumeQueue | None:  # fmt: skip
+        """The queue in its place, or None; what has to be known later goes into the properties."""
+
+    def check_room(self, record_bytes: int, topic: str) -> None:
+        """Raise MessageIllegal for one that is too long to come back from its detour."""
+
+
 class SendHandler:
     """Stores messages and answers in kind."""
 
     def __init__(
-        self, path: PutPath, gate: Gate, store_host: bytes, extra_properties: bytes,
+        self, path: PutPath, gate: Gate, detours: Detours, store_host: bytes,
+        extra_properties: bytes,
         body_bytes_max: int = BODY_BYTES_MAX, unique_ids: UniqueIds | None = None,
     ) -> None:  # fmt: skip
         self.path: PutPath = path
         self.gate: Gate = gate
+        self.detours: Detours = detours
         self.store_host: bytes = store_host
         self.record: Record = Record(body_bytes_max)
         self.record.store_host = store_host
@@ -98,6 +114,8 @@ class SendHandler:
         self.refused: int = 0
         self._buffer: memoryview = memoryview(bytearray(1))
         self._moved: bool = False
+        self._queue_id: int = 0
+        self._topic: str = ""
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
         """Take a connection's buffer and the address its messages were born at."""
@@ -129,9 +147,12 @@ class SendHandler:
         )
         if queue is None or not queue.taking:
             queue = self._admit(request, now_ms)
+        self._queue_id = record.queue_id  # the answer names it wherever the message is stored
         if batch:
             if record.sys_flag & _TRANSACTION_MASK:
                 raise MessageIllegal(_FAULTS[BATCH_SPECIAL], hint=_MEND)
+            if record.source[record.topic_at] == _PERCENT:
+                self._refuse_retries()
             record.extra = b""  # as RocketMQ 5.4: each message has the properties it came with
             status = self.path.put_batch(record, now_ms)
         else:
@@ -141,8 +162,9 @@ class SendHandler:
                 record.marks.unique_length == 0
                 or record.marks.special != 0
                 or record.sys_flag & _PREPARED
+                or record.source[record.topic_at] == _PERCENT
             ):
-                self._mend(now_ms)
+                queue = self._mend(request, queue, now_ms)
                 status = self.path.check(record)
             if status == _PUT_OK:
                 status = self.path.put_in(record, queue, now_ms)
@@ -171,7 +193,7 @@ class SendHandler:
             )
         else:
             output.field_offset_id(b"msgId", self.store_host, self.path.offset)
-        output.field_number(b"queueId", record.queue_id)
+        output.field_number(b"queueId", self._queue_id)
         output.field_number(b"queueOffset", self.path.queue_offset)
         if not batch and record.marks.unique_length > 0:
             output.field_span(
@@ -230,10 +252,10 @@ class SendHandler:
         record = self.record
         v1 = request.code == _SEND_MESSAGE
         names = (b"defaultTopic", b"defaultTopicQueueNums") if v1 else (b"c", b"d")
-        topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
+        self._topic = self._named_topic()
         creations = self.gate.creations
         queue = self.gate.admit(
-            topic.decode("utf-8", "replace"), record.queue_id,
+            self._topic, record.queue_id,
             template=request.text(names[0]) or "", template_queues=request.i64_or(names[1], 0),
             now_ms=now_ms,
         )  # fmt: skip
@@ -243,14 +265,22 @@ class SendHandler:
 
     def take_created(self, now_ms: int) -> Answer:
         """The answer to the send that has just made its topic."""
+        offset = self.path.log.end if self.waits and self.record.marks.wait else 0
+        answer = Encoded(self.fresh.take(), self.fresh_late.take(), offset)
+        return self.gate.announced(self._topic, answer, now_ms)
+
+    def _named_topic(self) -> str:
         record = self.record
         topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
-        offset = self.path.log.end if self.waits and record.marks.wait else 0
-        answer = Encoded(self.fresh.take(), self.fresh_late.take(), offset)
-        return self.gate.announced(topic.decode("utf-8", "replace"), answer, now_ms)
+        return topic.decode("utf-8", "replace")
 
-    def _mend(self, now_ms: int) -> None:
-        """Give the message the id it lacks, take away what is never stored; refuse what waits.
+    def _refuse_retries(self) -> None:
+        if self._named_topic().startswith(RETRY_TOPIC_PREFIX):
+            raise MessageIllegal("messages can't be sent to a retry topic in a batch", hint=_MEND)
+
+    def _mend(self, request: Request, queue: ConsumeQueue, now_ms: int) -> ConsumeQueue:
+        """Give the message the id it lacks, take away what is never stored; refuse what waits for
+        what is not there. Gives the queue where it is stored: its own, or that of its detour.
 
         Its parts move into a buffer of their own.
         """
@@ -258,20 +288,29 @@ class SendHandler:
         source = record.source
         text = bytes(source[record.properties_at : record.properties_at + record.properties_length])
         properties = decode_properties(text)
-        if record.sys_flag & _PREPARED or _waits(properties):
+        if record.sys_flag & _PREPARED or _waits(properties, record.reconsume_times):
             raise MessageIllegal(
-                "delayed and transactional messages are not served by this release",
-                hint="send it without delay and outside a transaction",
+                "timed and transactional messages are not served by this release",
+                hint="send it with a delay level instead, and outside a transaction",
             )
         properties.pop("POP_CK", None)
         for name in [name for name in properties if name.startswith("__RMQ.TRANSIENT.")]:
             del properties[name]
         if "UNIQ_KEY" not in properties and self.unique_ids is not None:
             properties["UNIQ_KEY"] = self.unique_ids.next(now_ms)
-        topic = bytes(source[record.topic_at : record.topic_at + record.topic_length])
+        topic = self._named_topic()
+        detour = self.detours.place(
+            topic, record.queue_id, properties, sys_flag=record.sys_flag,
+            reconsumed=record.reconsume_times, times_max=_times_max(request), now_ms=now_ms,
+        )  # fmt: skip
+        queue = queue if detour is None else detour
         body = bytes(source[record.body_at : record.body_at + record.body_length])
-        record.fill(topic, body, encode_properties(properties))
+        record.fill(queue.topic, body, encode_properties(properties))
+        record.queue_id = queue.queue_id
         self._moved = True
+        if detour is not None and record.prepare() == 0:
+            self.detours.check_room(record.size, topic)
+        return queue
 
     def _return(self) -> None:
         self._moved = False
@@ -287,11 +326,23 @@ class SendHandler:
         raise NotWriteable(f"the message can't be stored: {fault}", hint="look at the broker's log")
 
 
-def _waits(properties: dict[str, str]) -> bool:
-    """Whether a message is not to be delivered at once; a delay of level 0 is none."""
-    if properties.get("TRAN_MSG") == "true" or properties.get("DELAY", "0") != "0":
+def _waits(properties: dict[str, str], reconsumed: int) -> bool:
+    """Whether a message waits for a commit, or for a time that is no delay level's.
+
+    Clients before 4.6.1 forget to take the mark of a transaction off what they retry.
+    """
+    delayed = delay_level(properties) > 0
+    if properties.get("TRAN_MSG", "").lower() == "true" and not (delayed and reconsumed > 0):
         return True
-    return any(name in properties for name in TIMER_PROPERTIES)
+    return not delayed and any(name in properties for name in TIMER_PROPERTIES)
+
+
+def _times_max(request: Request) -> int | None:
+    """How often a message may be retried, where the client says so."""
+    if request.version < V3_4_9:
+        return None
+    name = b"maxReconsumeTimes" if request.code == _SEND_MESSAGE else b"l"
+    return request.i64_or(name, 0) if request.text(name) is not None else None
 
 
 def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageIllegal:

@@ -85,6 +85,7 @@ class Stats:
         self._table = table
         self.topics: dict[str, Flow] = {}
         self.groups: dict[tuple[str, str], Flow] = {}  # by (topic, group)
+        self.backs: dict[tuple[str, str], Flow] = {}  # messages handed back, likewise
         self._topics_of: dict[str, dict[str, None]] = {}  # by group
         self._moments = [deque([now_ms], maxlen=kept) for _, kept in WINDOWS]
         self._numbers = [0] * len(WINDOWS)  # of the last moments
@@ -120,10 +121,20 @@ class Stats:
         """A pull has found nothing."""
         self._missed += 1
 
+    def sent_back(self, group: str, topic: str) -> None:
+        """A consumer has handed back a message that it could not handle."""
+        flow = self.backs.get((topic, group))
+        if flow is None:
+            flow = self.backs[topic, group] = Flow()
+        flow.nums += 1
+        flow.times += 1
+
     def forget_group(self, group: str) -> None:
         """The group is deleted."""
         for topic in self._topics_of.pop(group, ()):
             del self.groups[topic, group]
+        for key in [key for key in self.backs if key[1] == group]:
+            del self.backs[key]
 
     def view(self, name: str, key: str) -> BrokerStatsData | None:
         """RocketMQ's windows of a counter, e.g. TOPIC_PUT_NUMS of a topic.
@@ -251,6 +262,13 @@ class Stats:
                 self._note_changes(flow, windows)
             if done % STEP_COUNTERS == STEP_COUNTERS - 1:
                 yield
+        for done, (key, flow) in enumerate(list(self.backs.items())):
+            if self._table.get(key[0]) is None:
+                self.backs.pop(key, None)
+            else:
+                self._note_changes(flow, windows)
+            if done % STEP_COUNTERS == STEP_COUNTERS - 1:
+                yield
 
     def _forget(self, topic: str, group: str) -> None:
         if self.groups.pop((topic, group), None) is not None:
@@ -280,6 +298,9 @@ class Stats:
         if name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE"):
             topic, _, group = key.rpartition("@")
             return self.groups.get((topic, group))
+        if name == "SNDBCK_PUT_NUMS":
+            topic, _, group = key.rpartition("@")
+            return self.backs.get((topic, group))
         return {
             "BROKER_PUT_NUMS": self._broker_in,
             "BROKER_GET_NUMS": self._broker_out,

@@ -82,6 +82,7 @@ def broker_metrics(broker: Broker, server: ServerFigures, registrar: RegistrarFi
     registry = Registry({"cluster": config.cluster, "node_type": "broker", "node_id": config.name})
     _add_messages(registry, broker.parts)
     _add_consumers(registry, broker.parts)
+    _add_detours(registry, broker)
     _add_connections(registry, broker.parts, server)
     _add_storage(registry, broker.parts)
     _add_server(registry, broker, server)
@@ -174,6 +175,39 @@ def _lags(parts: Parts) -> Iterator[Sample]:
 def _behinds(parts: Parts) -> Iterator[Sample]:
     for (topic, group), flow in list(parts.stats.groups.items()):
         yield (group, topic, *_marks(topic, group)), flow.behind_ms
+
+
+# --- delayed and retried --------------------------------------------------------------------------
+
+
+def _add_detours(registry: Registry, broker: Broker) -> None:
+    delay, level = broker.parts.delay, ("level",)
+    registry.gauge(
+        "penstock_delayed_messages", "Messages that wait for their time, by delay level.", level,
+        read=lambda: [((str(n),), max(end - at, 0)) for n, at, end in delay.waiting()],
+    )  # fmt: skip
+    registry.counter(
+        "penstock_delayed_delivered_total", "Delayed messages that were delivered.", level,
+        read=lambda: [((str(line.level),), line.delivered) for line in delay.lines.values()],
+    )  # fmt: skip
+    registry.counter(
+        "penstock_delayed_dropped_total",
+        "Delayed messages that had no place to go to any more; the log names them.",
+        read=lambda: delay.dropped,
+    )  # fmt: skip
+    registry.gauge(
+        "penstock_delayed_late_ms", "How late the last delayed message was delivered.",
+        read=lambda: delay.late_ms,
+    )  # fmt: skip
+    registry.counter(
+        "rocketmq_send_to_dlq_messages_total", "Messages moved to the dead letters of a group.",
+        ("consumer_group", "topic", "is_system"), read=lambda: _dead_letters(broker),
+    )  # fmt: skip
+
+
+def _dead_letters(broker: Broker) -> Iterator[Sample]:
+    for (group, topic), count in list(broker.retry.dead.items()):
+        yield (group, topic, _marks(topic, group)[0]), count
 
 
 # --- connections ---------------------------------------------------------------------------------

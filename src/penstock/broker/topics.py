@@ -228,7 +228,10 @@ class Topics:
     def delete(self, topic: str, now_ms: int) -> list[ConsumeQueue]:
         """Forget a topic; gives its queues, whose files the caller has destroyed in the pool
         (`store.finish_removal`)."""
-        queues = self._store.remove_queues(topic.encode())
+        name = topic.encode()
+        if self.table.get(topic) is None and not self._store.queues.of(name):
+            return []
+        queues = self._store.remove_queues(name)
         if self.table.remove(topic, now_ms) is not None:
             log.info("topic %s is deleted, with %d queues", topic, len(queues))
             self._tell()

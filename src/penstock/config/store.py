@@ -15,6 +15,8 @@ def delays_ms(levels: str) -> list[int]:
         if not level[:-1].isdigit() or level[-1] not in _UNIT_MS:
             raise ValueError(f"{level!r} is no delay: a number and s, m, h or d")
         delays.append(int(level[:-1]) * _UNIT_MS[level[-1]])
+    if not delays:
+        raise ValueError("there must be one level at least")
     return delays
 
 

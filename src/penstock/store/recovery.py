@@ -165,8 +165,8 @@ class Recovery:
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
             folder = self.layout.queues / topic.decode() / str(queue_id)
             queue = ConsumeQueue(self.disk, folder, topic, queue_id, self.config.queue_file_entries)
-            if topic == SCHEDULE_TOPIC and queue_id < len(self._delays_ms):
-                queue.delay_ms = self._delays_ms[queue_id]
+            if topic == SCHEDULE_TOPIC:  # beyond the table are levels that it once had
+                queue.delay_ms = self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
             self.queues.add(queue)
         return queue
 

@@ -56,6 +56,7 @@ class Removal:
                     self._disk.rename(old, folder)
                 except OSError as error:
                     raise StoreError(f"{old} can't be renamed to be deleted: {error}") from error
+            if log_end > log_begin:  # without files too: messages of the topic may be parked
                 kept = {other: end for other, end in self.ends.items() if end > log_begin}
                 self.ends = {**kept, name: log_end}
             for queue in queues:

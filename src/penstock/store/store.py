@@ -231,6 +231,10 @@ class MessageStore:
         """Make removals durable and delete the files; waits for the disk."""
         self._recovery.removal.finish()
 
+    def deleted_below(self, topic: bytes) -> int:
+        """Where the log ended when a topic of this name was last deleted; 0 if never."""
+        return self._recovery.removal.end_of(topic)
+
     def settle(self) -> None:
         """End of a turn, and after the flusher rang: hand over, confirm, wake listeners."""
         self.flusher.acknowledge()

@@ -3,7 +3,7 @@
 import msgspec
 
 from penstock.broker.admin.paging import page_names
-from penstock.broker.admin.replies import reply_from_pool, reply_with
+from penstock.broker.admin.replies import reply_with
 from penstock.broker.admin.slices import in_slices
 from penstock.broker.answers import Answer, InThread, Reply
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
@@ -11,12 +11,10 @@ from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
 from penstock.errors import InvalidParameter
-from penstock.store.tables import DelayOffsetTable
 from penstock.wire import fastjson
 from penstock.wire.bodies import SubscriptionGroupConfig
 from penstock.wire.bodies_admin import GroupForbidden, SubscriptionGroupList
 from penstock.wire.bodies_files import (
-    DelayOffsetSerializeWrapper,
     MessageRequestModeSerializeWrapper,
     SubscriptionGroupWrapper,
 )
@@ -102,15 +100,8 @@ class GroupHandlers:
         return Reply(body=self._parts.offsets.table.body())
 
     def get_delay_offsets(self, command: Command) -> Answer:
-        """How far each delay level has been delivered, by the file: nothing here changes it yet."""
-        file = self._parts.persistence.file(DelayOffsetTable.FILE)
-
-        def read() -> DelayOffsetSerializeWrapper:
-            table = DelayOffsetTable()
-            table.load(file)
-            return table.wrapper()
-
-        return reply_from_pool(read)
+        """How far each delay level has been delivered, as its file will say."""
+        return Reply(body=self._parts.delay.table.body())
 
     def get_modes(self, command: Command) -> Answer:
         """Which groups pop instead of pulling: none."""

@@ -70,6 +70,7 @@ class RuntimeHandlers:
             **_UNUSED,
             **_pool_figures(),
             **parts.stats.runtime(),
+            **_delay_figures(parts),
             "bootTimestamp": str(parts.started_ms),
             "brokerActive": "true",
             "brokerVersionDesc": PROTOCOL,
@@ -128,6 +129,13 @@ def _pool_figures() -> dict[str, str]:
         figures[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
         figures[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
     return figures
+
+
+def _delay_figures(parts: Parts) -> dict[str, str]:
+    return {
+        f"scheduleMessageOffset_{level}": f"{offset},{end}"
+        for level, offset, end in parts.delay.waiting()
+    }
 
 
 def _disk_figures(store: MessageStore, confirmed: int) -> dict[str, str]:
