@@ -121,10 +121,15 @@ def fake_broker() -> Any:
         ),
         stats=SimpleNamespace(groups={("orders", "pay"): flow}), holds=[1, 2, 3],
         started_ms=1_700_000_000_500,
+        delay=SimpleNamespace(
+            waiting=lambda: [(3, 17, 20)], dropped=1, late_ms=4,
+            lines={2: SimpleNamespace(level=3, delivered=11)},
+        ),
     )  # fmt: skip
     return SimpleNamespace(
         parts=parts,
         send=SimpleNamespace(sent=8, refused=2),
+        retry=SimpleNamespace(dead={("pay", "orders"): 2}),
         router=SimpleNamespace(refusals={"NoPermission": 3}),
     )
 
@@ -157,6 +162,12 @@ def broker_registry() -> Registry:
                                             "is_system": "false", "is_retry": "false"}, 5 + 6),
         ("rocketmq_consumer_lag_messages", {"topic": "%RETRY%pay", "consumer_group": "pay",
                                             "is_system": "false", "is_retry": "true"}, 0),
+        ("rocketmq_send_to_dlq_messages_total", {"topic": "orders", "consumer_group": "pay",
+                                                 "is_system": "false"}, 2),
+        ("penstock_delayed_messages", {"level": "3"}, 3),
+        ("penstock_delayed_delivered_total", {"level": "3"}, 11),
+        ("penstock_delayed_dropped_total", {}, 1),
+        ("penstock_delayed_late_ms", {}, 4),
         ("penstock_consumer_behind_ms", {"topic": "orders", "consumer_group": "pay",
                                          "is_system": "false", "is_retry": "false"}, 70),
         ("rocketmq_producer_connections", {"language": "java", "version": "493",

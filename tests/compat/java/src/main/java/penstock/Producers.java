@@ -172,6 +172,9 @@ final class Producers {
             message.setKeys(given.list("keys").stream().map(String::valueOf).toList());
         }
         message.setFlag(given.integer("flag", 0));
+        if (given.has("delay_level")) {
+            message.setDelayTimeLevel(given.integer("delay_level", 0));
+        }
         message.setWaitStoreMsgOK(given.flag("wait_store", true));
         given.map("properties").forEach((key, value) -> message.putUserProperty(key, (String) value));
         return message;

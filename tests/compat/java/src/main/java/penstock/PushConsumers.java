@@ -26,10 +26,17 @@ final class PushConsumers {
         private final DefaultMQPushConsumer client;
         private final List<List<Object>> received = new ArrayList<>();
         private final int pauseMsMax;
+        private final int failTimes;
 
-        private Consumer(DefaultMQPushConsumer client, int pauseMsMax) {
+        private Consumer(DefaultMQPushConsumer client, int pauseMsMax, int failTimes) {
             this.client = client;
             this.pauseMsMax = pauseMsMax;
+            this.failTimes = failTimes;
+        }
+
+        /** Whether the listener says that it could not handle a message so often tried. */
+        private boolean fails(List<MessageExt> messages) {
+            return messages.get(0).getReconsumeTimes() < failTimes;
         }
 
         private void receive(List<MessageExt> messages) {
@@ -68,7 +75,8 @@ final class PushConsumers {
         return commands;
     }
 
-    /** Broker, queue, offset, body text (null if long), tags, keys, message id, body length, time in ns. */
+    /** Broker, queue, offset, body text (null if long), tags, keys, message id, body length, time in ns,
+     *  topic, times tried before, store time in ms, id of the first one. */
     private static List<Object> row(MessageExt message) {
         byte[] body = message.getBody();
         List<Object> row = new ArrayList<>();
@@ -81,6 +89,10 @@ final class PushConsumers {
         row.add(message.getMsgId());
         row.add(body.length);
         row.add(System.nanoTime());
+        row.add(message.getTopic());
+        row.add(message.getReconsumeTimes());
+        row.add(message.getStoreTimestamp());
+        row.add(message.getProperty("ORIGIN_MESSAGE_ID"));
         return row;
     }
 
@@ -103,16 +115,21 @@ final class PushConsumers {
         for (Map.Entry<String, Object> one : given.map("topics").entrySet()) {
             client.subscribe(one.getKey(), (String) one.getValue());
         }
-        Consumer consumer = new Consumer(client, given.integer("pause_ms", 0));
+        Consumer consumer = new Consumer(client, given.integer("pause_ms", 0), given.integer("fail_times", 0));
+        if (given.has("max_reconsume_times")) {
+            client.setMaxReconsumeTimes(given.integer("max_reconsume_times", -1));
+        }
         if (given.flag("orderly", false)) {
             client.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 consumer.receive(messages);
-                return ConsumeOrderlyStatus.SUCCESS;
+                return consumer.fails(messages)
+                    ? ConsumeOrderlyStatus.SUSPEND_CURRENT_QUEUE_A_MOMENT : ConsumeOrderlyStatus.SUCCESS;
             });
         } else {
             client.registerMessageListener((MessageListenerConcurrently) (messages, context) -> {
                 consumer.receive(messages);
-                return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
+                return consumer.fails(messages)
+                    ? ConsumeConcurrentlyStatus.RECONSUME_LATER : ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
             });
         }
         client.start();
