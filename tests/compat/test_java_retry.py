@@ -13,7 +13,8 @@ import pytest
 
 from tests.depth import rounds
 
-from . import houses
+from . import apache, houses, penstock
+from .clients import mqadmin
 from .conftest import VARIANTS
 from .session import Java, eventually
 
@@ -218,3 +219,40 @@ def probe(client: Java, house: houses.House, topic: str) -> bool:
         messages=[{"topic": topic, "body": "are you there"}],
     )  # fmt: skip
     return bool(lines[0].get("status") == "SEND_OK")
+
+
+@pytest.mark.usefixtures("java")
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("ours_first", [True, False], ids=["ours-to-apache", "apache-to-ours"])
+def test_what_waits_moves_with_its_store(
+    tmp_path: Path, start_java: Callable[..., Java], fresh: str, ours_first: bool
+) -> None:
+    kinds: list[type[houses.AnyBroker]] = [penstock.Broker, apache.Broker]
+    first, second = kinds if ours_first else kinds[::-1]
+    conf = {**houses.ROOMY, "messageDelayLevel": "1s 15s", "brokerName": "moving"}
+    store = tmp_path / "store"
+    with penstock.NameServer(tmp_path / "namesrv") as names:
+        with first(tmp_path / "first", store, names.address, **conf) as broker:
+            house = houses.House(names.address, broker.name, broker.address)
+            client = start_java()
+            send(client, house, [{"topic": fresh, "body": "now"}])
+            sent_ms = time.time() * 1000
+            messages = [{"topic": fresh, "body": "later", "delay_level": 2, "tags": "A"}]
+            send(client, house, messages)
+            shown = eventually(lambda: level_shown(house))
+            assert shown.split() == ["scheduleMessageOffset_2", ":", "0,1"]
+            client.kill()
+        with second(tmp_path / "second", store, names.address, **conf):
+            client = start_java()
+            client.do(
+                "push.start", consumer="c", namesrv=names.address, group=fresh, topics={fresh: "A"}
+            )
+            (row,) = received(client, "c", 1, within_ms=60_000)
+            assert row[BODY] == "later"
+            assert row[STORED_MS] >= sent_ms + 15_000
+
+
+def level_shown(house: houses.House) -> str:
+    """What mqadmin says of level 2."""
+    lines = mqadmin(house.namesrv, "brokerStatus", "-b", house.broker_address).splitlines()
+    return next((line for line in lines if line.startswith("scheduleMessageOffset_2 ")), "")
