@@ -47,6 +47,19 @@ def test_every_need_must_be_met(house: House) -> None:
     assert house.allows("ann", PULL, {"topic": "t", "consumerGroup": "g"})
 
 
+def test_a_topic_that_only_the_handling_shows_is_checked_too(house: House) -> None:
+    house.add("ann", rule("Topic:t", "Sub"), rule("Group:g", "Sub"))
+    hand_back = {name: command(name, 36, {"group": "g"}) for name in ("ann", "bob", "root")}
+    assert house.access.check_read(hand_back["ann"], "t") is None
+    assert house.access.check_read(hand_back["ann"], "%RETRY%g") is None
+    assert house.access.check_read(hand_back["root"], "u") is None
+    for name, topic in (("ann", "u"), ("ann", "%RETRY%h"), ("bob", "t")):
+        refusal = house.access.check_read(hand_back[name], topic)
+        assert refusal is not None
+        assert refusal.code == NO
+    assert House(AccessConfig()).access.check_read(command("", 36), "u") is None
+
+
 def test_a_refusal_names_subject_action_resource_and_source(
     house: House, caplog: pytest.LogCaptureFixture
 ) -> None:
