@@ -385,3 +385,21 @@ def test_stopping_lets_answers_leave(run: Run) -> None:  # noqa: F811
             await stopping
 
     run(body())
+
+
+def test_small_requests_pass_while_large_ones_hold_the_memory(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house(memory_bytes_max=200_000) as home:
+            hogs = [await home.connect() for _ in range(4)]
+            for hog in hogs:
+                hog.writer.write(encode(ECHO, {}, bytes(100_000), opaque=1)[:50_000])
+            await until(lambda: home.server.memory > 0.75 * 200_000)
+            wire = await home.connect()
+            frame = encode(ECHO, {}, bytes(100), opaque=1)
+            for number in range(40):  # each write ends inside a frame's header
+                wire.writer.write((frame[6:] if number else frame) + frame[:6])
+                assert (await wire.read()).code == 0
+                for connection in home.server.connections.values():
+                    connection.active_ms = home.server.now_ms()  # nobody counts as stuck
+
+    run(body())

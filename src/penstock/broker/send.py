@@ -92,12 +92,15 @@ class SendHandler:
         self.waiting: Output = Output(1024)
         self.late: Output = Output(1024)
         self.created: bool = False
+        self.creations: int = 0
+        self._created_topic: str = ""
         self.fresh: Output = Output(1024)
         self.fresh_late: Output = Output(1024)
         self.sent: int = 0
         self.refused: int = 0
         self._buffer: memoryview = memoryview(bytearray(1))
         self._moved: bool = False
+        self._wait: bool = True
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
         """Take a connection's buffer and the address its messages were born at."""
@@ -149,10 +152,11 @@ class SendHandler:
         if status == _PUT_OK:
             self.sent += 1
             if request.flag & _ONEWAY == 0:
+                self._wait = batch or record.marks.wait
                 if self.created:
                     self._answer(request, self.fresh, _SUCCESS, batch)
                     self._answer(request, self.fresh_late, _FLUSH_DISK_TIMEOUT, batch)
-                elif self.waits and (batch or record.marks.wait):
+                elif self.waits and self._wait:
                     self._answer(request, self.waiting, _SUCCESS, batch)
                     self._answer(request, self.late, _FLUSH_DISK_TIMEOUT, batch)
                 else:
@@ -232,22 +236,24 @@ class SendHandler:
         names = (b"defaultTopic", b"defaultTopicQueueNums") if v1 else (b"c", b"d")
         topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
         creations = self.gate.creations
+        name = topic.decode("utf-8", "replace")
         queue = self.gate.admit(
-            topic.decode("utf-8", "replace"), record.queue_id,
+            name, record.queue_id,
             template=request.text(names[0]) or "", template_queues=request.i64_or(names[1], 0),
             now_ms=now_ms,
         )  # fmt: skip
         record.queue_id = queue.queue_id
-        self.created = self.gate.creations != creations and not request.is_oneway()
+        if self.gate.creations != creations:
+            self.creations += 1
+            self._created_topic = name
+            self.created = not request.is_oneway()
         return queue
 
     def take_created(self, now_ms: int) -> Answer:
         """The answer to the send that has just made its topic."""
-        record = self.record
-        topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
-        offset = self.path.log.end if self.waits and record.marks.wait else 0
+        offset = self.path.log.end if self.waits and self._wait else 0
         answer = Encoded(self.fresh.take(), self.fresh_late.take(), offset)
-        return self.gate.announced(topic.decode("utf-8", "replace"), answer, now_ms)
+        return self.gate.announced(self._created_topic, answer, now_ms)
 
     def _mend(self, now_ms: int) -> None:
         """Give the message the id it lacks, take away what is never stored; refuse what waits.
