@@ -1,4 +1,4 @@
-"""Filters by properties: ours beside a real Apache broker's, filter by filter and message by message.
+"""Filters by properties: ours beside a real Apache broker's, message by message.
 
 Both brokers get the same messages, and the same raw requests: CHECK_CLIENT_CONFIG tells whether a
 filter is understood, a pull with the filter in it tells which messages it matches.
@@ -96,7 +96,7 @@ class Line:
 def lines(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Line, Line]]:
     """Ours and Apache's, with the messages of PROPERTIES in queue 0."""
     root: Path = tmp_path_factory.mktemp("filters")
-    conf = {**ROOMY, "enablePropertyFilter": True, "defaultTopicQueueNums": 1}
+    conf = {**ROOMY, "defaultTopicQueueNums": 1}
     with (
         apache.NameServer(root / "names") as names,
         apache.Broker(root / "apache", root / "apache" / "store", names.address, **conf) as theirs,
