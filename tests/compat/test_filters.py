@@ -127,6 +127,15 @@ def test_what_rocketmq_overlooks_is_refused(lines: tuple[Line, Line], expression
     assert [line.understands(expression) for line in lines] == [False, True]
 
 
+def test_a_wrong_filter_gives_nothing_where_rocketmq_gives_everything(
+    lines: tuple[Line, Line],
+) -> None:
+    ours, theirs = lines
+    assert theirs.matches("a >") == list(range(len(PROPERTIES)))
+    with pytest.raises(AssertionError, match="23"):
+        ours.matches("a >")
+
+
 def test_a_long_zero_is_a_number(lines: tuple[Line, Line]) -> None:
     assert [line.understands(ZEROS[0]) for line in lines] == [True, False]
     ours, theirs = lines

@@ -68,13 +68,14 @@ _U16: Final = struct.Struct(">H").unpack_from
 class Filter:
     """A compiled filter."""
 
-    __slots__ = ("_keys", "_names", "_test", "expression")
+    __slots__ = ("_keys", "_names", "_test", "expression", "weight")
 
     def __init__(self, expression: str) -> None:
         """Raises BadFilter with the place of what is wrong."""
         self.expression = expression
         compiler = _Compiler()
         self._test = compiler.test(parse(expression))
+        self.weight = compiler.tests  # one costs some 0.2 µs per message
         self._names = tuple(compiler.slots)
         self._keys = tuple(b"\x02" + name.encode() + b"\x01" for name in self._names)
 
@@ -165,9 +166,11 @@ class _Compiler:
 
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}
+        self.tests = 0
 
     def test(self, node: Node) -> Test:
         """What a condition says."""
+        self.tests += 1
         match node:
             case Literal(None | True | False as value):
                 return lambda values: value

@@ -17,6 +17,8 @@ from penstock.wire.output import Output
 LOOKS_MAX = 256
 """Messages looked at by one find in the loop: under a millisecond."""
 LOOKS_IN_POOL_MAX = get.SCAN_ENTRIES_MAX
+LIGHT = 10
+"""Filters of more tests than this may look at fewer messages in one find."""
 LOOK_BYTES_MAX = 1024 * 1024
 """Bytes of messages looked at by one find, but for the last step."""
 
@@ -44,6 +46,7 @@ class Sieve:
         self.count = self.total = 0
         looked = looked_bytes = 0
         looks_max = LOOKS_IN_POOL_MAX if wait else LOOKS_MAX
+        looks_max = max(1, looks_max * LIGHT // max(LIGHT, self._wanted.weight))
         while looked < looks_max and looked_bytes < LOOK_BYTES_MAX:
             step = min(count_max - self.count, looks_max - looked)
             status = reader.find(queue, offset, step, bytes_max - self.total, confirmed, wait)
