@@ -108,6 +108,13 @@ def test_a_rare_match_does_not_hold_up_others(home: House) -> None:
     assert given(pull(home, sieve.LOOKS_MAX, "n = 300")) == [300]
 
 
+def test_a_heavy_filter_looks_at_fewer_messages_in_a_turn(home: House) -> None:
+    fill(home, 50)
+    heavy = " OR ".join(f"n = {number}" for number in range(1000, 1999))
+    assert place(pull(home, 0, heavy)) == (AGAIN, 2)
+    assert all_matching(home, f"{heavy} OR n = 40") == [40]
+
+
 def test_large_messages_are_looked_at_in_turns(
     home: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
