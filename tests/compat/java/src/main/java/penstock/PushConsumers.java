@@ -11,6 +11,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -102,6 +103,9 @@ final class PushConsumers {
         client.setConsumeMessageBatchMaxSize(given.integer("batch", 1));
         for (Map.Entry<String, Object> one : given.map("topics").entrySet()) {
             client.subscribe(one.getKey(), (String) one.getValue());
+        }
+        for (Map.Entry<String, Object> one : given.map("sql").entrySet()) {
+            client.subscribe(one.getKey(), MessageSelector.bySql((String) one.getValue()));
         }
         Consumer consumer = new Consumer(client, given.integer("pause_ms", 0));
         if (given.flag("orderly", false)) {
