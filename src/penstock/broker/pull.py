@@ -65,6 +65,8 @@ class Forbidden(NoPermission):
 class SubscriptionError(PenstockError):
     """A subscription that is not known here, or not yet: the client's next heartbeat helps."""
 
+    hint = "send a heartbeat with the subscription first"
+
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.wire_code = code
