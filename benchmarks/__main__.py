@@ -3,11 +3,12 @@
 import sys
 
 import penstock
-from benchmarks import append_latency, idle_memory, java_load, read_gather, send_path
+from benchmarks import append_latency, filters, idle_memory, java_load, read_gather, send_path
 
 ALL = {
     "send": send_path.main,
     "gather": read_gather.main,
+    "filters": filters.main,
     "latency": append_latency.main,
     "memory": idle_memory.main,
     "java": java_load.main,

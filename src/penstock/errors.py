@@ -209,6 +209,13 @@ class QueryNotFound(Refused):
     hint = "check the name, and whether it has been written yet"
 
 
+class BadFilter(Refused):
+    """A filter that can't be read: the message says where and why."""
+
+    code = 23  # SUBSCRIPTION_PARSE_FAILED
+    hint = "docs/filters.md has the whole grammar"
+
+
 class GroupNotExist(Refused):
     """No such subscription group here, and none is created by itself."""
 

@@ -28,6 +28,8 @@ ROOMY: dict[str, Any] = {
     "maxIndexNum": 200_000,
     # Without it Apache 5.4.0 fails to delete a topic.
     "timerWheelEnable": True,
+    # Ours is on by default.
+    "enablePropertyFilter": True,
 }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +18,7 @@ import pytest
 
 from penstock.broker.access import Access
 from penstock.broker.admin.auth import AuthAdmin
-from penstock.broker.answers import Outbox, Reply
+from penstock.broker.answers import InThread, Outbox, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Router
@@ -81,14 +81,20 @@ class Ours:
         outbox = Outbox()
         self.access = Access(Live(Settings(access=config)), AccessTable(), outbox)
         self.access.seed(0)
-        parts = cast(Parts, SimpleNamespace(access=self.access, outbox=outbox))
+        parts = cast(Parts, SimpleNamespace(access=self.access, persistence=self))
         self._router = Router([AuthAdmin(parts).rows()])
 
     def send(self, code: int, ext: dict[str, str], body: bytes, version: int) -> Answer:
         command = Command(code, ext, body, peer="127.0.0.1:4711", version=version)
         reply = self.access.check(command) or self._router.handle(command)
+        if isinstance(reply, InThread):
+            reply = reply.then(reply.work())
         assert isinstance(reply, Reply)
         return Answer(reply.code, reply.remark or "", reply.body)
+
+    def save(self, table: AccessTable) -> Callable[[], None]:
+        """In the place of Persistence: nothing is kept."""
+        return lambda: None
 
 
 House = Apache | Ours

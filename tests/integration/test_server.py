@@ -385,3 +385,20 @@ def test_stopping_lets_answers_leave(run: Run) -> None:  # noqa: F811
             await stopping
 
     run(body())
+
+
+def test_small_requests_pass_while_large_ones_hold_the_memory(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house(memory_bytes_max=200_000) as home:
+            home.server.memory += 160_000  # what active clients hold that send large frames
+            wire = await home.connect()
+            frame = encode(ECHO, {}, bytes(100), opaque=1)
+            for number in range(40):  # each write ends inside a frame's header
+                wire.writer.write((frame[6:] if number else frame) + frame[:6])
+                assert (await wire.read()).code == 0
+            large = await home.connect()
+            large.writer.write(encode(ECHO, {}, bytes(100_000), opaque=9)[:50_000])
+            assert (await large.read()).code == 2, "a large one has to wait"
+            home.server.memory -= 160_000
+
+    run(body())

@@ -370,3 +370,26 @@ def test_port_in_use_is_said_with_the_address(pair: Pair) -> None:
                 await listen(Echo, "127.0.0.1", listener.port, tls=Tls(config(pair)))
 
     asyncio.run(body())
+
+
+def test_stalled_handshakes_keep_nobody_out(run: Run, pair: Pair) -> None:
+    async def body() -> None:
+        async with listening(config(pair), waiting_max=5) as listener:
+            stalled = [socket.create_connection(("127.0.0.1", listener.port)) for _ in range(12)]
+            for each in stalled:
+                each.sendall(b"\x16")
+            async with asyncio.timeout(20):
+                while listener.refused < 7:
+                    await asyncio.sleep(0.01)
+            assert await exchange(listener, None, b"plain") == b"plain"
+            assert await exchange(listener, trusting(pair), b"secret") == b"secret"
+            for each in stalled:
+                each.close()
+
+    run(body())
+
+
+def test_what_a_made_certificate_would_not_honour_is_refused(pair: Pair) -> None:
+    for bad in (TlsConfig(client_auth="require"), TlsConfig(key=str(pair.key))):
+        with pytest.raises(TlsError, match=r"tls\.certificate is empty"):
+            Tls(bad)

@@ -10,6 +10,7 @@ import msgspec
 from penstock.broker.answers import InThread, Outbox, Reply, Tell
 from penstock.broker.clients import Clients, Member
 from penstock.broker.command import Command
+from penstock.broker.filter import Filters
 from penstock.broker.groups import Groups
 from penstock.broker.offsets import Offsets
 from penstock.broker.ordering import QueueLocks
@@ -86,6 +87,7 @@ class Bench:
             SimpleNamespace(
                 settings=self.live, store=self.store, topics=self.topics, groups=self.groups,
                 offsets=self.offsets, clients=self.clients, locks=self.locks, outbox=self.outbox,
+                filters=Filters(),
             ),
         )  # fmt: skip
         self.router = Router([])

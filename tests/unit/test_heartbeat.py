@@ -187,9 +187,9 @@ def test_list_of_nobody_is_an_error(bench: Bench) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "code"), [("TAG", 0), ("", 0), ("SQL92", 1), ("tag", 1), ("CLASS", 1)]
+    ("kind", "code"), [("TAG", 0), ("", 0), ("SQL92", 0), ("sql92", 23), ("CLASS", 23)]
 )
-def test_filters_by_tag_are_understood(bench: Bench, kind: str, code: int) -> None:
+def test_filters_of_known_types_are_understood(bench: Bench, kind: str, code: int) -> None:
     data = SubscriptionData(topic="T", sub_string="a > 1", expression_type=kind)
     body = CheckClientRequestBody(client_id="c", group="g", subscription_data=data)
     reply = bench.ask(CHECK, fastjson.encode(body))
@@ -197,6 +197,14 @@ def test_filters_by_tag_are_understood(bench: Bench, kind: str, code: int) -> No
     if code:
         assert reply.remark is not None
         assert kind in reply.remark
+
+
+def test_a_bad_filter_is_refused_with_its_place(bench: Bench) -> None:
+    data = SubscriptionData(topic="T", sub_string="a > 1 AND b >", expression_type="SQL92")
+    body = CheckClientRequestBody(client_id="c", group="g", subscription_data=data)
+    reply = bench.ask(CHECK, fastjson.encode(body))
+    assert reply.code == 23
+    assert "column 14" in (reply.remark or "")
 
 
 def test_check_without_a_subscription_is_fine(bench: Bench) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from benchmarks.open_gate import Nothing, OpenGate, Straight
 
-from penstock.broker.answers import Encoded
+from penstock.broker.answers import Answer, Encoded
 from penstock.broker.send import (
     SEND_BATCH_MESSAGE,
     SEND_MESSAGE,
@@ -476,4 +476,48 @@ def test_a_send_that_makes_its_topic_is_answered_apart(tmp_path: Path, sync: boo
         assert (request.opaque, request.code) == (1, code)
     assert len(peer.answers()) == (0 if sync else 1)
     assert (peer.send.waiting.length > 0) == sync
+    bench.end()
+
+
+def test_sends_that_make_topics_leave_room_for_others(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    store = bench.open()
+    peer = Peer(store)
+
+    class Making(OpenGate):
+        def admit(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
+            store.make_queue(topic.encode(), queue_id)
+            self.creations += 1
+            return super().admit(topic, queue_id, **rest)
+
+    peer.send.gate = Making(store)
+    frames = [send(SEND_MESSAGE_V2, JSON, topic=f"t{n}", flag=2 * (n % 2)) for n in range(10)]
+    served = peer.give(b"".join(frames))
+    assert peer.turn.full
+    assert served == len(b"".join(frames[:4]))
+    bench.end()
+
+
+def test_a_topic_made_by_a_message_without_id_is_announced_by_its_name(tmp_path: Path) -> None:
+    bench = Bench(tmp_path / "store")
+    store = bench.open(sync_flush=True)
+    peer = Peer(store)
+    peer.send.unique_ids = UniqueIds(bytes([127, 0, 0, 1]), pid=7, loader=9)
+    named: list[tuple[str, bool]] = []
+
+    class Making(OpenGate):
+        def admit(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
+            store.make_queue(topic.encode(), queue_id)
+            self.creations += 1
+            return super().admit(topic, queue_id, **rest)
+
+        def announced(self, topic: str, answer: Encoded, now_ms: int) -> Answer:
+            named.append((topic, answer.offset > 0))
+            return answer
+
+    peer.send.gate = Making(store)
+    peer.give(send(SEND_MESSAGE_V2, JSON, topic="fresh", properties="a\x01b"))
+    body = encode_batch([(b"one", 1, {}), (b"two", 2, {"WAIT": "false"})])
+    peer.give(batch_frame(SEND_BATCH_MESSAGE, JSON, body, "m"))
+    assert named == [("fresh", True), ("t", True)], "a batch waits for the disk as a whole"
     bench.end()

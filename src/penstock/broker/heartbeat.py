@@ -13,6 +13,7 @@ import logging
 from penstock.broker.answers import Answer, Reply
 from penstock.broker.clients import Member
 from penstock.broker.command import Command
+from penstock.broker.filter import TAG
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
 from penstock.errors import InvalidParameter, Refused
@@ -101,12 +102,11 @@ class HeartbeatHandlers:
     def check_filter(self, command: Command) -> Answer:
         """Whether a consumer's filter is understood here."""
         subscription = command.body_as(CheckClientRequestBody).subscription_data
-        kind = subscription.expression_type if subscription is not None else ""
-        if kind not in ("", "TAG"):
-            raise Refused(
-                f"the broker does not support consumer to filter message by {kind}",
-                hint="this release filters by TAG; subscribe by tags and filter the rest yourself",
-            )
+        kind = subscription.expression_type if subscription is not None else TAG
+        if subscription is not None and kind not in ("", TAG):
+            parts = self._parts
+            parts.filters.check_kind(kind, parts.settings.current.broker.property_filter)
+            parts.filters.get(subscription.sub_string or "")
         return Reply()
 
     def _note_consumer(

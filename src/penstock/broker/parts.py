@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from penstock.broker.changes import ChangedSettings
+from penstock.broker.filter import Filters
 
 if TYPE_CHECKING:
     from penstock.broker.access import Access
@@ -43,3 +44,4 @@ class Parts:
     address: str  # the announced host:port
     started_ms: int
     changed_settings: ChangedSettings = field(default_factory=ChangedSettings)
+    filters: Filters = field(default_factory=Filters)

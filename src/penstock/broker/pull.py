@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 from penstock.broker.answers import Answer, Hold, InThread, Reply
+from penstock.broker.filter import TAG, Filter
 from penstock.broker.parts import Parts
-from penstock.errors import NoPermission, PenstockError, TopicNotExist
+from penstock.broker.sieve import Sieve
+from penstock.errors import BadFilter, NoPermission, PenstockError, Refused, TopicNotExist
 from penstock.store import get
 from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.get import Reader
 from penstock.store.store import Found
 from penstock.wire import octets
 from penstock.wire.bodies import SubscriptionData
@@ -62,11 +65,21 @@ class Forbidden(NoPermission):
 class SubscriptionError(PenstockError):
     """A subscription that is not known here, or not yet: the client's next heartbeat helps."""
 
-    hint = "the client's next heartbeat helps"
+    hint = "send a heartbeat with the subscription first"
 
     def __init__(self, code: int, message: str) -> None:
         super().__init__(message)
         self.wire_code = code
+
+
+class Wanted(NamedTuple):
+    """What of a queue is wanted: messages with tags of these hashes, or that a filter matches."""
+
+    codes: Sequence[int] = ()
+    filter: Filter | None = None
+
+
+ALL = Wanted()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +92,7 @@ class Pull:
     offset: int
     count_max: int
     bytes_max: int
-    codes: Sequence[int]
+    wanted: Wanted
 
 
 class PullHandler:
@@ -88,6 +101,7 @@ class PullHandler:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._store = parts.store
+        self._reader: Reader | Sieve = parts.store.reader  # of the last find in the loop
 
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Messages into the output, or another answer."""
@@ -116,7 +130,7 @@ class PullHandler:
         topic = request.text(b"topic") or ""
         flags = request.i32(b"sysFlag")
         queue = self._allowed(group, topic, request.i32(b"queueId"), now_ms)
-        codes = self._codes(request, group, topic, flags)
+        wanted = self._wanted(request, group, topic, flags)
         if flags & PULL_COMMIT_OFFSET:
             offset = request.i64(b"commitOffset")
             parts.offsets.commit(group, topic, queue.queue_id, offset, now_ms)
@@ -132,7 +146,7 @@ class PullHandler:
             bytes_max = min(bytes_max, asked)
         pull = Pull(
             group, topic, queue, request.i64(b"queueOffset"),
-            max(1, min(request.i32(b"maxMsgNums"), config.pull_messages_max)), bytes_max, codes,
+            max(1, min(request.i32(b"maxMsgNums"), config.pull_messages_max)), bytes_max, wanted,
         )  # fmt: skip
         parts.offsets.note_pull(group, topic, queue.queue_id, pull.offset)
         return pull, wait_ms
@@ -174,19 +188,34 @@ class PullHandler:
         except NoPermission as error:
             raise Forbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
 
-    def _codes(self, request: Request, group: str, topic: str, flags: int) -> Sequence[int]:
-        """Hashes of the wanted tags; empty for all."""
+    def _wanted(self, request: Request, group: str, topic: str, flags: int) -> Wanted:
         if flags & PULL_SUBSCRIPTION:
-            kind = request.text(b"expressionType") or "TAG"
-            return expression_codes(kind, request.text(b"subscription") or "*")
+            kind = request.text(b"expressionType") or TAG
+            expression = request.text(b"subscription") or ""
+            if kind == TAG:
+                return Wanted(expression_codes(expression))
+            bad = ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            return Wanted(filter=self._filter(kind, expression, bad))
         subscription = self._subscription(request, group, topic)
         if subscription.class_filter_mode:
-            return ()
-        if subscription.expression_type not in (None, "", "TAG"):
-            return expression_codes(subscription.expression_type, subscription.sub_string or "")
+            return ALL
+        kind = subscription.expression_type or TAG
+        if kind != TAG:
+            bad = ResponseCode.FILTER_DATA_NOT_EXIST
+            return Wanted(filter=self._filter(kind, subscription.sub_string or "", bad))
         if subscription.sub_string == "*":
-            return ()
-        return sorted(subscription.code_set)[: get.CODES_MAX + 1]
+            return ALL
+        return Wanted(sorted(subscription.code_set)[: get.CODES_MAX + 1])
+
+    def _filter(self, kind: str, expression: str, bad: int) -> Filter:
+        """The compiled filter; one that can't be read is refused with the code `bad`."""
+        parts = self._parts
+        try:
+            parts.filters.check_kind(kind, parts.settings.current.broker.property_filter)
+            return parts.filters.get(expression)
+        except Refused as error:
+            code = bad if isinstance(error, BadFilter) else error.code
+            raise SubscriptionError(code, error.remark()) from None
 
     def _subscription(self, request: Request, group: str, topic: str) -> SubscriptionData:
         parts = self._parts
@@ -225,15 +254,14 @@ class PullHandler:
     # --- answering
 
     def _find(self, pull: Pull) -> int:
-        reader = self._store.reader
-        reader.only(pull.codes if len(pull.codes) <= get.CODES_MAX else ())
-        return reader.find(
+        self._reader = _through(self._store.reader, pull.wanted)
+        return self._reader.find(
             pull.queue, pull.offset, pull.count_max, pull.bytes_max, self._store.confirmed
         )
 
     def _write(self, pull: Pull, request: Request, output: Output) -> bool:
         """The found messages as a response; False if they have to be read from the disk."""
-        reader = self._store.reader
+        reader = self._reader
         before = output.length
         output.begin(request.encoding, ResponseCode.SUCCESS, request.opaque)
         output.field_plain(b"suggestWhichBrokerId", b"0")
@@ -248,7 +276,7 @@ class PullHandler:
         return True
 
     def _without_messages(self, pull: Pull, status: int, deadline_ms: int) -> Answer:
-        reader = self._store.reader
+        reader = self._reader
         if status == get.COLD:
             return self._read_in_thread(pull)
         found = Found(status, reader.next_offset, reader.min_offset, reader.max_offset, 0, b"")
@@ -271,7 +299,7 @@ class PullHandler:
             status = self._find(pull)
             if status == get.FOUND:
                 return self._reply_found(pull)
-            reader = self._store.reader
+            reader = self._reader
             seen_all = reader.next_offset >= reader.max_offset
             if status == get.NO_MATCHED_MESSAGE and seen_all and not last:
                 # None of the newcomers is wanted: go on waiting behind them.
@@ -281,7 +309,7 @@ class PullHandler:
         return Hold(pull.queue, deadline_ms, again)
 
     def _reply_found(self, pull: Pull) -> Answer:
-        reader = self._store.reader
+        reader = self._reader
         output = Output(reader.total + 1)
         if not reader.copy_to(output):
             return self._read_in_thread(pull)
@@ -295,7 +323,7 @@ class PullHandler:
         store, confirmed = self._store, self._store.confirmed
 
         def work() -> Found:
-            reader = store.fresh_reader(pull.codes if len(pull.codes) <= get.CODES_MAX else ())
+            reader = _through(store.fresh_reader(), pull.wanted)
             status = reader.find(
                 pull.queue, pull.offset, pull.count_max, pull.bytes_max, confirmed, True
             )
@@ -332,13 +360,18 @@ class PullHandler:
         self._parts.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
-def expression_codes(kind: str, expression: str) -> Sequence[int]:
+def _through(reader: Reader, wanted: Wanted) -> Reader | Sieve:
+    """A reader that finds only what is wanted."""
+    if wanted.filter is not None:
+        reader.only(())
+        return Sieve(reader, wanted.filter)
+    # Clients look at the tags themselves, too: without this help they only get more to look at.
+    reader.only(wanted.codes if len(wanted.codes) <= get.CODES_MAX else ())
+    return reader
+
+
+def expression_codes(expression: str) -> Sequence[int]:
     """Hashes of the tags of an expression such as `a || b`; empty for all."""
-    if kind not in ("", "TAG"):
-        raise SubscriptionError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            f"expressions of the type {kind} are not served by this release; filter by tags",
-        )
     if expression.strip() in ("", "*"):
         return ()
     tags = [tag.strip() for tag in expression.split("||")]

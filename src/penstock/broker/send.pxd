@@ -30,6 +30,8 @@ cdef class SendHandler:
     cdef readonly Output waiting
     cdef readonly Output late
     cdef readonly bint created
+    cdef readonly long long creations
+    cdef str _created_topic
     cdef readonly Output fresh
     cdef readonly Output fresh_late
     cdef readonly long long sent
@@ -37,7 +39,7 @@ cdef class SendHandler:
     cdef unsigned char[::1] _buffer
     cdef bint _moved
     cdef int _queue_id
-    cdef object _topic
+    cdef bint _wait
 
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1
     cpdef int come_from(self, bytes born_host) except -1

@@ -108,6 +108,8 @@ class SendHandler:
         self.waiting: Output = Output(1024)
         self.late: Output = Output(1024)
         self.created: bool = False
+        self.creations: int = 0
+        self._created_topic: str = ""
         self.fresh: Output = Output(1024)
         self.fresh_late: Output = Output(1024)
         self.sent: int = 0
@@ -115,7 +117,7 @@ class SendHandler:
         self._buffer: memoryview = memoryview(bytearray(1))
         self._moved: bool = False
         self._queue_id: int = 0
-        self._topic: str = ""
+        self._wait: bool = True
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
         """Take a connection's buffer and the address its messages were born at."""
@@ -171,10 +173,11 @@ class SendHandler:
         if status == _PUT_OK:
             self.sent += 1
             if request.flag & _ONEWAY == 0:
+                self._wait = batch or record.marks.wait
                 if self.created:
                     self._answer(request, self.fresh, _SUCCESS, batch)
                     self._answer(request, self.fresh_late, _FLUSH_DISK_TIMEOUT, batch)
-                elif self.waits and (batch or record.marks.wait):
+                elif self.waits and self._wait:
                     self._answer(request, self.waiting, _SUCCESS, batch)
                     self._answer(request, self.late, _FLUSH_DISK_TIMEOUT, batch)
                 else:
@@ -252,22 +255,25 @@ class SendHandler:
         record = self.record
         v1 = request.code == _SEND_MESSAGE
         names = (b"defaultTopic", b"defaultTopicQueueNums") if v1 else (b"c", b"d")
-        self._topic = self._named_topic()
         creations = self.gate.creations
+        name = self._named_topic()
         queue = self.gate.admit(
-            self._topic, record.queue_id,
+            name, record.queue_id,
             template=request.text(names[0]) or "", template_queues=request.i64_or(names[1], 0),
             now_ms=now_ms,
         )  # fmt: skip
         record.queue_id = queue.queue_id
-        self.created = self.gate.creations != creations and not request.is_oneway()
+        if self.gate.creations != creations:
+            self.creations += 1
+            self._created_topic = name
+            self.created = not request.is_oneway()
         return queue
 
     def take_created(self, now_ms: int) -> Answer:
         """The answer to the send that has just made its topic."""
-        offset = self.path.log.end if self.waits and self.record.marks.wait else 0
+        offset = self.path.log.end if self.waits and self._wait else 0
         answer = Encoded(self.fresh.take(), self.fresh_late.take(), offset)
-        return self.gate.announced(self._topic, answer, now_ms)
+        return self.gate.announced(self._created_topic, answer, now_ms)
 
     def _named_topic(self) -> str:
         record = self.record

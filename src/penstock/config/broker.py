@@ -84,6 +84,10 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("how long pulls wait where `long_polling` is off", "shortPollingTimeMills",
                  live=True)
     ] = 1_000  # fmt: skip
+    property_filter: Annotated[
+        bool, Doc("whether consumers may filter by properties (SQL92)", "enablePropertyFilter",
+                  live=True)
+    ] = True  # fmt: skip
     pull_bytes_max: Annotated[
         int, Doc("most bytes of messages in one answer to a pull",
                  "maxTransferBytesOnMessageInMemory", live=True, least=1)

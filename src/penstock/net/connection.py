@@ -50,6 +50,7 @@ class Connection(asyncio.BufferedProtocol):
         self._held_back: list[tuple[Held, bool]] = []
         self._backlog = 0
         self._closing = False
+        self._cut = False
         self.under_way = 0
         self.client = 0
         self.peer = ""
@@ -98,7 +99,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def cut(self, why: str) -> None:
         """As `abort`, but after the present call: the caller may be in the midst of something."""
-        self._closing = True
+        self._closing = self._cut = True
         self._drop_own()
         self._server.memory -= self._backlog  # as good as gone
         self._backlog = 0
@@ -173,7 +174,11 @@ class Connection(asyncio.BufferedProtocol):
             if not self._choked:  # the transport took all of it: go on after others had their turn
                 server.soon(self._go_on)
             self._adjust()
-        elif self._own is not None and server.memory > server.held_max():
+        elif (
+            self._own is not None
+            and len(self._own) > OWN_BYTES_MIN  # small remainders are what the rest is for
+            and server.memory > server.held_max()
+        ):
             self._make_room()
 
     def _keep(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
@@ -181,6 +186,7 @@ class Connection(asyncio.BufferedProtocol):
         turn = self._server.turn
         if view is self._own and turn.full:  # the rest stays where it is
             self._from = at
+            self.frame_since_ms = now_ms
             return
         have = end - at
         if turn.full:
@@ -255,7 +261,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def account(self) -> None:
         """Tell the server how much has not left."""
-        if self._closing:
+        if self._cut:
             return
         unsent = self.unsent
         if unsent != self._backlog:
@@ -265,9 +271,9 @@ class Connection(asyncio.BufferedProtocol):
     def slowness(self, now_ms: int) -> tuple[bool, int]:
         """The greater, the more this connection keeps others from being served."""
         held = self._backlog + (len(self._own) if self._own is not None else 0)
-        if self._closing or not held:
+        if self._cut or not held:
             return False, 0
-        stuck = self._choked or now_ms - self.active_ms >= STUCK_MS
+        stuck = self._closing or self._choked or now_ms - self.active_ms >= STUCK_MS
         return stuck, held
 
     def pause_writing(self) -> None:

@@ -24,7 +24,7 @@ FIRST_BYTE_MS = 30_000
 HANDSHAKE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 0.5
 WAITING_MAX = 2_048
-"""Most connections whose first byte or handshake is waited for."""
+"""Most connections whose first byte is waited for, and most whose handshake is."""
 ACCEPTS_PER_TURN = 64
 FULL_PAUSE_MS = 500
 """How long nothing is accepted after the process has run out of descriptors or memory."""
@@ -95,7 +95,8 @@ class SniffingListener(Listener):
         self._waiting_max = waiting_max
         self._loop = asyncio.get_running_loop()
         self._waiting: dict[socket.socket, Alarm] = {}  # the one that waits longest is first
-        self._handing: set[asyncio.Task[None]] = set()
+        self._handing: set[asyncio.Task[None]] = set()  # plain ones: done at once
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._pause: Alarm | None = None
         self._watch = asyncio.ensure_future(self._watch_files())
         self._resume()
@@ -109,14 +110,15 @@ class SniffingListener(Listener):
             listening.close()
         for waiting in list(self._waiting):
             self._let_go(waiting)
-        for task in self._handing:
+        for task in (*self._handing, *self._handshakes):
             task.cancel()
-        await asyncio.gather(self._watch, *self._handing, return_exceptions=True)
+        tasks = (self._watch, *self._handing, *self._handshakes)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def waiting(self) -> int:
         """Connections that have not shown yet what they speak."""
-        return len(self._waiting) + len(self._handing)
+        return len(self._waiting) + len(self._handshakes)
 
     # --- accepting
 
@@ -148,12 +150,10 @@ class SniffingListener(Listener):
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self.waiting >= self._waiting_max:
-            if not self._waiting:
-                self._refuse(accepted, f"{self.waiting} TLS handshakes are under way")
-                return
+        count = len(self._waiting)
+        if count >= self._waiting_max:
             oldest = next(iter(self._waiting))
-            self._let_go(oldest, f"{self.waiting} connections are silent, it is so for longest")
+            self._let_go(oldest, f"{count} connections are silent, it is so for longest")
         self._waiting[accepted] = self._clock.wake_at(
             self._clock.now_ms() + self._first_byte_ms,
             lambda: self._let_go(accepted, f"it was silent for {self._first_byte_ms} ms"),
@@ -190,8 +190,15 @@ class SniffingListener(Listener):
         self._waiting.pop(waiting).cancel()
         self._loop.remove_reader(waiting)
         task = asyncio.ensure_future(self._hand_on(waiting, secure=secure))
-        self._handing.add(task)
-        task.add_done_callback(self._handing.discard)
+        if not secure:
+            self._handing.add(task)
+            task.add_done_callback(self._handing.discard)
+            return
+        if len(self._handshakes) >= self._waiting_max:
+            self.refused += 1
+            next(iter(self._handshakes)).cancel()
+        self._handshakes[task] = None
+        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
     async def _hand_on(self, accepted: socket.socket, *, secure: bool) -> None:
         name = _name(accepted)
@@ -210,7 +217,8 @@ class SniffingListener(Listener):
             raise
         except (OSError, TlsError) as error:  # the ssl module's errors are OSErrors
             self.refused += 1
-            log.info("no TLS with %s: %s", name, error)
+            level = logging.WARNING if isinstance(error, TlsError) else logging.INFO
+            log.log(level, "no TLS with %s: %s", name, error)
             accepted.close()
 
     async def _watch_files(self) -> None:

@@ -78,6 +78,7 @@ class Registrar:
         ]
         self._tasks: list[asyncio.Task[None]] = []
         self._telling: set[asyncio.Task[None]] = set()
+        self._tired = False  # the last change that waited for NameServers waited in vain
         self.order_config: dict[str, str] = {}
         """Topic → `broker:queues;…` of ordered topics, as the NameServers told it last."""
         self.master_address = ""
@@ -116,9 +117,13 @@ class Registrar:
             told = asyncio.gather(*(link.tell(singles) for link in self._links))
             await finish_within(self._clock, deadline_ms - self._clock.now_ms(), told)
         except TimeoutError:
-            log.warning("a NameServer does not answer: a change is not waited for any longer")
+            if not self._tired:
+                log.warning("a NameServer does not answer: changes do not wait for it any longer")
+            self._tired = True
         except Exception:
             log.exception("the NameServers can't be told")
+        else:
+            self._tired = False
 
     def _singles(self, topics: Sequence[str]) -> dict[str, bytes]:
         """By topic the body that tells of it; none for topics that are gone again."""

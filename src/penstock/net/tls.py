@@ -37,8 +37,14 @@ class Tls:
         self._complaint = ""
         self._making = threading.Lock()
         self._context: ssl.SSLContext | None = None
-        if config.certificate or config.mode == "enforcing":
+        if self._must_be_whole():
             self._context = server_context(config)
+
+    def _must_be_whole(self) -> bool:
+        """Whether something is set that a certificate made for the moment would not honour."""
+        config = self.config
+        wanted = config.certificate or config.key or config.client_auth != "none"
+        return bool(wanted) or config.mode == "enforcing"
 
     @classmethod
     def of(cls, config: TlsConfig) -> Self | None:

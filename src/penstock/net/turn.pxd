@@ -9,6 +9,7 @@ cdef int _SEND_MESSAGE_V2
 cdef int _SEND_BATCH_MESSAGE
 cdef int _RESPONSE
 cdef int _ONEWAY
+cdef int _CREATIONS_MAX
 
 cdef class Turn:
     cdef readonly object service
@@ -31,5 +32,5 @@ cdef class Turn:
 
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1
     cpdef int come_from(self, long long client, str peer, bytes born_host) except -1
-    @cython.locals(length="Py_ssize_t", request=Request)
+    @cython.locals(length="Py_ssize_t", request=Request, made="long long")
     cpdef Py_ssize_t serve(self, Py_ssize_t at, Py_ssize_t end, long long now_ms) except -1

@@ -23,6 +23,7 @@ _SEND_MESSAGE_V2 = SEND_MESSAGE_V2
 _SEND_BATCH_MESSAGE = SEND_BATCH_MESSAGE
 _PULL_MESSAGE = 11
 _LITE_PULL_MESSAGE = 361
+_CREATIONS_MAX = 4  # topics that sends may make in one turn: each makes files
 _SYSTEM_ERROR = 1
 _RESPONSE = 1
 _ONEWAY = 2
@@ -77,7 +78,7 @@ class Turn:
         self.peer: str = ""
         self.requests: int = 0
         self.refusals: dict[str, int] = {}  # by the error's name
-        self.full: bool = False  # stopped early: the output is as long as it may get
+        self.full: bool = False  # stopped early, so that others have their turn
         self.busy: bool = False  # requests are refused: the server has no memory left for them
         self.attend: bool = False  # somebody waits for messages that have come
         self.deferred: list[tuple[int, int, bool, Any]] = []
@@ -104,9 +105,12 @@ class Turn:
         """
         request = self.request
         self.full = False
+        made = self.send.creations if self.send is not None else 0
         try:
             while at < end:
-                if self.output.length >= self.output_bytes_max:
+                if self.output.length >= self.output_bytes_max or (
+                    self.send is not None and self.send.creations - made >= _CREATIONS_MAX
+                ):
                     self.full = True
                     break
                 length = request.read(at, end)

@@ -6,6 +6,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.client.consumer.DefaultLitePullConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -33,7 +34,9 @@ final class LiteConsumers {
         consumer.setAutoCommit(false);
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         String topic = given.text("topic");
-        if (!given.flag("assign", false)) {
+        if (given.has("sql")) {
+            consumer.subscribe(topic, MessageSelector.bySql(given.text("sql")));
+        } else if (!given.flag("assign", false)) {
             consumer.subscribe(topic, given.text("expression", "*"));
         }
         consumer.start();

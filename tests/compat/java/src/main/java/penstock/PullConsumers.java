@@ -8,6 +8,7 @@ import java.util.Map;
 import java.util.TreeSet;
 import java.util.concurrent.ConcurrentHashMap;
 import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -80,7 +81,9 @@ final class PullConsumers {
         String expression = given.text("expression", "*");
         long offset = given.number("offset", 0);
         int count = given.integer("count", 32);
-        PullResult result = given.flag("wait", false)
+        PullResult result = given.has("sql")
+            ? consumer.pull(queue(given), MessageSelector.bySql(given.text("sql")), offset, count)
+            : given.flag("wait", false)
             ? consumer.pullBlockIfNotFound(queue(given), expression, offset, count)
             : consumer.pull(queue(given), expression, offset, count);
         List<Object> lines = new ArrayList<>();

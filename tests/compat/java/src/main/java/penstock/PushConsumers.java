@@ -11,6 +11,7 @@ import java.util.concurrent.ConcurrentHashMap;
 import java.util.concurrent.ThreadLocalRandom;
 import java.util.concurrent.TimeUnit;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.MessageSelector;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
@@ -115,10 +116,14 @@ final class PushConsumers {
         for (Map.Entry<String, Object> one : given.map("topics").entrySet()) {
             client.subscribe(one.getKey(), (String) one.getValue());
         }
-        Consumer consumer = new Consumer(client, given.integer("pause_ms", 0), given.integer("fail_times", 0));
+        for (Map.Entry<String, Object> one : given.map("sql").entrySet()) {
+            client.subscribe(one.getKey(), MessageSelector.bySql((String) one.getValue()));
+        }
         if (given.has("max_reconsume_times")) {
             client.setMaxReconsumeTimes(given.integer("max_reconsume_times", -1));
         }
+        Consumer consumer = new Consumer(
+            client, given.integer("pause_ms", 0), given.integer("fail_times", 0));
         if (given.flag("orderly", false)) {
             client.registerMessageListener((MessageListenerOrderly) (messages, context) -> {
                 consumer.receive(messages);

@@ -1,0 +1,151 @@
+"""Values in filters: how RocketMQ reads numbers out of texts and compares values of two kinds.
+
+A property is always a text, and is converted to the kind of what it is compared with. The kinds
+are Java's: a whole number is 32 bits wide where its literal fits (`int` here), else 64 (`Long`).
+What can't be converted raises Incomparable; a message on which a filter raises it does not match,
+whatever the rest of the filter says.
+"""
+
+import math
+import re
+from typing import Final, TypeAlias
+
+INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
+LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
+
+
+class Long(int):
+    """A whole number of 64 bits."""
+
+    __slots__ = ()
+
+
+Value: TypeAlias = str | bool | int | Long | float | None
+
+
+class Incomparable(Exception):  # noqa: N818
+    """Two values that can't be compared."""
+
+
+# Any decimal digits of Unicode's first plane, as Java's parsers of whole numbers have it.
+_WHOLE: Final = re.compile(r"[+-]?\d+")
+_FLOAT: Final = re.compile(
+    r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
+)
+_HEX_FLOAT: Final = re.compile(
+    r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
+)
+_SPACE: Final = "".join(map(chr, range(33)))
+_DIGITS_MAX = 20
+_SHORT = 9
+
+
+def to_int(text: str) -> int:
+    """A whole number of 32 bits."""
+    if len(text) <= _SHORT and text.isascii() and text.isdigit():
+        return int(text)
+    return _whole(text, INT_MIN, INT_MAX)
+
+
+def to_long(text: str) -> int:
+    """A whole number of 64 bits."""
+    return _whole(text, LONG_MIN, LONG_MAX)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    if _WHOLE.fullmatch(text) and max(text) <= "\uffff":
+        digits = text.lstrip("+-").lstrip("0")
+        if len(digits) <= _DIGITS_MAX:
+            number = int(digits or "0")
+            if text[0] == "-":
+                number = -number
+            if least <= number <= most:
+                return number
+    raise Incomparable(text)
+
+
+def to_double(text: str) -> float:
+    """A floating point number as Java writes and reads it."""
+    text = text.strip(_SPACE)
+    if _FLOAT.fullmatch(text):
+        return float(text.rstrip("fFdD") if text[-1] in "fFdD" else text)
+    hexadecimal = _HEX_FLOAT.fullmatch(text)
+    if hexadecimal is None:
+        raise Incomparable(text)
+    try:
+        return float.fromhex(hexadecimal[1])
+    except OverflowError:
+        return -math.inf if text[0] == "-" else math.inf
+
+
+def to_truth(text: str) -> bool:
+    """True for `true` in any case, else false."""
+    return text.lower() == "true"
+
+
+def compare(left: Value, right: Value) -> int:
+    """Below, at or above zero as `left` is less than, equal to or more than `right`.
+
+    Kinds that have nothing to do with each other are never equal.
+    """
+    if isinstance(left, str):
+        if isinstance(right, str):
+            return (left > right) - (left < right)
+        left = _as_kind_of(right, left)
+    elif isinstance(right, str):
+        if isinstance(left, bool):  # RocketMQ converts only in the other direction
+            raise Incomparable(right)
+        right = _as_kind_of(left, right)
+    if isinstance(left, bool) != isinstance(right, bool):
+        return -1
+    assert isinstance(left, int | float)
+    assert isinstance(right, int | float)
+    if type(left) is float or type(right) is float:
+        return compare_doubles(float(left), float(right))
+    return (left > right) - (left < right)
+
+
+def compare_doubles(left: float, right: float) -> int:
+    """By Java's order, in which NaN is above everything and -0.0 below 0.0."""
+    if left < right:
+        return -1
+    if left > right:
+        return 1
+    if math.isnan(left) or math.isnan(right):
+        return math.isnan(left) - math.isnan(right)
+    return int(math.copysign(1, left) - math.copysign(1, right)) if left == 0 else 0
+
+
+def _as_kind_of(model: Value, text: str) -> Value:
+    if type(model) is bool:
+        return to_truth(text)
+    if type(model) is float:
+        return to_double(text)
+    return Long(to_long(text)) if type(model) is Long else to_int(text)
+
+
+def equal(left: Value, right: Value) -> bool | None:
+    """Whether two values are equal, and nothing equals nothing; None if only `left` is missing."""
+    if left is None:
+        return True if right is None else None
+    if right is None:
+        return False
+    return compare(left, right) == 0
+
+
+def order(left: Value, right: Value) -> int | None:
+    """As `compare`, but texts are compared as numbers; None if either is missing."""
+    if left is None or right is None:
+        return None
+    if type(left) is str and type(right) is str:
+        return compare_doubles(to_double(left), to_double(right))
+    return compare(left, right)
+
+
+def negate(value: Value) -> Value:
+    """The number with the other sign; of what is no number nothing is left."""
+    if type(value) is Long:
+        return Long(-value)
+    if type(value) is int or type(value) is float:
+        return -value
+    return None
