@@ -11,7 +11,6 @@ from penstock.broker.command import Command
 from penstock.broker.longpoll import Held
 from penstock.config import Live, Settings
 from penstock.net.turn import Turn
-from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
 from penstock.wire import fastjson
 from penstock.wire.bodies import ConsumerData, HeartbeatData, SubscriptionData
@@ -20,16 +19,11 @@ from penstock.wire.frame import JSON, Request
 from penstock.wire.message import StoredMessage, decode_messages, encode_properties
 from penstock.wire.output import encode
 from tests.store_kit import small_config
+from tests.unit.admin_kit import PlainDisk
 
 NOW_MS = 1_700_000_000_000
 ADDRESS = "127.0.0.1:10911"
 BORN = bytes([10, 1, 2, 3]) + (54321).to_bytes(4, "big")
-
-
-class PlainDisk(Disk):
-    """The real files; what would run in the pool runs at once."""
-
-    threads = False
 
 
 class House:

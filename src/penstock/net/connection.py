@@ -153,7 +153,7 @@ class Connection(asyncio.BufferedProtocol):
         server = self._server
         turn = server.turn
         turn.come_from(self.client, self.peer, self.born_host)
-        turn.busy = server.memory > server.config().memory_bytes_max
+        turn.busy = server.is_over(server.config().memory_bytes_max)
         began = perf_counter_ns()
         fault: WireError | None = None
         try:
@@ -177,7 +177,7 @@ class Connection(asyncio.BufferedProtocol):
         elif (
             self._own is not None
             and len(self._own) > OWN_BYTES_MIN  # small remainders are what the rest is for
-            and server.memory > server.held_max()
+            and server.is_over(server.held_max())
         ):
             self._make_room()
 
@@ -204,7 +204,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def _grow(self) -> None:
         assert self._own is not None
-        if self._server.memory > self._server.held_max() and not self._make_room():
+        if self._server.is_over(self._server.held_max()) and not self._make_room():
             return
         size = max(self._have, min(self._need, 2 * len(self._own)))
         own = memoryview(bytearray(size))
@@ -256,7 +256,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport.write(data)
         self.account()
-        if self._backlog and self._server.memory > self._server.held_max():
+        if self._backlog and self._server.is_over(self._server.held_max()):
             self._server.cut_slowest()
 
     def account(self) -> None:

@@ -11,6 +11,7 @@ import contextlib
 import errno
 import logging
 import socket
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from penstock.clock import Alarm, Clock, LoopClock, pause
@@ -37,15 +38,15 @@ _FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 Factory = Callable[[], asyncio.BaseProtocol]
 
 
-class Listener:
+class Listener(ABC):
     """Something that listens on `port`."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
+    @abstractmethod
     async def close(self) -> None:
         """Take no more connections; those there are stay."""
-        raise NotImplementedError
 
 
 async def listen(

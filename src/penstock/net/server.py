@@ -91,9 +91,9 @@ class Server:
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
         """Listen; requests are served from now on."""
-        self._listeners.append(await listen(lambda: Connection(self), host, port, tls=tls))
+        await self.listen_too(host, port, tls)
         if self._store is not None:
-            self._loop.add_reader(self._store.flusher.notify_fd, self._flushed)
+            self._loop.add_reader(self._store.flusher.notify_fd, self.after_work)
         self._sweep_ms = self.now_ms() + SWEEP_MS
         self._tick()
 
@@ -204,6 +204,18 @@ class Server:
         is for clients that do read and for requests that come in one piece."""
         return int(self.config().memory_bytes_max * HELD_SHARE)
 
+    def is_over(self, limit: int) -> bool:
+        """Whether more memory is held than this. What has left since a connection last wrote is not
+        known without asking it, so all are asked before anybody is refused for it."""
+        if self.memory > limit:
+            self.recount()
+        return self.memory > limit
+
+    def recount(self) -> None:
+        """Ask every connection how much it holds."""
+        for connection in self.connections.values():
+            connection.account()
+
     def cut_slowest(self) -> bool:
         """End the stuck connection that holds most; whether there was one."""
         now_ms = self.now_ms()
@@ -226,7 +238,8 @@ class Server:
         self._waits.append(_Wait(answer.offset, deadline_ms, connection, answer.data, answer.late))
 
     def after_work(self) -> None:
-        """Something happened outside a turn: wake listeners, carry out effects."""
+        """Something happened outside a turn, or the flusher rang: release what waits for the disk,
+        wake listeners, carry out effects."""
         if self._stopped:  # the store is being closed by another thread
             return
         if self._store is not None:
@@ -294,7 +307,6 @@ class Server:
 
     def _tick_waits(self, now_ms: int) -> None:
         if self._store is not None:
-            self._store.settle()
             self._release()
         while self._waits and self._waits[0].deadline_ms <= now_ms:
             wait = self._waits.popleft()
@@ -315,10 +327,6 @@ class Server:
                 connection.abort(f"idle for {idle_ms} ms (idle_ms)")
             elif connection.frame_since_ms and now_ms - connection.frame_since_ms > idle_ms:
                 connection.abort(f"a frame was not finished within {idle_ms} ms (idle_ms)")
-
-    def _flushed(self) -> None:
-        """The flusher rang."""
-        self.after_work()
 
     def _release(self) -> None:
         """Let answers leave whose messages are on the disk; late ones, if they never will be."""
