@@ -32,12 +32,10 @@ class OpenGate:
 class Straight:
     """Knows no detours."""
 
-    def place(
-        self, topic: str, queue_id: int, properties: dict[str, str], **rest: object
-    ) -> ConsumeQueue | None:
+    def place(self, topic: str, queue_id: int, properties: dict[str, str], **rest: object) -> None:
         return None
 
-    def check_room(self, record_bytes: int, topic: str) -> None: ...
+    def check_room(self, record_bytes: int, parked: int, topic: str) -> None: ...
 
 
 class Nothing:

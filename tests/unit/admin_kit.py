@@ -12,6 +12,7 @@ from penstock.broker.access import Access
 from penstock.broker.answers import Answer, InThread, Outbox, Registered, Relay, Reply
 from penstock.broker.clients import Clients, Member
 from penstock.broker.command import Command
+from penstock.broker.copies import Copies
 from penstock.broker.delay import Delay
 from penstock.broker.groups import Groups
 from penstock.broker.longpoll import Holds
@@ -98,15 +99,15 @@ class Bench:
         self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
         self.clients = Clients(self.live, groups, self.outbox)
         self.stats = Stats(self.store, self.topics.table, NOW_MS)
+        copies = Copies(self.store, cast(Topics, self.topics))
         self.delay = Delay(
-            DelayOffsetTable(), self.store, cast(Topics, self.topics),
-            self.live.current.store.delay_levels,
-        )  # fmt: skip
+            DelayOffsetTable(), self.store, copies, self.live.current.store.delay_levels
+        )
         self.parts = Parts(
             settings=self.live, store=self.store,
             persistence=Persistence(self.store.disk, self.store.layout.root),
             topics=cast(Topics, self.topics), groups=groups, offsets=self.offsets, delay=self.delay,
-            clients=self.clients, locks=QueueLocks(self.live), holds=Holds(self.store),
+            copies=copies, clients=self.clients, locks=QueueLocks(self.live), holds=Holds(self.store),
             stats=self.stats, access=Access(self.live, AccessTable(), self.outbox),
             outbox=self.outbox, address=ADDRESS, started_ms=NOW_MS,
         )  # fmt: skip

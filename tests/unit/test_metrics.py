@@ -15,6 +15,7 @@ from penstock.broker.telemetry import broker_metrics
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.metrics import Registry, Sample
 from penstock.net.registrar import NameServerState
+from tests.unit.broker_kit import house
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 
@@ -125,16 +126,19 @@ def fake_broker() -> Any:
             waiting=lambda: [(3, 17, 20)], dropped=1, late_ms=4,
             lines={2: SimpleNamespace(level=3, delivered=11)},
         ),
+        timers=SimpleNamespace(add_metrics=lambda registry: None),
+        transactions=SimpleNamespace(add_metrics=lambda registry: None),
     )  # fmt: skip
     return SimpleNamespace(
         parts=parts,
         send=SimpleNamespace(sent=8, refused=2),
         retry=SimpleNamespace(dead={("pay", "orders"): 2}),
+        pop=SimpleNamespace(add_metrics=lambda registry: None),
         router=SimpleNamespace(refusals={"NoPermission": 3}),
     )
 
 
-def broker_registry() -> Registry:
+def broker_registry(broker: Any = None) -> Registry:
     server = SimpleNamespace(
         bad_frames=1, refused_connections=2, memory=3, lag_ms_max=4.5, connections={1: 0, 2: 0},
         turn=SimpleNamespace(requests=99, refusals={"NoPermission": 1}),
@@ -144,7 +148,7 @@ def broker_registry() -> Registry:
         states=[NameServerState("n1:9876", registered=True, success_ms=5500),
                 NameServerState("n2:9876", failures=4)]
     )  # fmt: skip
-    return broker_metrics(fake_broker(), cast(Any, server), cast(Any, registrar))
+    return broker_metrics(broker or fake_broker(), cast(Any, server), cast(Any, registrar))
 
 
 @pytest.mark.parametrize(
@@ -208,9 +212,11 @@ def test_memory_of_the_process_is_told_on_linux() -> None:
     assert found["process_cpu_seconds_total"] > 0
 
 
-def test_every_metric_is_on_its_page() -> None:
+def test_every_metric_is_on_its_page(tmp_path: Path) -> None:
     text = PAGE.read_text()
-    for family in broker_registry().families:
+    with house(tmp_path) as home:
+        families = broker_registry(home.broker).families
+    for family in families:
         assert f"`{family.name}`" in text, f"docs/metrics.md does not explain {family.name}"
         for label in family.labels:
             assert label in text

@@ -399,18 +399,6 @@ def test_a_message_without_unique_id_gets_one(peer: Peer) -> None:
     assert body_of(peer.stored()[1]) == b"next"
 
 
-@pytest.mark.parametrize(
-    "text", ["TIMER_DELAY_SEC\x015\x02", "TRAN_MSG\x01true\x02",
-             "TIMER_DELAY_MS\x015\x02", "TIMER_DELIVER_MS\x015"],
-)  # fmt: skip
-def test_what_is_not_to_be_delivered_at_once_is_refused(peer: Peer, text: str) -> None:
-    answer = peer.ask(send(SEND_MESSAGE_V2, JSON, properties="UNIQ_KEY\x01u\x02" + text))
-    assert answer.code == 13
-    assert "not served by this release" in (answer.remark() or "")
-    assert peer.store.log.end == 0
-    assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
-
-
 def test_what_is_never_stored_is_taken_away(peer: Peer) -> None:
     text = "UNIQ_KEY\x01u\x02POP_CK\x01p\x02__RMQ.TRANSIENT.X\x01y\x02DELAY\x010\x02k\x01v\x02"
     assert peer.ask(send(SEND_MESSAGE_V2, JSON, properties=text)).code == 0

@@ -12,6 +12,7 @@ from penstock.broker.admin.groups import GroupHandlers
 from penstock.broker.admin.topics import TopicHandlers
 from penstock.broker.answers import Effect, InThread, Outbox, Registered, Reply
 from penstock.broker.command import Command
+from penstock.broker.copies import Copies
 from penstock.broker.delay import Delay
 from penstock.broker.groups import Groups
 from penstock.broker.longpoll import Holds
@@ -49,7 +50,10 @@ class TopicKit:
         self.groups = Groups(SubscriptionGroupTable(), self.live, self.outbox)
         self.offsets = Offsets(ConsumerOffsetTable(), store, self.live)
         self.delay = Delay(
-            DelayOffsetTable(), store, self.topics, self.live.current.store.delay_levels
+            DelayOffsetTable(),
+            store,
+            Copies(store, self.topics),
+            self.live.current.store.delay_levels,
         )
         self.holds = Holds(store)
         self.stats = Stats(store, self.topics.table, NOW_MS)

@@ -133,7 +133,14 @@ class Close:
     why: str
 
 
-Effect: TypeAlias = Tell | Persist | Register | Close
+@dataclass(frozen=True, slots=True)
+class Wake:
+    """Call `tick` at this time at the latest: something became due since it was last asked."""
+
+    ms: int
+
+
+Effect: TypeAlias = Tell | Persist | Register | Close | Wake
 
 
 @dataclass(slots=True)

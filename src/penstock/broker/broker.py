@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from typing import Protocol
 
 import msgspec
 
@@ -17,10 +18,13 @@ from penstock.broker.admin.settings import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
 from penstock.broker.admin.topics import TopicHandlers
 from penstock.broker.answers import Answer, Outbox, Persist, Register, Table
+from penstock.broker.assignment import Assignments
 from penstock.broker.changes import ChangedSettings
 from penstock.broker.clients import Clients
 from penstock.broker.command import Command
+from penstock.broker.copies import Copies
 from penstock.broker.delay import Delay
+from penstock.broker.detours import Detours
 from penstock.broker.groups import Groups
 from penstock.broker.heartbeat import HeartbeatHandlers
 from penstock.broker.locking import LockingHandlers
@@ -29,14 +33,18 @@ from penstock.broker.offsets import Offsets
 from penstock.broker.ordering import QueueLocks
 from penstock.broker.parts import Parts
 from penstock.broker.persistence import Persistence
+from penstock.broker.pop import Pop
 from penstock.broker.progress import ProgressHandlers
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
+from penstock.broker.reply import Replies
 from penstock.broker.retry import Retry
 from penstock.broker.router import Router
 from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
+from penstock.broker.timer import Timers
 from penstock.broker.topics import Topics
+from penstock.broker.transaction import Transactions
 from penstock.broker.users import AccessTable
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.store.store import MessageStore
@@ -55,6 +63,23 @@ from penstock.wire.message import encode_host, encode_properties
 STORE_TICK_MS = 1_000
 
 
+class Keeper(Protocol):
+    """A part that keeps messages for later."""
+
+    def tables(self) -> tuple[Table, ...]: ...
+
+    def due(self) -> int:
+        """When `tick` has something to do."""
+
+    def tick(self, now_ms: int) -> None: ...
+
+    def finish(self, now_ms: int) -> None:
+        """Before a clean end."""
+
+    def pinned_from(self) -> int | None:
+        """Log offset of the first message that is still needed; None if none is."""
+
+
 class Broker:
     """A broker over an open store, whose clients know it as `address`.
 
@@ -68,7 +93,17 @@ class Broker:
         self.outbox = Outbox()
         self.parts = self._build(settings, store, address, now_ms)
         self.parts.access.seed(now_ms)
-        self.retry = Retry(self.parts, encode_host(host))
+        numeric = encode_host(host)
+        self.retry = Retry(self.parts, numeric)
+        self.parts.detours = Detours(self.parts, self.retry)
+        self.parts.timers = Timers(self.parts)
+        self.parts.transactions = Transactions(self.parts, numeric)
+        self.pop = Pop(self.parts, self.retry, numeric)
+        self._assignments = Assignments(self.parts)
+        self._keepers: tuple[Keeper, ...] = (
+            self.parts.delay, self.parts.timers, self.parts.transactions, self.pop,
+        )  # fmt: skip
+        store.care.pinned_from = self._pinned_from
         self.router = Router(
             family.rows()
             for family in (
@@ -76,6 +111,11 @@ class Broker:
                 ProgressHandlers(self.parts),
                 LockingHandlers(self.parts),
                 self.retry,
+                self.parts.timers,
+                self.parts.transactions,
+                self.pop,
+                self._assignments,
+                Replies(self.parts, numeric),
                 QueryHandlers(self.parts),
                 TopicHandlers(self.parts),
                 GroupHandlers(self.parts),
@@ -88,7 +128,7 @@ class Broker:
                 AuthAdmin(self.parts),
             )
         )
-        self.send = self._make_send(encode_host(host))
+        self.send = self._make_send(numeric)
         self.pull = PullHandler(self.parts)
         self._offsets_ms = self._store_ms = now_ms
         self._permission = settings.current.broker.permission
@@ -111,10 +151,12 @@ class Broker:
         topics.seed()
         topics.adopt(now_ms)
         groups.seed()
+        copies = Copies(store, topics)
         return Parts(
             settings=settings, store=store, persistence=persistence, topics=topics, groups=groups,
             offsets=Offsets(offset_table, store, settings),
-            delay=Delay(delay_table, store, topics, settings.current.store.delay_levels),
+            copies=copies,
+            delay=Delay(delay_table, store, copies, settings.current.store.delay_levels),
             clients=Clients(settings, groups, outbox), locks=QueueLocks(settings),
             holds=Holds(store), stats=Stats(store, topic_table, now_ms),
             access=Access(settings, access_table, outbox), changed_settings=changed_settings,
@@ -127,7 +169,7 @@ class Broker:
         send = SendHandler(
             self.parts.store.path,
             self.parts.topics,
-            self.retry,
+            self.parts.detours,
             host,
             _extra(config.broker),
             config.store.body_bytes_max,
@@ -154,16 +196,17 @@ class Broker:
         return min(
             parts.clients.due(),
             parts.stats.due(),
-            parts.delay.due(),
+            *(keeper.due() for keeper in self._keepers),
             self._store_ms + STORE_TICK_MS,
             self._offsets_ms + self.settings.current.broker.offset_persist_ms,
         )
 
     def tick(self, now_ms: int) -> None:
-        """Do what is due: deliver delayed messages, expire clients, take samples, care for files,
-        persist offsets."""
+        """Do what is due: deliver messages that waited, expire clients, take samples, care for
+        files, persist offsets."""
         parts = self.parts
-        parts.delay.tick(now_ms)
+        for keeper in self._keepers:
+            keeper.tick(now_ms)
         parts.clients.tick(now_ms)
         parts.stats.tick(now_ms)
         if not 0 <= now_ms - self._store_ms < STORE_TICK_MS:
@@ -200,7 +243,8 @@ class Broker:
     def close(self) -> None:
         """Write the tables and close the store; this waits for the disk."""
         parts = self.parts
-        parts.delay.finish(self._store_ms)
+        for keeper in self._keepers:
+            keeper.finish(self._store_ms)
         for table in self._tables():
             if table.dirty:
                 parts.persistence.save(table)()
@@ -210,8 +254,13 @@ class Broker:
         parts = self.parts
         return (
             parts.offsets.table, parts.topics.table, parts.groups.table, parts.access.table,
-            parts.delay.table, parts.changed_settings,
+            parts.changed_settings, *self._assignments.tables(),
+            *(table for keeper in self._keepers for table in keeper.tables()),
         )  # fmt: skip
+
+    def _pinned_from(self) -> int | None:
+        pins = [keeper.pinned_from() for keeper in self._keepers]
+        return min((pin for pin in pins if pin is not None), default=None)
 
     def _settings_changed(self, settings: Settings) -> None:
         self.send.record.body_bytes_max = settings.store.body_bytes_max

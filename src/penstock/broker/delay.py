@@ -19,9 +19,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.broker.topics import Topics
+from penstock.broker.answers import Table
+from penstock.broker.copies import Copies
 from penstock.config import delays_ms
-from penstock.errors import InvalidParameter, MessageIllegal, PenstockError
+from penstock.errors import MessageIllegal, PenstockError
 from penstock.store.consumequeue import ENTRY_BYTES, ConsumeQueue
 from penstock.store.get import COLD, FOUND, Reader
 from penstock.store.put import ILLEGAL, PUT_OK
@@ -29,16 +30,12 @@ from penstock.store.store import MessageStore
 from penstock.store.tables import DelayOffsetTable
 from penstock.wire import octets
 from penstock.wire.codes import (
-    PERM_READ_WRITE,
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     TOPIC_SCHEDULE,
-    TOPIC_TRANS_HALF,
 )
-from penstock.wire.message import decode_properties
 from penstock.wire.output import Output
-from penstock.wire.record import BLANK_BYTES, RECORD, Record, StoredRecord
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +61,6 @@ _SCHEDULE: Final = TOPIC_SCHEDULE.encode()
 _ENTRY: Final = struct.Struct(">qiq")
 _I32_MAX: Final = (1 << 31) - 1
 _NO_LEVEL: Final = 1 << 31
-_QUEUES_LEAST: Final = 4
 
 
 def delay_level(properties: dict[str, str]) -> int:
@@ -121,20 +117,17 @@ class Delay:
     """The delay levels of a broker."""
 
     def __init__(
-        self, table: DelayOffsetTable, store: MessageStore, topics: Topics, levels: str
+        self, table: DelayOffsetTable, store: MessageStore, copies: Copies, levels: str
     ) -> None:
         self.table = table
         self._store = store
-        self._topics = topics
+        self._copies = copies
         self.levels = len(delays_ms(levels))
         self.lines: dict[int, Line] = {}  # by queue id
         self.dropped = 0
         self.late_ms = 0  # of the last one delivered
         self._turn = 0
         self._refused = False
-        self._record = Record(_I32_MAX)
-        self._stored = StoredRecord()
-        store.care.pinned_from = self.pinned_from
 
     # --- parking
 
@@ -153,16 +146,10 @@ class Delay:
         assert queue is not None
         return queue
 
-    def check_room(self, record_bytes: int, topic: str) -> None:
-        """Refuse a parked message that would be too long for a segment under its own topic."""
-        longer = max(len(topic.encode()) - len(_SCHEDULE), 0) + 1
-        if record_bytes + longer + BLANK_BYTES > self._store.log.row.size:
-            raise MessageIllegal.over(
-                "the message is too long", figure=record_bytes + longer,
-                limit=self._store.log.row.size - BLANK_BYTES, setting="segment_bytes",
-            )  # fmt: skip
-
     # --- time
+
+    def tables(self) -> tuple[Table, ...]:
+        return (self.table,)
 
     def due(self) -> int:
         """When `tick` has something to do, as far as is known: it looks for new ones itself."""
@@ -342,54 +329,25 @@ class Delay:
 
     def _deliver(self, data: bytes, place: int, now_ms: int) -> bool:
         """Store a message in its own queue; False if the store refuses for now."""
-        stored, record = self._stored, self._record
-        stored.bind(memoryview(bytearray(data)))
-        if stored.read(0, len(data)) != RECORD:
+        copies = self._copies
+        if not copies.read(data):
             return self._drop(place, "it is no message")
-        text = data[stored.properties_at : stored.properties_at + stored.properties_length]
-        properties = decode_properties(text)
+        properties = copies.properties()
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         try:
             number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            queue = self._destination(topic, number, place, now_ms)
+            queue = copies.destination(topic, number, place, now_ms)
         except (ValueError, PenstockError) as error:
             return self._drop(place, f"it has no place in {topic!r}: {error}")
         if queue is None:
             return self._drop(place, f"the topic {topic!r} was deleted after it had been sent")
-        _copy(stored, record, queue, text, data)
-        status = self._store.path.check(record)
-        if status == PUT_OK:
-            status = self._store.path.put_in(record, queue, now_ms)
-        record.release()
+        status = copies.put(queue, now_ms)
         if status == ILLEGAL:
             return self._drop(place, f"it can't be stored (problem {self._store.path.problem})")
         if status != PUT_OK and not self._refused:
             log.error("delayed messages have to wait: %s", self._store.path.fault)
         self._refused = status != PUT_OK
         return not self._refused
-
-    def _destination(
-        self, topic: str, queue_id: int, place: int, now_ms: int
-    ) -> ConsumeQueue | None:
-        """The queue that a message was sent to; None if its topic was deleted since.
-
-        A topic that a send made may be lost in a crash, while the message is parked: it is made
-        anew. In one that was made smaller the message goes where consumers look.
-        """
-        if topic == TOPIC_TRANS_HALF or place < self._store.deleted_below(topic.encode()):
-            return None
-        config = self._topics.get(topic)
-        if config is None:
-            queues = max(_QUEUES_LEAST, queue_id + 1)
-            log.warning("the topic %s of a delayed message is unknown: made anew", topic)
-            config = self._topics.ensure(topic, queues, PERM_READ_WRITE, now_ms)
-        queues = max(config.read_queue_nums, config.write_queue_nums)
-        if queue_id >= queues > 0:
-            queue_id %= max(config.read_queue_nums, 1)
-        queue = self._store.make_queue(topic.encode(), queue_id)
-        if queue is None:
-            raise InvalidParameter(f"there can't be a queue {queue_id}")
-        return queue
 
     def _drop(self, place: int, why: str) -> bool:
         self.dropped += 1
@@ -424,18 +382,3 @@ def _read_records(
         elif not wait:
             return False
     return True
-
-
-def _copy(
-    stored: StoredRecord, record: Record, queue: ConsumeQueue, text: bytes, data: bytes
-) -> None:
-    """A record as it was sent, for its own queue; what is stored anew is where and when."""
-    born_at, store_at = stored.at + 48, stored.store_host_at
-    record.fill(queue.topic, data[stored.body_at : stored.body_at + stored.body_length], text)
-    record.queue_id = queue.queue_id
-    record.flag = stored.flag
-    record.sys_flag = stored.sys_flag
-    record.born_ms = stored.born_ms
-    record.born_host = data[born_at : born_at + stored.born_host_length]
-    record.store_host = data[store_at : store_at + stored.store_host_length]
-    record.reconsume_times = stored.reconsume_times

@@ -15,12 +15,11 @@ from typing import Final
 
 from penstock.broker.answers import Answer, Encoded, InThread, Reply
 from penstock.broker.command import Command
-from penstock.broker.delay import delay_level
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
-from penstock.errors import MessageIllegal, NoPermission, NotWriteable, PenstockError, Refused
+from penstock.errors import NoPermission, Refused
 from penstock.store.consumequeue import ConsumeQueue
-from penstock.store.put import ILLEGAL, PUT_OK
+from penstock.store.put import PUT_OK
 from penstock.wire.bodies import SubscriptionGroupConfig
 from penstock.wire.codes import (
     DLQ_TOPIC_PREFIX,
@@ -35,19 +34,14 @@ from penstock.wire.codes import (
     RequestCode,
     ResponseCode,
 )
-from penstock.wire.message import StoredMessage, decode_message, encode_host, encode_properties
+from penstock.wire.message import decode_message
 from penstock.wire.output import response
-from penstock.wire.record import Record
 
 log = logging.getLogger(__name__)
 
 FIRST_LEVEL: Final = 3
 """Delay level of the first retry where the client leaves it to us; each later one is one higher."""
 DEAD_LETTER_QUEUES: Final = 1
-
-_I32_MAX: Final = (1 << 31) - 1
-_TRANSACTION_MASK: Final = 0x0C
-_COMMIT: Final = 0x08
 
 
 def group_of(topic: str) -> str:
@@ -56,13 +50,12 @@ def group_of(topic: str) -> str:
 
 
 class Retry:
-    """CONSUMER_SEND_MSG_BACK, and what becomes of sends that are delayed or retried."""
+    """CONSUMER_SEND_MSG_BACK, and the end of sends that were retried too often."""
 
     def __init__(self, parts: Parts, host: bytes) -> None:
         self._parts = parts
         self._turn = 0
-        self._record = Record(_I32_MAX)
-        self._record.store_host = host
+        self._host = host
         self.dead: Counter[tuple[str, str]] = Counter()  # dead letters by (group, topic)
 
     def rows(self) -> list[Row]:
@@ -70,31 +63,20 @@ class Retry:
 
     # --- sends
 
-    def place(
-        self, topic: str, queue_id: int, properties: dict[str, str], *, sys_flag: int,
-        reconsumed: int, times_max: int | None, now_ms: int,
+    def end(
+        self, topic: str, properties: dict[str, str], reconsumed: int, times_max: int | None,
+        now_ms: int,
     ) -> ConsumeQueue | None:  # fmt: skip
-        """Where a message goes instead of the queue it was sent to, or None.
-
-        What the detour has to know later is noted in its properties.
-        """
-        if topic.startswith(RETRY_TOPIC_PREFIX):
-            group = group_of(topic)
-            config = self._parts.groups.find(group, now_ms)
-            most = config.retry_max_times if times_max is None else times_max
-            # Who consumes in order has tried often enough: nothing comes back out of order.
-            if reconsumed > most or self._parts.locks.is_locked(group, now_ms):
-                properties[PROPERTY_DELAY] = "-1"
-                self._note_dead(group, properties.get(PROPERTY_RETRY_TOPIC, topic), properties)
-                return self._dead_letters(group, now_ms)
-        level = delay_level(properties)
-        if level > 0 and sys_flag & _TRANSACTION_MASK in (0, _COMMIT):
-            return self._parts.delay.park(topic, queue_id, properties, level)
-        return None
-
-    def check_room(self, record_bytes: int, topic: str) -> None:
-        """Refuse a message that could be parked, but not be delivered."""
-        self._parts.delay.check_room(record_bytes, topic)
+        """Where a message goes that is sent to a retry topic once too often; None for others."""
+        group = group_of(topic)
+        config = self._parts.groups.find(group, now_ms)
+        most = config.retry_max_times if times_max is None else times_max
+        # Who consumes in order has tried often enough: nothing comes back out of order.
+        if reconsumed <= most and not self._parts.locks.is_locked(group, now_ms):
+            return None
+        properties[PROPERTY_DELAY] = "-1"
+        self._note_dead(group, properties.get(PROPERTY_RETRY_TOPIC, topic), properties)
+        return self.dead_letters(group, now_ms)
 
     # --- messages that are handed back
 
@@ -118,15 +100,17 @@ class Retry:
         def store(data: bytes | None) -> Answer:
             if data is None:
                 raise Refused(f"look message by offset failed, {offset}: none begins there")
-            return self._store_again(decode_message(data), queue, config, level, command)
+            return self._store_again(data, queue, config, level, command)
 
         return InThread(lambda: parts.store.lookup.record(offset, confirmed), store)
 
     def _store_again(
-        self, message: StoredMessage, queue: ConsumeQueue, config: SubscriptionGroupConfig,
+        self, data: bytes, queue: ConsumeQueue, config: SubscriptionGroupConfig,
         level: int, command: Command,
     ) -> Answer:  # fmt: skip
         group, now_ms = config.group_name, command.now_ms
+        message, copies = decode_message(data), self._parts.copies
+        copies.read(data)
         refusal = self._parts.access.check_read(command, message.topic)
         if refusal is not None:
             return refusal
@@ -137,39 +121,22 @@ class Retry:
         dead = message.reconsume_times >= _times_max(config, command) or level < 0
         if dead:
             properties[PROPERTY_DELAY] = "0"
-            queue = self._dead_letters(group, now_ms)
+            queue = self.dead_letters(group, now_ms)
         else:
             level = level or FIRST_LEVEL + message.reconsume_times
             properties[PROPERTY_DELAY] = str(level)
             real = queue.topic.decode()
             queue = self._parts.delay.park(real, queue.queue_id, properties, level)
-        self._put(message, properties, queue, now_ms)
+        status = copies.put(
+            queue, now_ms, properties=properties, reconsumed=message.reconsume_times + 1,
+            store_host=self._host,
+        )  # fmt: skip
+        if status != PUT_OK:
+            raise copies.fault(status)
         self._parts.stats.sent_back(group, topic)
         if dead:
             self._note_dead(group, topic, properties)
         return self._stored(command)
-
-    def _put(
-        self, message: StoredMessage, properties: dict[str, str], queue: ConsumeQueue, now_ms: int
-    ) -> None:
-        record, path = self._record, self._parts.store.path
-        record.fill(queue.topic, message.body, encode_properties(properties))
-        record.queue_id = queue.queue_id
-        record.flag = message.flag
-        record.sys_flag = message.sys_flag
-        record.born_ms = message.born_ms
-        record.born_host = encode_host(message.born_host)
-        record.reconsume_times = message.reconsume_times + 1
-        status = path.check(record)
-        if status == PUT_OK:
-            status = path.put_in(record, queue, now_ms)
-        record.release()
-        if status == ILLEGAL:
-            raise MessageIllegal(f"the message can't be stored again (problem {path.problem})")
-        if status != PUT_OK:
-            if isinstance(path.fault, PenstockError):
-                raise path.fault
-            raise NotWriteable(f"the message can't be stored: {path.fault}")
 
     def _stored(self, command: Command) -> Answer:
         """The answer. The consumer then commits the original, so under sync flush it waits."""
@@ -196,7 +163,8 @@ class Retry:
             name, self._turn % queues, template="", template_queues=0, now_ms=now_ms
         )
 
-    def _dead_letters(self, group: str, now_ms: int) -> ConsumeQueue:
+    def dead_letters(self, group: str, now_ms: int) -> ConsumeQueue:
+        """The queue of a group's dead letters."""
         name = DLQ_TOPIC_PREFIX + group
         self._parts.topics.ensure(name, DEAD_LETTER_QUEUES, PERM_READ_WRITE, now_ms)
         queue = self._parts.store.make_queue(name.encode(), 0)

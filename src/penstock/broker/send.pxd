@@ -40,6 +40,7 @@ cdef class SendHandler:
     cdef bint _moved
     cdef int _queue_id
     cdef bint _wait
+    cdef bytes _recall
 
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1
     cpdef int come_from(self, bytes born_host) except -1

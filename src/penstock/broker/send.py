@@ -11,7 +11,6 @@ Under sync flush a response may leave only when the message is on the disk: it i
 from typing import Protocol
 
 from penstock.broker.answers import Answer, Encoded
-from penstock.broker.delay import TIMER_PROPERTIES, delay_level
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, PutPath
@@ -73,16 +72,29 @@ class Gate(Protocol):
         """The answer to a send that made its topic: given when clients can find the topic."""
 
 
+class Detour(Protocol):
+    """Where a message goes instead of the queue it was sent to."""
+
+    @property
+    def queue(self) -> ConsumeQueue: ...
+
+    @property
+    def sys_flag(self) -> int: ...
+
+    @property
+    def recall_handle(self) -> bytes: ...
+
+
 class Detours(Protocol):
     """Who knows of messages that are not stored in the queue they were sent to."""
 
     def place(
         self, topic: str, queue_id: int, properties: dict[str, str], *, sys_flag: int,
         reconsumed: int, times_max: int | None, now_ms: int,
-    ) -> ConsumeQueue | None:  # fmt: skip
-        """The queue in its place, or None; what has to be known later goes into the properties."""
+    ) -> Detour | None:  # fmt: skip
+        """The detour, or None; what has to be known later goes into the properties."""
 
-    def check_room(self, record_bytes: int, topic: str) -> None:
+    def check_room(self, record_bytes: int, parked: int, topic: str) -> None:
         """Raise MessageIllegal for one that is too long to come back from its detour."""
 
 
@@ -118,6 +130,7 @@ class SendHandler:
         self._moved: bool = False
         self._queue_id: int = 0
         self._wait: bool = True
+        self._recall: bytes = b""
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
         """Take a connection's buffer and the address its messages were born at."""
@@ -202,6 +215,8 @@ class SendHandler:
             output.field_span(
                 b"transactionId", record.source, record.marks.unique_at, record.marks.unique_length
             )
+        if len(self._recall) > 0:
+            output.field_plain(b"recallHandle", self._recall)
         if len(self.region) > 0:
             output.field_plain(b"MSG_REGION", self.region)
         if self.trace_off:  # a client that is told nothing may trace
@@ -285,8 +300,8 @@ class SendHandler:
             raise MessageIllegal("messages can't be sent to a retry topic in a batch", hint=_MEND)
 
     def _mend(self, request: Request, queue: ConsumeQueue, now_ms: int) -> ConsumeQueue:
-        """Give the message the id it lacks, take away what is never stored; refuse what waits for
-        what is not there. Gives the queue where it is stored: its own, or that of its detour.
+        """Give the message the id it lacks, take away what is never stored. Gives the queue where
+        it is stored: its own, or that of its detour.
 
         Its parts move into a buffer of their own.
         """
@@ -294,11 +309,6 @@ class SendHandler:
         source = record.source
         text = bytes(source[record.properties_at : record.properties_at + record.properties_length])
         properties = decode_properties(text)
-        if record.sys_flag & _PREPARED or _waits(properties, record.reconsume_times):
-            raise MessageIllegal(
-                "timed and transactional messages are not served by this release",
-                hint="send it with a delay level instead, and outside a transaction",
-            )
         properties.pop("POP_CK", None)
         for name in [name for name in properties if name.startswith("__RMQ.TRANSIENT.")]:
             del properties[name]
@@ -309,17 +319,21 @@ class SendHandler:
             topic, record.queue_id, properties, sys_flag=record.sys_flag,
             reconsumed=record.reconsume_times, times_max=_times_max(request), now_ms=now_ms,
         )  # fmt: skip
-        queue = queue if detour is None else detour
+        if detour is not None:
+            queue = detour.queue
+            record.sys_flag = detour.sys_flag
+            self._recall = detour.recall_handle
         body = bytes(source[record.body_at : record.body_at + record.body_length])
         record.fill(queue.topic, body, encode_properties(properties))
         record.queue_id = queue.queue_id
         self._moved = True
         if detour is not None and record.prepare() == 0:
-            self.detours.check_room(record.size, topic)
+            self.detours.check_room(record.size, record.topic_length, topic)
         return queue
 
     def _return(self) -> None:
         self._moved = False
+        self._recall = b""
         self.record.bind(self._buffer)
 
     def _refuse(self, status: int) -> None:
@@ -330,17 +344,6 @@ class SendHandler:
         if isinstance(fault, PenstockError):
             raise fault
         raise NotWriteable(f"the message can't be stored: {fault}", hint="look at the broker's log")
-
-
-def _waits(properties: dict[str, str], reconsumed: int) -> bool:
-    """Whether a message waits for a commit, or for a time that is no delay level's.
-
-    Clients before 4.6.1 forget to take the mark of a transaction off what they retry.
-    """
-    delayed = delay_level(properties) > 0
-    if properties.get("TRAN_MSG", "").lower() == "true" and not (delayed and reconsumed > 0):
-        return True
-    return not delayed and any(name in properties for name in TIMER_PROPERTIES)
 
 
 def _times_max(request: Request) -> int | None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.broker.answers import (
     Answer,
-    Close,
     Effect,
     Encoded,
     Hold,
@@ -27,6 +26,7 @@ from penstock.broker.answers import (
     Reply,
     Table,
     Tell,
+    Wake,
 )
 from penstock.broker.longpoll import Held, Holds
 from penstock.broker.router import refusal
@@ -236,7 +236,9 @@ class Carrier:
                 self.save(effect.table)
             elif isinstance(effect, Register):
                 self.register()
-            elif isinstance(effect, Close):
+            elif isinstance(effect, Wake):
+                self._server.wake_at(effect.ms)
+            else:
                 connection = self._server.connections.get(effect.client)
                 if connection is not None:
                     connection.close(effect.why)
