@@ -75,6 +75,14 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("how often queues are flushed and the checkpoint is written",
                  "flushIntervalConsumeQueue", live=True)
     ] = 5_000  # fmt: skip
+    queue_rest_ms: Annotated[
+        int, Doc("how long a queue is left alone until it lets go of its file (at most twice this)",
+                 live=True, least=1)
+    ] = 60_000  # fmt: skip
+    queues_mapped_max: Annotated[
+        int, Doc("queue files that are mapped at the same time; beyond, and beyond half of the "
+                 "file handles there are, those not used for longest rest", live=True, least=1)
+    ] = 4_096  # fmt: skip
     index_flush_ms: Annotated[int, Doc("how often the index is flushed", live=True)] = 60_000
     append_by: Annotated[
         str, Doc("how records reach the page cache: mapping, pwrite, or auto (pwrite when sync "

@@ -13,8 +13,9 @@ from datetime import datetime
 from penstock.config import StoreConfig
 from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
 from penstock.store import retention
+from penstock.store.awake import Awake
 from penstock.store.checkpoint import Checkpoint, write_checkpoint
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue import ConsumeQueue, sync_all
 from penstock.store.disk import Disk
 from penstock.store.layout import Layout
 from penstock.store.put import PutPath
@@ -32,12 +33,14 @@ class Care:
     """What is due from time to time."""
 
     def __init__(
-        self, disk: Disk, layout: Layout, config: StoreConfig, path: PutPath, now_ms: int
-    ) -> None:
+        self, disk: Disk, layout: Layout, config: StoreConfig, path: PutPath, awake: Awake,
+        now_ms: int,
+    ) -> None:  # fmt: skip
         self.disk = disk
         self.layout = layout
         self.config = config
         self.path = path
+        self.awake = awake
         self.checkpoint = Checkpoint()
         self.pinned_from: Callable[[], int | None] = lambda: None
         """Messages from this log offset on are still needed by somebody: never delete them."""
@@ -47,10 +50,11 @@ class Care:
         self._marks: list[tuple[int, int]] = []
         self._work: Future[None] | None = None
         self._queues: list[ConsumeQueue] = []
-        self._queues_ms = self._index_ms = self._retention_ms = now_ms
+        self._queues_ms = self._index_ms = self._retention_ms = self._awake_ms = now_ms
 
     def tick(self, now_ms: int) -> None:
-        """Have done what is due; does nothing while the last round is still under way."""
+        """Have done what is due; flushes nothing while the last round is still under way."""
+        self._let_rest(now_ms)
         if self._work is not None:
             if not self._work.done():
                 return
@@ -71,6 +75,14 @@ class Care:
                 self._index_ms = now_ms
             self._submit(self._round(index_due=index_due))
 
+    def _let_rest(self, now_ms: int) -> None:
+        """Queues that nobody uses let go of their files."""
+        elapsed_ms = max(now_ms - self._awake_ms, 0)
+        self._awake_ms = now_ms
+        idle = self.awake.turn(elapsed_ms, self.config.queue_rest_ms, self.path.confirmed)
+        if idle:
+            self.disk.submit(idle.clear)
+
     def finish(self) -> None:
         """Wait for what is under way; a failure of it stops writing."""
         work, self._work = self._work, None
@@ -81,9 +93,7 @@ class Care:
         if isinstance(error, OSError) and error.errno in _PASSING:
             log.warning("flushing %s has to wait: %s", self.layout.root, error)
             for queue in self._queues:
-                if not queue.dirty:
-                    queue.dirty = True
-                    self.path.dirty.append(queue)
+                self.path.mark_dirty(queue)
         elif isinstance(error, PenstockError | OSError):
             self.path.refusal = WriteStopped(f"flushing {self.layout.root} failed: {error}")
             log.error("%s", self.path.refusal)
@@ -102,8 +112,7 @@ class Care:
         dirty = self.path.take_dirty()
 
         def work() -> None:
-            for queue in dirty:
-                queue.sync()
+            sync_all(dirty)
             for queue in list(queues.rows):
                 queue.correct_min(begin)
                 queue.drop_files_before(queue.min_offset)
@@ -142,8 +151,7 @@ class Care:
         dirty = self._queues = path.take_dirty()
 
         def work() -> None:
-            for queue in dirty:
-                queue.sync()
+            sync_all(dirty)
             index_ms = self.checkpoint.index_ms
             if index_due and index is not None:
                 index.sync()

@@ -4,6 +4,7 @@ from penstock.wire cimport octets
 cdef int _ENTRY_BYTES
 cdef int _FILLER_SIZE
 cdef long long _NEVER
+cdef unsigned char[::1] _NO_VIEW
 
 cdef class ConsumeQueue:
     cdef readonly object disk
@@ -22,12 +23,15 @@ cdef class ConsumeQueue:
     cdef public bint dirty
     cdef public bint hungry
     cdef public bint taking
+    cdef public bint used
     cdef public long long puts
     cdef public long long put_bytes
     cdef readonly bint gone
     cdef public list file_starts
+    cdef object _awake
     cdef object _map
     cdef unsigned char[::1] _view
+    cdef long long _end
     cdef long long _open_from
     cdef long long _open_to
     cdef long long _allocated

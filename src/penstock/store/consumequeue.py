@@ -6,17 +6,20 @@ Entry n lies at byte 20·n of the queue, in files of equal size named by their f
 queues of delayed messages (`delay_ms` ≥ 0) the time of delivery stands in place of the tag hash.
 
 Files are sparse at full length; blocks are allocated in steps before the write position gets
-there, so a full disk is an error and never a signal. Only the file being written is mapped, and
-only once it is needed: an idle queue costs a small object.
+there, so a full disk is an error and never a signal. Only the file being written is mapped, from a
+message on until the queue rests (`store.awake`): an idle queue costs a small object.
 
-Entries written since the queue was opened are hot (their pages are in memory); older ones are
-read from the file, at once if the page cache has them.
+Entries written since the queue was opened or last rested are hot (their pages are in memory);
+older ones are read from the file, at once if the page cache has them. The mapping belongs to the
+writer's thread; the pool reads, syncs and allocates by name.
 """
 
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.errors import StoreError
+from penstock.store.awake import Awake
 from penstock.store.disk import Disk
 from penstock.store.segment import NAME_DIGITS, is_number, segment_name
 from penstock.wire import octets
@@ -25,6 +28,8 @@ from penstock.wire.record import java_hash
 ENTRY_BYTES = 20
 ALLOCATE_BYTES = 64 * 1024
 _STEP_ENTRIES = ALLOCATE_BYTES // ENTRY_BYTES
+_FIRST_ENTRIES = 4096 // ENTRY_BYTES
+"""The first step of a new queue is one block: most of very many queues hold little."""
 SCAN_ENTRIES = 500
 """How many entries are read at once where fillers are passed over."""
 FILLER_SIZE = 0x7FFFFFFF
@@ -32,6 +37,8 @@ FILLER_SIZE = 0x7FFFFFFF
 _ENTRY_BYTES = ENTRY_BYTES
 _FILLER_SIZE = FILLER_SIZE
 _NEVER = 1 << 62
+_NO_VIEW = memoryview(bytearray(1))
+"""Of a queue that has no file mapped."""
 
 renaming = threading.Lock()
 """Held while the directory of a deleted topic is renamed and its queues are told. Whoever misses a
@@ -42,8 +49,9 @@ class ConsumeQueue:
     """One queue's entries; single writer."""
 
     def __init__(
-        self, disk: Disk, folder: Path, topic: bytes, queue_id: int, file_entries: int
-    ) -> None:
+        self, disk: Disk, folder: Path, topic: bytes, queue_id: int, file_entries: int,
+        awake: Awake | None = None,
+    ) -> None:  # fmt: skip
         self.disk: Disk = disk
         self.folder: Path = folder
         self.topic: bytes = topic
@@ -60,13 +68,16 @@ class ConsumeQueue:
         self.dirty: bool = False
         self.hungry: bool = False
         self.taking: bool = False
+        self.used: bool = False
         self.puts: int = 0
         self.put_bytes: int = 0
         self.gone: bool = False
         self.file_starts: list[int] = []
+        self._awake: Awake = awake if awake is not None else Awake()
         self._map: object = None
-        self._view: memoryview = memoryview(bytearray(1))
-        self._open_from: int = 0
+        self._view: memoryview = _NO_VIEW
+        self._end: int = 0
+        self._open_from: int = _NEVER
         self._open_to: int = 0
         self._allocated: int = 0
         self._ahead: int = 0
@@ -83,6 +94,8 @@ class ConsumeQueue:
         octets.put_i32(self._view, at + 8, size)
         octets.put_i64(self._view, at + 12, tags_code)
         self.max_offset = offset + 1
+        self._end = physical_offset + size
+        self.used = True
         if offset >= self._ahead:
             self._ahead = _NEVER
             self.hungry = True
@@ -103,10 +116,9 @@ class ConsumeQueue:
                 self.disk.make_directory(self.folder, durable=False)
             fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
             try:
-                self._allocate(fd, start, place - start)
+                place = self._allocate(fd, place)
             finally:
                 self.disk.close_file(fd)
-            place = start + self._step_end(place - start)
 
     def begin_at(self, offset: int) -> None:
         """Let an empty queue begin at `offset`: the file's entries before it are fillers."""
@@ -123,10 +135,11 @@ class ConsumeQueue:
             self.append(0, _FILLER_SIZE, 0)
 
     def cut(self, offset: int) -> None:
-        """Forget the entries from `offset` on; their bytes become zero."""
+        """Forget the entries from `offset` on; their bytes become zero, durably with `sync`."""
         if offset >= self.max_offset and not self.file_starts:
             return
         self._close_file()
+        self._allocated = self._end = 0
         keep = offset - offset % self.file_entries
         for start in [s for s in self.file_starts if s > keep]:
             self.disk.unlink(self._path(start))
@@ -136,10 +149,10 @@ class ConsumeQueue:
             try:
                 self.disk.truncate(fd, (offset - keep) * ENTRY_BYTES)
                 self.disk.truncate(fd, self.file_entries * ENTRY_BYTES)
-                self.disk.sync(fd)
             finally:
                 self.disk.close_file(fd)
-        self.disk.sync_directory(self.folder)
+            self._unsynced.append(keep)
+        self._names_changed = True
         self.max_offset = max(offset, 0)
         self.min_offset = min(self.min_offset, self.max_offset)
         self.hot_from = min(self.hot_from, self.max_offset)
@@ -147,10 +160,11 @@ class ConsumeQueue:
     def visible_max(self, confirmed: int) -> int:
         """One past the last entry whose record lies wholly below the confirmed log offset."""
         high = self.max_offset
-        low = max(self._open_from, self.min_offset)
-        # No file open: nothing was written since the queue was loaded.
-        if self._open_to == 0 or (high > low and self._end_of(high - 1) <= confirmed):
+        if self._end <= confirmed:
             return high
+        if self._open_to == 0:  # it had to rest before the flusher got there
+            return self._visible_before(high, confirmed)
+        low = max(self._open_from, self.min_offset)
         while low < high:
             middle = (low + high) // 2
             if self._end_of(middle) <= confirmed:
@@ -179,7 +193,10 @@ class ConsumeQueue:
 
     def is_hot(self, offset: int) -> bool:
         """Whether this entry can be read from memory."""
-        return self.hot_from <= offset and self._open_from <= offset < self._open_to
+        if self.hot_from <= offset and self._open_from <= offset < self._open_to:
+            self.used = True
+            return True
+        return False
 
     def read(self, offset: int, count: int, *, wait: bool = True) -> bytes | None:
         """Entries from the file: at most `count`, never beyond its end or the queue's.
@@ -220,6 +237,13 @@ class ConsumeQueue:
             return self.file_starts[0] if self.file_starts else 0
         low = starts[len(starts) - 1] + 1
         high = starts[len(starts) - 1] + self.file_entries
+        step = 1
+        while low + step < high:  # most of very many queues hold little
+            if not self._is_below(low + step, physical_offset):
+                high = low + step
+                break
+            low += step + 1
+            step *= 2
         while low < high:
             middle = (low + high) // 2
             if self._is_below(middle, physical_offset):
@@ -232,9 +256,9 @@ class ConsumeQueue:
         """As `find_below`, but entry by entry: where torn or damaged ones mislead the search."""
         last = -1
         end = self.file_starts[0] if self.file_starts else 0
-        for start in self.file_starts:
-            self.max_offset = max(self.max_offset, start + self.file_entries)
-            data = self.read(start, self.file_entries) or b""
+        while end - end % self.file_entries in self.file_starts:
+            self.max_offset = max(self.max_offset, end + _STEP_ENTRIES)
+            data = self.read(end, _STEP_ENTRIES) or b""
             for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
                 offset, size = octets.get_i64(data, at), octets.get_i32(data, at + 8)
                 if size != FILLER_SIZE:
@@ -242,6 +266,8 @@ class ConsumeQueue:
                         return end
                     last = offset
                 end += 1
+            if len(data) < ENTRY_BYTES:
+                return end
         return end
 
     def _is_below(self, offset: int, physical_offset: int) -> bool:
@@ -304,16 +330,24 @@ class ConsumeQueue:
         first = self.next_real(low, self.max_offset)
         self.min_offset = first[0] if first is not None else self.max_offset
 
-    def sync(self) -> None:
-        """Make entries durable, and the names of files that are new; may wait for the disk."""
+    def sync(self, parents: set[Path] | None = None) -> None:
+        """Make entries durable, and the names of files that are new; may wait for the disk.
+
+        `parents` are directories that this round has synced for others.
+        """
+        done = set() if parents is None else parents
+        opened = self._open_from  # first: whoever closes it meanwhile adds it to `_unsynced`
         unsynced, self._unsynced = self._unsynced, []
         changed, self._names_changed = self._names_changed, False
         try:
-            for start in {*unsynced, self._open_from} & set(self.file_starts):
+            for start in {*unsynced, opened} & set(self.file_starts):
                 self.disk.sync_file(self._path(start))
             if changed:  # the queue's and the topic's directory may be new too
-                for folder in (self.folder, self.folder.parent, self.folder.parent.parent):
-                    self.disk.sync_directory(folder)
+                self.disk.sync_directory(self.folder)
+                for folder in (self.folder.parent, self.folder.parent.parent):
+                    if folder not in done:
+                        self.disk.sync_directory(folder)
+                        done.add(folder)
         except OSError:
             if self._was_renamed():
                 return
@@ -410,6 +444,22 @@ class ConsumeQueue:
         self.folder = folder
         self._close_file()
 
+    def resume(self, first: int, files: int, low: int, high: int) -> None:
+        """Take over what a clean shutdown noted: all of it is durable, and nothing is looked at."""
+        self.file_starts = [first + n * self.file_entries for n in range(files)]
+        self.min_offset, self.max_offset, self.hot_from = low, high, high
+
+    def rest(self, confirmed: int) -> object:
+        """Let go of the file until the next message; the writer's thread only.
+
+        Gives the mapping: it goes, and its file handle with it, when the caller lets go of it.
+        """
+        if self._end <= confirmed:
+            self.hot_from = self.max_offset
+        mapping = self._map
+        self._close_file()
+        return mapping
+
     def close(self) -> None:
         """Give back the mapping and its file handle; nothing is written any more."""
         self._close_file()
@@ -420,22 +470,24 @@ class ConsumeQueue:
     def _close_file(self) -> None:
         if self._open_to > 0:
             self._unsynced.append(self._open_from)
-        self._view = memoryview(bytearray(1))
+            self._awake.drop(self)
+        # What is allocated stays so; beginning nowhere, nothing can be appended without opening.
+        self._open_from = _NEVER
+        self._open_to = self._ahead = 0
+        self._view = _NO_VIEW
         self._map = None
-        self._open_from = self._open_to = self._allocated = self._ahead = 0
 
     def _make_room(self, offset: int) -> None:
         """Have the file of this entry open and its blocks allocated; may wait for the disk."""
         self._refuse_if_gone()
-        if not self._open_from <= offset < self._open_to or self._map is None:
-            self._open_file(offset - offset % self.file_entries)
-        if offset >= self._allocated:
+        if not self._open_from <= offset < self._open_to:
+            self._open_file(offset)
+        elif offset >= self._allocated:
             fd = self.disk.open(self._path(self._open_from))
             try:
-                self._allocate(fd, self._open_from, offset - self._open_from)
+                self._allocated = self._allocate(fd, offset)
             finally:
                 self.disk.close_file(fd)
-            self._allocated = self._open_from + self._step_end(offset - self._open_from)
         self._ahead = (self._allocated + max(self._allocated - _STEP_ENTRIES, self._open_from)) // 2
 
     def feed(self) -> None:
@@ -443,21 +495,20 @@ class ConsumeQueue:
         self.hungry = False
         if self.gone:
             return
-        start = self._open_from
-        following = self._allocated
-        if following < self._open_to:
-            fd = self.disk.open(self._path(start))
-        elif self._open_to > 0:
-            start = following = self._open_to
-            fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
-        else:
+        start, end, following = self._open_from, self._open_to, self._allocated
+        if end == 0:  # it rests
             return
+        if following < end:
+            fd = self.disk.open(self._path(start))
+        else:
+            start = following = end
+            fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
         try:
-            self._allocate(fd, start, following - start)
+            allocated = self._allocate(fd, following)
         finally:
             self.disk.close_file(fd)
         if start == self._open_from and not self.gone:
-            self._allocated = start + self._step_end(following - start)
+            self._allocated = allocated
             self._ahead = following
 
     def _was_renamed(self) -> bool:
@@ -469,17 +520,21 @@ class ConsumeQueue:
         if self.gone:
             raise StoreError(f"the queue {self.queue_id} was deleted with its topic")
 
-    def _step_end(self, place: int) -> int:
-        """One past the last entry of the step that holds this place of a file."""
-        return min(place - place % _STEP_ENTRIES + _STEP_ENTRIES, self.file_entries)
+    def _allocate(self, fd: int, offset: int) -> int:
+        """Allocate the step that holds an entry; gives the first entry behind it."""
+        start = offset - offset % self.file_entries
+        begin = offset - (offset - start) % _STEP_ENTRIES
+        end = _FIRST_ENTRIES if offset < _FIRST_ENTRIES else begin + _STEP_ENTRIES
+        end = min(end, start + self.file_entries)
+        self.disk.allocate(
+            fd, (begin - start) * ENTRY_BYTES, (end - begin) * ENTRY_BYTES, self._path(start)
+        )
+        return end
 
-    def _allocate(self, fd: int, start: int, place: int) -> None:
-        begin = place - place % _STEP_ENTRIES
-        length = (self._step_end(place) - begin) * ENTRY_BYTES
-        self.disk.allocate(fd, begin * ENTRY_BYTES, length, self._path(start))
-
-    def _open_file(self, start: int) -> None:
+    def _open_file(self, offset: int) -> None:
+        """Map the file of this entry, with its blocks allocated."""
         size = self.file_entries * ENTRY_BYTES
+        start = offset - offset % self.file_entries
         path = self._path(start)
         try:
             if not self.file_starts:
@@ -488,17 +543,29 @@ class ConsumeQueue:
         except OSError as error:
             raise StoreError(f"the queue file {path} can't be made: {error}") from error
         try:
+            allocated = self._allocated  # of this file, if it is the one that was let go
+            if not offset < allocated <= start + self.file_entries:
+                allocated = self._allocate(fd, offset)
             opened = self.disk.map(fd, size)
         finally:
             self.disk.close_file(fd)
         self._close_file()
+        self._awake.add(self)
         self._map = opened
         self._view = memoryview(opened)
         self._open_from = start
         self._open_to = start + self.file_entries
+        self._allocated = allocated
         if start not in self.file_starts:
             self.file_starts.append(start)
             self._names_changed = True
+
+
+def sync_all(queues: Iterable[ConsumeQueue]) -> None:
+    """Make the entries of all these queues durable; waits for the disk."""
+    parents: set[Path] = set()
+    for queue in queues:
+        queue.sync(parents)
 
 
 def unpack_entry(data: bytes, at: int) -> tuple[int, int, int] | None:

@@ -7,6 +7,7 @@ change names (`create`, `rename`, `unlink`) are durable only after `sync_directo
 import errno
 import mmap
 import os
+import resource
 import sys
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -114,6 +115,12 @@ class Disk:
         if sys.version_info >= (3, 13):
             return mmap.mmap(fd, size, access=access, trackfd=False)  # costs no handle
         return mmap.mmap(fd, size, access=access)
+
+    def handles_for_mappings(self) -> int | None:
+        """How many file handles the process may have; None where mappings cost none."""
+        if sys.version_info >= (3, 13):
+            return None
+        return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def write(self, fd: int, data: memoryview, at: int) -> None:
         """Write all of `data` at a place of the file."""

@@ -191,6 +191,12 @@ class PutPath:
             queue.dirty = False
         return dirty
 
+    def mark_dirty(self, queue: ConsumeQueue) -> None:
+        """The queue's files were changed: whoever takes the dirty ones syncs it."""
+        if not queue.dirty:
+            queue.dirty = True
+            self.dirty.append(queue)
+
     def _measure(self, record: Record) -> int:
         """How many log bytes a batch takes, or -1 with the `problem`; counts messages and keys."""
         body_at = record.body_at

@@ -30,6 +30,7 @@ import msgspec
 
 from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
+from penstock.store.awake import Awake, mapped_max
 from penstock.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
 from penstock.store.disk import Disk
@@ -60,13 +61,14 @@ class Snapshot(msgspec.Struct):
     last_offset: int
     store_ms: int
     queues: list[tuple[str, int, int, int]]  # topic, queue id, min, max
+    files: list[tuple[int, int]]  # of each of them: first entry of the first file, how many files
     check: int = 0  # CRC of all the rest: one wrong digit would be believed
 
     def sealed(self) -> "Snapshot":
         return msgspec.structs.replace(self, check=self._crc())
 
     def is_whole(self) -> bool:
-        return self.check == self._crc()
+        return self.check == self._crc() and len(self.files) == len(self.queues)
 
     def _crc(self) -> int:
         return zlib.crc32(msgspec.json.encode(msgspec.structs.replace(self, check=0)))
@@ -112,6 +114,7 @@ class Recovery:
         self.config = config
         self.row = SegmentRow(disk, layout.log, config.segment_bytes)
         self.queues = QueueTable()
+        self.awake = Awake(mapped_max(disk, config))
         self.index = Index(disk, layout.index, config.index_slots, config.index_entries)
         self.checkpoint = Checkpoint()
         self.removal = Removal(disk, layout)
@@ -164,7 +167,9 @@ class Recovery:
         queue = self.queues.get(topic, queue_id)
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
             folder = self.layout.queues / topic.decode() / str(queue_id)
-            queue = ConsumeQueue(self.disk, folder, topic, queue_id, self.config.queue_file_entries)
+            queue = ConsumeQueue(
+                self.disk, folder, topic, queue_id, self.config.queue_file_entries, self.awake
+            )
             if topic == SCHEDULE_TOPIC:  # beyond the table are levels that it once had
                 queue.delay_ms = self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
             self.queues.add(queue)
@@ -189,7 +194,7 @@ class Recovery:
             if self.removal.end_of(queue.topic) > 0:
                 queue.drop_files_of(self.removal.end_of(queue.topic))
         begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
-        if begin is None or (crashed and not self._cut_back(begin)):
+        if begin is None or (crashed and not self._cut_back(path, begin)):
             end = self._replay_all(path)
         else:
             end = self._replay(path, begin)
@@ -199,6 +204,7 @@ class Recovery:
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
             queue.correct_min(self.row.first)
+        self.awake.rest_all()
         self._settle_removal()
         return self.report
 
@@ -212,7 +218,7 @@ class Recovery:
         path.gaps = path.unplaced = 0
         for queue in self.queues.rows:
             queue.close()
-        self._cut_back(self.row.first)
+        self._cut_back(path, self.row.first)
         return self._replay(path, self.row.first)
 
     def _start_after_crash(self, *, ours: bool) -> int:
@@ -261,11 +267,11 @@ class Recovery:
         folders = set(self.disk.names(self.layout.queues))
         if not folders >= {topic for topic, _, low, high in snapshot.queues if high > low}:
             return False  # somebody else deleted topics meanwhile
-        for topic, queue_id, low, high in snapshot.queues:
+        noted = zip(snapshot.queues, snapshot.files, strict=True)
+        for (topic, queue_id, low, high), (first, files) in noted:
             queue = self.add_queue(topic.encode(), queue_id)
             if queue is not None:
-                queue.load()
-                queue.min_offset, queue.max_offset, queue.hot_from = low, high, high
+                queue.resume(first, files, low, high)
         self._drop_segments_from(snapshot.log_end)
         self.report.log_end = self.report.replayed_from = snapshot.log_end
         self.report.last_offset = snapshot.last_offset
@@ -342,10 +348,12 @@ class Recovery:
                 return segment.start
         return self.row.first
 
-    def _cut_back(self, begin: int) -> bool:
+    def _cut_back(self, path: PutPath, begin: int) -> bool:
         """Keep only queue and index entries of records below `begin`.
 
-        False if a queue's last entry below does not lead to its record.
+        What was cut is synced with the rest, before a checkpoint or a deletion counts on it: until
+        then the next start cuts again. False if a queue's last entry below does not lead to its
+        record.
         """
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
@@ -362,6 +370,7 @@ class Recovery:
                     return False
             if queue.has_data_from(kept):
                 queue.cut(kept)
+                path.mark_dirty(queue)
             queue.max_offset = kept
         if self.config.index_enabled:
             self._progress("index", 0, 1)

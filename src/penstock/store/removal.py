@@ -49,7 +49,7 @@ class Removal:
         name = topic.decode()
         folder = self._layout.queues / name
         with renaming:
-            if any(queue.file_starts for queue in queues):  # else it never got a message
+            if any(queue.file_starts for queue in queues) or self._disk.names(folder):
                 old, folder = folder, self._layout.queues / f"{PREFIX}{self._count}"
                 self._count += 1
                 try:

@@ -17,10 +17,11 @@ import msgspec
 
 from penstock.config import StoreConfig
 from penstock.errors import NotWriteable, WriteStopped
+from penstock.store.awake import mapped_max
 from penstock.store.care import Care
 from penstock.store.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue import ConsumeQueue, sync_all
 from penstock.store.disk import Disk
 from penstock.store.flusher import Flusher
 from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
@@ -66,7 +67,9 @@ class MessageStore:
         self._closed = False
         self.on_arrival: Callable[[ConsumeQueue], None] | None = None
         self._open(progress)
-        self.care = Care(self.disk, self.layout, self.config, self.path, now_ms)
+        self.care = Care(
+            self.disk, self.layout, self.config, self.path, self._recovery.awake, now_ms
+        )
         self.care.checkpoint = self._recovery.checkpoint
 
     # --- opening and closing
@@ -129,6 +132,8 @@ class MessageStore:
     def _warm_queues(self) -> None:
         """So that the first message of a queue after a restart does not wait for its page."""
         for queue in list(self.queues.rows):
+            if self._closed:
+                break
             queue.warm()
 
     def close(self) -> None:
@@ -166,8 +171,7 @@ class MessageStore:
             self._lock.release()
 
     def _close_clean(self) -> None:
-        for queue in self.path.take_dirty():
-            queue.sync()
+        sync_all(self.path.take_dirty())
         if self.index is not None:
             self.index.sync()
         ms = self.path.store_ms
@@ -185,6 +189,10 @@ class MessageStore:
             store_ms=self.path.store_ms,
             queues=[
                 (q.topic.decode(), q.queue_id, q.min_offset, q.max_offset) for q in self.queues.rows
+            ],
+            files=[
+                (q.file_starts[0] if q.file_starts else 0, len(q.file_starts))
+                for q in self.queues.rows
             ],
         )
 
@@ -329,6 +337,7 @@ class MessageStore:
         """Take over live settings."""
         self.config = self.care.config = config
         self.path.index_tags = config.index_tags
+        self.care.awake.most = mapped_max(self.disk, config)
         self.reader = Reader(self.log, config.hot_bytes)
 
     def tick(self, now_ms: int) -> None:

@@ -229,6 +229,9 @@ def test_blocks_are_allocated_in_steps(disk: WatchedDisk, tmp_path: Path) -> Non
     queue.append(0, SIZE, 0)
     stat = os.stat(queue.folder / f"{0:020d}")
     assert stat.st_size == 6_000_000
+    assert stat.st_blocks * 512 == 4096
+    fill(queue, 300)
+    stat = os.stat(queue.folder / f"{0:020d}")
     assert 60_000 <= stat.st_blocks * 512 <= 128 * 1024
 
 

@@ -1,0 +1,114 @@
+"""What many queues cost: 20,000 of them with one message each, in processes of their own.
+
+Filled and left alone until they rest, opened again, written once more, and opened after a kill.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+TOPICS, QUEUES = 2_500, 8
+
+_CHILD = """
+import json, os, sys, time
+from pathlib import Path
+from penstock.store.store import MessageStore
+from penstock.wire.record import Record
+
+def own_kib():
+    rollup = dict(line.split(":", 1) for line in open("/proc/self/smaps_rollup") if ":" in line)
+    return int(rollup["Anonymous"].split()[0])
+
+def handles():
+    return len(os.listdir("/proc/self/fd"))
+
+topics, queues = {topics}, {queues}
+before_kib = own_kib()
+began = time.perf_counter()
+now_ms = 1_700_000_000_000
+store = MessageStore(sys.argv[1], now_ms=now_ms)
+open_s = time.perf_counter() - began
+opened_kib, opened_handles = own_kib(), handles()
+sends = []
+most = 0
+record = Record()
+if sys.argv[2] != "idle":
+    for topic in range(topics):
+        for queue_id in range(queues):
+            record.fill(b"topic-%d" % topic, b"x" * 100)
+            record.queue_id = queue_id
+            at = time.perf_counter()
+            assert store.put(record, now_ms) == 0, store.path.fault
+            sends.append(time.perf_counter() - at)
+            if len(sends) % 100 == 0:
+                store.settle()
+                most = max(most, handles())
+    store.settle()
+if sys.argv[2] == "kill":
+    print(json.dumps(dict(open_s=open_s)), flush=True)
+    os.kill(os.getpid(), 9)
+began = time.perf_counter()
+for _ in range(300):
+    now_ms += 1000
+    store.tick(now_ms)
+    store.care.finish()
+rest_s = time.perf_counter() - began
+began = time.perf_counter()
+for row in list(store.queues.rows):
+    store.max_offset(row.topic.decode(), row.queue_id)
+    store.watch(row)
+watch_s = time.perf_counter() - began
+sends.sort()
+print(json.dumps(dict(
+    open_s=open_s, opened_kib=opened_kib - before_kib, opened_handles=opened_handles,
+    handles_most=most, handles_idle=handles(), idle_kib=own_kib() - before_kib, rest_s=rest_s,
+    watch_s=watch_s,
+    send_us=[1e6 * sends[int(len(sends) * p)] for p in (0.5, 0.99)] if sends else None,
+    send_all_s=sum(sends),
+    blocks_mb=sum(f.stat().st_blocks for f in Path(sys.argv[1], "consumequeue").rglob("0*")) / 2048,
+)))
+began = time.perf_counter()
+store.close()
+print(time.perf_counter() - began)
+"""
+
+
+def main() -> None:
+    code = _CHILD.format(topics=TOPICS, queues=QUEUES)
+    table = Table(title=f"{TOPICS * QUEUES:,} queues, one message each")
+    columns = ("", "start s", "own MB", "handles most", "handles idle", "send µs p50", "p99",
+               "queue files MB")  # fmt: skip
+    for column in columns:
+        table.add_column(column, justify="left" if not column else "right")
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
+        path = str(Path(folder) / "store")
+        for title, step in (
+            ("new store, first messages", "first"), ("clean start, idle", "idle"),
+            ("clean start, each queue wakes", "wake"), ("written, then killed", "kill"),
+            ("start after the kill", "idle"),
+        ):  # fmt: skip
+            done = subprocess.run(
+                [sys.executable, "-c", code, path, step], capture_output=True, text=True
+            )
+            if not done.stdout:
+                raise SystemExit(done.stderr)
+            found = json.loads(done.stdout.splitlines()[0])
+            print(title, found)
+            if step == "kill":
+                continue
+            send = found["send_us"] or (0, 0)
+            table.add_row(
+                title, f"{found['open_s']:.2f}", f"{found['idle_kib'] / 1024:.1f}",
+                str(found["handles_most"]), str(found["handles_idle"]),
+                f"{send[0]:.0f}", f"{send[1]:.0f}", f"{found['blocks_mb']:.0f}",
+            )  # fmt: skip
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
