@@ -28,6 +28,7 @@ def small_config(*, sync_flush: bool, append_by: str = "auto") -> StoreConfig:
     return StoreConfig(
         segment_bytes=SEGMENT_BYTES, queue_file_entries=50, index_slots=50, index_entries=400,
         sync_flush=sync_flush, append_by=append_by, queue_flush_ms=1000, index_flush_ms=2000,
+        queues_mapped_max=2,
     )  # fmt: skip
 
 

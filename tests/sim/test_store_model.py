@@ -148,6 +148,14 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.tick(self.now_ms)
         self._wait_for_pool()
 
+    @rule(kind=st.sampled_from(["idle", "all"]))
+    def rest(self, kind: str) -> None:
+        """Queues let go of their files: by the clock those that are idle, or all of a sudden."""
+        if kind == "all":
+            self.store.care.awake.rest_all()
+        else:
+            self.store.care.awake.turn(60_000, 60_000, self.store.confirmed)
+
     @precondition(lambda self: len(self.store.log.row.segments) > 1)
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:

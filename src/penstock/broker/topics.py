@@ -220,6 +220,7 @@ class Topics:
         self.table.put(config, now_ms)
         if before is None:
             log.info("topic %s is created: %s", config.topic_name, config)
+            self._store.prepare(config.topic_name, config.write_queue_nums)
         else:
             log.info("topic %s is changed: %s, before: %s", config.topic_name, config, before)
             self._close_gates_of(before)

@@ -26,40 +26,52 @@ def mapped_max(disk: Disk, config: StoreConfig) -> int:
     return most if limit is None else max(min(most, limit // 2), 1)
 
 
+LOOKS_MAX = 512
+"""Most queues that are looked at in one turn: about a millisecond's work."""
+
+
 class Awake:
     """The queues that have a file mapped; the writer's thread only."""
 
     def __init__(self, most: int = 1 << 30) -> None:
-        self.most = max(most, 1)
-        self._row: OrderedDict[ConsumeQueue, None] = OrderedDict()
-        self._owed = 0
+        self.most = most
+        self._row: OrderedDict[ConsumeQueue, int] = OrderedDict()  # since when it stands there
+        self._time_ms = 0
 
     def __len__(self) -> int:
         return len(self._row)
 
     def add(self, queue: "ConsumeQueue") -> None:
-        """A queue is about to map a file: others rest at once if they are too many."""
-        while len(self._row) >= self.most:
-            first = self._next()
-            if first is not None:
+        """A queue maps a file: others rest at once if they are too many."""
+        while len(self._row) >= max(self.most, 1):
+            first = next(iter(self._row))
+            if first.used:
+                self._move_back(first)
+            else:
                 first.rest(0)
-        self._row[queue] = None
+        self._row[queue] = self._time_ms
 
     def drop(self, queue: "ConsumeQueue") -> None:
         """The queue's file is no longer mapped."""
         self._row.pop(queue, None)
 
     def turn(self, elapsed_ms: int, rest_ms: int, confirmed: int) -> list[object]:
-        """Look at as many as are due if all are looked at once in `rest_ms`; the idle ones rest.
+        """Time has passed: those rest that were not used (and are synced) for `rest_ms` at least.
 
-        So a queue rests when it was not used for once to twice that time. Gives their mappings:
+        Each is looked at once in that time, so it is twice as long at most. Gives their mappings:
         letting go of one costs some microseconds, and belongs into the pool.
         """
-        due, self._owed = divmod(self._owed + len(self._row) * elapsed_ms, max(rest_ms, 1))
+        self._time_ms += elapsed_ms
+        due = []
+        for queue, since_ms in self._row.items():
+            if len(due) >= LOOKS_MAX or since_ms > self._time_ms - rest_ms:
+                break
+            due.append(queue)
         mappings = []
-        for _ in range(min(due, len(self._row))):
-            queue = self._next(clean=True)
-            if queue is not None:
+        for queue in due:
+            if queue.used or queue.dirty:
+                self._move_back(queue)
+            else:
                 mappings.append(queue.rest(confirmed))
         return mappings
 
@@ -68,11 +80,7 @@ class Awake:
         for queue in list(self._row):
             queue.rest(0)
 
-    def _next(self, *, clean: bool = False) -> "ConsumeQueue | None":
-        """The first of the row if it may rest; if it was used (or is not synced) it moves back."""
-        queue = next(iter(self._row))
-        if queue.used or (clean and queue.dirty):
-            queue.used = False
-            self._row.move_to_end(queue)
-            return None
-        return queue
+    def _move_back(self, queue: "ConsumeQueue") -> None:
+        queue.used = False
+        self._row[queue] = self._time_ms
+        self._row.move_to_end(queue)

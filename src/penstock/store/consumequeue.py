@@ -320,6 +320,10 @@ class ConsumeQueue:
             return
         low = max(self.min_offset, self.file_starts[0])
         high = self.max_offset
+        found = self.next_real(low, high)
+        if found is not None and found[1][0] >= log_begin:  # nothing of this queue has gone
+            self.min_offset = found[0]
+            return
         while low < high:
             middle = (low + high) // 2
             found = self.next_real(middle, high)
@@ -510,6 +514,17 @@ class ConsumeQueue:
         if start == self._open_from and not self.gone:
             self._allocated = allocated
             self._ahead = following
+
+    def prepare(self) -> None:
+        """Make the first file of a queue that has no message yet: for the pool."""
+        with renaming:  # else a deletion could overlook what is made here
+            if not self.gone and not self.file_starts and self.max_offset == 0:
+                self.disk.make_directory(self.folder, durable=False)
+                fd = self.disk.create(self._path(0), self.file_entries * ENTRY_BYTES)
+                try:
+                    self._allocate(fd, 0)
+                finally:
+                    self.disk.close_file(fd)
 
     def _was_renamed(self) -> bool:
         """Whether the topic is deleted; if that is being tried just now, waits for the outcome."""

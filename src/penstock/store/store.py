@@ -41,6 +41,9 @@ from penstock.wire.record import Record
 
 log = logging.getLogger(__name__)
 
+PREPARED_MAX = 16
+"""Queues of a new topic whose files are made ahead; more are rarely written all at once."""
+
 
 @dataclass(frozen=True, slots=True)
 class Found:
@@ -219,6 +222,16 @@ class MessageStore:
     def make_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
         """The queue of this name, made if it is new; None for a name that can't be one."""
         return self._recovery.add_queue(topic, queue_id)
+
+    def prepare(self, topic: str, queues: int) -> None:
+        """Have the pool make the files of a new topic, so that first messages need not wait.
+
+        Only of so many queues: one that never gets a message should cost nothing.
+        """
+        for queue_id in range(min(queues, PREPARED_MAX) if self.disk.threads else 0):
+            queue = self.make_queue(topic.encode(), queue_id)
+            if queue is not None:
+                self.disk.submit(queue.prepare)
 
     def remove_queues(self, topic: bytes) -> list[ConsumeQueue]:
         """Forget the queues of a deleted topic; one made anew begins at 0.

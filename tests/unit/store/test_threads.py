@@ -58,7 +58,7 @@ class Readers:
 def test_pool_readers_writer_and_retention_live_together(tmp_path: Path) -> None:
     config = StoreConfig(
         segment_bytes=16 * 1024, queue_file_entries=50, index_slots=50, index_entries=400,
-        sync_flush=True,
+        sync_flush=True, queues_mapped_max=QUEUES - 1, queue_rest_ms=1,
     )  # fmt: skip
     store = MessageStore(tmp_path, config, now_ms=NOW_MS)
     for queue_id in range(QUEUES):
