@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from penstock.store.consumequeue import ConsumeQueue
 
 
-
 def mapped_max(disk: Disk, config: StoreConfig) -> int:
     """How many queue files may be mapped: where each costs a handle, half of what there are."""
     limit = disk.handles_for_mappings()
@@ -62,7 +61,7 @@ class Awake:
         letting go of one costs some microseconds, and belongs into the pool.
         """
         self._time_ms += elapsed_ms
-        due = []
+        due: list[ConsumeQueue] = []
         for queue, since_ms in self._row.items():
             if len(due) >= LOOKS_MAX or since_ms > self._time_ms - rest_ms:
                 break

@@ -147,8 +147,7 @@ class ConsumeQueue:
         if keep in self.file_starts:
             fd = self.disk.open(self._path(keep))
             try:
-                self.disk.truncate(fd, (offset - keep) * ENTRY_BYTES)
-                self.disk.truncate(fd, self.file_entries * ENTRY_BYTES)
+                self._clear(fd, (offset - keep) * ENTRY_BYTES)
             finally:
                 self.disk.close_file(fd)
             self._unsynced.append(keep)
@@ -156,6 +155,17 @@ class ConsumeQueue:
         self.max_offset = max(offset, 0)
         self.min_offset = min(self.min_offset, self.max_offset)
         self.hot_from = min(self.hot_from, self.max_offset)
+
+    def _clear(self, fd: int, at: int) -> None:
+        """Let a file's bytes from a place on be zero."""
+        size = self.file_entries * ENTRY_BYTES
+        beyond = at + ALLOCATE_BYTES
+        if beyond < size and self.disk.next_data(fd, beyond) >= 0:
+            self.disk.truncate(fd, at)
+            self.disk.truncate(fd, size)
+        else:  # giving blocks back and taking them again costs ten times as much
+            length = len(self.disk.read_at(fd, ALLOCATE_BYTES, at).rstrip(b"\0"))
+            self.disk.write(fd, memoryview(bytes(length)), at)
 
     def visible_max(self, confirmed: int) -> int:
         """One past the last entry whose record lies wholly below the confirmed log offset."""
@@ -561,7 +571,7 @@ class ConsumeQueue:
             allocated = self._allocated  # of this file, if it is the one that was let go
             if not offset < allocated <= start + self.file_entries:
                 allocated = self._allocate(fd, offset)
-            opened = self.disk.map(fd, size)
+            opened = self.disk.map_alone(fd, size)
         finally:
             self.disk.close_file(fd)
         self._close_file()

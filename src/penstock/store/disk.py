@@ -116,6 +116,15 @@ class Disk:
             return mmap.mmap(fd, size, access=access, trackfd=False)  # costs no handle
         return mmap.mmap(fd, size, access=access)
 
+    def map_alone(self, fd: int, size: int) -> mmap.mmap:
+        """`map` for a sparse file that is written bit by bit: no page brings its neighbours along.
+
+        Else the first store into it fills memory with zeros, as far as the disk reads ahead.
+        """
+        mapping = self.map(fd, size)
+        mapping.madvise(mmap.MADV_RANDOM)
+        return mapping
+
     def handles_for_mappings(self) -> int | None:
         """How many file handles the process may have; None where mappings cost none."""
         if sys.version_info >= (3, 13):
