@@ -114,7 +114,7 @@ class ConsumeQueue:
             start = place - place % self.file_entries
             if not self.file_starts:
                 self.disk.make_directory(self.folder, durable=False)
-            fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
+            fd = self.disk.create(self.path(start), self.file_entries * ENTRY_BYTES)
             try:
                 place = self._allocate(fd, place)
             finally:
@@ -142,10 +142,10 @@ class ConsumeQueue:
         self._allocated = self._end = 0
         keep = offset - offset % self.file_entries
         for start in [s for s in self.file_starts if s > keep]:
-            self.disk.unlink(self._path(start))
+            self.disk.unlink(self.path(start))
             self.file_starts.remove(start)
         if keep in self.file_starts:
-            fd = self.disk.open(self._path(keep))
+            fd = self.disk.open(self.path(keep))
             try:
                 self._clear(fd, (offset - keep) * ENTRY_BYTES)
             finally:
@@ -219,7 +219,7 @@ class ConsumeQueue:
             return b""
         at = (offset - start) * ENTRY_BYTES
         try:
-            fd = self.disk.open_to_read(self._path(start))
+            fd = self.disk.open_to_read(self.path(start))
         except FileNotFoundError:  # retention was quicker
             return b""
         try:
@@ -235,78 +235,6 @@ class ConsumeQueue:
         if not self.min_offset <= offset < self.max_offset:
             return None
         return unpack_entry(self.read(offset, 1) or b"", 0)
-
-    def find_below(self, physical_offset: int) -> int:
-        """How many entries belong to records below a log offset; may wait for the disk.
-
-        Entries grow with the log as far as they are good, so a binary search finds the place; what
-        lies behind it may be anything after a crash.
-        """
-        starts = [s for s in self.file_starts if self._is_below(s, physical_offset)]
-        if not starts:
-            return self.file_starts[0] if self.file_starts else 0
-        low = starts[len(starts) - 1] + 1
-        high = starts[len(starts) - 1] + self.file_entries
-        step = 1
-        while low + step < high:  # most of very many queues hold little
-            if not self._is_below(low + step, physical_offset):
-                high = low + step
-                break
-            low += step + 1
-            step *= 2
-        while low < high:
-            middle = (low + high) // 2
-            if self._is_below(middle, physical_offset):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    def count_below(self, physical_offset: int) -> int:
-        """As `find_below`, but entry by entry: where torn or damaged ones mislead the search."""
-        last = -1
-        end = self.file_starts[0] if self.file_starts else 0
-        while end - end % self.file_entries in self.file_starts:
-            self.max_offset = max(self.max_offset, end + _STEP_ENTRIES)
-            data = self.read(end, _STEP_ENTRIES) or b""
-            for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
-                offset, size = octets.get_i64(data, at), octets.get_i32(data, at + 8)
-                if size != FILLER_SIZE:
-                    if size <= 0 or not last < offset < physical_offset:
-                        return end
-                    last = offset
-                end += 1
-            if len(data) < ENTRY_BYTES:
-                return end
-        return end
-
-    def _is_below(self, offset: int, physical_offset: int) -> bool:
-        self.max_offset = max(self.max_offset, offset + 1)
-        entry = unpack_entry(self.read(offset, 1) or b"", 0)
-        return entry is not None and entry[1] > 0 and 0 <= entry[0] < physical_offset
-
-    def has_data_from(self, offset: int) -> bool:
-        """Whether any byte was written at or behind an entry's place; may wait for the disk."""
-        last = self.file_starts[len(self.file_starts) - 1] if self.file_starts else 0
-        keep = offset - offset % self.file_entries
-        if last > keep:
-            return True
-        if keep not in self.file_starts:
-            return False
-        fd = self.disk.open_to_read(self._path(keep))
-        try:
-            at = (offset - keep) * ENTRY_BYTES
-            while at < self.file_entries * ENTRY_BYTES:
-                at = self.disk.next_data(fd, at)
-                if at < 0:
-                    return False
-                chunk = self.disk.read_at(fd, ALLOCATE_BYTES, at)
-                if chunk.strip(b"\0"):
-                    return True
-                at += len(chunk)
-            return False
-        finally:
-            self.disk.close_file(fd)
 
     def next_real(self, offset: int, end: int) -> tuple[int, tuple[int, int, int]] | None:
         """The first entry in [offset, end) that is no filler, with its place; may wait."""
@@ -355,7 +283,7 @@ class ConsumeQueue:
         changed, self._names_changed = self._names_changed, False
         try:
             for start in {*unsynced, opened} & set(self.file_starts):
-                self.disk.sync_file(self._path(start))
+                self.disk.sync_file(self.path(start))
             if changed:  # the queue's and the topic's directory may be new too
                 self.disk.sync_directory(self.folder)
                 for folder in (self.folder.parent, self.folder.parent.parent):
@@ -380,37 +308,6 @@ class ConsumeQueue:
             if is_number(n) and len(n) == NAME_DIGITS and int(n) % size == 0
         ]
 
-    def strange_size(self) -> int | None:
-        """The size that the files seem to have, if it is not the one set; for foreign stores."""
-        size = self.file_entries * ENTRY_BYTES
-        for name in self.disk.names(self.folder):
-            length = self.disk.size(self.folder / name)
-            if is_number(name) and (int(name) % size or length != size):
-                return length
-        return None
-
-    def close_gaps(self, physical_offset: int) -> None:
-        """Let the files follow each other, after a crash that undid changes of names.
-
-        Entries below `physical_offset` are on the disk, so a file behind a gap that begins with
-        such a one is right and those before it are left over from a deletion. Otherwise the file
-        in the gap was not made in time, and what came later is replayed.
-        """
-        starts = self.file_starts
-        place = len(starts) - 1
-        while place > 0:
-            if starts[place] - starts[place - 1] != self.file_entries:
-                if self._is_below(starts[place], physical_offset):
-                    gone, self.file_starts = starts[:place], starts[place:]
-                    place = 0
-                else:
-                    gone, self.file_starts = starts[place:], starts[:place]
-                for start in gone:
-                    self.disk.unlink(self._path(start))
-                self.disk.sync_directory(self.folder)
-                starts = self.file_starts
-            place -= 1
-
     def warm(self) -> None:
         """Bring the page of the next entry into the page cache; may wait for the disk."""
         if self.max_offset > self.min_offset:
@@ -422,31 +319,13 @@ class ConsumeQueue:
         old = [s for s in files[: len(files) - 1] if s + self.file_entries <= offset]
         try:
             for start in old:
-                self.disk.unlink(self._path(start))
+                self.disk.unlink(self.path(start))
                 self.file_starts.remove(start)
             if old:
                 self.disk.sync_directory(self.folder)
         except OSError:
             if not self._was_renamed():  # else they are on their way out with all the others
                 raise
-
-    def drop_files_of(self, end: int) -> None:
-        """Delete files whose entries speak of records below `end`: of an earlier life of the topic.
-
-        Each file belongs to one life, and its first entry tells which; may wait for the disk.
-        """
-        old = []
-        for start in self.file_starts:
-            self.max_offset = max(self.max_offset, start + self.file_entries)
-            first = self.next_real(start, start + self.file_entries)
-            if first is not None and first[1][1] > 0 and first[1][0] < end:
-                old.append(start)
-        self.max_offset = 0
-        for start in old:
-            self.disk.unlink(self._path(start))
-            self.file_starts.remove(start)
-        if old:
-            self.disk.sync_directory(self.folder)
 
     def retire(self, folder: Path) -> None:
         """The topic is deleted, the files lie in another folder and will go (under `renaming`).
@@ -478,7 +357,8 @@ class ConsumeQueue:
         """Give back the mapping and its file handle; nothing is written any more."""
         self._close_file()
 
-    def _path(self, start: int) -> Path:
+    def path(self, start: int) -> Path:
+        """The file that begins with this entry."""
         return self.folder / segment_name(start * ENTRY_BYTES)
 
     def _close_file(self) -> None:
@@ -497,7 +377,7 @@ class ConsumeQueue:
         if not self._open_from <= offset < self._open_to:
             self._open_file(offset)
         elif offset >= self._allocated:
-            fd = self.disk.open(self._path(self._open_from))
+            fd = self.disk.open(self.path(self._open_from))
             try:
                 self._allocated = self._allocate(fd, offset)
             finally:
@@ -513,10 +393,10 @@ class ConsumeQueue:
         if end == 0:  # it rests
             return
         if following < end:
-            fd = self.disk.open(self._path(start))
+            fd = self.disk.open(self.path(start))
         else:
             start = following = end
-            fd = self.disk.create(self._path(start), self.file_entries * ENTRY_BYTES)
+            fd = self.disk.create(self.path(start), self.file_entries * ENTRY_BYTES)
         try:
             allocated = self._allocate(fd, following)
         finally:
@@ -530,7 +410,7 @@ class ConsumeQueue:
         with renaming:  # else a deletion could overlook what is made here
             if not self.gone and not self.file_starts and self.max_offset == 0:
                 self.disk.make_directory(self.folder, durable=False)
-                fd = self.disk.create(self._path(0), self.file_entries * ENTRY_BYTES)
+                fd = self.disk.create(self.path(0), self.file_entries * ENTRY_BYTES)
                 try:
                     self._allocate(fd, 0)
                 finally:
@@ -552,7 +432,7 @@ class ConsumeQueue:
         end = _FIRST_ENTRIES if offset < _FIRST_ENTRIES else begin + _STEP_ENTRIES
         end = min(end, start + self.file_entries)
         self.disk.allocate(
-            fd, (begin - start) * ENTRY_BYTES, (end - begin) * ENTRY_BYTES, self._path(start)
+            fd, (begin - start) * ENTRY_BYTES, (end - begin) * ENTRY_BYTES, self.path(start)
         )
         return end
 
@@ -560,7 +440,7 @@ class ConsumeQueue:
         """Map the file of this entry, with its blocks allocated."""
         size = self.file_entries * ENTRY_BYTES
         start = offset - offset % self.file_entries
-        path = self._path(start)
+        path = self.path(start)
         try:
             if not self.file_starts:
                 self.disk.make_directory(self.folder, durable=False)

@@ -30,6 +30,7 @@ import msgspec
 
 from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
+from penstock.store import queuefiles
 from penstock.store.awake import Awake, mapped_max
 from penstock.store.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
@@ -192,7 +193,7 @@ class Recovery:
         self.load_queues()
         for queue in self.queues.rows:
             if self.removal.end_of(queue.topic) > 0:
-                queue.drop_files_of(self.removal.end_of(queue.topic))
+                queuefiles.drop_files_of(queue, self.removal.end_of(queue.topic))
         begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
         if begin is None or (crashed and not self._cut_back(path, begin)):
             end = self._replay_all(path)
@@ -234,7 +235,7 @@ class Recovery:
         """A store of Apache's, seen for the first time: do its files have the sizes set?"""
         self.load_queues()
         for queue in self.queues.rows:
-            length = queue.strange_size()
+            length = queuefiles.strange_size(queue)
             if length is not None:
                 raise StoreRefused(
                     f"{queue.folder} has files of {length} bytes, the setting queue_file_entries "
@@ -305,9 +306,9 @@ class Recovery:
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
             self._progress("queues", done, total)
-            queue.close_gaps(beyond)
+            queuefiles.close_gaps(queue, beyond)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
-            queue.max_offset = queue.find_below(beyond)
+            queue.max_offset = queuefiles.find_below(queue, beyond)
             if not self._last_is_home(queue, queue.max_offset):
                 return None
             entry = queue.entry(queue.max_offset - 1)
@@ -358,17 +359,17 @@ class Recovery:
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
             self._progress("queues", done, total)
-            queue.close_gaps(begin)
+            queuefiles.close_gaps(queue, begin)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
             queue.max_offset = queue.min_offset
-            kept = queue.find_below(begin)
+            kept = queuefiles.find_below(queue, begin)
             queue.max_offset = max(queue.max_offset, kept)
             if begin == self.row.first or not self._last_is_home(queue, kept):
-                kept = queue.count_below(begin)
+                kept = queuefiles.count_below(queue, begin)
                 queue.max_offset = max(queue.max_offset, kept)
                 if begin > self.row.first and not self._last_is_home(queue, kept):
                     return False
-            if queue.has_data_from(kept):
+            if queuefiles.has_data_from(queue, kept):
                 queue.cut(kept)
                 path.mark_dirty(queue)
             queue.max_offset = kept

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull, StoreError
+from penstock.store import queuefiles
 from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
 from penstock.store.queuetable import QueueTable
 from tests.unit.store.conftest import WatchedDisk
@@ -110,7 +111,7 @@ def test_cut_forgets_entries_and_zeroes_their_bytes(queue: ConsumeQueue, keep: i
     assert queue.max_offset == keep
     data = b"".join((queue.folder / name).read_bytes() for name in names(queue))
     assert data[keep * ENTRY_BYTES :].strip(b"\0") == b""
-    assert not again(queue).has_data_from(keep)
+    assert not queuefiles.has_data_from(again(queue), keep)
     assert entries(queue) == [(n * SIZE, SIZE, n) for n in range(keep)]
     fill(queue, 20 - keep, 5000)
     assert queue.entry(keep) == (5000, SIZE, 0)
@@ -171,7 +172,7 @@ def test_a_gap_between_files_is_closed(
     (queue.folder / "notes.txt").touch()
     found = again(queue)
     assert found.file_starts == [0, 16]
-    found.close_gaps(durable_to)
+    queuefiles.close_gaps(found, durable_to)
     assert found.file_starts == left
 
 
@@ -298,7 +299,7 @@ def test_entries_below_a_log_offset_are_counted(queue: ConsumeQueue, good: int) 
     fill(queue, 20)
     found = again(queue)
     found.max_offset = 0
-    assert found.find_below(good * SIZE) == good
+    assert queuefiles.find_below(found, good * SIZE) == good
 
 
 def test_queues_are_found_by_topic_and_number(disk: WatchedDisk, tmp_path: Path) -> None:
