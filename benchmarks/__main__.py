@@ -3,7 +3,15 @@
 import sys
 
 import penstock
-from benchmarks import append_latency, filters, idle_memory, java_load, read_gather, send_path
+from benchmarks import (
+    append_latency,
+    filters,
+    idle_memory,
+    java_load,
+    many_queues,
+    read_gather,
+    send_path,
+)
 
 ALL = {
     "send": send_path.main,
@@ -11,6 +19,7 @@ ALL = {
     "filters": filters.main,
     "latency": append_latency.main,
     "memory": idle_memory.main,
+    "queues": many_queues.main,
     "java": java_load.main,
 }
 

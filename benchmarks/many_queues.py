@@ -33,8 +33,7 @@ began = time.perf_counter()
 now_ms = 1_700_000_000_000
 store = MessageStore(sys.argv[1], now_ms=now_ms)
 open_s = time.perf_counter() - began
-opened_kib, opened_handles = own_kib(), handles()
-sends = []
+sends, cpu = [], []
 most = 0
 record = Record()
 if sys.argv[2] != "idle":
@@ -42,8 +41,9 @@ if sys.argv[2] != "idle":
         for queue_id in range(queues):
             record.fill(b"topic-%d" % topic, b"x" * 100)
             record.queue_id = queue_id
-            at = time.perf_counter()
+            at, cpu_at = time.perf_counter(), time.thread_time()
             assert store.put(record, now_ms) == 0, store.path.fault
+            cpu.append(time.thread_time() - cpu_at)
             sends.append(time.perf_counter() - at)
             if len(sends) % 100 == 0:
                 store.settle()
@@ -57,32 +57,30 @@ for _ in range(300):
     now_ms += 1000
     store.tick(now_ms)
     store.care.finish()
-rest_s = time.perf_counter() - began
+flush_s = time.perf_counter() - began
 began = time.perf_counter()
 for row in list(store.queues.rows):
     store.max_offset(row.topic.decode(), row.queue_id)
     store.watch(row)
 watch_s = time.perf_counter() - began
 sends.sort()
+cpu.sort()
 print(json.dumps(dict(
-    open_s=open_s, opened_kib=opened_kib - before_kib, opened_handles=opened_handles,
-    handles_most=most, handles_idle=handles(), idle_kib=own_kib() - before_kib, rest_s=rest_s,
-    watch_s=watch_s,
+    open_s=open_s, handles_most=most, handles_idle=handles(), idle_kib=own_kib() - before_kib,
+    flush_s=flush_s, watch_us=1e6 * watch_s / (topics * queues),
     send_us=[1e6 * sends[int(len(sends) * p)] for p in (0.5, 0.99)] if sends else None,
-    send_all_s=sum(sends),
+    cpu_us=1e6 * cpu[len(cpu) // 2] if cpu else None,
     blocks_mb=sum(f.stat().st_blocks for f in Path(sys.argv[1], "consumequeue").rglob("0*")) / 2048,
 )))
-began = time.perf_counter()
 store.close()
-print(time.perf_counter() - began)
 """
 
 
 def main() -> None:
     code = _CHILD.format(topics=TOPICS, queues=QUEUES)
     table = Table(title=f"{TOPICS * QUEUES:,} queues, one message each")
-    columns = ("", "start s", "own MB", "handles most", "handles idle", "send µs p50", "p99",
-               "queue files MB")  # fmt: skip
+    columns = ("", "start s", "own MB", "handles most", "idle", "send µs p50", "p99", "CPU",
+               "flush s", "watch µs", "files MB")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if not column else "right")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
@@ -98,14 +96,15 @@ def main() -> None:
             if not done.stdout:
                 raise SystemExit(done.stderr)
             found = json.loads(done.stdout.splitlines()[0])
-            print(title, found)
             if step == "kill":
                 continue
             send = found["send_us"] or (0, 0)
             table.add_row(
                 title, f"{found['open_s']:.2f}", f"{found['idle_kib'] / 1024:.1f}",
                 str(found["handles_most"]), str(found["handles_idle"]),
-                f"{send[0]:.0f}", f"{send[1]:.0f}", f"{found['blocks_mb']:.0f}",
+                f"{send[0]:.0f}", f"{send[1]:.0f}", f"{found['cpu_us'] or 0:.0f}",
+                f"{found['flush_s']:.1f}", f"{found['watch_us']:.2f}",
+                f"{found['blocks_mb']:.0f}",
             )  # fmt: skip
     Console().print(table)
 

@@ -28,7 +28,8 @@ from penstock.wire.record import java_hash
 ENTRY_BYTES = 20
 ALLOCATE_BYTES = 64 * 1024
 _STEP_ENTRIES = ALLOCATE_BYTES // ENTRY_BYTES
-_FIRST_ENTRIES = 4096 // ENTRY_BYTES
+BLOCK_BYTES = 4096
+_FIRST_ENTRIES = BLOCK_BYTES // ENTRY_BYTES
 """The first step of a new queue is one block: most of very many queues hold little."""
 SCAN_ENTRIES = 500
 """How many entries are read at once where fillers are passed over."""
@@ -164,8 +165,12 @@ class ConsumeQueue:
             self.disk.truncate(fd, at)
             self.disk.truncate(fd, size)
         else:  # giving blocks back and taking them again costs ten times as much
-            length = len(self.disk.read_at(fd, ALLOCATE_BYTES, at).rstrip(b"\0"))
-            self.disk.write(fd, memoryview(bytes(length)), at)
+            data = self.disk.read_at(fd, ALLOCATE_BYTES, at)
+            for place in range(0, len(data), BLOCK_BYTES):
+                left = data[place : place + BLOCK_BYTES]
+                if left != bytes(len(left)):
+                    zeros = memoryview(bytes(len(left.rstrip(b"\0"))))
+                    self.disk.write(fd, zeros, at + place)
 
     def visible_max(self, confirmed: int) -> int:
         """One past the last entry whose record lies wholly below the confirmed log offset."""

@@ -84,7 +84,7 @@ def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
             if at < 0:
                 return False
             chunk = queue.disk.read_at(fd, ALLOCATE_BYTES, at)
-            if chunk.strip(b"\0"):
+            if chunk != bytes(len(chunk)):
                 return True
             at += len(chunk)
         return False
