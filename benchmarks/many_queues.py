@@ -1,6 +1,8 @@
 """What many queues cost: 20,000 of them with one message each, in processes of their own.
 
-Filled and left alone until they rest, opened again, written once more, and opened after a kill.
+Filled and left alone until they rest (new), opened after a clean shutdown (clean), written once
+more (wakes), and opened after they were written and the process was killed (killed). `send` is one
+message to each queue, `watch` asks for the end of a queue and waits there, `flush` syncs them all.
 """
 
 import json
@@ -79,16 +81,15 @@ store.close()
 def main() -> None:
     code = _CHILD.format(topics=TOPICS, queues=QUEUES)
     table = Table(title=f"{TOPICS * QUEUES:,} queues, one message each")
-    columns = ("", "start s", "own MB", "handles most", "idle", "send µs p50", "p99", "CPU",
-               "flush s", "watch µs", "files MB")  # fmt: skip
+    columns = ("", "start s", "own MB", "fds most", "idle", "send µs", "p99", "CPU", "flush s",
+               "watch µs", "disk MB")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if not column else "right")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         path = str(Path(folder) / "store")
         for title, step in (
-            ("new store, first messages", "first"), ("clean start, idle", "idle"),
-            ("clean start, each queue wakes", "wake"), ("written, then killed", "kill"),
-            ("start after the kill", "idle"),
+            ("new", "first"), ("clean", "idle"), ("wakes", "wake"), ("", "kill"),
+            ("killed", "idle"),
         ):  # fmt: skip
             done = subprocess.run(
                 [sys.executable, "-c", code, path, step], capture_output=True, text=True
