@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.answers import Answer, Encoded, Hold, InThread, Registered, Reply
+from penstock.broker.answers import Answer, Encoded, Hold, InThread, Registered, Reply, Routed
 from penstock.broker.broker import Broker
 from penstock.broker.command import Command
 from penstock.broker.longpoll import Held
@@ -64,8 +64,11 @@ class House:
 
     def finish(self, answer: Answer) -> Answer:
         """Do in this thread what belongs into the pool."""
-        while isinstance(answer, InThread | Registered):
-            answer = answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
+        while isinstance(answer, InThread | Registered | Routed):
+            if isinstance(answer, InThread):
+                answer = answer.then(answer.work())
+            else:
+                answer = answer.then(None) if isinstance(answer, Routed) else answer.then()
         return read_reply(answer.data) if isinstance(answer, Encoded) else answer
 
     def ask(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Reply:

@@ -19,6 +19,7 @@ from penstock.errors import BadSetting, PenstockError
 from penstock.net.peer import Peer, Sign
 from penstock.net.probe import Probe, serve_probe
 from penstock.net.registrar import Registrar
+from penstock.net.routes import Routes
 from penstock.net.server import Server
 from penstock.net.tls import Tls, outgoing_context
 from penstock.net.turn import Turn
@@ -125,6 +126,7 @@ class BrokerService:
         assert self._server is not None
         self._server.carrier.register = self._registrar.soon
         self._server.carrier.tell_names = self._registrar.tell
+        self._server.carrier.find_route = Routes(self._registrar).find
         await self._registrar.first_round()
 
     async def _start_probe(self, broker: Broker) -> None:

@@ -24,6 +24,7 @@ from penstock.broker.answers import (
     Registered,
     Relay,
     Reply,
+    Routed,
     Table,
     Tell,
     Wake,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.broker.persistence import Persistence
     from penstock.net.connection import Connection
     from penstock.net.server import Server
+    from penstock.wire.bodies import TopicRouteData
 
 log = logging.getLogger(__name__)
 
@@ -82,6 +84,8 @@ class Carrier:
         self.register = register
         self.tell_names: Callable[[tuple[str, ...], int], asyncio.Future[None]] | None = None
         """Tells the NameServers of topics until a deadline; without it nobody is to be told."""
+        self.find_route: Callable[[str], asyncio.Future[TopicRouteData | None]] | None = None
+        """Asks the NameServers for a topic's route; never fails."""
         self._asked: dict[tuple[int, int], _Asked] = {}
         self._deadlines: list[tuple[int, int, tuple[int, int]]] = []
         self._opaque = 0
@@ -107,6 +111,8 @@ class Carrier:
             self._server.send_flushed(ticket.connection, answer)
         elif isinstance(answer, Registered):
             self._register(ticket, answer)
+        elif isinstance(answer, Routed):
+            self._route(ticket, answer)
         else:
             self._relay(ticket, answer)
 
@@ -154,6 +160,22 @@ class Carrier:
     def _registered(self, ticket: Ticket, answer: Registered) -> None:
         ticket.connection.adjust_work(-1)
         self.carry(ticket, self._safely(answer.then))
+        self._server.after_work()
+
+    def _route(self, ticket: Ticket, answer: Routed) -> None:
+        if self.find_route is None:
+            self.carry(ticket, self._safely(lambda: answer.then(None)))
+            return
+        ticket.connection.adjust_work(1)
+        found = self.find_route(answer.topic)
+        found.add_done_callback(lambda done: self._routed(ticket, answer, done))
+
+    def _routed(
+        self, ticket: Ticket, answer: Routed, done: asyncio.Future[TopicRouteData | None]
+    ) -> None:
+        ticket.connection.adjust_work(-1)
+        route = None if done.cancelled() else done.result()
+        self.carry(ticket, self._safely(lambda: answer.then(route)))
         self._server.after_work()
 
     def _safely(self, make: Callable[[], Answer]) -> Answer:
