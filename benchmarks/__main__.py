@@ -3,7 +3,15 @@
 import sys
 
 import penstock
-from benchmarks import append_latency, filters, idle_memory, java_load, read_gather, send_path
+from benchmarks import (
+    append_latency,
+    filters,
+    idle_memory,
+    java_load,
+    read_gather,
+    send_path,
+    timers,
+)
 
 ALL = {
     "send": send_path.main,
@@ -12,6 +20,7 @@ ALL = {
     "latency": append_latency.main,
     "memory": idle_memory.main,
     "java": java_load.main,
+    "timers": timers.main,
 }
 
 

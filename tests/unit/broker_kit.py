@@ -29,12 +29,14 @@ BORN = bytes([10, 1, 2, 3]) + (54321).to_bytes(4, "big")
 class House:
     """A broker, and a client that talks to it."""
 
-    def __init__(self, root: Path, settings: Settings | None = None) -> None:
-        self.now_ms = NOW_MS
+    def __init__(
+        self, root: Path, settings: Settings | None = None, *, now_ms: int = NOW_MS
+    ) -> None:
+        self.now_ms = now_ms
         self.live = Live(settings or Settings(store=small_config(sync_flush=False)))
         store_config = self.live.current.store
-        self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=NOW_MS)
-        self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, NOW_MS)
+        self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=now_ms)
+        self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)
         self.parts = self.broker.parts
         self.turn = Turn(self.broker, self.store.path, self.broker.send, self.broker.pull)
         self.held: list[Hold] = []

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from penstock.broker.longpoll import Line
     from penstock.store.consumequeue import ConsumeQueue
     from penstock.wire.bodies import TopicRouteData
 
@@ -48,12 +49,15 @@ class InThread:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Long polling. `again(last)` is called when `queue` has got messages, and with `last` true at
-    the deadline; it answers a Reply, or another Hold to go on waiting (never after `last`)."""
+    """Long polling. `again(last)` is called when `queue` has got messages (or, for the first of a
+    line, one of its queues), and with `last` true at the deadline; it answers a Reply, or another
+    Hold to go on waiting (never after `last`). `heard` is how often a line had been called when
+    this was decided: if it was since, the request is tried again at once."""
 
-    queue: ConsumeQueue
+    queue: ConsumeQueue | Line
     deadline_ms: int
     again: Callable[[bool], Answer]
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True)

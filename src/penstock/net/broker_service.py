@@ -123,6 +123,9 @@ class BrokerService:
             sign=_signer(broker),
             ssl=outgoing_context(self.settings.current.tls),
         )  # fmt: skip
+        self._registrar.take_order_config = lambda config: broker.parts.topics.mark_ordered(
+            config, LoopClock().now_ms()
+        )
         assert self._server is not None
         self._server.carrier.register = self._registrar.soon
         self._server.carrier.tell_names = self._registrar.tell

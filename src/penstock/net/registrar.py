@@ -81,6 +81,8 @@ class Registrar:
         self._tired = False  # the last change that waited for NameServers waited in vain
         self.order_config: dict[str, str] = {}
         """Topic → `broker:queues;…` of ordered topics, as the NameServers told it last."""
+        self.take_order_config: Callable[[Mapping[str, str]], None] = lambda config: None
+        """Is told of it each time."""
         self.master_address = ""
         self.master_ha_address = ""
         """Where this broker's master is, if it is a slave and a NameServer knows it."""
@@ -227,6 +229,8 @@ class Registrar:
                 self.order_config = fastjson.decode(answer.body, KVTable).table
             except BodyError as error:
                 log.warning("the order config of a NameServer can't be read: %s", error)
+            else:
+                self.take_order_config(self.order_config)
 
 
 class _Link:
