@@ -221,8 +221,11 @@ def test_what_a_committed_message_looks_like(
     }  # fmt: skip
     assert "REAL_TOPIC" not in first["properties"]
     assert "DELAY" not in second["properties"]
-    # The third one was committed by the copy that the check had made of its half.
-    assert third["prepared_offset"] > offset_of(lines[2])
+    # The third one was committed by the answer to a check; Apache names the copy that it made.
+    if houses.APACHE:
+        assert third["prepared_offset"] > offset_of(lines[2])
+    else:
+        assert third["prepared_offset"] == offset_of(lines[2])
     assert third["properties"]["TRANSACTION_CHECK_TIMES"] == "1"
     names = set(third["properties"]) - set(second["properties"])
     assert names - {"TRAN_PREPARED_QUEUE_OFFSET"} == {"TRANSACTION_CHECK_TIMES"}

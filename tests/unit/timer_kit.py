@@ -12,7 +12,8 @@ from penstock.store.disk import Disk
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import StoredMessage, decode_messages
 from tests.store_kit import small_config
-from tests.unit.broker_kit import House, PlainDisk
+from tests.unit.admin_kit import PlainDisk
+from tests.unit.broker_kit import House
 
 TIMER = "rmq_sys_wheel_timer"
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000

@@ -68,8 +68,6 @@ class Endings:
         for name in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID):  # as Apache stores it
             properties.pop(name, None)
         sys_flag = copies.stored.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT
-        for name in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID):
-            del properties[name]  # it is there now
         topic = queue.topic.decode()
         detour = parts.detours.wait(topic, queue.queue_id, properties, sys_flag, now_ms)
         if detour is not None:

@@ -22,7 +22,14 @@ from penstock.broker.timerfigures import BOUNDS_S, TimerFigures
 from penstock.broker.timermetrics import add_timer_metrics
 from penstock.broker.timernear import NEVER, Near
 from penstock.broker.timing import asked_ms, due_of, key_of, slot_of
-from penstock.errors import MessageIllegal, NotWriteable, PenstockError, StoreDamaged, WriteStopped
+from penstock.errors import (
+    MessageIllegal,
+    NotWriteable,
+    PenstockError,
+    ReadFailed,
+    StoreDamaged,
+    WriteStopped,
+)
 from penstock.metrics import Registry
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.pick import GONE
@@ -51,6 +58,7 @@ TICK_BYTES_MAX: Final = 1024 * 1024
 """Messages delivered before others have their turn."""
 RETRY_MS: Final = 100
 """After a store that refused."""
+READ_AGAIN_MS: Final = 1000
 POLL_MS: Final = 5
 IDLE_NOTE_MS: Final = 60_000
 """How often it is noted that nothing was due."""
@@ -171,18 +179,23 @@ class Timers:
     def tick(self, now_ms: int) -> None:
         """Take new messages into the timer, deliver what is due, note how far that is."""
         self._due_ms, self._now_ms = NEVER, now_ms
+        try:
+            self._turn(now_ms)
+        except StoreDamaged as error:
+            self._rebuild(error, now_ms)
+        except (OSError, ReadFailed) as error:
+            log.error("the timer can't read: %s", error)
+            self._want(now_ms + READ_AGAIN_MS)
+        self.figures.tick(now_ms)
+
+    def _turn(self, now_ms: int) -> None:
         self.feed.tick(now_ms)
         self._want(self.feed.due_ms)
         if self.feed.caught_up:  # a recall among the last messages counts
-            try:
-                self.near.load(now_ms)
-            except StoreDamaged as error:
-                self._rebuild(error, now_ms)
-                return
+            self.near.load(now_ms)
             self._deliver(now_ms)
             self._want(self.near.due_ms)
         self._note_progress(now_ms)
-        self.figures.tick(now_ms)
 
     def _want(self, ms: int) -> None:
         self._due_ms = min(self._due_ms, ms)

@@ -5,7 +5,6 @@ messages of the next moments if they are not in memory anyhow. Neither is waited
 what the disk has to bring is read by the pool.
 """
 
-import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
@@ -19,8 +18,6 @@ from penstock.store.timerlog import NOWHERE
 from penstock.store.timerstore import TimerStore
 from penstock.wire.message import decode_properties
 from penstock.wire.record import RECORD, StoredRecord, java_hash
-
-log = logging.getLogger(__name__)
 
 AHEAD_MS: Final = 1_500
 """Longer than the server sleeps at most."""
@@ -246,12 +243,7 @@ class Near:
                 self.due_ms = now_ms + POLL_MS
                 return False
             done, self._job = self._job, None
-            try:
-                done.result()()
-            except OSError as error:
-                log.error("the timer can't read: %s", error)
-                self.due_ms = now_ms + POLL_MS
-                return False
+            done.result()()
         return True
 
     def wait(self) -> None:

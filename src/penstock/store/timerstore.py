@@ -44,6 +44,8 @@ log = logging.getLogger(__name__)
 
 CHECK_BYTES: Final = 4096
 BACKUP_MS: Final = 60_000
+_SPREAD: Final = 8
+"""Messages roll on within this part of the window."""
 _OURS: Final = struct.Struct(">8s8q")
 _CRC: Final = struct.Struct(">I")
 _OURS_AT: Final = 64
@@ -88,6 +90,7 @@ class TimerStore:
         self.clean = True
         self._version = DataVersion()
         self._backed_ms = 0
+        self._rolls = 0
         self._rounded: tuple[int, Progress | None, bool] = (0, None, False)
 
     # --- slots
@@ -103,13 +106,19 @@ class TimerStore:
         roll = far_ms >= window_ms
         if roll:
             ahead_ms = window_ms if far_ms - window_ms >= window_ms // 3 else window_ms // 2
-            slot_ms = now_slot_ms + self.slot_of(ahead_ms)
+            slot_ms = now_slot_ms + self.slot_of(ahead_ms - self._spread(window_ms))
         last_ms = (
             read_ms + (self.wheel.slots - SPARE_SLOTS) * precision
         )  # the wheel has not turned further
         if slot_ms > last_ms:
             slot_ms, roll = last_ms, True
         return max(slot_ms, read_ms), roll
+
+    def _spread(self, window_ms: int) -> int:
+        """So much earlier: what was sent in one go must not have to be stored again in one go."""
+        slots = max(window_ms // _SPREAD // self.precision_ms, 1)
+        self._rolls = (self._rolls + 1) % slots
+        return (slots - 1 - self._rolls) * self.precision_ms
 
     def add(
         self, slot_ms: int, now_ms: int, *, offset: int, size: int, topic_hash: int, due_ms: int,
