@@ -11,6 +11,7 @@ from benchmarks import (
     many_queues,
     read_gather,
     send_path,
+    timers,
 )
 
 ALL = {
@@ -21,6 +22,7 @@ ALL = {
     "memory": idle_memory.main,
     "queues": many_queues.main,
     "java": java_load.main,
+    "timers": timers.main,
 }
 
 

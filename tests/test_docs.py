@@ -7,7 +7,6 @@ import click
 import pytest
 
 from penstock.broker.admin.settings import ABSENT
-from penstock.broker.router import LATER
 from penstock.cli.main import COMMANDS, cli
 from penstock.config.doc import settings_of
 from penstock.config.settings import TABLES
@@ -109,8 +108,6 @@ def test_the_brokers_requests_are_on_its_page(tmp_path: Path) -> None:
     assert refused <= rows
     assert codes_in("broker.md", "### Served") == (rows | on_the_hot_path) - refused
     assert codes_in("broker.md", "### Refused for good") == refused
-    assert codes_in("broker.md", "### Not served yet") == {code.name for code in LATER}
-    assert not rows & {code.name for code in LATER}
 
 
 def test_the_nameservers_requests_are_on_its_page() -> None:

@@ -230,11 +230,32 @@ class InvalidParameter(Refused):
     hint = "mend the request; sending it again does not help"
 
 
+class TransactionCommitted(Refused):
+    """A transaction that is to be rolled back was committed before."""
+
+    code = 200  # TRANSACTION_SHOULD_COMMIT
+    hint = "its message is with its consumers; nothing was changed"
+
+
+class TransactionRolledBack(Refused):
+    """A transaction that is to be committed was rolled back before."""
+
+    code = 201  # TRANSACTION_SHOULD_ROLLBACK
+    hint = "send its message anew; nothing was changed"
+
+
 class ConsumerNotOnline(Refused):
     """No consumer of the group is connected."""
 
     code = 206  # CONSUMER_NOT_ONLINE
     hint = "start a consumer of the group first"
+
+
+class TransactionTooLate(Refused):
+    """A half that asks for a time of peace is to be ended after it, and not by an answer."""
+
+    code = 604  # ILLEGAL_OPERATION
+    hint = "its producer is asked about it: answer that"
 
 
 # --- certificates --------------------------------------------------------------------------------

@@ -38,6 +38,10 @@ def apache_house(folder: Path, *, access: bool) -> Iterator[House]:
         "authenticationEnabled": access,
         "authorizationEnabled": access,
         "timerWheelEnable": True,
+        "timerMaxDelaySec": 40 * 24 * 3600,
+        "recallMessageEnable": True,
+        "transactionCheckMax": 5,
+        "enablePropertyFilter": True,
         "traceTopicEnable": True,
     }
     for area in ("authentication", "authorization"):

@@ -13,6 +13,11 @@ RATES = r".*TPS.*|Orders \S+ \d+ .*"
 """Messages per second depend on when the sampling starts."""
 PROGRESS = RATES + "|%RETRY%.*"
 """And a client commits its place in the empty retry topic when it likes."""
+PLACE = "CommitLog Offset: .*|MessageTrack .*"
+"""How much the log has before it depends on the sizes of traces; who is not online is told in each
+server's own words."""
+INDEXED = "ID .*"
+"""So do the places that keys lead to."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +57,10 @@ def produce(name: str, queue: int, body: str, keys: str, tag: str) -> Step:
 
 SERVERS = (
     step("clusterList", "DefaultCluster broker-a 0 BROKER V5_4_0 0.00(0,0ms) 0.00(0,0ms|0,0ms) "
-         "0-0(0.0w, 0.0, 0.0) 0 … true",
-         varies=".*"),  # hours since the first message, of which there is none, and the disk's use
+         "…-0(0.0w, 0.0, 0.0) 0 … true",
+         # Seconds behind the second now under way, hours since the first message, of which there is
+         # none, and the disk's use.
+         varies=".*"),
     step("clusterList -m", "DefaultCluster broker-a 0 0 0 0"),
     *(
         step(f"brokerStatus {where}", f"{mark}brokerActive : true",
@@ -62,7 +69,7 @@ SERVERS = (
              # The disk's figures, the time; ours says its own version besides. Of an empty store
              # Apache says that it begins at -1, and of puts that there was one.
              varies=".*(commitLogDi|consumeQueueDiskRatio|runtime|EntireTimeMax|commitLogMinOffset"
-                    "|putMessageTimesTotal|penstockVersion).*")
+                    "|putMessageTimesTotal|penstockVersion|timerReadBehind).*")
         for where, mark in (("-b {broker}", ""), ("-c {cluster}", "BROKER "))
     ),
     step("topicList", "TBW102", "SELF_TEST_TOPIC", "broker-a", "DefaultCluster", "BenchmarkTest",
@@ -314,6 +321,81 @@ USERS = (
     step("listUser -b {broker}", absent=("alice …",)),
 )  # fmt: skip
 
+TRACES = (
+    step("updateTopic -c {cluster} -t Kinds -r 1 -w 1", "create topic to BROKER success."),
+    step("+trace tracers Kinds traced", save="traced"),
+    step("+consume watchers Kinds * TRACED"),
+    step("+consumed watchers 1"),
+    step("queryMsgTraceById -i {traced0}", "Pub tracers 127.0.0.1 TIME …ms success",
+         "Sub watchers 127.0.0.1 TIME …ms success", again=True, varies="(Pub|Sub) .*"),
+    step("queryMsgTraceById -i 7F0000010000000000000000FFFFFFFF", code=208),
+    step("queryMsgByKey -t RMQ_SYS_TRACE_TOPIC -k traced", "ID 0 0 …", "ID 0 1 …", varies=INDEXED),
+    step("+leave watchers"),
+)  # fmt: skip
+
+TRANSACTIONS = (
+    step("+transact banks Kinds good COMMIT_MESSAGE", save="good"),
+    step("+transact banks Kinds bad ROLLBACK_MESSAGE", save="bad"),
+    # A producer does not wait for the end of its transaction.
+    step("topicStatus -t Kinds", "broker-a 0 0 2 TIME", again=True, varies=RATES),
+    step("topicStatus -t RMQ_SYS_TRANS_HALF_TOPIC", "broker-a 0 0 2 TIME", varies=RATES),
+    step("topicRoute -l -t RMQ_SYS_TRANS_HALF_TOPIC",
+         "DefaultCluster broker-a {0=BROKER} 1 1 6"),
+    step("queryMsgByUniqueKey -t Kinds -i {good0}", "Keys: [good]", "Queue Offset: 1",
+         "System Flag: 8", "Properties: {… PGROUP=banks, … TRAN_MSG=true, …}", varies=PLACE),
+    step("queryMsgByUniqueKey -t Kinds -i {bad0}", code=208),
+    step("queryMsgByKey -t Kinds -k good", "ID 0 1 …", varies=INDEXED),
+    step("queryMsgByKey -t Kinds -k bad", code=208),
+    step("queryMsgByKey -t RMQ_SYS_TRANS_HALF_TOPIC -k bad", "ID 0 1 …", varies=INDEXED),
+    step("producerConnection -g banks -t Kinds", "0001 CLIENT@banks ADDRESS JAVA V5_4_0"),
+)  # fmt: skip
+
+TIMERS = (
+    step("+delay clocks Kinds later 600000", save="later"),
+    step("+delay clocks Kinds soon 1500", save="soon"),
+    step("topicStatus -t rmq_sys_wheel_timer", "broker-a 0 0 2 TIME", varies=RATES),
+    step("topicStatus -t Kinds", "broker-a 0 0 3 TIME", again=True, varies=RATES),
+    step("queryMsgByUniqueKey -t Kinds -i {soon0}", "Keys: [soon]", "Queue Offset: 2",
+         "Properties: {TIMER_OUT_MS=MS, … TIMER_ENQUEUE_MS=MS, … TIMER_DEQUEUE_MS=MS, "
+         "REAL_TOPIC=Kinds, REAL_QID=0}", varies=PLACE),
+    step("queryMsgByUniqueKey -t Kinds -i {later0}", code=208),
+    step("queryMsgByUniqueKey -t rmq_sys_wheel_timer -i {later0}", "Keys: [later]",
+         "Queue Offset: 0", "Properties: {TIMER_OUT_MS=MS, … REAL_TOPIC=Kinds, REAL_QID=0}",
+         varies=PLACE),
+    step("queryMsgByKey -t rmq_sys_wheel_timer -k later", "ID 0 0 …", varies=INDEXED),
+    step("brokerStatus -b {broker}", "timerReadBehind : 0", "timerOffsetBehind : 0",
+         "timerCongestNum : …", "timerEnqueueTps : …", "timerDequeueTps : …", again=True,
+         varies=".*"),
+)  # fmt: skip
+
+POPS = (
+    step("updateTopic -c {cluster} -t Pops -r 2 -w 2", "create topic to BROKER success."),
+    step("sendMessage -t Pops -p one -b broker-a -i 0", "broker-a 0 SEND_OK ID"),
+    step("sendMessage -t Pops -p two -b broker-a -i 1", "broker-a 1 SEND_OK ID"),
+    step("setConsumeMode -b {broker} -t Pops -g poppers -m POP -q 2",
+         "set consume mode to BROKER success.",
+         "topic[Pops] group[poppers] consume mode[POP] popShareQueueNum[2]"),
+    step("setConsumeMode -c {cluster} -t Pops -g poppers -m POP",
+         "set consume mode to BROKER success.",
+         "topic[Pops] group[poppers] consume mode[POP] popShareQueueNum[0]"),
+    step("setConsumeMode -b {broker} -t Pops -g pullers -m PULL",
+         "topic[Pops] group[pullers] consume mode[PULL] popShareQueueNum[0]"),
+    step("setConsumeMode -b {broker} -t %RETRY%poppers -g poppers -m POP", code=16),
+    step("setConsumeMode -b {broker} -t Missing -g poppers -m POP", code=17),
+    step("+consume poppers Pops * POP"),
+    step("+consumed poppers 2"),
+    step("consumerProgress -g poppers", "Pops broker-a 0 1 1 0 0 TIME",
+         "Pops broker-a 1 1 1 0 0 TIME", "Consume Diff Total: 0", "Consume Inflight Total: 0",
+         again=True, varies=PROGRESS),
+    step("consumerProgress", "poppers 1 V5_4_0 PUSH CLUSTERING 0 0"),
+    step("consumerConnection -g poppers", "CLIENT@poppers ADDRESS JAVA V5_4_0", "Pops *",
+         "%RETRY%poppers *", "ConsumeType: CONSUME_PASSIVELY"),
+    step("consumerStatus -g poppers", "1 CLIENT@poppers V5_4_0 MS/CLIENT@poppers", "Rebalance OK"),
+    step("brokerConsumeStats -b {broker}", "Pops poppers broker-a 0 1 1 0 TIME",
+         varies="Orders .*|Kinds .*|%RETRY%.*|RMQ_SYS_TRANS.*|Diff Total.*"),
+    step("+leave poppers"),
+)  # fmt: skip
+
 REMOVALS = (
     step("deleteSubGroup -c {cluster} -g buyers -r true",
          "delete subscription group [buyers] from broker [BROKER] in cluster [DefaultCluster] "
@@ -370,5 +452,5 @@ GUARDED = (
 """In a house with access control: as whom the tool signs decides."""
 
 TOUR = (*SERVERS, *TOPICS, *MESSAGES, *GROUPS, *CLIENTS, *RESETS, *BROKER, *NAMESERVER, *USERS,
-        *REMOVALS)  # fmt: skip
+        *TRACES, *TRANSACTIONS, *TIMERS, *POPS, *REMOVALS)  # fmt: skip
 """One after the other, in a fresh house."""

@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -115,7 +115,10 @@ def test_registers_as_apache_does_and_leaves_at_stop() -> None:
         async with serving(names.serve) as server:
             topics = Topics("a", "b")
             async with registrar_at(server.address, topics=topics, id=1, cluster="C") as registrar:
+                taken: list[Mapping[str, str]] = []
+                registrar.take_order_config = taken.append
                 assert await registrar.first_round()
+                assert taken == [{"orders": "broker-a:8"}]
                 frame = names.frames[0]
                 assert frame.ext == {
                     "brokerName": "broker-a", "brokerAddr": "10.0.0.7:10911", "clusterName": "C",

@@ -22,6 +22,7 @@ from penstock.broker.parts import Parts
 from penstock.broker.persistence import Persistence
 from penstock.broker.router import Router, refusal
 from penstock.broker.stats import Stats
+from penstock.broker.timer import Timers
 from penstock.broker.topics import Topics
 from penstock.broker.users import AccessTable
 from penstock.config import Live, Settings
@@ -111,6 +112,7 @@ class Bench:
             stats=self.stats, access=Access(self.live, AccessTable(), self.outbox),
             outbox=self.outbox, address=ADDRESS, started_ms=NOW_MS,
         )  # fmt: skip
+        self.parts.timers = Timers(self.parts)
 
     # --- what is there
 

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.answers import Answer, Encoded, Hold, InThread, Registered, Reply
+from penstock.broker.answers import Answer, Encoded, Hold, InThread, Registered, Reply, Routed
 from penstock.broker.broker import Broker
 from penstock.broker.command import Command
 from penstock.broker.longpoll import Held
@@ -29,12 +29,14 @@ BORN = bytes([10, 1, 2, 3]) + (54321).to_bytes(4, "big")
 class House:
     """A broker, and a client that talks to it."""
 
-    def __init__(self, root: Path, settings: Settings | None = None) -> None:
-        self.now_ms = NOW_MS
+    def __init__(
+        self, root: Path, settings: Settings | None = None, *, now_ms: int = NOW_MS
+    ) -> None:
+        self.now_ms = now_ms
         self.live = Live(settings or Settings(store=small_config(sync_flush=False)))
         store_config = self.live.current.store
-        self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=NOW_MS)
-        self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, NOW_MS)
+        self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=now_ms)
+        self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)
         self.parts = self.broker.parts
         self.turn = Turn(self.broker, self.store.path, self.broker.send, self.broker.pull)
         self.held: list[Hold] = []
@@ -64,8 +66,11 @@ class House:
 
     def finish(self, answer: Answer) -> Answer:
         """Do in this thread what belongs into the pool."""
-        while isinstance(answer, InThread | Registered):
-            answer = answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
+        while isinstance(answer, InThread | Registered | Routed):
+            if isinstance(answer, InThread):
+                answer = answer.then(answer.work())
+            else:
+                answer = answer.then(None) if isinstance(answer, Routed) else answer.then()
         return read_reply(answer.data) if isinstance(answer, Encoded) else answer
 
     def ask(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Reply:

@@ -15,6 +15,7 @@ from penstock.broker.groups import Groups
 from penstock.broker.offsets import Offsets
 from penstock.broker.ordering import QueueLocks
 from penstock.broker.parts import Parts
+from penstock.broker.persistence import Persistence
 from penstock.broker.router import Router, refusal
 from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
@@ -88,6 +89,7 @@ class Bench:
                 settings=self.live, store=self.store, topics=self.topics, groups=self.groups,
                 offsets=self.offsets, clients=self.clients, locks=self.locks, outbox=self.outbox,
                 filters=Filters(),
+                persistence=Persistence(self.store.disk, self.store.layout.root),
             ),
         )  # fmt: skip
         self.router = Router([])

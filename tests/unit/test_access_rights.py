@@ -58,6 +58,7 @@ CODE = RequestCode
         (CODE.UNREGISTER_CLIENT, {"clientID": "c", "producerGroup": "p"}, {"Any *"}),
         (CODE.END_TRANSACTION, {"topic": "t"}, {"Pub Topic:t"}),
         (CODE.END_TRANSACTION, {}, {"Pub *"}),
+        (CODE.END_TRANSACTION, {"topic": "RMQ_SYS_TRANS_HALF_TOPIC"}, {"Pub *"}),
         (CODE.GET_MAX_OFFSET, {"topic": "t"}, {"Get Topic:t"}),
         (CODE.VIEW_MESSAGE_BY_ID, {"offset": "1"}, {"Get Topic:*"}),
         (CODE.UPDATE_AND_CREATE_TOPIC, {"topic": "t"}, {"Create Topic:t"}),

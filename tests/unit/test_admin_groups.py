@@ -22,7 +22,7 @@ from tests.unit.store.conftest import NOW_MS
 from tests.unit.topic_kit import TopicKit, topic_kit
 
 CREATE, CREATE_LIST, DELETE, GET, FORBID, GET_ALL = 200, 225, 207, 352, 353, 201
-OFFSETS, DELAYS, MODES = 43, 45, 402
+OFFSETS, DELAYS = 43, 45
 INVALID = ResponseCode.INVALID_PARAMETER
 
 
@@ -157,7 +157,7 @@ def test_groups_are_told_wholly_or_in_pages(kit: TopicKit) -> None:
     assert sorted(page.subscription_group_table) == names[:9]
 
 
-def test_slaves_get_offsets_delay_offsets_and_modes(kit: TopicKit) -> None:
+def test_slaves_get_offsets_and_delay_offsets(kit: TopicKit) -> None:
     kit.offsets.commit("coupons", "t", 3, 7, NOW_MS)
     told = fastjson.decode(kit.ask(OFFSETS).body, ConsumerOffsetSerializeWrapper)
     assert told.offset_table == {"t@coupons": {3: 7}}
@@ -166,4 +166,3 @@ def test_slaves_get_offsets_delay_offsets_and_modes(kit: TopicKit) -> None:
     kit.delay.table.commit(4, 12, NOW_MS)
     told_delays = fastjson.decode(kit.ask(DELAYS).body, DelayOffsetSerializeWrapper)
     assert told_delays.offset_table == {4: 12}
-    assert kit.ask(MODES).body == b'{"messageRequestModeMap":{}}'

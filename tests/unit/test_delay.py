@@ -123,8 +123,6 @@ def test_a_level_counts_more_than_a_timer(home: House) -> None:
     assert park(home, 1, properties={"TIMER_DELAY_SEC": "5", "TIMER_DELIVER_MS": "7"}).code == 0
     (parked,) = stored(home, SCHEDULE, 0)
     assert not [name for name in parked.properties if name.startswith("TIMER")]
-    assert home.send(properties={"TIMER_DELAY_SEC": "5"}).code == 13
-    assert home.send(properties={"TRAN_MSG": "true", "DELAY": "3"}).code == 13
 
 
 def test_a_send_that_makes_its_topic_announces_that_topic(home: House) -> None:

@@ -134,6 +134,7 @@ def fake_broker() -> Any:
         send=SimpleNamespace(sent=8, refused=2),
         retry=SimpleNamespace(dead={("pay", "orders"): 2}),
         pop=SimpleNamespace(add_metrics=lambda registry: None),
+        replies=SimpleNamespace(add_metrics=lambda registry: None),
         router=SimpleNamespace(refusals={"NoPermission": 3}),
     )
 

@@ -2,15 +2,23 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, rule
 
+from penstock.broker.answers import InThread, Persist, Register
+from penstock.broker.command import Command
 from penstock.broker.locking import LockingHandlers
 from penstock.broker.ordering import QueueLocks
 from penstock.config import Live
+from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from tests.unit.membership_kit import NOW_MS, Bench, change, make_bench, settings
+from tests.unit.store.conftest import WatchedDisk
 
 LEASE_MS = 60_000
 Q0, Q1, Q2 = (MessageQueue("T", "broker-a", n) for n in range(3))
@@ -68,6 +76,136 @@ def test_locks_of_those_who_never_come_back_are_forgotten(locks: QueueLocks) -> 
     assert locks._groups == {}
 
 
+def test_a_lease_does_not_last_longer_when_the_clock_is_set_back(locks: QueueLocks) -> None:
+    back_ms = NOW_MS - 3_600_000
+    locks.lock("g", "gone", [Q0], NOW_MS)
+    locks.lock("g", "mine", [Q1], NOW_MS)
+    assert locks.lock("g", "you", [Q0, Q1], back_ms) == []
+    assert locks.lock("g", "mine", [Q1], back_ms + 1) == [Q1]
+    assert locks.lock("g", "you", [Q0, Q1], back_ms + LEASE_MS) == []
+    assert locks.lock("g", "you", [Q0, Q1], back_ms + LEASE_MS + 1) == [Q0]
+
+
+class LockHistory(RuleBasedStateMachine):
+    """Clients take, renew and give back queues while time passes and the broker dies; a client
+    counts itself the owner for a lease after its last lock, as Java's do for half of one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.live = settings()
+        self.locks = QueueLocks(self.live)
+        self.file = self.locks.snapshot()
+        self.now_ms = self.started_ms = NOW_MS
+        self.owners: dict[MessageQueue, tuple[str, int]] = {}
+
+    clients = st.sampled_from(["a", "b", "c"])
+    queues = st.lists(st.sampled_from([Q0, Q1, Q2]))
+
+    @rule(client=clients, queues=queues)
+    def lock(self, client: str, queues: list[MessageQueue]) -> None:
+        before = self.locks.grants
+        got = self.locks.lock("g", client, queues, self.now_ms)
+        if self.locks.grants > before:
+            self.file = self.locks.snapshot()  # as LockingHandlers does before it answers
+        for queue in queues:
+            owner, until_ms = self.owners.get(queue, (client, 0))
+            if queue in got:
+                assert owner == client or self.now_ms > until_ms
+                self.owners[queue] = (client, self.now_ms + LEASE_MS)
+            else:
+                # After a start a lease may last longer than its owner knows.
+                assert owner != client
+                assert self.now_ms <= max(until_ms, self.started_ms + LEASE_MS)
+
+    @rule(client=clients, queues=queues)
+    def unlock(self, client: str, queues: list[MessageQueue]) -> None:
+        self.locks.unlock("g", client, queues)
+        self.file = self.locks.snapshot()
+        for queue in queues:
+            if self.owners.get(queue, ("", 0))[0] == client:
+                del self.owners[queue]
+
+    @rule(ms=st.integers(0, 4_000))
+    def let_time_pass(self, ms: int) -> None:
+        """As little as lies between two looks of the broker for what it must write."""
+        self.now_ms += ms
+        if self.locks.dirty:
+            self.file = self.locks.snapshot()
+
+    @rule(ms=st.integers(0, 2 * LEASE_MS))
+    def let_the_broker_die(self, ms: int) -> None:
+        self.locks = load(self.live, self.file, self.now_ms + ms)
+        self.now_ms += ms
+        self.started_ms = self.now_ms
+
+
+TestLockHistory = LockHistory.TestCase
+
+
+# --- the file
+
+
+def load(live: Live, data: bytes, now_ms: int) -> QueueLocks:
+    """The locks of a broker that starts with this file."""
+    locks = QueueLocks(live)
+    locks.load(cast(ConfigFile, SimpleNamespace(load=lambda parse: parse(data))), now_ms)
+    return locks
+
+
+def test_locks_outlive_the_broker(locks: QueueLocks, live: Live) -> None:
+    locks.lock("g", "me", [Q0, Q1], NOW_MS)
+    assert locks.dirty
+    again = load(live, locks.snapshot(), NOW_MS + 5_000)
+    assert not locks.dirty
+    assert again.lock("g", "you", [Q0, Q2], NOW_MS + 5_000) == [Q2]
+    assert again.lock("g", "me", [Q0], NOW_MS + LEASE_MS) == [Q0]
+    # What nobody renews any more passes on: a lease after the start at the latest.
+    assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS + 5_000 + 1) == [Q1]
+
+
+def test_leases_that_ended_while_the_broker_was_down_are_over(
+    locks: QueueLocks, live: Live
+) -> None:
+    locks.lock("g", "me", [Q0], NOW_MS)
+    again = load(live, locks.snapshot(), NOW_MS + 2 * LEASE_MS)
+    assert again._groups == {}
+
+
+def test_the_file_follows_renewals(locks: QueueLocks, live: Live) -> None:
+    locks.lock("g", "me", [Q0], NOW_MS)
+    for ms in range(0, 10 * LEASE_MS, 10_000):
+        locks.lock("g", "me", [Q0], NOW_MS + ms)
+        if locks.dirty:
+            data = locks.snapshot()
+    dead_ms = NOW_MS + ms
+    again = load(live, data, dead_ms + LEASE_MS)
+    assert again.lock("g", "you", [Q0], dead_ms + LEASE_MS) == []
+
+
+def test_a_renewal_waits_for_a_file_that_is_far_behind(locks: QueueLocks, live: Live) -> None:
+    locks.lock("g", "me", [Q0], NOW_MS)
+    data = locks.snapshot()
+    grants = locks.grants
+    locks.lock("g", "me", [Q0], NOW_MS + LEASE_MS // 2)
+    assert locks.grants == grants
+    assert locks.dirty
+    again = load(live, data, NOW_MS + LEASE_MS)
+    again.lock("g", "me", [Q0], NOW_MS + LEASE_MS)
+    assert again.grants == 1
+    once_more = load(live, again.snapshot(), NOW_MS + LEASE_MS + 1)
+    assert once_more.lock("g", "you", [Q0], NOW_MS + 2 * LEASE_MS) == []
+
+
+@pytest.mark.parametrize("data", [b"[", b"{}", b'{"locks":[["g","t","b",0,"me"]]}'])
+def test_a_damaged_file_is_no_reason_not_to_start(tmp_path: Path, live: Live, data: bytes) -> None:
+    disk = WatchedDisk()
+    path = tmp_path / "locks.json"
+    path.write_bytes(data)
+    locks = QueueLocks(live)
+    locks.load(ConfigFile(disk, path), NOW_MS)
+    assert locks.lock("g", "me", [Q0], NOW_MS) == [Q0]
+
+
 # --- requests
 
 
@@ -94,9 +232,41 @@ def test_lock_request_answers_what_the_client_owns(bench: Bench) -> None:
     assert bench.ask(LOCK, wanted("late", Q0)).body == b'{"lockOKMQSet":[]}'
 
 
+def test_a_new_owner_is_on_the_disk_before_it_is_told(bench: Bench) -> None:
+    command = Command(
+        LOCK, {}, wanted("me", Q0), client=1, peer="10.0.0.1:99", now_ms=NOW_MS, version=479
+    )
+    first = bench.router.handle(command)
+    renewal = bench.router.handle(command)  # while the first is being written
+    for answer in (renewal, first):
+        assert isinstance(answer, InThread)
+        answer.then(answer.work())
+        again = QueueLocks(bench.live)
+        again.load(bench.parts.persistence.file(QueueLocks.FILE), NOW_MS)
+        assert again.lock("g", "you", [Q0], NOW_MS) == []
+    assert not bench.locks.dirty
+    (bench.store.layout.root / QueueLocks.FILE).unlink()
+    bench.ask(LOCK, wanted("me", Q0))  # nothing new: nothing is written
+    assert not (bench.store.layout.root / QueueLocks.FILE).exists()
+
+
+def test_owners_are_told_also_when_the_disk_fails(bench: Bench, monkeypatch: Any) -> None:
+    def fail(path: Path, data: bytes) -> None:
+        raise OSError(28, "no space left on device")
+
+    monkeypatch.setattr(bench.store.disk, "replace", fail)
+    reply = bench.ask(LOCK, wanted("me", Q0))
+    assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
+    assert bench.locks.dirty  # to be tried again
+
+
 def test_unlock_request_gives_queues_back(bench: Bench) -> None:
     bench.ask(LOCK, wanted("me", Q0))
+    bench.outbox.take()
     assert bench.ask(UNLOCK, wanted("me", Q0)).code == 0
+    assert bench.outbox.take() == [Persist(bench.locks)]
+    assert bench.ask(UNLOCK, wanted("me", Q0)).code == 0
+    assert bench.outbox.take() == []
     reply = bench.ask(LOCK, wanted("you", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
 
@@ -131,3 +301,22 @@ def test_too_many_queues_at_once_are_refused(bench: Bench, code: int) -> None:
     assert reply.code == 29
     assert "10001 queues, the limit is 10000" in (reply.remark or "")
     assert bench.ask(code, wanted("me", *queues[:-1])).code == 0
+
+
+# --- ordered topics
+
+
+def test_topics_with_an_order_config_are_ordered(bench: Bench) -> None:
+    bench.topics.ensure("U", 1, 6, NOW_MS)
+    bench.outbox.take()
+    version = bench.topics.table.version
+    bench.topics.mark_ordered({"T": "broker-a:2", "unknown": "broker-a:1"}, NOW_MS)
+    assert [bench.topics.need(name).order for name in "TU"] == [True, False]
+    assert bench.topics.get("unknown") is None
+    assert bench.topics.table.version != version
+    assert bench.outbox.take() == [Persist(bench.topics.table), Register()]
+    # Each registration tells it again, and a config may be gone: nothing changes.
+    bench.topics.mark_ordered({"T": "broker-a:2"}, NOW_MS)
+    bench.topics.mark_ordered({}, NOW_MS)
+    assert bench.topics.need("T").order
+    assert bench.outbox.take() == []

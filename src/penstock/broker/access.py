@@ -19,7 +19,7 @@ from typing import Final, NamedTuple
 from penstock.broker.answers import Outbox, Persist, Reply
 from penstock.broker.command import Command
 from penstock.broker.policies import Decision, Need, address_of, decide
-from penstock.broker.rights import Right, Rights, reading
+from penstock.broker.rights import Right, Rights, reading, sending
 from penstock.broker.users import SUPER, AccessTable, User
 from penstock.config import Live
 from penstock.errors import NoPermission, PenstockError
@@ -98,11 +98,18 @@ class Access:
 
     def check_read(self, command: Command, topic: str) -> Reply | None:
         """As `check`, for a topic that only the handling has shown: whether it may be read."""
+        return self._check_shown(command, reading(topic))
+
+    def check_write(self, command: Command, topic: str) -> Reply | None:
+        """As `check_read`, whether it may be sent to."""
+        return self._check_shown(command, sending(topic))
+
+    def _check_shown(self, command: Command, right: Right) -> Reply | None:
         user = self.table.users.get(command.ext.get(ACCESS_KEY, ""), _NOBODY)
         if not self._authorization or user.is_super:
             return None
         source = command.peer.rpartition(":")[0]
-        return self._refuse_needs(command, reading(topic), user, source)
+        return self._refuse_needs(command, right, user, source)
 
     def _refuse_needs(
         self, command: Command, right: Right, user: User, source: str

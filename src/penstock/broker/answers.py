@@ -9,6 +9,7 @@
 | `Relay` | ask another client and answer what `then` makes of its answer |
 | `Encoded` | the response as bytes, perhaps when the log is flushed |
 | `Registered` | tell the NameServers, and answer `then` when they know |
+| `Routed` | ask the NameServers for a topic's route, and answer what `then` makes of it |
 
 Effects go into the outbox; they are carried out after the turn, in order.
 """
@@ -20,7 +21,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
 if TYPE_CHECKING:
+    from penstock.broker.longpoll import Line
     from penstock.store.consumequeue import ConsumeQueue
+    from penstock.wire.bodies import TopicRouteData
 
 ClientId: TypeAlias = int
 """A connection, opaque: numbers are never used twice."""
@@ -46,12 +49,15 @@ class InThread:
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """Long polling. `again(last)` is called when `queue` has got messages, and with `last` true at
-    the deadline; it answers a Reply, or another Hold to go on waiting (never after `last`)."""
+    """Long polling. `again(last)` is called when `queue` has got messages (or, for the first of a
+    line, one of its queues), and with `last` true at the deadline; it answers a Reply, or another
+    Hold to go on waiting (never after `last`). `heard` is how often a line had been called when
+    this was decided: if it was since, the request is tried again at once."""
 
-    queue: ConsumeQueue
+    queue: ConsumeQueue | Line
     deadline_ms: int
     again: Callable[[bool], Answer]
+    heard: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +88,15 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
+class Routed:
+    """The route of a topic over all brokers is asked for. `then` gets it, or None if no NameServer
+    knows it or answers; it runs in the loop."""
+
+    topic: str
+    then: Callable[[TopicRouteData | None], Answer]
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A response that is bytes already. It leaves when the log is flushed up to `offset`, where
     that is waited for; `late` is sent in its place if that takes too long."""
@@ -91,7 +106,7 @@ class Encoded:
     offset: int = 0
 
 
-Answer: TypeAlias = Reply | InThread | Hold | Relay | Registered | Encoded | None
+Answer: TypeAlias = Reply | InThread | Hold | Relay | Registered | Routed | Encoded | None
 
 
 @dataclass(frozen=True, slots=True)

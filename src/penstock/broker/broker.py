@@ -100,6 +100,7 @@ class Broker:
         self.parts.transactions = Transactions(self.parts, numeric)
         self.pop = Pop(self.parts, self.retry, numeric)
         self._assignments = Assignments(self.parts)
+        self.replies = Replies(self.parts, numeric)
         self._keepers: tuple[Keeper, ...] = (
             self.parts.delay, self.parts.timers, self.parts.transactions, self.pop,
         )  # fmt: skip
@@ -115,7 +116,7 @@ class Broker:
                 self.parts.transactions,
                 self.pop,
                 self._assignments,
-                Replies(self.parts, numeric),
+                self.replies,
                 QueryHandlers(self.parts),
                 TopicHandlers(self.parts),
                 GroupHandlers(self.parts),
@@ -146,6 +147,8 @@ class Broker:
         ):  # fmt: skip
             table.load(persistence.file(table.FILE))
         changed_settings.apply(settings)
+        locks = QueueLocks(settings)
+        locks.load(persistence.file(locks.FILE), now_ms)
         groups = Groups(group_table, settings, outbox)
         topics = Topics(topic_table, store, settings, outbox)
         topics.seed()
@@ -157,7 +160,7 @@ class Broker:
             offsets=Offsets(offset_table, store, settings),
             copies=copies,
             delay=Delay(delay_table, store, copies, settings.current.store.delay_levels),
-            clients=Clients(settings, groups, outbox), locks=QueueLocks(settings),
+            clients=Clients(settings, groups, outbox), locks=locks,
             holds=Holds(store), stats=Stats(store, topic_table, now_ms),
             access=Access(settings, access_table, outbox), changed_settings=changed_settings,
             outbox=outbox, address=address, started_ms=now_ms,
@@ -254,7 +257,7 @@ class Broker:
         parts = self.parts
         return (
             parts.offsets.table, parts.topics.table, parts.groups.table, parts.access.table,
-            parts.changed_settings, *self._assignments.tables(),
+            parts.changed_settings, parts.locks, *self._assignments.tables(),
             *(table for keeper in self._keepers for table in keeper.tables()),
         )  # fmt: skip
 

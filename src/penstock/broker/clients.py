@@ -122,6 +122,7 @@ class Clients:
         self._configs = groups
         self._outbox = outbox
         self._producers: dict[str, ClientGroup] = {}
+        self._all_producers = ClientGroup("")
         self._consumers: dict[str, ConsumerGroup] = {}
         self._seen_ms: dict[Seat, int] = {}  # longest silent first
         self._seats: dict[ClientId, set[Seat]] = {}
@@ -134,6 +135,7 @@ class Clients:
         if producers is None:
             producers = self._producers[group] = ClientGroup(group)
         self._enter(producers, Seat(member.client, False, group), member)
+        self._all_producers.enter(member)
 
     def register_consumer(
         self, data: ConsumerData, member: Member, *, with_subscriptions: bool = True
@@ -182,6 +184,11 @@ class Clients:
         """The connected consumer of this client id, over its newest connection."""
         consumers = self._consumers.get(group)
         return None if consumers is None else consumers.find(client_id)
+
+    def find_producer(self, client_id: str) -> Member | None:
+        """The connected producer of this client id, of whatever group, over its newest
+        connection."""
+        return self._all_producers.find(client_id)
 
     def producers(self, group: str) -> list[Member]:
         """The connected producers of a group."""
@@ -250,6 +257,8 @@ class Clients:
         group = groups[seat.group]
         member = group.members[seat.client]
         gone = group.leave(seat.client)
+        if not seat.consumes and all(other.consumes for other in seats):
+            self._all_producers.leave(seat.client)
         if not group.members:
             del groups[seat.group]
         if gone and isinstance(group, ConsumerGroup):

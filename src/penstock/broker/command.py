@@ -8,7 +8,8 @@ from typing import TypeVar
 
 from penstock.errors import HeaderError
 from penstock.wire import fastjson
-from penstock.wire.codes import FLAG_ONE_WAY
+from penstock.wire.codes import CUT_CODES, FLAG_ONE_WAY
+from penstock.wire.frame import BINARY
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ class Command:
         client: int = 0, peer: str = "", now_ms: int = 0, flag: int = 0, opaque: int = 0,
         version: int = 0, language: int = 0, encoding: int = 0, remark: str | None = None,
     ) -> None:  # fmt: skip
-        self.code = code
+        self.code = CUT_CODES.get(code, code) if encoding == BINARY else code
         self.ext = ext or {}
         self.body = body
         self.client = client  # ClientId of the connection it came over

@@ -1,13 +1,18 @@
 """Requests that lock and unlock queues for ordered consumption."""
 
-from penstock.broker.answers import Answer, InThread, Reply
+import logging
+from collections.abc import Callable
+
+from penstock.broker.answers import Answer, InThread, Persist, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
-from penstock.errors import InvalidParameter
+from penstock.errors import InvalidParameter, PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from penstock.wire.codes import RequestCode
+
+log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Longest request: enough for `QUEUES_MAX` queues with the longest names."""
@@ -20,6 +25,7 @@ class LockingHandlers:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._written = 0  # of the grants of `locks`
 
     def rows(self) -> list[Row]:
         return [
@@ -30,7 +36,9 @@ class LockingHandlers:
     def lock(self, command: Command) -> Answer:
         """Lock what is free; the answer has only what the client owns now.
 
-        Queues that are not there are nobody's, or anybody could fill the memory with locks.
+        It leaves when the file knows every owner: a broker that dies must not give a queue to
+        another one. Queues that are not there are nobody's, or anybody could fill the memory with
+        locks.
         """
         wanted = _read(command)
         self._parts.groups.find(wanted.consumer_group, command.now_ms)
@@ -39,13 +47,29 @@ class LockingHandlers:
             wanted.consumer_group, wanted.client_id, queues, command.now_ms
         )
         body = LockBatchResponseBody(lock_ok_mq_set=owned)
-        # In the pool, for it may be large: 10,000 queues take 60 ms.
-        return InThread(lambda: fastjson.encode(body), lambda data: Reply(body=data))
+        grants = self._parts.locks.grants
+        write = None
+        if grants > self._written:
+            write = self._parts.persistence.save(self._parts.locks)
+
+        def work() -> bytes:
+            if write is not None:
+                _try(write)
+            # In the pool, for it may be large: 10,000 queues take 60 ms.
+            return fastjson.encode(body)
+
+        def then(data: bytes) -> Reply:
+            self._written = max(self._written, grants)
+            return Reply(body=data)
+
+        return InThread(work, then)
 
     def unlock(self, command: Command) -> Answer:
         """Give queues back."""
         wanted = _read(command)
-        self._parts.locks.unlock(wanted.consumer_group, wanted.client_id, wanted.mq_set)
+        locks = self._parts.locks
+        if locks.unlock(wanted.consumer_group, wanted.client_id, wanted.mq_set):
+            self._parts.outbox.put(Persist(locks))
         return Reply()
 
     def _exists(self, queue: MessageQueue) -> bool:
@@ -53,6 +77,14 @@ class LockingHandlers:
         if config is None:
             return False
         return 0 <= queue.queue_id < max(config.read_queue_nums, config.write_queue_nums)
+
+
+def _try(write: Callable[[], None]) -> None:
+    """Write the locks; a disk that fails does not keep consumers from reading what it holds."""
+    try:
+        write()
+    except (OSError, PenstockError) as error:
+        log.warning("the owners of queues are not on the disk, and forgotten if we die: %s", error)
 
 
 def _read(command: Command) -> LockBatchRequestBody:

@@ -1,8 +1,14 @@
-"""Pulls that wait: by queue, woken when it gets messages, or by their deadline."""
+"""Requests that wait for messages: by queue, woken when it gets some, or by their deadline.
+
+A pull waits at its queue, and all that wait there are woken. Pops of one group wait in a `Line` for
+any of several queues: whoever came first is woken, and whoever finds more messages than it takes
+calls the next. So a message wakes one of a thousand, not all of them.
+"""
 
 import heapq
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import OrderedDict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.broker.answers import ClientId, Hold
@@ -24,16 +30,37 @@ class Held:
     alive: bool = True
 
 
+@dataclass(slots=True, eq=False)
+class Line:
+    """Requests that wait for the same: messages in any of these queues, in the order they came."""
+
+    queues: dict[ConsumeQueue, None] = field(default_factory=dict)
+    missing: dict[ConsumeQueue, None] = field(default_factory=dict)  # where it does not listen yet
+    waiting: OrderedDict[Held, None] = field(default_factory=OrderedDict)
+    origin: tuple[object, ...] = ()  # what its queues were found by
+    heard: int = 0  # how often it was called, also when nobody waited
+    calls: int = 0
+    calling: bool = False
+    woken: int = 0  # by the calls that are under way
+
+    def listen_at(self, queues: Iterable[ConsumeQueue]) -> None:
+        """Wait for messages in these queues too."""
+        for queue in queues:
+            if queue not in self.queues:
+                self.queues[queue] = self.missing[queue] = None
+
+
 class Holds:
     """All waiting requests. `wake` of the carrier is called for those to be tried again."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self._by_queue: dict[ConsumeQueue, dict[Held, None]] = {}
+        self._by_queue: dict[ConsumeQueue, dict[Held | Line, None]] = {}
         self._by_client: dict[ClientId, dict[Held, None]] = {}
         self._deadlines: list[tuple[int, int, Held]] = []
         self._number = 0
         self._alive = 0
+        self.lined = 0  # of them in lines
         self.wake: Callable[[Held, bool], None] = lambda held, last: None
         store.on_arrival = self._arrived
 
@@ -47,7 +74,15 @@ class Holds:
     def add(self, client: ClientId, ticket: Any, hold: Hold) -> None:
         """Let a request wait."""
         held = Held(client, ticket, hold)
-        self._by_queue.setdefault(hold.queue, {})[held] = None
+        queue, missed = hold.queue, False
+        if isinstance(queue, Line):
+            queue.waiting[held] = None
+            self.lined += 1
+            self.listen(queue)
+            missed = queue.heard != hold.heard
+        else:
+            self._by_queue.setdefault(queue, {})[held] = None
+            self._store.watch(queue)
         self._by_client.setdefault(client, {})[held] = None
         self._alive += 1
         self._number += 1
@@ -55,7 +90,42 @@ class Holds:
         if len(self._deadlines) > 2 * self._alive + _SLACK:
             self._deadlines = [entry for entry in self._deadlines if entry[2].alive]
             heapq.heapify(self._deadlines)
-        self._store.watch(hold.queue)
+        if missed and isinstance(queue, Line):
+            self.call(queue)
+
+    def listen(self, line: Line) -> None:
+        """Hear of messages in all queues of a line."""
+        missing, line.missing = line.missing, {}
+        for queue in missing:
+            self._by_queue.setdefault(queue, {})[line] = None
+            self._store.watch(queue)
+
+    def call(self, line: Line) -> None:
+        """Try the first of a line again. Called while that is under way, it tries one more.
+
+        Whoever is on its way into the line, decided upon before in the same turn, is tried when it
+        comes.
+        """
+        line.heard += 1
+        line.calls += 1
+        if line.calling:
+            return
+        line.calling = True
+        try:
+            while line.calls and line.waiting:
+                line.calls -= 1
+                line.woken += 1
+                held = next(iter(line.waiting))
+                self._forget(held)
+                self.wake(held, False)
+        finally:
+            line.calling = False
+            line.calls = line.woken = 0
+
+    def dismiss(self, line: Line) -> None:
+        """Nobody waits in a line, and nobody will: hear of its queues no longer."""
+        for queue in line.queues:
+            self._leave(queue, line)
 
     def drop(self, client: ClientId) -> None:
         """Forget what a client waited for: it is gone."""
@@ -80,16 +150,34 @@ class Holds:
             self.wake(held, True)
 
     def _arrived(self, queue: ConsumeQueue) -> None:
-        for held in self._by_queue.pop(queue, {}):
-            self._forget(held)
-            self.wake(held, False)
+        for waiting in self._by_queue.pop(queue, {}):
+            if isinstance(waiting, Held):
+                self._forget(waiting)
+                self.wake(waiting, False)
+                continue
+            if queue.gone:  # there may be a new one of its name
+                del waiting.queues[queue]
+                waiting.origin = ()
+            else:
+                waiting.missing[queue] = None
+            self.call(waiting)
+            if waiting.waiting:
+                self.listen(waiting)
+
+    def _leave(self, queue: ConsumeQueue, who: Held | Line) -> None:
+        waiting = self._by_queue.get(queue)
+        if waiting is not None and waiting.pop(who, 0) is None and not waiting:
+            del self._by_queue[queue]
 
     def _forget(self, held: Held) -> None:
         held.alive = False
         self._alive -= 1
-        waiting = self._by_queue.get(held.hold.queue)
-        if waiting is not None and waiting.pop(held, 0) is None and not waiting:
-            del self._by_queue[held.hold.queue]
+        queue = held.hold.queue
+        if isinstance(queue, Line):
+            del queue.waiting[held]
+            self.lined -= 1
+        else:
+            self._leave(queue, held)
         mine = self._by_client.get(held.client)
         if mine is not None and mine.pop(held, 0) is None and not mine:
             del self._by_client[held.client]

@@ -2,29 +2,68 @@
 
 A consumer owns a queue from the moment it locks it until it unlocks it or has not renewed the lock
 for `lock_lease_ms`. The end of its connection changes nothing: it may come back and still be in
-the middle of a message, and nobody else must begin before its lease is over.
+the middle of a message, and nobody else must begin before its lease is over. For the same reason
+the locks outlive the broker: they are a table with a file, and who gets a queue is told only when
+that is written. Renewals are noted now and then; so at the start a lock counts as renewed a while
+after what the file says, and its owner loses nothing. Where the file is further behind than that, a
+renewal waits for it too.
 """
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import ClassVar
+
+import msgspec
 
 from penstock.config import Live
+from penstock.errors import BodyError, StoreDamaged
+from penstock.store.tables import ConfigFile
 from penstock.wire.bodies import MessageQueue
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Lock:
     owner: str
     renewed_ms: int
+    noted_ms: int  # when it was renewed, by the file
+
+
+class LockRow(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """A lock in the file, where thousands may stand: an array, without names."""
+
+    group: str
+    topic: str
+    broker_name: str
+    queue_id: int
+    owner: str
+    renewed_ms: int
+
+
+class LocksFile(msgspec.Struct, frozen=True):
+    """The content of the file."""
+
+    locks: list[LockRow]
+
+
+_encoder = msgspec.json.Encoder()
+_decoder = msgspec.json.Decoder(LocksFile)
 
 
 class QueueLocks:
     """Who owns which queue of a group."""
 
+    FILE: ClassVar[str] = "config/penstock-locks.json"
+
     def __init__(self, settings: Live) -> None:
         self._settings = settings
         self._groups: dict[str, dict[MessageQueue, _Lock]] = {}
         self._swept_ms = 0
+        self.dirty = False
+        self.grants = 0
+        """How often there was something that the file must know before the owner does."""
 
     def lock(
         self, group: str, client_id: str, queues: Iterable[MessageQueue], now_ms: int
@@ -36,30 +75,82 @@ class QueueLocks:
         for queue in dict.fromkeys(queues):
             lock = locks.get(queue)
             if lock is None or self._is_over(lock, now_ms):
-                locks[queue] = _Lock(client_id, now_ms)
+                locks[queue] = _Lock(client_id, now_ms, now_ms)
+                self.grants += 1
+                self.dirty = True
             elif lock.owner == client_id:
-                lock.renewed_ms = now_ms
+                self._renew(lock, now_ms)
             else:
+                # The clock was set back: a lease must not last until it is there again.
+                lock.renewed_ms = min(lock.renewed_ms, now_ms)
                 continue
             owned.append(queue)
         if not locks:
             del self._groups[group]
         return owned
 
-    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
-        """Give back what the client owns of these."""
+    def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> bool:
+        """Give back what the client owns of these; whether it owned any."""
         locks = self._groups.get(group, {})
+        given_back = False
         for queue in queues:
             lock = locks.get(queue)
             if lock is not None and lock.owner == client_id:
                 del locks[queue]
+                self.dirty = given_back = True
                 if not locks:
                     del self._groups[group]
+        return given_back
 
     def is_locked(self, group: str, now_ms: int) -> bool:
         """Whether anybody owns any queue of the group."""
         locks = self._groups.get(group, {})
         return any(not self._is_over(lock, now_ms) for lock in locks.values())
+
+    # --- the file
+
+    def load(self, file: ConfigFile, now_ms: int) -> None:
+        """Take over the locks of the time before; leases that are over by now are left out."""
+        try:
+            found = file.load(_parse)
+        except StoreDamaged as error:
+            log.warning("the owners of queues are forgotten, as if no lock had been: %s", error)
+            return
+        for row in found.locks if found is not None else ():
+            renewed_ms = min(row.renewed_ms + self._noting_ms(), now_ms)
+            lock = _Lock(row.owner, renewed_ms, row.renewed_ms)
+            if not self._is_over(lock, now_ms):
+                queue = MessageQueue(row.topic, row.broker_name, row.queue_id)
+                self._groups.setdefault(row.group, {})[queue] = lock
+
+    def snapshot(self) -> bytes:
+        self.dirty = False
+        rows = []
+        for group, locks in self._groups.items():
+            for queue, lock in locks.items():
+                lock.noted_ms = at_ms = lock.renewed_ms
+                rows.append(
+                    LockRow(
+                        group, queue.topic, queue.broker_name, queue.queue_id, lock.owner, at_ms
+                    )
+                )
+        return _encoder.encode(LocksFile(rows))
+
+    def _renew(self, lock: _Lock, now_ms: int) -> None:
+        """Let the file follow soon when it is half as far behind as it may be, else at once."""
+        lock.renewed_ms = now_ms
+        behind_ms, most_ms = now_ms - lock.noted_ms, self._noting_ms()
+        if not 0 <= behind_ms <= most_ms:
+            self.grants += 1
+            self.dirty = True
+        elif behind_ms > most_ms // 2:
+            self.dirty = True
+
+    def _noting_ms(self) -> int:
+        """How far the file may be behind a renewal."""
+        return self._settings.current.broker.lock_lease_ms // 2
+
+    # --- leases
 
     def _is_over(self, lock: _Lock, now_ms: int) -> bool:
         return now_ms - lock.renewed_ms > self._settings.current.broker.lock_lease_ms
@@ -75,3 +166,10 @@ class QueueLocks:
                 self._groups[group] = kept
             else:
                 del self._groups[group]
+
+
+def _parse(data: bytes) -> LocksFile:
+    try:
+        return _decoder.decode(data)
+    except msgspec.MsgspecError as error:
+        raise BodyError(f"{QueueLocks.FILE} can't be read: {error}") from None

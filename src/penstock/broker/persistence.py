@@ -19,6 +19,9 @@ class Persistence:
         self._lock = threading.Lock()
         self._taken = 0
         self._written: dict[str, int] = {}
+        self.before: dict[str, Callable[[], Callable[[], None] | None]] = {}
+        """By a table's FILE: asked when a snapshot is taken for what has to be done before it is
+        written, so that no table tells of something that is not on the disk yet."""
 
     def file(self, name: str) -> ConfigFile:
         """The file of a table by its `FILE`."""
@@ -31,6 +34,8 @@ class Persistence:
         """
         self._taken += 1
         number, data, name = self._taken, table.snapshot(), table.FILE
+        ask = self.before.get(name)
+        first = None if ask is None else ask()
         private = getattr(table, "PRIVATE", False)
 
         def work() -> None:
@@ -39,6 +44,8 @@ class Persistence:
                     if private:
                         _make_private(self._root / f"{name}.tmp")
                     try:
+                        if first is not None:
+                            first()
                         self.file(name).persist(data)
                     except BaseException:
                         table.dirty = True  # so that the next round tries again

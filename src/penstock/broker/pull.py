@@ -254,7 +254,7 @@ class PullHandler:
     # --- answering
 
     def _find(self, pull: Pull) -> int:
-        self._reader = _through(self._store.reader, pull.wanted)
+        self._reader = through(self._store.reader, pull.wanted)
         return self._reader.find(
             pull.queue, pull.offset, pull.count_max, pull.bytes_max, self._store.confirmed
         )
@@ -323,7 +323,7 @@ class PullHandler:
         store, confirmed = self._store, self._store.confirmed
 
         def work() -> Found:
-            reader = _through(store.fresh_reader(), pull.wanted)
+            reader = through(store.fresh_reader(), pull.wanted)
             status = reader.find(
                 pull.queue, pull.offset, pull.count_max, pull.bytes_max, confirmed, True
             )
@@ -360,7 +360,7 @@ class PullHandler:
         self._parts.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
-def _through(reader: Reader, wanted: Wanted) -> Reader | Sieve:
+def through(reader: Reader, wanted: Wanted) -> Reader | Sieve:
     """A reader that finds only what is wanted."""
     if wanted.filter is not None:
         reader.only(())

@@ -26,7 +26,7 @@ from penstock.wire.bodies import (
     decode_batch_ack,
 )
 from penstock.wire.bodies_admin import CreateTopicListRequestBody, SubscriptionGroupList
-from penstock.wire.codes import RETRY_TOPIC_PREFIX, RequestCode
+from penstock.wire.codes import RETRY_TOPIC_PREFIX, TOPIC_TRANS_HALF, RequestCode
 
 PUB, SUB, GET, LIST = Action.PUB, Action.SUB, Action.GET, Action.LIST
 CREATE, UPDATE, DELETE = Action.CREATE, Action.UPDATE, Action.DELETE
@@ -67,7 +67,16 @@ class Rights:
 
 def reading(topic: str) -> Right:
     """What it takes to consume a topic."""
-    need = _need(TOPIC, topic, (SUB,))
+    return _of_topic(topic, SUB)
+
+
+def sending(topic: str) -> Right:
+    """What it takes to send to a topic."""
+    return _of_topic(topic, PUB)
+
+
+def _of_topic(topic: str, action: Action) -> Right:
+    need = _need(TOPIC, topic, (action,))
     return Right(need.kind, need.actions, lambda command: [need])
 
 
@@ -142,6 +151,19 @@ def _somewhere(field: str, kind: Kind, action: Action, *, otherwise: Action) -> 
     return Right(kind, (action,), needs)
 
 
+def _ending() -> Right:
+    """The topic of a transaction; answers to checks name that of all halves, so that only the half
+    tells (`access.check_write`)."""
+    named = _somewhere("topic", TOPIC, PUB, otherwise=PUB)
+    anywhere = [Need(Kind.ANY, None, (PUB,))]
+
+    def needs(command: Command) -> list[Need]:
+        of_a_check = command.ext.get("topic") == TOPIC_TRANS_HALF
+        return anywhere if of_a_check else named.needs(command)
+
+    return Right(TOPIC, (PUB,), needs)
+
+
 # --- rows ----------------------------------------------------------------------------------------
 
 
@@ -158,7 +180,7 @@ def _by_fields() -> dict[RequestCode, Right]:
         code.SEND_REPLY_MESSAGE: send,
         code.SEND_REPLY_MESSAGE_V2: send_v2,
         code.RECALL_MESSAGE: send,
-        code.END_TRANSACTION: _somewhere("topic", TOPIC, PUB, otherwise=PUB),
+        code.END_TRANSACTION: _ending(),
         code.CONSUMER_SEND_MSG_BACK: _fields(SUB, group=GROUP),
         code.PULL_MESSAGE: pull,
         code.LITE_PULL_MESSAGE: pull,

@@ -1,7 +1,6 @@
 """One row per request code: who handles it, what right it takes.
 
-A family of handlers is an object with `rows()`. Codes that belong to later releases have rows too
-(`LATER`), so that their refusal says so.
+A family of handlers is an object with `rows()`.
 """
 
 from collections.abc import Callable, Iterable
@@ -11,7 +10,7 @@ from typing import TypeAlias
 from penstock.broker.answers import Answer, Reply
 from penstock.broker.command import Command
 from penstock.errors import PenstockError
-from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.codes import ResponseCode
 
 Handler: TypeAlias = Callable[[Command], Answer]
 
@@ -22,25 +21,6 @@ class Row:
 
     code: int
     handler: Handler
-
-
-LATER = (
-    RequestCode.END_TRANSACTION,
-    RequestCode.SEND_REPLY_MESSAGE,
-    RequestCode.SEND_REPLY_MESSAGE_V2,
-    RequestCode.RECALL_MESSAGE,
-    RequestCode.QUERY_ASSIGNMENT,
-    RequestCode.SET_MESSAGE_REQUEST_MODE,
-    RequestCode.POP_MESSAGE,
-    RequestCode.ACK_MESSAGE,
-    RequestCode.BATCH_ACK_MESSAGE,
-    RequestCode.PEEK_MESSAGE,
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-    RequestCode.NOTIFICATION,
-    RequestCode.POLLING_INFO,
-    RequestCode.RESUME_CHECK_HALF_MESSAGE,
-)
-"""Known and not served yet: transactions, request-reply, timers, POP."""
 
 
 class Router:
@@ -69,8 +49,7 @@ class Router:
 
 def unsupported(code: int) -> Reply:
     """What any server says to a code it does not know; the text is the one that tools expect."""
-    later = "; this release does not serve it yet" if code in LATER else ""
-    remark = f" request type {code} not supported{later}"
+    remark = f" request type {code} not supported"
     return Reply(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
 

@@ -86,6 +86,13 @@ class Stats:
         self.topics: dict[str, Flow] = {}
         self.groups: dict[tuple[str, str], Flow] = {}  # by (topic, group)
         self.backs: dict[tuple[str, str], Flow] = {}  # messages handed back, likewise
+        self.acks: dict[tuple[str, str], Flow] = {}  # popped messages acknowledged
+        self.batches: dict[tuple[str, str], Flow] = {}  # batches that were popped
+        self._flows = {
+            "SNDBCK_PUT_NUMS": self.backs,
+            "GROUP_ACK_NUMS": self.acks,
+            "GROUP_CK_NUMS": self.batches,
+        }
         self._topics_of: dict[str, dict[str, None]] = {}  # by group
         self._moments = [deque([now_ms], maxlen=kept) for _, kept in WINDOWS]
         self._numbers = [0] * len(WINDOWS)  # of the last moments
@@ -123,18 +130,23 @@ class Stats:
 
     def sent_back(self, group: str, topic: str) -> None:
         """A consumer has handed back a message that it could not handle."""
-        flow = self.backs.get((topic, group))
-        if flow is None:
-            flow = self.backs[topic, group] = Flow()
-        flow.nums += 1
-        flow.times += 1
+        _count(self.backs, (topic, group), 1)
+
+    def acked(self, group: str, topic: str, count: int) -> None:
+        """A consumer has acknowledged so many popped messages."""
+        _count(self.acks, (topic, group), count)
+
+    def popped(self, group: str, topic: str) -> None:
+        """A batch of messages was popped."""
+        _count(self.batches, (topic, group), 1)
 
     def forget_group(self, group: str) -> None:
         """The group is deleted."""
         for topic in self._topics_of.pop(group, ()):
             del self.groups[topic, group]
-        for key in [key for key in self.backs if key[1] == group]:
-            del self.backs[key]
+        for flows in self._flows.values():
+            for key in [key for key in flows if key[1] == group]:
+                del flows[key]
 
     def view(self, name: str, key: str) -> BrokerStatsData | None:
         """RocketMQ's windows of a counter, e.g. TOPIC_PUT_NUMS of a topic.
@@ -262,13 +274,14 @@ class Stats:
                 self._note_changes(flow, windows)
             if done % STEP_COUNTERS == STEP_COUNTERS - 1:
                 yield
-        for done, (key, flow) in enumerate(list(self.backs.items())):
-            if self._table.get(key[0]) is None:
-                self.backs.pop(key, None)
-            else:
-                self._note_changes(flow, windows)
-            if done % STEP_COUNTERS == STEP_COUNTERS - 1:
-                yield
+        for flows in self._flows.values():
+            for done, (key, flow) in enumerate(list(flows.items())):
+                if self._table.get(key[0]) is None:
+                    flows.pop(key, None)
+                else:
+                    self._note_changes(flow, windows)
+                if done % STEP_COUNTERS == STEP_COUNTERS - 1:
+                    yield
 
     def _forget(self, topic: str, group: str) -> None:
         if self.groups.pop((topic, group), None) is not None:
@@ -298,9 +311,9 @@ class Stats:
         if name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE"):
             topic, _, group = key.rpartition("@")
             return self.groups.get((topic, group))
-        if name == "SNDBCK_PUT_NUMS":
+        if name in self._flows:
             topic, _, group = key.rpartition("@")
-            return self.backs.get((topic, group))
+            return self._flows[name].get((topic, group))
         return {
             "BROKER_PUT_NUMS": self._broker_in,
             "BROKER_GET_NUMS": self._broker_out,
@@ -341,6 +354,14 @@ class Stats:
         """Averages as tools expect them: separated by blanks, those not known yet left out."""
         rates = (self._rate(column, seconds) for seconds in RATE_SECONDS)
         return " ".join("" if rate is None else str(rate) for rate in rates)
+
+
+def _count(flows: dict[tuple[str, str], Flow], key: tuple[str, str], count: int) -> None:
+    flow = flows.get(key)
+    if flow is None:
+        flow = flows[key] = Flow()
+    flow.nums += count
+    flow.times += 1
 
 
 def _next_midnight_ms(now_ms: int) -> int:

@@ -86,6 +86,7 @@ def broker_metrics(broker: Broker, server: ServerFigures, registrar: RegistrarFi
     broker.parts.timers.add_metrics(registry)
     broker.parts.transactions.add_metrics(registry)
     broker.pop.add_metrics(registry)
+    broker.replies.add_metrics(registry)
     _add_connections(registry, broker.parts, server)
     _add_storage(registry, broker.parts)
     _add_server(registry, broker, server)

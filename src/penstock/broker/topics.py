@@ -5,7 +5,10 @@ topic, or the broker's permission, takes that mark back, so that the next send a
 """
 
 import logging
+from collections.abc import Iterable
 from typing import Final
+
+import msgspec
 
 from penstock.broker.answers import Answer, Encoded, Outbox, Persist, Register, Registered
 from penstock.config import Live, delays_ms
@@ -20,6 +23,8 @@ from penstock.wire.codes import (
     PERM_READ_WRITE,
     PERM_TEMPLATE,
     PERM_WRITE,
+    POP_RETRY_SEPARATOR_V1,
+    POP_RETRY_SEPARATOR_V2,
     REPLY_TOPIC_SUFFIX,
     RETRY_TOPIC_PREFIX,
     REVIVE_TOPIC_PREFIX,
@@ -209,7 +214,10 @@ class Topics:
         """The topic, created with so many queues if it is new (retry and dead-letter topics)."""
         config = self.table.get(topic)
         if config is None:
-            _check_name(topic)
+            name = topic
+            if topic.startswith(RETRY_TOPIC_PREFIX):  # POP's, which only the broker itself makes
+                name = topic.replace(POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1, 1)
+            _check_name(name)
             config = _topic(topic, queues, permission)
             self.put(config, now_ms)
         return config
@@ -225,6 +233,14 @@ class Topics:
             log.info("topic %s is changed: %s, before: %s", config.topic_name, config, before)
             self._close_gates_of(before)
         self._tell()
+
+    def mark_ordered(self, names: Iterable[str], now_ms: int) -> None:
+        """These have an order config at the NameServers, as Apache has it: they are ordered, and
+        stay so when it is taken away."""
+        for name in names:
+            config = self.table.get(name)
+            if config is not None and not config.order:
+                self.put(msgspec.structs.replace(config, order=True), now_ms)
 
     def delete(self, topic: str, now_ms: int) -> list[ConsumeQueue]:
         """Forget a topic; gives its queues, whose files the caller has destroyed in the pool

@@ -24,6 +24,12 @@ def check_addresses(text: str) -> None:
             raise ValueError(f"{address!r} is no address; write host:port, separated by ;")
 
 
+def check_request_mode(text: str) -> None:
+    """How consumers get messages."""
+    if text not in ("PULL", "POP"):
+        raise ValueError("write PULL or POP")
+
+
 class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     """One broker."""
 
@@ -76,6 +82,10 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     trace_topic: Annotated[
         bool, Doc("whether the topic for message traces exists", "traceTopicEnable")
     ] = True
+    store_replies: Annotated[
+        bool, Doc("whether replies of request-reply are stored besides being handed on",
+                  "storeReplyMessageEnable", live=True)
+    ] = True  # fmt: skip
     long_polling: Annotated[
         bool, Doc("whether pulls wait for messages as long as the client asks for",
                   "longPollingEnable", live=True)
@@ -87,6 +97,10 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     property_filter: Annotated[
         bool, Doc("whether consumers may filter by properties (SQL92)", "enablePropertyFilter",
                   live=True)
+    ] = True  # fmt: skip
+    recall_enabled: Annotated[
+        bool, Doc("whether messages with a time of delivery may be called back",
+                  "recallMessageEnable", live=True)
     ] = True  # fmt: skip
     pull_bytes_max: Annotated[
         int, Doc("most bytes of messages in one answer to a pull",
@@ -116,6 +130,79 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("how long a consumer owns a queue it has locked, unless it locks it again",
                  live=True, least=1)
     ] = 60_000  # fmt: skip
+    reject_transactions: Annotated[
+        bool, Doc("whether transactional messages are refused", "rejectTransactionMessage",
+                  live=True)
+    ] = False  # fmt: skip
+    transaction_timeout_ms: Annotated[
+        int, Doc("how long a half is left in peace before its producer is asked, unless it asks "
+                 "for longer itself", "transactionTimeOut", live=True)
+    ] = 6_000  # fmt: skip
+    transaction_check_ms: Annotated[
+        int, Doc("how often a producer is asked about an open half", "transactionCheckInterval",
+                 live=True, least=1)
+    ] = 30_000  # fmt: skip
+    transaction_checks_max: Annotated[
+        int, Doc("a half is rolled back after so many checks that were answered unknown, or not in "
+                 "time", "transactionCheckMax", live=True, least=1)
+    ] = 5  # fmt: skip
+    open_transactions_max: Annotated[
+        int, Doc("most halves that may be open; each takes about 420 bytes of memory", live=True,
+                 least=1)
+    ] = 1_000_000  # fmt: skip
+    default_request_mode: Annotated[
+        str, Doc("how groups get messages that leave sharing queues to the broker, unless they are "
+                 "told otherwise: PULL or POP", "defaultMessageRequestMode", live=True,
+                 check=check_request_mode)
+    ] = "PULL"  # fmt: skip
+    default_pop_share_queues: Annotated[
+        int, Doc("in how many consumers' shares each one of a group that pops helps out; -1: all "
+                 "pop from all queues", "defaultPopShareQueueNum", live=True, least=-1)
+    ] = -1  # fmt: skip
+    share_queues: Annotated[
+        bool, Doc("whether the broker shares queues among consumers that leave it to it; else each "
+                  "gets all", "serverLoadBalancerEnable", live=True)
+    ] = True  # fmt: skip
+    pop_retry_topic_v2: Annotated[
+        bool, Doc("whether messages that were popped and not acknowledged come back in "
+                  "%RETRY%group+topic instead of %RETRY%group_topic", "enableRetryTopicV2",
+                  live=True)
+    ] = False  # fmt: skip
+    pop_retry_topic_v1_read: Annotated[
+        bool, Doc("with `pop_retry_topic_v2`, whether the older retry topics are still popped from",
+                  "retrieveMessageFromPopRetryTopicV1", live=True)
+    ] = True  # fmt: skip
+    pop_retry_percent: Annotated[
+        int, Doc("of 100 pops, so many look for messages to retry first", "popFromRetryProbability",
+                 live=True, most=100)
+    ] = 20  # fmt: skip
+    pop_retry_topic_shown: Annotated[
+        bool, Doc("whether popped messages to retry have the retry topic's name instead of their "
+                  "own", "popResponseReturnActualRetryTopic", live=True)
+    ] = False  # fmt: skip
+    pop_first_if_young: Annotated[
+        bool, Doc("whether a group that begins with the newest message begins a young queue with "
+                  "the first", "initPopOffsetByCheckMsgInMem", live=True)
+    ] = True  # fmt: skip
+    pop_waiting_max: Annotated[
+        int, Doc("most pops, and most notifications, that wait for messages", "maxPopPollingSize",
+                 live=True)
+    ] = 100_000  # fmt: skip
+    pop_waiting_per_queue_max: Annotated[
+        int, Doc("most pops of one group on one topic and queue that wait", "popPollingSize",
+                 live=True)
+    ] = 1_024  # fmt: skip
+    pop_batches_max: Annotated[
+        int, Doc("most batches of popped messages that are open, 0.5 KB of memory each: beyond it "
+                 "pops are refused", "popCkMaxBufferSize", live=True, least=1)
+    ] = 200_000  # fmt: skip
+    pop_in_flight_limited: Annotated[
+        bool, Doc("whether `pop_in_flight_max` counts", "enablePopMessageThreshold", live=True)
+    ] = False  # fmt: skip
+    pop_in_flight_max: Annotated[
+        int, Doc("a group with more messages of a queue popped and not acknowledged gets no more "
+                 "of it", "popInflightMessageThreshold", live=True)
+    ] = 10_000  # fmt: skip
     server_side_reset: Annotated[
         bool, Doc("whether resetting offsets works by the broker alone", "useServerSideResetOffset",
                   live=True)

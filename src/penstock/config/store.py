@@ -53,6 +53,29 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
         str, Doc("delays of the levels 1, 2, ... of delayed messages (s, m, h, d)",
                  "messageDelayLevel", check=delays_ms)
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # fmt: skip
+    timers_enabled: Annotated[
+        bool, Doc("whether messages may have a time of delivery", "timerWheelEnable", live=True)
+    ] = True
+    timer_delay_s_max: Annotated[
+        int, Doc("how far ahead the time of delivery may be, in seconds", "timerMaxDelaySec",
+                 live=True, most=I32_MAX)
+    ] = 40 * 86_400  # fmt: skip
+    timer_precision_ms: Annotated[
+        int, Doc("length of the timer's slots; inside a slot messages are delivered by their own "
+                 "millisecond", "timerPrecisionMs", least=100, most=1000)
+    ] = 1000  # fmt: skip
+    timer_roll_slots: Annotated[
+        int, Doc("a message that waits longer is stored again after so many slots, or after half "
+                 "of `retain_hours` if that is shorter", "timerRollWindowSlot", live=True, least=60,
+                 most=7 * 86_400 - 60)
+    ] = 2 * 86_400  # fmt: skip
+    timer_flush_ms: Annotated[
+        int, Doc("how often the timer's files are written", "timerFlushIntervalMs", live=True,
+                 least=1)
+    ] = 1000  # fmt: skip
+    timer_log_bytes: Annotated[
+        int, Doc("size of one file of the timer's log", "mappedFileSizeTimerLog", least=4096)
+    ] = 100 * 1024 * 1024  # fmt: skip
     body_bytes_max: Annotated[
         int, Doc("largest message body", "maxMessageSize", live=True, most=I32_MAX)
     ] = 4 * 1024 * 1024

@@ -19,6 +19,7 @@ from penstock.errors import BadSetting, PenstockError
 from penstock.net.peer import Peer, Sign
 from penstock.net.probe import Probe, serve_probe
 from penstock.net.registrar import Registrar
+from penstock.net.routes import Routes
 from penstock.net.server import Server
 from penstock.net.tls import Tls, outgoing_context
 from penstock.net.turn import Turn
@@ -122,9 +123,13 @@ class BrokerService:
             sign=_signer(broker),
             ssl=outgoing_context(self.settings.current.tls),
         )  # fmt: skip
+        self._registrar.take_order_config = lambda config: broker.parts.topics.mark_ordered(
+            config, LoopClock().now_ms()
+        )
         assert self._server is not None
         self._server.carrier.register = self._registrar.soon
         self._server.carrier.tell_names = self._registrar.tell
+        self._server.carrier.find_route = Routes(self._registrar).find
         await self._registrar.first_round()
 
     async def _start_probe(self, broker: Broker) -> None:

@@ -24,6 +24,7 @@ from penstock.broker.answers import (
     Registered,
     Relay,
     Reply,
+    Routed,
     Table,
     Tell,
     Wake,
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
     from penstock.broker.persistence import Persistence
     from penstock.net.connection import Connection
     from penstock.net.server import Server
+    from penstock.wire.bodies import TopicRouteData
 
 log = logging.getLogger(__name__)
 
@@ -45,8 +47,11 @@ HOLDS_MAX = 200_000
 """Most pulls that wait at one time."""
 HOLDS_PER_CLIENT_MAX = 20_000
 """Most pulls of one connection that wait: one for each queue it reads."""
-RELAYS_MAX = 1_000
+RELAYS_MAX = 10_000
 """Most requests that wait for another client's answer."""
+RELAYS_PER_CLIENT_MAX = 1_000
+"""Most requests that wait for one client's answer: one that hangs leaves room for others."""
+_DEADLINES_LEAST = 1_000  # those of answered requests are cleared away beyond this
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +69,8 @@ class _Asked:
     """A request on its way to a client."""
 
     ticket: Ticket
-    relay: Relay
+    then: Callable[[Reply], Answer]
+    on_timeout: Reply
 
 
 class Carrier:
@@ -82,7 +88,10 @@ class Carrier:
         self.register = register
         self.tell_names: Callable[[tuple[str, ...], int], asyncio.Future[None]] | None = None
         """Tells the NameServers of topics until a deadline; without it nobody is to be told."""
+        self.find_route: Callable[[str], asyncio.Future[TopicRouteData | None]] | None = None
+        """Asks the NameServers for a topic's route; never fails."""
         self._asked: dict[tuple[int, int], _Asked] = {}
+        self._asked_of: dict[int, int] = {}  # how many wait for one client
         self._deadlines: list[tuple[int, int, tuple[int, int]]] = []
         self._opaque = 0
         self._saving: dict[str, bool] = {}
@@ -107,6 +116,8 @@ class Carrier:
             self._server.send_flushed(ticket.connection, answer)
         elif isinstance(answer, Registered):
             self._register(ticket, answer)
+        elif isinstance(answer, Routed):
+            self._route(ticket, answer)
         else:
             self._relay(ticket, answer)
 
@@ -156,6 +167,22 @@ class Carrier:
         self.carry(ticket, self._safely(answer.then))
         self._server.after_work()
 
+    def _route(self, ticket: Ticket, answer: Routed) -> None:
+        if self.find_route is None:
+            self.carry(ticket, self._safely(lambda: answer.then(None)))
+            return
+        ticket.connection.adjust_work(1)
+        found = self.find_route(answer.topic)
+        found.add_done_callback(lambda done: self._routed(ticket, answer, done))
+
+    def _routed(
+        self, ticket: Ticket, answer: Routed, done: asyncio.Future[TopicRouteData | None]
+    ) -> None:
+        ticket.connection.adjust_work(-1)
+        route = None if done.cancelled() else done.result()
+        self.carry(ticket, self._safely(lambda: answer.then(route)))
+        self._server.after_work()
+
     def _safely(self, make: Callable[[], Answer]) -> Answer:
         """What a piece of a handler answers, be it an error."""
         try:
@@ -195,20 +222,36 @@ class Carrier:
 
     def _relay(self, ticket: Ticket, relay: Relay) -> None:
         target = self._server.connections.get(relay.client)
-        if target is None or len(self._asked) >= RELAYS_MAX:
+        waiting = self._asked_of.get(relay.client, 0)
+        if target is None or waiting >= RELAYS_PER_CLIENT_MAX or len(self._asked) >= RELAYS_MAX:
             self.carry(ticket, relay.on_timeout)
             return
         key = (relay.client, self._next_opaque())
-        self._asked[key] = _Asked(ticket, relay)
+        try:
+            data = encode(relay.code, relay.ext, relay.body, opaque=key[1])
+        except FrameError as error:
+            self._reply(ticket, refusal(error))
+            return
+        self._asked[key] = _Asked(ticket, relay.then, relay.on_timeout)
+        self._asked_of[relay.client] = waiting + 1
+        if len(self._deadlines) > 2 * len(self._asked) + _DEADLINES_LEAST:
+            self._deadlines = [one for one in self._deadlines if one[2] in self._asked]
+            heapq.heapify(self._deadlines)
         heapq.heappush(self._deadlines, (relay.deadline_ms, key[1], key))
         self._server.wake_at(relay.deadline_ms)
-        target.write(encode(relay.code, relay.ext, relay.body, opaque=key[1]))
+        target.write(data)
 
     def answered(self, client: int, opaque: int, reply: Reply) -> None:
         """A client has answered something that we asked it."""
-        asked = self._asked.pop((client, opaque), None)
+        asked = self._take_asked((client, opaque))
         if asked is not None:
-            self.carry(asked.ticket, self._safely(lambda: asked.relay.then(reply)))
+            self.carry(asked.ticket, self._safely(lambda: asked.then(reply)))
+
+    def lost(self, client: int) -> None:
+        """A client has gone: it answers nothing any more."""
+        if client in self._asked_of:
+            for key in [key for key in self._asked if key[0] == client]:
+                self._give_up(key)
 
     def due(self) -> int:
         """When the next call to a client is given up."""
@@ -217,9 +260,20 @@ class Carrier:
     def tick(self, now_ms: int) -> None:
         """Give up calls to clients whose time is over."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
-            asked = self._asked.pop(heapq.heappop(self._deadlines)[2], None)
-            if asked is not None:
-                self.carry(asked.ticket, asked.relay.on_timeout)
+            self._give_up(heapq.heappop(self._deadlines)[2])
+
+    def _give_up(self, key: tuple[int, int]) -> None:
+        asked = self._take_asked(key)
+        if asked is not None:
+            self.carry(asked.ticket, asked.on_timeout)
+
+    def _take_asked(self, key: tuple[int, int]) -> _Asked | None:
+        asked = self._asked.pop(key, None)
+        if asked is not None:
+            self._asked_of[key[0]] -= 1
+            if not self._asked_of[key[0]]:
+                del self._asked_of[key[0]]
+        return asked
 
     def _next_opaque(self) -> int:
         self._opaque = (self._opaque + 1) & 0x7FFFFFFF

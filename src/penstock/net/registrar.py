@@ -81,6 +81,8 @@ class Registrar:
         self._tired = False  # the last change that waited for NameServers waited in vain
         self.order_config: dict[str, str] = {}
         """Topic → `broker:queues;…` of ordered topics, as the NameServers told it last."""
+        self.take_order_config: Callable[[Mapping[str, str]], None] = lambda config: None
+        """Is told of it each time."""
         self.master_address = ""
         self.master_ha_address = ""
         """Where this broker's master is, if it is a slave and a NameServer knows it."""
@@ -88,6 +90,12 @@ class Registrar:
     @property
     def states(self) -> list[NameServerState]:
         return [link.state for link in self._links]
+
+    @property
+    def peers(self) -> list[Peer]:
+        """The NameServers, those that know us first."""
+        links = sorted(self._links, key=lambda link: not link.state.registered)
+        return [link.peer for link in links]
 
     def start(self) -> None:
         """Begin to register."""
@@ -221,6 +229,8 @@ class Registrar:
                 self.order_config = fastjson.decode(answer.body, KVTable).table
             except BodyError as error:
                 log.warning("the order config of a NameServer can't be read: %s", error)
+            else:
+                self.take_order_config(self.order_config)
 
 
 class _Link:
@@ -235,7 +245,7 @@ class _Link:
         self._round = asyncio.Event()  # the end of the round that begins next
         self._registrar = registrar
         self._clock = registrar._clock
-        self._peer = Peer(address, sign=sign, ssl=ssl, on_lost=self._lost, clock=self._clock)
+        self.peer = Peer(address, sign=sign, ssl=ssl, on_lost=self._lost, clock=self._clock)
 
     async def run(self) -> None:
         """Register, wait for the next occasion, and so on."""
@@ -249,7 +259,7 @@ class _Link:
                 wait_ms = min(wait_ms, RETRY_MS << min(self.state.failures - 1, 6))
                 self.wake.clear()  # a change is no reason to knock at a closed door at once
             await self._next_occasion(wait_ms)
-            if not self._peer.connected:  # also one that takes us and then hangs up
+            if not self.peer.connected:  # also one that takes us and then hangs up
                 await pause(self._clock, RETRY_MS - (self._clock.now_ms() - started_ms))
 
     async def tell(self, singles: Mapping[str, bytes]) -> None:
@@ -264,19 +274,19 @@ class _Link:
     async def leave(self) -> None:
         """Unregister where we are registered."""
         try:
-            if self.state.registered and self._peer.connected:
+            if self.state.registered and self.peer.connected:
                 ext = self._registrar.header()
-                await self._peer.call(RequestCode.UNREGISTER_BROKER, ext, timeout_ms=UNREGISTER_MS)
+                await self.peer.call(RequestCode.UNREGISTER_BROKER, ext, timeout_ms=UNREGISTER_MS)
         except PeerError as error:
             log.warning("not unregistered from the NameServer %s", error)
         finally:
             self.state.registered = False
-            await self._peer.close()
+            await self.peer.close()
 
     async def _take_singles(self, singles: Mapping[str, bytes]) -> bool:
         """Whether it has taken all of these topics."""
         calls = (
-            self._peer.call(
+            self.peer.call(
                 RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": topic}, body, timeout_ms=CALL_MS
             )
             for topic, body in singles.items()
@@ -291,7 +301,7 @@ class _Link:
         ended, self._round = self._round, asyncio.Event()
         try:
             ext, body = self._registrar.registration()
-            answer = await self._peer.call(
+            answer = await self.peer.call(
                 RequestCode.REGISTER_BROKER, ext, body, timeout_ms=CALL_MS
             )
             if answer.code == ResponseCode.SUCCESS:

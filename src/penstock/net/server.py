@@ -171,6 +171,7 @@ class Server:
         self.connections.pop(connection.client, None)
         if self._holds is not None:
             self._holds.drop(connection.client)
+        self.carrier.lost(connection.client)
         self.service.disconnected(connection.client, self.now_ms())
         self.after_work()
 

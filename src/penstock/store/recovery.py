@@ -426,4 +426,5 @@ def is_queue_name(topic: bytes) -> bool:
     """Whether a topic can be a directory's name: RocketMQ's characters, and not too long."""
     if not 0 < len(topic) <= 255:
         return False
-    return all(c in b"%|-_" or 48 <= c <= 57 or 65 <= c <= 90 or 97 <= c <= 122 for c in topic)
+    # A plus stands in retry topics of POP only.
+    return all(c in b"%|-_+" or 48 <= c <= 57 or 65 <= c <= 90 or 97 <= c <= 122 for c in topic)

@@ -291,6 +291,13 @@ class MessageStore:
             else:
                 queue.watched = True
 
+    def sync_log(self, end: int) -> None:
+        """Make the log durable up to this offset, whatever the flusher does; waits for the disk."""
+        begin = self.flusher.flushed()
+        for segment in list(self.log.row.segments):
+            if segment.start + segment.size > begin and segment.start < end:
+                self.disk.sync(segment.fd)
+
     @property
     def confirmed(self) -> int:
         """Readers see the log up to here."""

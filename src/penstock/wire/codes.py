@@ -191,6 +191,10 @@ class RequestCode(IntEnum):
     BATCH_ACK_MESSAGE = 200151
 
 
+CUT_CODES: Final = {code & 0xFFFF: code.value for code in RequestCode if code > 0xFFFF}
+"""Binary headers have 16 bits for a code; Java's clients send what is left of those of POP."""
+
+
 class ResponseCode(IntEnum):
     """How a request ended."""
 

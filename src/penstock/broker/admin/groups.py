@@ -14,10 +14,7 @@ from penstock.errors import InvalidParameter
 from penstock.wire import fastjson
 from penstock.wire.bodies import SubscriptionGroupConfig
 from penstock.wire.bodies_admin import GroupForbidden, SubscriptionGroupList
-from penstock.wire.bodies_files import (
-    MessageRequestModeSerializeWrapper,
-    SubscriptionGroupWrapper,
-)
+from penstock.wire.bodies_files import SubscriptionGroupWrapper
 from penstock.wire.codes import RequestCode, group_fault
 
 
@@ -37,7 +34,6 @@ class GroupHandlers:
             Row(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid),
             Row(RequestCode.GET_ALL_CONSUMER_OFFSET, self.get_offsets),
             Row(RequestCode.GET_ALL_DELAY_OFFSET, self.get_delay_offsets),
-            Row(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.get_modes),
         ]
 
     def create(self, command: Command) -> Answer:
@@ -102,10 +98,6 @@ class GroupHandlers:
     def get_delay_offsets(self, command: Command) -> Answer:
         """How far each delay level has been delivered, as its file will say."""
         return Reply(body=self._parts.delay.table.body())
-
-    def get_modes(self, command: Command) -> Answer:
-        """Which groups pop instead of pulling: none."""
-        return reply_with(MessageRequestModeSerializeWrapper())
 
     def _put(self, wanted: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
         configs: list[SubscriptionGroupConfig] = []

@@ -7,9 +7,8 @@ from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
 from penstock.store.store import MessageStore
-from penstock.wire.bodies import DataVersion, KVTable
+from penstock.wire.bodies import KVTable
 from penstock.wire.bodies_cluster import HARuntimeInfo
-from penstock.wire.bodies_files import TimerCheckpoint, TimerMetricsSerializeWrapper
 from penstock.wire.codes import MASTER_ID, RequestCode
 
 PROTOCOL = "V5_4_0"
@@ -32,11 +31,6 @@ _UNUSED = {
     "pageCacheLockTimeMills": "0",
     "remainTransientStoreBufferNumbs": "2147483647",
     "startAcceptSendRequestTimeStamp": "0",
-    "timerReadBehind": "0",
-    "timerOffsetBehind": "0",
-    "timerCongestNum": "0",
-    "timerEnqueueTps": "0.0",
-    "timerDequeueTps": "0.0",
     # Times of single puts are not taken: asking the clock would cost more than the put.
     "getMessageEntireTimeMax": "0",
     "putLatency99": "0.00",
@@ -71,6 +65,7 @@ class RuntimeHandlers:
             **_pool_figures(),
             **parts.stats.runtime(),
             **_delay_figures(parts),
+            **parts.timers.runtime(command.now_ms),
             "bootTimestamp": str(parts.started_ms),
             "brokerActive": "true",
             "brokerVersionDesc": PROTOCOL,
@@ -97,13 +92,12 @@ class RuntimeHandlers:
         )
 
     def timer_checkpoint(self, command: Command) -> Answer:
-        """How far timers are: none exist."""
-        return Reply(body=TimerCheckpoint().pack())
+        """How far the timer is."""
+        return Reply(body=self._parts.timers.checkpoint().pack())
 
     def timer_metrics(self, command: Command) -> Answer:
-        """Messages that wait for their time, by topic: none do."""
-        version = DataVersion(timestamp=self._parts.started_ms)
-        return reply_with(TimerMetricsSerializeWrapper(data_version=version))
+        """Messages that wait for their time, by topic."""
+        return reply_with(self._parts.timers.figures.wrapper())
 
 
 def human_bytes(count: int) -> str:

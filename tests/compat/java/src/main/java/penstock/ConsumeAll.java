@@ -73,6 +73,9 @@ public final class ConsumeAll {
         line.put("stored_body_crc", message.getBodyCRC());
         line.put("body_crc", UtilAll.crc32(message.getBody()));
         line.put("body_length", message.getBody().length);
+        line.put("born_host", message.getBornHostString());
+        line.put("transaction_id", message.getTransactionId());
+        line.put("prepared_offset", message.getPreparedTransactionOffset());
         return line;
     }
 }

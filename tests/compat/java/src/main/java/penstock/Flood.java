@@ -74,7 +74,7 @@ final class Flood {
         }
     }
 
-    private static void pauseAfterFailure() {
+    static void pauseAfterFailure() {
         try {
             Thread.sleep(100);
         } catch (InterruptedException ignored) {

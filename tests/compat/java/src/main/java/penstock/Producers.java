@@ -154,7 +154,7 @@ final class Producers {
         return Arrays.asList(lines);
     }
 
-    private static Message message(Arguments given) {
+    static Message message(Arguments given) {
         byte[] body;
         if (given.has("size")) {
             body = new byte[given.integer("size", 0)];
@@ -180,7 +180,7 @@ final class Producers {
         return message;
     }
 
-    private static Map<String, Object> acknowledgement(Message message, SendResult result) {
+    static Map<String, Object> acknowledgement(Message message, SendResult result) {
         Map<String, Object> line = new LinkedHashMap<>();
         line.put("status", result.getSendStatus().name());
         line.put("broker", result.getMessageQueue().getBrokerName());

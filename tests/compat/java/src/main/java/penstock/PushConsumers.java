@@ -1,8 +1,10 @@
 package penstock;
 
+import java.lang.reflect.Field;
 import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
+import java.util.Arrays;
 import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
@@ -17,6 +19,7 @@ import org.apache.rocketmq.client.consumer.listener.ConsumeOrderlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerOrderly;
 import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
+import org.apache.rocketmq.client.impl.consumer.RebalanceImpl;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.common.message.MessageQueue;
@@ -122,6 +125,9 @@ final class PushConsumers {
         if (given.has("max_reconsume_times")) {
             client.setMaxReconsumeTimes(given.integer("max_reconsume_times", -1));
         }
+        if (!given.flag("client_rebalance", true)) {
+            leaveSharing(client);
+        }
         Consumer consumer = new Consumer(
             client, given.integer("pause_ms", 0), given.integer("fail_times", 0));
         if (given.flag("orderly", false)) {
@@ -151,6 +157,20 @@ final class PushConsumers {
         }
     }
 
+    /**
+     * The broker tells which queues are whose, and whether to pull or to pop; only in 5.x. What was
+     * popped and not handled comes again after seconds instead of 10 s to 2 h.
+     */
+    private static void leaveSharing(DefaultMQPushConsumer client)
+        throws ReflectiveOperationException {
+        DefaultMQPushConsumer.class.getMethod("setClientRebalance", boolean.class)
+            .invoke(client, false);
+        Object inner = client.getDefaultMQPushConsumerImpl();
+        Field delays = inner.getClass().getDeclaredField("popDelayLevel");
+        delays.setAccessible(true);
+        Arrays.fill((int[]) delays.get(inner), 1);
+    }
+
     private Object stop(Arguments given) {
         consumers.remove(given.text("consumer")).client.shutdown();
         return null;
@@ -173,10 +193,17 @@ final class PushConsumers {
         }
     }
 
-    /** [broker, queue] of each queue of a topic that the consumer holds now. */
-    private Object queues(Arguments given) {
-        TreeSet<MessageQueue> held = new TreeSet<>(consumers.get(given.text("consumer")).client
-            .getDefaultMQPushConsumerImpl().getRebalanceImpl().getProcessQueueTable().keySet());
+    /** [broker, queue] of each queue of a topic that the consumer holds now, or pops from now. */
+    private Object queues(Arguments given) throws ReflectiveOperationException {
+        RebalanceImpl rebalance = consumers.get(given.text("consumer")).client
+            .getDefaultMQPushConsumerImpl().getRebalanceImpl();
+        TreeSet<MessageQueue> held = new TreeSet<>();
+        if (given.flag("popped", false)) {
+            Object table = RebalanceImpl.class.getMethod("getPopProcessQueueTable").invoke(rebalance);
+            ((Map<?, ?>) table).keySet().forEach(queue -> held.add((MessageQueue) queue));
+        } else {
+            held.addAll(rebalance.getProcessQueueTable().keySet());
+        }
         List<Object> rows = new ArrayList<>();
         for (MessageQueue queue : held) {
             if (queue.getTopic().equals(given.text("topic"))) {

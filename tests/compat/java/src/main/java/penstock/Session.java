@@ -35,7 +35,13 @@ public final class Session {
         commands.putAll(new PushConsumers().commands());
         commands.putAll(new PullConsumers().commands());
         commands.putAll(new LiteConsumers().commands());
-        commands.putAll(adminCommands());
+        commands.putAll(new OrderlyConsumers().commands());
+        commands.putAll(new Transactions().commands());
+        commands.putAll(new Timers().commands());
+        commands.putAll(new Requests().commands());
+        commands.putAll(new Traces().commands());
+        commands.putAll(serverCommands("penstock.server.Admins"));
+        commands.putAll(serverCommands("penstock.server.Pops"));
         BufferedReader input =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = input.readLine(); line != null; line = input.readLine()) {
@@ -47,13 +53,14 @@ public final class Session {
         }
     }
 
-    /** Of the admin client, which only the builds with Apache's servers have. */
+    /** Of what only the builds with Apache's servers have: the admin client, POP. */
     @SuppressWarnings("unchecked")
-    private static Map<String, Command> adminCommands() throws ReflectiveOperationException {
+    private static Map<String, Command> serverCommands(String name)
+        throws ReflectiveOperationException {
         try {
-            Class<?> admins = Class.forName("penstock.server.Admins");
-            Object made = admins.getConstructor().newInstance();
-            return (Map<String, Command>) admins.getMethod("commands").invoke(made);
+            Class<?> family = Class.forName(name);
+            Object made = family.getConstructor().newInstance();
+            return (Map<String, Command>) family.getMethod("commands").invoke(made);
         } catch (ClassNotFoundException absent) {
             return Map.of();
         }

@@ -16,6 +16,7 @@ import org.apache.rocketmq.acl.common.AclUtils;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
+import org.apache.rocketmq.client.consumer.rebalance.AllocateMessageQueueAveragely;
 import org.apache.rocketmq.client.impl.consumer.DefaultMQPushConsumerImpl;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendResult;
@@ -40,7 +41,11 @@ import penstock.Program;
  * commands look at.
  *
  *   +produce GROUP TOPIC QUEUE BODY KEYS TAGS   prints the message's ids and its offset
- *   +consume GROUP TOPIC EXPRESSION MODEL       a push consumer from the first offset on
+ *   +trace GROUP TOPIC BODY                     the same for a message that leaves a trace,
+ *   +delay GROUP TOPIC BODY MS                  for one that comes so much later,
+ *   +transact GROUP TOPIC BODY END              and for one in a transaction that ends so
+ *   +consume GROUP TOPIC EXPRESSION MODEL       a push consumer from the first offset on; the model
+ *                                               POP lets the server choose, TRACED leaves traces
  *   +consumed GROUP COUNT                       waits for so many messages, then commits
  *   +leave GROUP                                ends that consumer
  *
@@ -51,11 +56,13 @@ public final class AdminShell extends MQAdminStartup {
     private final RPCHook hook;
     private final Map<String, DefaultMQProducer> producers = new LinkedHashMap<>();
     private final Map<String, Consumer> consumers = new LinkedHashMap<>();
+    private final SpecialProducers special;
 
     private AdminShell(String names) {
         this.names = names;
         String home = System.getProperty(MixAll.ROCKETMQ_HOME_PROPERTY);
         this.hook = AclUtils.getAclRPCHook(home + MixAll.ACL_CONF_TOOLS_FILE);
+        this.special = new SpecialProducers(names, hook);
     }
 
     public static void main(String[] args) {
@@ -132,6 +139,7 @@ public final class AdminShell extends MQAdminStartup {
     private void execute(List<String> words) throws Exception {
         switch (words.get(0)) {
             case "+produce" -> produce(words);
+            case "+trace", "+delay", "+transact" -> print(special.run(words));
             case "+consume" -> consume(words);
             case "+consumed" -> consumers.get(words.get(1)).await(Long.parseLong(words.get(2)));
             case "+leave" -> consumers.remove(words.get(1)).client.shutdown();
@@ -155,8 +163,11 @@ public final class AdminShell extends MQAdminStartup {
         Message message = new Message(words.get(2), words.get(6), words.get(5),
             words.get(4).getBytes(StandardCharsets.UTF_8));
         int wanted = Integer.parseInt(words.get(3));
-        SendResult result = producer.send(message,
-            (queues, ignored, alsoIgnored) -> queueOf(queues, wanted), null);
+        print(producer.send(message,
+            (queues, ignored, alsoIgnored) -> queueOf(queues, wanted), null));
+    }
+
+    private static void print(SendResult result) {
         System.out.println(result.getMsgId());
         System.out.println(result.getOffsetMsgId());
         System.out.println(result.getQueueOffset());
@@ -167,10 +178,14 @@ public final class AdminShell extends MQAdminStartup {
     }
 
     private void consume(List<String> words) throws Exception {
-        DefaultMQPushConsumer client = new DefaultMQPushConsumer(words.get(1), hook);
+        String model = words.get(4);
+        DefaultMQPushConsumer client = new DefaultMQPushConsumer(words.get(1), hook,
+            new AllocateMessageQueueAveragely(), model.equals("TRACED"), null);
         client.setNamesrvAddr(names);
         client.setInstanceName(words.get(1));
-        client.setMessageModel(MessageModel.valueOf(words.get(4)));
+        client.setClientRebalance(!model.equals("POP"));
+        client.setMessageModel(model.equals("BROADCASTING")
+            ? MessageModel.BROADCASTING : MessageModel.CLUSTERING);
         client.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         client.subscribe(words.get(2), words.get(3));
         Consumer consumer = new Consumer(client, new AtomicLong());

@@ -66,7 +66,9 @@ public final class Admins {
         Object[] values = new Object[types.length];
         for (int i = 0; i < types.length; i++) {
             try {
-                if (args.get(i) != null && args.get(i) instanceof String != (types[i] == String.class)) {
+                boolean text = types[i] == String.class
+                    || types[i] instanceof Class<?> kind && kind.isEnum();
+                if (args.get(i) != null && args.get(i) instanceof String != text) {
                     return null;
                 }
                 values[i] = Beans.convert(args.get(i), types[i]);

@@ -1,0 +1,187 @@
+"""Messages that wait, come back or die are found by key, unique id, offset id, place and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from ipaddress import ip_address
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from penstock.wire.ids import encode_offset_id
+from tests.depth import rounds
+
+from . import houses
+from .conftest import VARIANTS
+from .maven import LATEST
+from .mqadmin_shell import AdminShell
+from .session import ClientError, Java, eventually
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow]
+
+clients = pytest.mark.parametrize(
+    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
+)
+
+SCHEDULE, TIMER = "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"
+HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
+NO_MESSAGE = 208
+FAMILIES = {"timed": "timer", "committed": "trace", "undone": "trace"}
+"""Whose command sends a kind of message."""
+
+
+class Expected(NamedTuple):
+    """A message: its answer, its key, where it is found, where never."""
+
+    acked: Any
+    key: str
+    topics: tuple[str, ...]
+    absent: str = ""
+
+
+@pytest.fixture(scope="module")
+def quick(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
+    """A house whose delay levels are seconds."""
+    directory = tmp_path_factory.mktemp("queries")
+    with (
+        houses.name_server(directory / "namesrv") as names,
+        houses.broker(
+            directory / "broker", names.address, brokerName="queries", messageDelayLevel="1s 1s 1s"
+        ) as broker,
+    ):
+        yield houses.House(names.address, broker.name, broker.address)
+
+
+def send(client: Java, house: houses.House, topic: str, kind: str) -> tuple[Any, str]:
+    """Send one message of a kind; its answer and its key."""
+    key = f"{topic}-{kind}"
+    message: dict[str, Any] = {"topic": topic, "body": kind, "keys": [key], "tags": "T"}
+    family = FAMILIES.get(kind, "producer")
+    how: dict[str, Any] = {}
+    if kind == "timed":
+        message |= {"keys": key, "properties": {"TIMER_DELAY_MS": "1000"}}
+    elif kind in ("committed", "undone"):
+        message["body"] = "commit" if kind == "committed" else "rollback"
+        how["how"] = "transaction"
+    elif kind == "delayed":
+        message["delay_level"] = 1
+    name = f"{family}-{house.broker}"
+    (acked,) = client.do(f"{family}.send", producer=name, messages=[message], **how)
+    assert acked.get("status") == "SEND_OK", acked
+    return acked, key
+
+
+def send_all(client: Java, house: houses.House, fresh: str) -> dict[str, Expected]:
+    """One message of each kind."""
+    retry, dead = f"{fresh}-retry", f"{fresh}-dead"
+    ways = {
+        "plain": (fresh, (fresh,)),
+        "delayed": (fresh, (SCHEDULE, fresh)),
+        "timed": (fresh, (TIMER, fresh)),
+        "committed": (fresh, (HALF, fresh)),
+        "undone": (fresh, (HALF,)),
+        "retried": (retry, (retry, f"%RETRY%{retry}")),
+        "dead": (dead, (dead, f"%DLQ%{dead}")),
+    }
+    common = {"namesrv": house.namesrv}
+    for start in ("producer.start", "timer.start", "trace.producer"):
+        client.do(start, producer=f"{start.partition('.')[0]}-{house.broker}", **common)
+    made = {}
+    for kind, (topic, topics) in ways.items():
+        acked, key = send(client, house, topic, kind)
+        made[kind] = Expected(acked, key, topics, topic if topic not in topics else "")
+    for topic, times, most in ((retry, 1, 16), (dead, 99, 0)):
+        client.do(
+            "push.start", consumer=topic, group=topic, topics={topic: "*"}, fail_times=times,
+            max_reconsume_times=most, **common,
+        )  # fmt: skip
+    return made
+
+
+def query(client: Java, house: houses.House, topic: str, key: str) -> list[Any]:
+    try:
+        found: list[Any] = client.do(
+            "producer.query", producer=f"producer-{house.broker}", topic=topic, key=key
+        )
+    except ClientError as error:
+        if error.code not in (17, NO_MESSAGE):  # no route yet, or no message
+            raise
+        return []
+    return found
+
+
+def offset_id(house: houses.House, place: int) -> str:
+    """The offset id of the record at a place in the log."""
+    host, port = house.broker_address.split(":")
+    return encode_offset_id(ip_address(host).packed, int(port), place)
+
+
+def check_found(client: Java, house: houses.House, one: Expected, topic: str) -> Any:
+    """A message is found under a topic in every way, and it is the same record each time."""
+    (found,) = eventually(lambda: query(client, house, topic, one.key)) or [None]
+    assert found is not None, f"{one.key} is not found under {topic}"
+    assert (found["msg_id"], found["topic"]) == (one.acked["msg_id"], topic)
+    place = found["physical_offset"]
+    for some_id in (one.acked["msg_id"], offset_id(house, place)):
+        seen = client.do(
+            "producer.view", producer=f"producer-{house.broker}", topic=topic, id=some_id
+        )
+        assert (seen["physical_offset"], seen["msg_id"]) == (place, one.acked["msg_id"])
+    client.do("pull.start", consumer="queries", namesrv=house.namesrv, group="queries")
+    queue = {
+        "consumer": "queries", "topic": topic, "broker": house.broker,
+        "queue_id": found["queue_id"],
+    }  # fmt: skip
+    stored_ms, offset = found["store_timestamp"], found["queue_offset"]
+    assert client.do("pull.search", timestamp_ms=stored_ms, **queue) <= offset
+    assert client.do("pull.search", timestamp_ms=stored_ms + 1, **queue) > offset
+    return found
+
+
+@clients
+def test_messages_of_every_kind_are_found(
+    client: Java, quick: houses.House, fresh: str, tmp_path: Path
+) -> None:
+    made = send_all(client, quick, fresh)
+    found: dict[tuple[str, str], Any] = {}
+    for kind, one in made.items():
+        for topic in one.topics:
+            found[kind, topic] = check_found(client, quick, one, topic)
+    for kind, one in made.items():
+        # The answer to the send names the record that was stored then.
+        first = found[kind, one.topics[0]]
+        if one.acked["offset_msg_id"]:  # clients keep it from the users of transactions
+            assert one.acked["offset_msg_id"] == offset_id(quick, first["physical_offset"])
+        if one.absent:
+            assert query(client, quick, one.absent, one.key) == []
+    if client.version == LATEST:
+        look_with_mqadmin(quick, found, tmp_path)
+    for topic in (made["retried"].topics[0], made["dead"].topics[0]):
+        client.do("push.stop", consumer=topic)
+
+
+def look_with_mqadmin(
+    house: houses.House, found: dict[tuple[str, str], Any], directory: Path
+) -> None:
+    with AdminShell(house.namesrv, directory / "shell") as shell:
+
+        def run(command: str, topic: str, *words: str) -> str:
+            return shell.run(command, "-n", house.namesrv, "-t", topic, *words).out
+
+        for (_, topic), one in found.items():
+            unique, key = one["msg_id"], one["keys"]
+            place_id = offset_id(house, one["physical_offset"])
+            assert place_id in run("queryMsgById", topic, "-i", place_id)
+            assert key in run("queryMsgByUniqueKey", topic, "-i", unique)
+            assert unique in run("queryMsgByKey", topic, "-k", key)
+        for kind, topic in (("retried", "%RETRY%"), ("dead", "%DLQ%"), ("timed", "")):
+            one = next(
+                line for (name, where), line in found.items()
+                if name == kind and where.startswith(topic) and where != TIMER
+            )  # fmt: skip
+            place = ("-b", house.broker, "-i", str(one["queue_id"]), "-o", str(one["queue_offset"]))
+            assert one["msg_id"] in run("queryMsgByOffset", one["topic"], *place)
+            stored_ms = one["store_timestamp"]
+            span = ("-b", str(stored_ms), "-e", str(stored_ms + 1))
+            assert one["msg_id"] in run("printMsg", one["topic"], *span)

@@ -1,0 +1,172 @@
+"""Real Java clients ask and reply: what comes back, who waits in vain, who is gone."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from tests.depth import rounds
+
+from . import houses
+from .conftest import VARIANTS
+from .session import ClientError, Java, eventually
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow]
+
+clients = pytest.mark.parametrize(
+    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
+)
+
+REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
+
+
+def start(client: Java, house: houses.House, name: str, **options: Any) -> str:
+    client.do("request.start", producer=name, namesrv=house.namesrv, **options)
+    return name
+
+
+def ask(client: Java, producer: str, topic: str, *bodies: str, **options: Any) -> list[Any]:
+    messages = [{"topic": topic, "body": body, "tags": "Q"} for body in bodies]
+    lines: list[Any] = client.do("request.ask", producer=producer, messages=messages, **options)
+    return lines
+
+
+def serve(client: Java, house: houses.House, topic: str, **options: Any) -> None:
+    """Somebody replies to what is asked under a topic, with an exclamation mark more."""
+    client.do(
+        "reply.start", consumer=topic, group=topic, namesrv=house.namesrv, topic=topic, **options
+    )
+
+
+def make_topic(client: Java, house: houses.House, topic: str) -> None:
+    client.do("producer.start", producer=f"maker-{house.broker}", namesrv=house.namesrv)
+    client.do("producer.create_topic", producer=f"maker-{house.broker}", topic=topic, queues=2)
+
+    def known() -> bool:
+        try:
+            messages = [{"topic": topic, "body": "here?"}]
+            lines = client.do("producer.send", producer=f"maker-{house.broker}", messages=messages)
+        except ClientError:
+            return False
+        return bool(lines[0].get("status") == "SEND_OK")
+
+    assert eventually(known)
+
+
+@clients
+def test_a_request_gets_its_reply(client: Java, house: houses.House, fresh: str) -> None:
+    make_topic(client, house, fresh)
+    serve(client, house, fresh)
+    asker = start(client, house, f"{fresh}-asker")
+    began_ms = time.time() * 1000
+    ways: list[dict[str, Any]] = [
+        {}, {"how": "selector"}, {"how": "queue", "broker": house.broker, "queue_id": 1},
+    ]  # fmt: skip
+    for way in ways:
+        (line,) = ask(client, asker, fresh, f"hello {way}", **way)
+        assert line["body"] == f"hello {way}!"
+        assert line["topic"] == REPLY_TOPIC
+    properties = line["properties"]
+    assert properties["MSG_TYPE"] == "reply"
+    assert properties["REPLY_TO_CLIENT"] == client.do("request.client_id", producer=asker)
+    assert {"CORRELATION_ID", "TTL"} <= set(properties)
+    for name in ("PUSH_REPLY_TIME", "ARRIVE_TIME"):
+        assert began_ms - 1 <= int(properties[name]) <= time.time() * 1000 + 1
+    assert line["store_host"].endswith(house.broker_address)
+    client.do("reply.stop", consumer=fresh)
+
+
+@clients
+def test_callbacks_get_each_its_own_reply(client: Java, house: houses.House, fresh: str) -> None:
+    make_topic(client, house, fresh)
+    serve(client, house, fresh)
+    asker = start(client, house, f"{fresh}-asker")
+    bodies = [f"question {n}" for n in range(rounds(ci=50, proof=500))]
+    lines = ask(client, asker, fresh, *bodies, how="async")
+    assert [line.get("body") for line in lines] == [f"{body}!" for body in bodies]
+    client.do("reply.stop", consumer=fresh)
+
+
+@clients
+def test_a_large_reply_is_compressed_on_its_way(
+    client: Java, house: houses.House, fresh: str
+) -> None:
+    make_topic(client, house, fresh)
+    serve(client, house, fresh, size=500_000)
+    asker = start(client, house, f"{fresh}-asker")
+    (line,) = ask(client, asker, fresh, "much")
+    assert line["body_length"] == len("much") + 500_001
+    outcomes = client.do("reply.outcomes", consumer=fresh, count=2)  # one came with the topic
+    (outcome,) = [one for one in outcomes if one["asked"] == "much"]
+    assert outcome["status"] == "SEND_OK"
+    client.do("reply.stop", consumer=fresh)
+
+
+@clients
+def test_who_is_not_answered_waits_as_long_as_it_said(
+    client: Java, house: houses.House, fresh: str
+) -> None:
+    make_topic(client, house, fresh)
+    asker = start(client, house, f"{fresh}-asker")
+    began = time.monotonic()
+    (line,) = ask(client, asker, fresh, "anybody?", timeout_ms=1000)
+    assert time.monotonic() - began >= 1
+    assert line["error"] == "RequestTimeoutException"
+    (line,) = ask(client, asker, fresh, "anybody?", timeout_ms=1000, how="async")
+    assert line["error"] == "RequestTimeoutException"
+
+
+@clients
+def test_a_reply_to_who_is_gone_fails_and_is_stored(
+    client: Java, house: houses.House, fresh: str
+) -> None:
+    make_topic(client, house, fresh)
+    asker = start(client, house, f"{fresh}-asker")
+    client_id = client.do("request.client_id", producer=asker)
+    (line,) = ask(client, asker, fresh, "quick", timeout_ms=2000)
+    assert line["error"] == "RequestTimeoutException"
+    client.do("request.stop", producer=asker)
+    serve(client, house, fresh)
+
+    def outcome() -> Any:
+        lines = client.do("reply.outcomes", consumer=fresh)
+        return next((line for line in lines if line["asked"] == "quick"), None)
+
+    line = eventually(outcome)
+    assert line["reply_to"] == client_id
+    assert line["code"] == 1
+    assert line["topic"] == REPLY_TOPIC
+    client.do("pull.start", consumer="looker", namesrv=house.namesrv, group="looker")
+    place = {"consumer": "looker", "topic": REPLY_TOPIC, "broker": house.broker, "queue_id": 0}
+    (queue,) = client.do("pull.queues", consumer="looker", topic=REPLY_TOPIC)
+    newest = client.do("pull.messages", **place, offset=max(queue["max"] - 8, 0))["messages"]
+    (stored,) = [
+        one["properties"] for one in newest
+        if one["properties"].get("REPLY_TO_CLIENT") == client_id
+    ]  # fmt: skip
+    assert "PUSH_REPLY_TIME" not in stored
+    client.do("reply.stop", consumer=fresh)
+
+
+@clients
+def test_two_who_ask_in_one_process_get_each_their_own(
+    client: Java, house: houses.House, fresh: str
+) -> None:
+    make_topic(client, house, fresh)
+    serve(client, house, fresh)
+    # Two of one client, and one with an id of its own.
+    for name, instance in (("one", "shared"), ("two", "shared"), ("three", "alone")):
+        start(client, house, f"{fresh}-{name}", group=f"{fresh}-{name}", instance=instance)
+    ids = [
+        client.do("request.client_id", producer=f"{fresh}-{name}")
+        for name in ("one", "two", "three")
+    ]
+    assert ids[0] == ids[1] != ids[2]
+    for name in ("one", "two", "three", "one"):
+        assert ask(client, f"{fresh}-{name}", fresh, name)[0].get("body") == f"{name}!"
+    client.do("request.stop", producer=f"{fresh}-one")  # the other goes on by the same client
+    if not houses.APACHE:  # which forgets the client with the first of its producers
+        assert ask(client, f"{fresh}-two", fresh, "still")[0].get("body") == "still!"
+    client.do("reply.stop", consumer=fresh)

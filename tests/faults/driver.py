@@ -1,0 +1,249 @@
+"""A client of a broker that dies: it sends, consumes, hands back and ends transactions, and notes
+what it was promised and what it saw.
+
+It outlives the broker: whatever was not answered counts as not promised, and goes on with the next
+broker. Each sender waits for its answer before it sends again, so that what is stored in a queue is
+stored in the order of the numbers.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.errors import PeerError
+from penstock.net.peer import Ask, Peer, Response
+from penstock.wire import fastjson
+from penstock.wire.bodies import HeartbeatData, ProducerData
+from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.ids import decode_offset_id
+from penstock.wire.message import StoredMessage, decode_message, decode_messages, encode_properties
+
+GROUP = "G"
+RETRIES = f"%RETRY%{GROUP}"
+CALL_MS = 20_000
+PREPARED, COMMIT, ROLLBACK, UNKNOWN = 0x04, 0x08, 0x0C, 0
+_ABSENT = (ResponseCode.TOPIC_NOT_EXIST, ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST)
+_NOTHING = (ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY)
+
+Place = tuple[str, int]
+"""A topic and a queue id."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """One message: when it was sent, when it may arrive, what was promised."""
+
+    sent_ms: int
+    due_ms: int
+    fate: int = COMMIT  # of a transaction
+    decided_ms: int = 0  # when its end was first asked for
+    acked: bool = False
+    ended: bool = False
+
+
+@dataclass(slots=True)
+class Handed:
+    """A message that was handed back: when first, and whether that was answered."""
+
+    first_ms: int
+    acked: bool = False
+
+
+@dataclass(slots=True)
+class Got:
+    """A message that a consumer got."""
+
+    name: str
+    queue_offset: int
+    store_ms: int
+    got_ms: int
+    message: StoredMessage
+
+
+@dataclass(slots=True)
+class Ledger:
+    """What was promised, and what was seen."""
+
+    sent: dict[str, Sent] = field(default_factory=dict)
+    handed: dict[str, Handed] = field(default_factory=dict)
+    got: dict[Place, list[Got]] = field(default_factory=dict)
+    checks: int = 0
+
+    def names(self, topic: str) -> set[str]:
+        """The messages that came under a topic."""
+        return {one.name for (name, _), rows in self.got.items() if name == topic for one in rows}
+
+
+def now_ms() -> int:
+    return int(time.time() * 1000)
+
+
+class Driver:
+    """All clients of one broker, over one connection."""
+
+    def __init__(self, address: str, seed: str) -> None:
+        self.ledger = Ledger()
+        self.rng = random.Random(seed)
+        self._peer = Peer(address, on_request=self._asked)
+        self._up = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._faults: list[BaseException] = []
+
+    # --- life
+
+    def start(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._faults.append(error)
+
+    def check(self) -> None:
+        """Raise what went wrong in the background."""
+        if self._faults:
+            raise self._faults[0]
+
+    async def broker_is_up(self) -> None:
+        """Say who we are, so that transactions can be asked about."""
+        data = HeartbeatData(client_id="driver", producer_data_set=[ProducerData(group_name=GROUP)])
+        answer = await self._peer.call(
+            RequestCode.HEART_BEAT, {}, fastjson.encode(data), timeout_ms=CALL_MS
+        )
+        assert answer.code == 0, answer
+        self._up.set()
+
+    def broker_dies(self) -> None:
+        self._up.clear()
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._peer.close()
+
+    async def ask(self, code: int, ext: dict[str, str], body: bytes = b"") -> Response | None:
+        """The answer, or None if the broker died over it."""
+        await self._up.wait()
+        try:
+            return await self._peer.call(code, ext, body, timeout_ms=CALL_MS)
+        except PeerError:
+            return None
+
+    # --- sending
+
+    async def send(
+        self, name: str, topic: str, queue_id: int, sent: Sent, properties: dict[str, str],
+        sys_flag: int = 0,
+    ) -> Response | None:  # fmt: skip
+        """Send a message and note it; the answer if it was promised."""
+        self.ledger.sent[name] = sent
+        named = {"UNIQ_KEY": name.upper().ljust(32, "0"), "KEYS": name, **properties}
+        ext = {
+            "a": GROUP, "b": topic, "c": "TBW102", "d": "4", "e": str(queue_id),
+            "f": str(sys_flag), "g": str(sent.sent_ms), "h": "0", "j": "0", "m": "false",
+            "i": encode_properties(named).decode(),
+        }  # fmt: skip
+        answer = await self.ask(RequestCode.SEND_MESSAGE_V2, ext, name.encode())
+        if answer is None:
+            return None
+        assert answer.code == 0, answer
+        sent.acked = True
+        return answer
+
+    async def send_transaction(
+        self, name: str, topic: str, queue_id: int, sent: Sent, properties: dict[str, str]
+    ) -> None:
+        """Send a half and, unless that is left to the checks, end it."""
+        half = {"TRAN_MSG": "true", "PGROUP": GROUP, **properties}
+        answer = await self.send(name, topic, queue_id, sent, half, PREPARED)
+        if answer is None or self.rng.random() < 0.3:
+            return
+        handle = {
+            "tranStateTableOffset": answer.ext["queueOffset"],
+            "commitLogOffset": str(decode_offset_id(answer.ext["msgId"]).offset),
+        }
+        await self._end(name, sent, handle, sent.fate, checked=False)
+        if self.rng.random() < 0.3:  # a client that has lost the answer
+            await self._end(name, sent, handle, sent.fate, checked=False)
+
+    async def _end(
+        self, name: str, sent: Sent, handle: dict[str, str], state: int, *, checked: bool
+    ) -> None:
+        if state != UNKNOWN and not sent.decided_ms:
+            sent.decided_ms = now_ms()
+        ext = {
+            **handle, "producerGroup": GROUP, "commitOrRollback": str(state),
+            "fromTransactionCheck": str(checked).lower(), "msgId": name, "transactionId": name,
+        }  # fmt: skip
+        answer = await self.ask(RequestCode.END_TRANSACTION, ext)
+        if answer is not None:
+            assert answer.code == 0, (name, answer)
+            sent.ended = sent.ended or state != UNKNOWN
+
+    def _asked(self, ask: Ask) -> Response | None:
+        if ask.code != RequestCode.CHECK_TRANSACTION_STATE:
+            return None
+        name = decode_message(ask.body).body.decode()
+        self.ledger.checks += 1
+        sent = self.ledger.sent[name]
+        handle = {key: ask.ext[key] for key in ("tranStateTableOffset", "commitLogOffset")}
+        state = UNKNOWN if self.rng.random() < 0.2 else sent.fate
+        self.start(self._end(name, sent, handle, state, checked=True))
+        return None
+
+    # --- consuming
+
+    async def consume(
+        self, topic: str, queue_id: int, then: Callable[[Got], Coroutine[Any, Any, None]] | None
+    ) -> None:
+        """Pull a queue from its first message on, for ever."""
+        rows = self.ledger.got.setdefault((topic, queue_id), [])
+        while True:
+            for one in await self.pull(topic, queue_id, len(rows)):
+                assert one.queue_offset == len(rows), (topic, queue_id, one.queue_offset)
+                if then is not None:
+                    await then(one)
+                rows.append(one)
+
+    async def pull(self, topic: str, queue_id: int, offset: int) -> list[Got]:
+        """What lies in a queue from an offset on; waits a little for the first."""
+        ext = {
+            "consumerGroup": GROUP, "topic": topic, "queueId": str(queue_id),
+            "queueOffset": str(offset), "maxMsgNums": "32", "sysFlag": "6", "commitOffset": "0",
+            "suspendTimeoutMillis": "500", "subscription": "*", "subVersion": "0",
+            "expressionType": "TAG",
+        }  # fmt: skip
+        answer = await self.ask(RequestCode.PULL_MESSAGE, ext)
+        if answer is None or answer.code in _NOTHING:
+            return []
+        if answer.code in _ABSENT:
+            await asyncio.sleep(0.05)
+            return []
+        assert answer.code == 0, (topic, queue_id, offset, answer)
+        at = now_ms()
+        return [
+            Got(message.body.decode(), message.queue_offset, message.store_ms, at, message)
+            for message in decode_messages(answer.body)
+        ]
+
+    async def hand_back(self, got: Got) -> None:
+        """Hand a message back, for a second later, until that is promised."""
+        handed = self.ledger.handed.setdefault(got.name, Handed(now_ms()))
+        ext = {
+            "offset": str(got.message.physical_offset), "group": GROUP, "delayLevel": "1",
+            "originMsgId": got.message.message_id, "originTopic": got.message.topic,
+            "unitMode": "false", "maxReconsumeTimes": "16",
+        }  # fmt: skip
+        while not handed.acked:
+            answer = await self.ask(RequestCode.CONSUMER_SEND_MSG_BACK, ext)
+            if answer is not None:
+                assert answer.code == 0, (got.name, answer)
+                handed.acked = True

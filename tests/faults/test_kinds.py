@@ -1,0 +1,233 @@
+"""kill -9 of a broker while every kind of message flows.
+
+What was acknowledged arrives, at least once; nothing comes before its time; what was rolled back
+never comes, nor what is not decided yet; what was seen in a queue stays where it was.
+"""
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat import penstock
+from tests.depth import rounds
+from tests.faults.driver import (
+    COMMIT,
+    RETRIES,
+    ROLLBACK,
+    Driver,
+    Got,
+    Ledger,
+    Place,
+    Sent,
+    now_ms,
+)
+
+QUEUES = 2
+LEVEL_MS = 1000
+ARRIVE_S = 90.0
+SETTLE_S = 3.0
+"""How long after the last expected message those that must never come could still come."""
+
+SETTINGS: dict[str, Any] = {
+    "messageDelayLevel": "1s 1s 2s", "transactionTimeOut": 700, "transactionCheckInterval": 700,
+    "transactionCheckMax": 10_000, "flushConsumerOffsetInterval": 200,
+    # Small files, so that they are rolled.
+    "mappedFileSizeCommitLog": 1 << 20, "mappedFileSizeConsumeQueue": 20 * 500,
+    "maxHashSlotNum": 500, "maxIndexNum": 5000, "mappedFileSizeTimerLog": 52 * 500,
+    "timerFlushIntervalMs": 100,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of message: how one is sent, and what may be asked of its topic."""
+
+    name: str
+    send: Callable[[Driver, str, str, int], Awaitable[object]]
+    in_order: bool  # whether a queue has them in the order they were sent
+    rolled_back: bool = False  # whether some of them must never come
+
+
+async def send_plain(driver: Driver, name: str, topic: str, queue_id: int) -> None:
+    sent_ms = now_ms()
+    await driver.send(name, topic, queue_id, Sent(sent_ms, sent_ms), {})
+
+
+async def send_delayed(driver: Driver, name: str, topic: str, queue_id: int) -> None:
+    sent_ms = now_ms()
+    await driver.send(name, topic, queue_id, Sent(sent_ms, sent_ms + LEVEL_MS), {"DELAY": "1"})
+
+
+async def send_timed(driver: Driver, name: str, topic: str, queue_id: int) -> None:
+    delay_ms, sent_ms = driver.rng.randint(50, 3000), now_ms()
+    sent = Sent(sent_ms, sent_ms + delay_ms)
+    times = [{"TIMER_DELAY_MS": str(delay_ms)}, {"TIMER_DELIVER_MS": str(sent.due_ms)}]
+    await driver.send(name, topic, queue_id, sent, driver.rng.choice(times))
+
+
+async def send_transaction(driver: Driver, name: str, topic: str, queue_id: int) -> None:
+    sent_ms = now_ms()
+    sent = Sent(sent_ms, sent_ms, driver.rng.choice((COMMIT, ROLLBACK)))
+    await driver.send_transaction(name, topic, queue_id, sent, {})
+
+
+async def send_late_transaction(driver: Driver, name: str, topic: str, queue_id: int) -> None:
+    """One that is delayed, or has a time, once it is committed."""
+    sent_ms = now_ms()
+    if driver.rng.random() < 0.5:
+        due_ms, later = sent_ms + LEVEL_MS, {"DELAY": "1"}
+    else:
+        due_ms = sent_ms + driver.rng.randint(500, 3000)
+        later = {"TIMER_DELIVER_MS": str(due_ms)}
+    sent = Sent(sent_ms, due_ms, driver.rng.choice((COMMIT, ROLLBACK)))
+    await driver.send_transaction(name, topic, queue_id, sent, later)
+
+
+KINDS = (
+    Kind("plain", send_plain, in_order=True),
+    Kind("delayed", send_delayed, in_order=True),
+    Kind("timed", send_timed, in_order=False),
+    Kind("retried", send_plain, in_order=True),
+    Kind("transactional", send_transaction, in_order=False, rolled_back=True),
+    Kind("latetransactional", send_late_transaction, in_order=False, rolled_back=True),
+)
+
+
+async def keep_sending(driver: Driver, kind: Kind, queue_id: int, stop: asyncio.Event) -> None:
+    number = 0
+    while not stop.is_set():
+        await kind.send(driver, f"{kind.name}-{queue_id}-{number}", kind.name, queue_id)
+        number += 1
+        await asyncio.sleep(driver.rng.uniform(0, 0.02))
+
+
+def expected(ledger: Ledger, kind: Kind) -> set[str]:
+    """What has to come under the topic of a kind."""
+    return {
+        name for name, sent in ledger.sent.items()
+        if name.startswith(f"{kind.name}-") and sent.acked and sent.fate == COMMIT
+    }  # fmt: skip
+
+
+def missing(ledger: Ledger) -> set[str]:
+    lost = set()
+    for kind in KINDS:
+        lost |= expected(ledger, kind) - ledger.names(kind.name)
+    retried = ledger.names(RETRIES)
+    lost |= {f"{name} again" for name, one in ledger.handed.items() if name not in retried}
+    return lost
+
+
+def check_times(ledger: Ledger) -> None:
+    """Nothing comes before its time, before it is decided, or though it was rolled back."""
+    for (topic, _), rows in ledger.got.items():
+        for one in rows:
+            sent = ledger.sent[one.name]
+            due_ms = sent.due_ms
+            if topic == RETRIES:
+                due_ms = ledger.handed[one.name].first_ms + LEVEL_MS
+                assert one.message.reconsume_times == 1
+            assert one.store_ms >= due_ms, (one.name, "early by", due_ms - one.store_ms)
+            assert one.got_ms >= due_ms, one.name
+            assert sent.fate == COMMIT, f"{one.name} was rolled back and came"
+            if "transactional" in topic:
+                assert 0 < sent.decided_ms <= one.got_ms, f"{one.name} came undecided"
+
+
+def check_order(rows: list[Got], place: Place) -> None:
+    """Messages come first in the order they were sent; some of them once more after a crash."""
+    seen: dict[str, int] = {}
+    for one in rows:
+        seen.setdefault(one.name, int(one.name.rpartition("-")[2]))
+    by_queue: dict[str, list[int]] = {}  # retries of all queues come back in one
+    for name, number in seen.items():
+        by_queue.setdefault(name.rpartition("-")[0], []).append(number)
+    for numbers in by_queue.values():
+        assert numbers == sorted(numbers), place
+
+
+async def read_again(driver: Driver) -> None:
+    """Every queue still has what was seen in it, and nothing else."""
+    for (topic, queue_id), rows in driver.ledger.got.items():
+        again: list[Got] = []
+        while len(again) < len(rows):
+            again += await driver.pull(topic, queue_id, len(again))
+        assert [(one.name, one.store_ms) for one in again[: len(rows)]] == [
+            (one.name, one.store_ms) for one in rows
+        ]
+        assert len(again) == len(rows), f"more came to {topic} after the end"
+
+
+async def wait_for_all(driver: Driver) -> None:
+    deadline = time.monotonic() + ARRIVE_S
+    while missing(driver.ledger) and time.monotonic() < deadline:
+        driver.check()
+        await asyncio.sleep(0.05)
+    lost = missing(driver.ledger)
+    assert not lost, f"{len(lost)} did not come: {sorted(lost)[:20]}"
+
+
+async def run(broker: penstock.Broker, mode: str) -> Ledger:
+    rng, driver = random.Random(f"kinds-{mode}"), Driver(broker.address, mode)
+    stop, senders = asyncio.Event(), []
+    await asyncio.to_thread(broker.start)
+    await driver.broker_is_up()
+    for kind in KINDS:
+        for queue_id in range(QUEUES):
+            senders.append(driver.start(keep_sending(driver, kind, queue_id, stop)))
+            then = driver.hand_back if kind.name == "retried" else None
+            driver.start(driver.consume(kind.name, queue_id, then))
+    driver.start(driver.consume(RETRIES, 0, None))
+    for _ in range(rounds(ci=2, proof=20)):
+        await asyncio.sleep(rng.uniform(0.2, 2.5))
+        driver.broker_dies()
+        await asyncio.to_thread(broker.kill)
+        driver.check()
+        await asyncio.to_thread(broker.start)
+        await driver.broker_is_up()
+    await asyncio.sleep(0.5)
+    stop.set()
+    await asyncio.gather(*senders)
+    await wait_for_all(driver)
+    await asyncio.sleep(SETTLE_S)
+    driver.check()
+    await read_again(driver)
+    await driver.close()
+    return driver.ledger
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("mode", ["ASYNC_FLUSH", "SYNC_FLUSH"])
+def test_every_kind_survives_kill_9(tmp_path: Path, mode: str) -> None:
+    broker = penstock.Broker(
+        tmp_path / "broker", tmp_path / "store", "", brokerName="mortal", flushDiskType=mode,
+        **SETTINGS,
+    )  # fmt: skip
+    try:
+        ledger = asyncio.run(run(broker, mode))
+        broker.stop()
+    finally:
+        broker.kill()
+    check_times(ledger)
+    for place, rows in ledger.got.items():
+        if place[0] == RETRIES or next(k for k in KINDS if k.name == place[0]).in_order:
+            check_order(rows, place)
+    for kind in KINDS:
+        wanted, came = expected(ledger, kind), ledger.names(kind.name)
+        assert wanted
+        places = [rows for (topic, _), rows in ledger.got.items() if topic == kind.name]
+        twice = sum(map(len, places)) - len(came)
+        print(
+            f"{mode} {kind.name}: {len(wanted)} promised, {len(came)} came, {twice} of them twice"
+        )
+        if kind.rolled_back:
+            sent = {n: s for n, s in ledger.sent.items() if n.startswith(f"{kind.name}-")}
+            assert any(one.fate == ROLLBACK for one in sent.values())
+    assert ledger.checks, "nobody was ever asked"
