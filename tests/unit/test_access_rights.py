@@ -47,6 +47,24 @@ CODE = RequestCode
         (CODE.LITE_PULL_MESSAGE, {"topic": "t", "consumerGroup": "g"},
          {"Sub Group:g", "Sub Topic:t"}),
         (CODE.PULL_MESSAGE, {"topic": "t"}, {"Sub Group:*", "Sub Topic:t"}),
+        *(
+            (code, {"topic": topic, "consumerGroup": "g"}, {"Sub Group:g", *more})
+            for code in (CODE.ACK_MESSAGE, CODE.CHANGE_MESSAGE_INVISIBLETIME)
+            for topic, *more in [
+                ("t", "Sub Topic:t"), ("%RETRY%g",), ("%RETRY%g_t", "Sub Topic:t"),
+                ("%RETRY%g+t", "Sub Topic:t"), ("%RETRY%h_t", "Sub Group:h_t"),
+            ]
+        ),
+        # Whose messages these are can't be told from the name: perhaps those of the group g_t.
+        (CODE.PULL_MESSAGE, {"topic": "%RETRY%g_t", "consumerGroup": "g"},
+         {"Sub Group:g", "Sub Group:g_t"}),
+        (CODE.POP_MESSAGE, {"topic": "t", "consumerGroup": "g"}, {"Sub Group:g", "Sub Topic:t"}),
+        (CODE.NOTIFICATION, {"topic": "t", "consumerGroup": "g"}, {"Sub Group:g", "Sub Topic:t"}),
+        (CODE.POLLING_INFO, {"topic": "t", "consumerGroup": "g"}, {"Get Group:g", "Get Topic:t"}),
+        (CODE.RECALL_MESSAGE, {"topic": "t", "producerGroup": "p"}, {"Pub Topic:t"}),
+        (CODE.RESUME_CHECK_HALF_MESSAGE, {"topic": "t", "msgId": "1"}, {"Update Topic:t"}),
+        (CODE.RESUME_CHECK_HALF_MESSAGE, {"msgId": "1"}, {"Update Topic:*"}),
+        (CODE.GET_ALL_MESSAGE_REQUEST_MODE, {}, {"Get Cluster:c1"}),
         (CODE.QUERY_CONSUMER_OFFSET, {"topic": "t", "consumerGroup": "g"},
          {"Sub|Get Group:g", "Sub|Get Topic:t"}),
         (CODE.UPDATE_CONSUMER_OFFSET, {"topic": "%RETRY%g", "consumerGroup": "g"},

@@ -12,7 +12,7 @@ from penstock.broker.recall import read_handle
 from penstock.config import Settings
 from penstock.wire.codes import RequestCode
 from tests.store_kit import small_config
-from tests.unit.broker_kit import House
+from tests.unit.broker_kit import NOW_MS, House
 from tests.unit.timer_kit import (
     DAY_MS,
     HOUR_MS,
@@ -154,10 +154,17 @@ def test_a_recall_holds_when_both_rolled_slots_pass_in_a_downtime(tmp_path: Path
 @pytest.mark.parametrize(
     "text",
     ["", "x", "!!!", "djE=", handle("T", "broker-a", 1, "k", "v2"), "a" * 5000,
+     handle("T", "broker-a", NOW_MS + 5000, ""),
      base64.urlsafe_b64encode(b"v1 T broker-a 5").decode(), base64.b64encode(b"\xff\xff").decode()],
 )  # fmt: skip
 def test_what_is_no_handle_is_refused(home: House, text: str) -> None:
     assert recall(home, text).code == ILLEGAL
+
+
+def test_a_strange_key_is_forgotten_with_its_recall(home: House) -> None:
+    assert recall(home, handle("T", "broker-a", home.now_ms + 5000, "T+k")).code == 0
+    let_pass(home, 7000)
+    assert home.parts.timers.feed.expected == {}
 
 
 def test_what_does_not_fit_is_refused(home: House) -> None:

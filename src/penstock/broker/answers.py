@@ -9,6 +9,7 @@
 | `Relay` | ask another client and answer what `then` makes of its answer |
 | `Encoded` | the response as bytes, perhaps when the log is flushed |
 | `Registered` | tell the NameServers, and answer `then` when they know |
+| `Saved` | write a table, and answer `then` when its file holds it |
 | `Routed` | ask the NameServers for a topic's route, and answer what `then` makes of it |
 
 Effects go into the outbox; they are carried out after the turn, in order.
@@ -97,6 +98,15 @@ class Routed:
 
 
 @dataclass(frozen=True, slots=True)
+class Saved:
+    """The table is written. `then` runs in the loop when the file holds what the table holds now;
+    it gets False if that can't be written. Those who ask during a write share the next one."""
+
+    table: Table
+    then: Callable[[bool], Answer]
+
+
+@dataclass(frozen=True, slots=True)
 class Encoded:
     """A response that is bytes already. It leaves when the log is flushed up to `offset`, where
     that is waited for; `late` is sent in its place if that takes too long."""
@@ -106,7 +116,9 @@ class Encoded:
     offset: int = 0
 
 
-Answer: TypeAlias = Reply | InThread | Hold | Relay | Registered | Routed | Encoded | None
+Answer: TypeAlias = (
+    Reply | InThread | Hold | Relay | Registered | Routed | Saved | Encoded | None
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,10 +52,13 @@ class Detours:
         if topic.startswith(RETRY_TOPIC_PREFIX):
             dead = self._retry.end(topic, properties, reconsumed, times_max, now_ms)
             if dead is not None:
-                return Detour(dead, sys_flag)
-        if _is_prepared(properties, reconsumed):
-            queue = self._parts.transactions.park(topic, queue_id, properties, now_ms)
-            return Detour(queue, sys_flag & ~SYS_TRANSACTION_MASK)
+                return Detour(dead, _visible(sys_flag))
+        if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true":
+            if reconsumed <= 0 or delay_level(properties) <= 0:
+                queue = self._parts.transactions.park(topic, queue_id, properties, now_ms)
+                return Detour(queue, sys_flag & ~SYS_TRANSACTION_MASK)
+            # Clients before 4.6.1 forget to take the mark off what they retry.
+            sys_flag = _visible(sys_flag)
         if sys_flag & SYS_TRANSACTION_MASK not in _STORED_AT_ONCE:
             raise MessageIllegal(
                 "the message is marked as prepared, but not as part of a transaction (TRAN_MSG)",
@@ -89,11 +92,7 @@ class Detours:
             )  # fmt: skip
 
 
-def _is_prepared(properties: dict[str, str], reconsumed: int) -> bool:
-    """Whether a message waits for a commit.
-
-    Clients before 4.6.1 forget to take the mark of a transaction off what they retry.
-    """
-    if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() != "true":
-        return False
-    return not (reconsumed > 0 and delay_level(properties) > 0)
+def _visible(sys_flag: int) -> int:
+    """Without the mark of a half: what bears it is shown to no consumer."""
+    marked = sys_flag & SYS_TRANSACTION_MASK not in _STORED_AT_ONCE
+    return sys_flag & ~SYS_TRANSACTION_MASK if marked else sys_flag

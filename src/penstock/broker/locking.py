@@ -1,23 +1,20 @@
 """Requests that lock and unlock queues for ordered consumption."""
 
-import logging
-from collections.abc import Callable
-
-from penstock.broker.answers import Answer, InThread, Persist, Reply
+from penstock.broker.answers import Answer, InThread, Persist, Reply, Saved
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
-from penstock.errors import InvalidParameter, PenstockError
+from penstock.errors import InvalidParameter
 from penstock.wire import fastjson
 from penstock.wire.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
 from penstock.wire.codes import RequestCode
-
-log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 """Longest request: enough for `QUEUES_MAX` queues with the longest names."""
 QUEUES_MAX = 10_000
 """Most queues of one request: a lock costs some 2 µs."""
+CLIENT_ID_MAX = 1_024
+"""Longest client id, in characters: the file names it with every lock."""
 
 
 class LockingHandlers:
@@ -25,7 +22,6 @@ class LockingHandlers:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
-        self._written = 0  # of the grants of `locks`
 
     def rows(self) -> list[Row]:
         return [
@@ -43,26 +39,21 @@ class LockingHandlers:
         wanted = _read(command)
         self._parts.groups.find(wanted.consumer_group, command.now_ms)
         queues = [queue for queue in wanted.mq_set if self._exists(queue)]
-        owned = self._parts.locks.lock(
-            wanted.consumer_group, wanted.client_id, queues, command.now_ms
-        )
+        locks = self._parts.locks
+        owned = locks.lock(wanted.consumer_group, wanted.client_id, queues, command.now_ms)
         body = LockBatchResponseBody(lock_ok_mq_set=owned)
-        grants = self._parts.locks.grants
-        write = None
-        if grants > self._written:
-            write = self._parts.persistence.save(self._parts.locks)
+        # In the pool, for it may be large: 10,000 queues take 60 ms.
+        answer = InThread(lambda: fastjson.encode(body), lambda data: Reply(body=data))
+        if locks.are_noted(wanted.consumer_group, owned):
+            return answer
 
-        def work() -> bytes:
-            if write is not None:
-                _try(write)
-            # In the pool, for it may be large: 10,000 queues take 60 ms.
-            return fastjson.encode(body)
+        def then(written: bool) -> Answer:
+            if written:
+                locks.note()
+            # A disk that fails does not keep consumers from reading what it holds.
+            return answer
 
-        def then(data: bytes) -> Reply:
-            self._written = max(self._written, grants)
-            return Reply(body=data)
-
-        return InThread(work, then)
+        return Saved(locks, then)
 
     def unlock(self, command: Command) -> Answer:
         """Give queues back."""
@@ -79,18 +70,15 @@ class LockingHandlers:
         return 0 <= queue.queue_id < max(config.read_queue_nums, config.write_queue_nums)
 
 
-def _try(write: Callable[[], None]) -> None:
-    """Write the locks; a disk that fails does not keep consumers from reading what it holds."""
-    try:
-        write()
-    except (OSError, PenstockError) as error:
-        log.warning("the owners of queues are not on the disk, and forgotten if we die: %s", error)
-
-
 def _read(command: Command) -> LockBatchRequestBody:
     wanted = command.body_as(LockBatchRequestBody, bytes_max=BODY_BYTES_MAX)
     if not wanted.consumer_group or not wanted.client_id:
         raise InvalidParameter("a lock needs consumerGroup and clientId")
+    if len(wanted.client_id) > CLIENT_ID_MAX:
+        raise InvalidParameter.over(
+            "the clientId is too long", figure=len(wanted.client_id), limit=CLIENT_ID_MAX,
+            unit="characters", hint="give the client a shorter instance name",
+        )  # fmt: skip
     if len(wanted.mq_set) > QUEUES_MAX:
         raise InvalidParameter.over(
             "too many queues in one request", figure=len(wanted.mq_set), limit=QUEUES_MAX,

@@ -17,7 +17,7 @@ from penstock.broker.answers import Answer, Encoded, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
 from penstock.broker.router import Row
-from penstock.broker.timing import number_of
+from penstock.broker.timing import number_of, recalled_key
 from penstock.errors import NoPermission, NotWriteable, PenstockError, RecordError, SystemBusy
 from penstock.store.put import PUT_OK
 from penstock.wire.codes import (
@@ -75,11 +75,9 @@ def read_handle(text: str) -> Handle | None:
     except (ValueError, binascii.Error):
         return None
     number = number_of(time)
-    return (
-        Handle(topic, broker, -1 if number is None else number, key)
-        if version == _VERSION
-        else None
-    )
+    if version != _VERSION or not key:  # without a key it would be a message like any other
+        return None
+    return Handle(topic, broker, -1 if number is None else number, key)
 
 
 class Recall:
@@ -166,7 +164,8 @@ class Recall:
                 else NotWriteable(f"recall failed, execute error: {fault or path.problem}")
             )
         expected = timers.feed.expected
-        key = (handle.topic, handle.key)
+        key = recalled_key(properties)
+        assert key is not None
         expected[key] = expected.get(key, 0) + 1
 
     def _answer(self, handle: Handle, command: Command) -> Answer:

@@ -7,7 +7,9 @@ a row, and a code without one takes Update on the cluster:
 
 - what a code without a resource reads or changes belongs to the cluster, or to all topics;
 - a request that names no resource of its kind takes the right to all of them;
-- a retry topic stands for its group, also where a request names another group beside it;
+- a retry topic stands for its group, also where a request names another group beside it; where
+  popped messages are acknowledged, one of POP stands for group and topic (to Apache, `g_t` is a
+  group of its own, so that who may read g and t alone can't acknowledge);
 - clients that name no resource at all (heartbeats of producers) must have some right somewhere.
 """
 
@@ -27,6 +29,7 @@ from penstock.wire.bodies import (
 )
 from penstock.wire.bodies_admin import CreateTopicListRequestBody, SubscriptionGroupList
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, TOPIC_TRANS_HALF, RequestCode
+from penstock.wire.receipt import plain_topic
 
 PUB, SUB, GET, LIST = Action.PUB, Action.SUB, Action.GET, Action.LIST
 CREATE, UPDATE, DELETE = Action.CREATE, Action.UPDATE, Action.DELETE
@@ -129,6 +132,17 @@ def _consuming(*actions: Action) -> Right:
     return Right(GROUP, actions, needs)
 
 
+def _acknowledging() -> Right:
+    """As `_consuming`: messages that were popped again are acknowledged under POP's retry topic,
+    which stands for group and topic."""
+
+    def needs(command: Command) -> list[Need]:
+        group, topic = command.ext.get("consumerGroup"), command.ext.get("topic")
+        return _consumption(group, [plain_topic(topic, group) if topic and group else topic])
+
+    return Right(GROUP, (SUB,), needs)
+
+
 def _consumption(
     group: str | None, topics: Iterable[str | None], actions: tuple[Action, ...] = (SUB,)
 ) -> list[Need]:
@@ -185,9 +199,9 @@ def _by_fields() -> dict[RequestCode, Right]:
         code.PULL_MESSAGE: pull,
         code.LITE_PULL_MESSAGE: pull,
         code.POP_MESSAGE: pull,
-        code.ACK_MESSAGE: pull,
+        code.ACK_MESSAGE: _acknowledging(),
         code.PEEK_MESSAGE: pull,
-        code.CHANGE_MESSAGE_INVISIBLETIME: pull,
+        code.CHANGE_MESSAGE_INVISIBLETIME: _acknowledging(),
         code.NOTIFICATION: pull,
         code.POLLING_INFO: _consuming(GET),
         code.QUERY_CONSUMER_OFFSET: _consuming(SUB, GET),

@@ -319,6 +319,7 @@ class SendHandler:
             topic, record.queue_id, properties, sys_flag=record.sys_flag,
             reconsumed=record.reconsume_times, times_max=_times_max(request), now_ms=now_ms,
         )  # fmt: skip
+        self._moved = True  # from here on there is something to undo, whatever is refused below
         if detour is not None:
             queue = detour.queue
             record.sys_flag = detour.sys_flag
@@ -326,7 +327,6 @@ class SendHandler:
         body = bytes(source[record.body_at : record.body_at + record.body_length])
         record.fill(queue.topic, body, encode_properties(properties))
         record.queue_id = queue.queue_id
-        self._moved = True
         if detour is not None and record.prepare() == 0:
             self.detours.check_room(record.size, record.topic_length, topic)
         return queue
