@@ -1,14 +1,23 @@
-"""Requests that the server hands on to another client: who hangs, who goes, how much is kept."""
+"""Requests that wait: for another client, which hangs or goes; for a table's file; for a route."""
 
 import asyncio
+import threading
+from pathlib import Path
+from typing import ClassVar, cast
 
 import pytest
 
+from penstock.broker.answers import Answer, Reply, Routed, Saved
+from penstock.broker.command import Command
+from penstock.broker.persistence import Persistence
 from penstock.net import carrier
+from penstock.net.carrier import Carrier
+from penstock.store.disk import Disk
+from penstock.wire.bodies import TopicRouteData
 from penstock.wire.frame import JSON
 from penstock.wire.output import encode, response
 from tests.integration.loops import Run, Wire, run  # noqa: F401
-from tests.integration.test_server import ASK, ECHO, House, ask, house
+from tests.integration.test_server import ASK, ECHO, House, ask, house, until
 
 LONG_MS = "600000"
 
@@ -80,5 +89,106 @@ def test_what_was_answered_is_not_kept_until_its_deadline(
                 other.writer.write(response(0, question.opaque, JSON, ext={"a": "!"}))
                 assert (await asker.read()).opaque == opaque
             assert len(home.server.carrier._deadlines) <= 12
+
+    run(body())
+
+
+class Notes:
+    """A table that counts what it holds."""
+
+    FILE: ClassVar[str] = "notes.json"
+
+    def __init__(self) -> None:
+        self.dirty = False
+        self.held = 0
+
+    def snapshot(self) -> bytes:
+        self.dirty = False
+        return str(self.held).encode()
+
+
+class SlowDisk:
+    """Writes when it is told to; the contents that came, in order."""
+
+    def __init__(self) -> None:
+        self.written: list[bytes] = []
+        self.go = threading.Semaphore(0)
+        self.failing = False
+
+    def replace(self, path: Path, data: bytes) -> None:
+        assert self.go.acquire(timeout=20)
+        if self.failing:
+            raise OSError(28, "no space left on device")
+        self.written.append(data)
+
+
+def test_who_waits_for_a_table_shares_its_writes(run: Run) -> None:  # noqa: F811
+    notes, disk = Notes(), SlowDisk()
+
+    def note(command: Command) -> Answer:
+        notes.held += 1
+        notes.dirty = True
+        mine = notes.held
+
+        def then(written: bool) -> Answer:
+            if written:
+                assert int(disk.written[-1]) >= mine, "it is on the disk before it is told"
+            return Reply(0, {"written": str(written)})
+
+        return Saved(notes, then)
+
+    async def body() -> None:
+        async with house() as home:
+            server = home.server
+            persistence = Persistence(cast(Disk, disk), Path("/nowhere"))
+            server.carrier = Carrier(server, server.carrier._submit, persistence=persistence)
+            home.echo.handle = note  # type: ignore[method-assign]
+            wire = await home.connect()
+
+            async def ask_during_a_write(*, written: bool) -> None:
+                wire.writer.write(encode(ECHO, opaque=1))
+                await until(lambda: server.carrier.saving)
+                last = notes.held + 100
+                wire.writer.write(encode(ECHO, opaque=2) * 100)
+                await until(lambda: notes.held == last)
+                disk.go.release(2)
+                told = {(await wire.read()).ext["written"] for _ in range(101)}
+                assert told == {str(written)}
+
+            await ask_during_a_write(written=True)
+            assert disk.written == [b"1", b"101"]
+            disk.failing = True
+            await ask_during_a_write(written=False)
+            assert notes.dirty
+            disk.failing = False
+            await ask_during_a_write(written=True)
+            assert disk.written == [b"1", b"101", b"203", b"303"]
+            assert not server.carrier.saving
+            assert [one.under_way for one in server.connections.values()] == [0]
+
+    run(body())
+
+
+def test_a_search_for_a_route_that_fails_is_answered(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            loop = asyncio.get_running_loop()
+            found: list[asyncio.Future[TopicRouteData | None]] = []
+
+            def find(topic: str) -> asyncio.Future[TopicRouteData | None]:
+                found.append(loop.create_future())
+                return found[-1]
+
+            home.server.carrier.find_route = find
+            answer = Routed("T", lambda route: Reply(0, {"route": str(route)}))
+            home.echo.handle = lambda command: answer  # type: ignore[method-assign]
+            wire = await home.connect()
+            wire.writer.write(encode(ECHO, opaque=1) + encode(ECHO, opaque=2))
+            await until(lambda: len(found) == 2)
+            found[0].cancel()
+            assert (await wire.read()).ext == {"route": "None"}
+            found[1].set_exception(ValueError("a bug"))
+            assert (await wire.read()).code == 1
+            assert [one.under_way for one in home.server.connections.values()] == [0]
 
     run(body())

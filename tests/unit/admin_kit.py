@@ -108,8 +108,9 @@ class Bench:
             settings=self.live, store=self.store,
             persistence=Persistence(self.store.disk, self.store.layout.root),
             topics=cast(Topics, self.topics), groups=groups, offsets=self.offsets, delay=self.delay,
-            copies=copies, clients=self.clients, locks=QueueLocks(self.live), holds=Holds(self.store),
-            stats=self.stats, access=Access(self.live, AccessTable(), self.outbox),
+            copies=copies, clients=self.clients, locks=QueueLocks(self.live),
+            holds=Holds(self.store), stats=self.stats,
+            access=Access(self.live, AccessTable(), self.outbox),
             outbox=self.outbox, address=ADDRESS, started_ms=NOW_MS,
         )  # fmt: skip
         self.parts.timers = Timers(self.parts)

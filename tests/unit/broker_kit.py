@@ -5,7 +5,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.answers import Answer, Encoded, Hold, InThread, Registered, Reply, Routed
+from penstock.broker.answers import (
+    Answer,
+    Encoded,
+    Hold,
+    InThread,
+    Registered,
+    Reply,
+    Routed,
+    Saved,
+)
 from penstock.broker.broker import Broker
 from penstock.broker.command import Command
 from penstock.broker.longpoll import Held
@@ -20,6 +29,7 @@ from penstock.wire.message import StoredMessage, decode_messages, encode_propert
 from penstock.wire.output import encode
 from tests.store_kit import small_config
 from tests.unit.admin_kit import PlainDisk
+from tests.unit.membership_kit import save
 
 NOW_MS = 1_700_000_000_000
 ADDRESS = "127.0.0.1:10911"
@@ -66,9 +76,11 @@ class House:
 
     def finish(self, answer: Answer) -> Answer:
         """Do in this thread what belongs into the pool."""
-        while isinstance(answer, InThread | Registered | Routed):
+        while isinstance(answer, InThread | Registered | Routed | Saved):
             if isinstance(answer, InThread):
                 answer = answer.then(answer.work())
+            elif isinstance(answer, Saved):
+                answer = answer.then(save(self.parts.persistence, answer.table))
             else:
                 answer = answer.then(None) if isinstance(answer, Routed) else answer.then()
         return read_reply(answer.data) if isinstance(answer, Encoded) else answer

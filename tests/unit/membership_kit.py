@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import msgspec
 
-from penstock.broker.answers import InThread, Outbox, Reply, Tell
+from penstock.broker.answers import InThread, Outbox, Reply, Saved, Table, Tell
 from penstock.broker.clients import Clients, Member
 from penstock.broker.command import Command
 from penstock.broker.filter import Filters
@@ -69,6 +69,16 @@ def told(outbox: Outbox) -> list[tuple[int, str]]:
     return [(tell.client, tell.ext["consumerGroup"]) for tell in tells]
 
 
+def save(persistence: Persistence, table: Table) -> bool:
+    """Write a table as a server does; whether that worked."""
+    if table.dirty:
+        try:
+            persistence.save(table)()
+        except OSError:
+            return False
+    return True
+
+
 @dataclass
 class Bench:
     """Parts, and requests to them."""
@@ -106,6 +116,8 @@ class Bench:
             code, named, body, client=client, peer="10.0.0.1:99", now_ms=now_ms, version=479
         )
         answer = self.router.handle(command)
+        if isinstance(answer, Saved):
+            answer = answer.then(save(self.parts.persistence, answer.table))
         if isinstance(answer, InThread):
             try:
                 answer = answer.then(answer.work())

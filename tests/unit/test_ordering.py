@@ -5,11 +5,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import hypothesis
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from penstock.broker.answers import InThread, Persist, Register
+from penstock.broker.answers import Answer, InThread, Persist, Register, Saved
 from penstock.broker.command import Command
 from penstock.broker.locking import LockingHandlers
 from penstock.broker.ordering import QueueLocks
@@ -17,6 +18,7 @@ from penstock.config import Live
 from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
 from penstock.wire.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
+from tests.depth import rounds
 from tests.unit.membership_kit import NOW_MS, Bench, change, make_bench, settings
 from tests.unit.store.conftest import WatchedDisk
 
@@ -76,6 +78,13 @@ def test_locks_of_those_who_never_come_back_are_forgotten(locks: QueueLocks) -> 
     assert locks._groups == {}
 
 
+def test_locks_are_forgotten_also_when_the_clock_was_far_ahead(locks: QueueLocks) -> None:
+    locks.lock("g", "me", [Q0], NOW_MS + 10 * 365 * 86_400_000)
+    locks.lock("g", "you", [Q0], NOW_MS)
+    locks.lock("late", "me", [], NOW_MS + LEASE_MS + 1)
+    assert locks._groups == {}
+
+
 def test_a_lease_does_not_last_longer_when_the_clock_is_set_back(locks: QueueLocks) -> None:
     back_ms = NOW_MS - 3_600_000
     locks.lock("g", "gone", [Q0], NOW_MS)
@@ -87,8 +96,9 @@ def test_a_lease_does_not_last_longer_when_the_clock_is_set_back(locks: QueueLoc
 
 
 class LockHistory(RuleBasedStateMachine):
-    """Clients take, renew and give back queues while time passes and the broker dies; a client
-    counts itself the owner for a lease after its last lock, as Java's do for half of one."""
+    """Clients take, renew and give back queues while time passes, writes last or fail, and the
+    broker dies; a client counts itself the owner for a lease after a lock that it was told of, as
+    Java's do for half of one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -96,49 +106,86 @@ class LockHistory(RuleBasedStateMachine):
         self.locks = QueueLocks(self.live)
         self.file = self.locks.snapshot()
         self.now_ms = self.started_ms = NOW_MS
-        self.owners: dict[MessageQueue, tuple[str, int]] = {}
+        self.held: dict[MessageQueue, int] = {}  # until when, by the broker
+        self.owners: dict[MessageQueue, tuple[str, int]] = {}  # by those who were told
+        self.unsaved: list[tuple[str, MessageQueue, int]] = []
+        self.waiting: list[tuple[str, MessageQueue, int]] = []
+        self.writing: bytes | None = None
 
-    clients = st.sampled_from(["a", "b", "c"])
-    queues = st.lists(st.sampled_from([Q0, Q1, Q2]))
+    clients = st.sampled_from(["a", "b"])
+    queues = st.lists(st.sampled_from([Q0, Q1]), min_size=1, max_size=2)
+    times = st.sampled_from([0, 1_000, LEASE_MS // 2, LEASE_MS // 2 + 1, LEASE_MS, LEASE_MS + 1])
 
     @rule(client=clients, queues=queues)
     def lock(self, client: str, queues: list[MessageQueue]) -> None:
-        before = self.locks.grants
         got = self.locks.lock("g", client, queues, self.now_ms)
-        if self.locks.grants > before:
-            self.file = self.locks.snapshot()  # as LockingHandlers does before it answers
-        for queue in queues:
+        answer = [(client, queue, self.now_ms) for queue in got]
+        if self.locks.are_noted("g", got):
+            self.tell(answer)
+        else:
+            self.unsaved += answer
+            self.write()
+        self.held.update((queue, self.now_ms + LEASE_MS) for queue in got)
+        for queue in set(queues) - set(got):
+            # After a start a lease may last longer than its owner knows.
+            assert self.now_ms <= max(self.held.get(queue, 0), self.started_ms + LEASE_MS)
+
+    def tell(self, answer: list[tuple[str, MessageQueue, int]]) -> None:
+        for client, queue, at_ms in answer:
             owner, until_ms = self.owners.get(queue, (client, 0))
-            if queue in got:
-                assert owner == client or self.now_ms > until_ms
-                self.owners[queue] = (client, self.now_ms + LEASE_MS)
-            else:
-                # After a start a lease may last longer than its owner knows.
-                assert owner != client
-                assert self.now_ms <= max(until_ms, self.started_ms + LEASE_MS)
+            assert owner == client or at_ms > until_ms
+            self.owners[queue] = (client, at_ms + LEASE_MS)
+
+    def write(self) -> None:
+        """As a server does: one write at a time."""
+        if self.writing is not None:
+            return
+        self.waiting, self.unsaved = self.unsaved, []
+        if self.locks.dirty:
+            self.writing = self.locks.snapshot()
+        elif self.waiting:
+            self.locks.note()
+            self.tell(self.waiting)
+
+    @rule(fails=st.booleans())
+    def end_the_write(self, fails: bool) -> None:
+        if self.writing is None:
+            return
+        if fails:  # and the answers are lost as well
+            self.locks.dirty = True
+        else:
+            self.file = self.writing
+            self.locks.note()
+            self.tell(self.waiting)
+        self.writing = None
+        if self.unsaved:
+            self.write()
 
     @rule(client=clients, queues=queues)
     def unlock(self, client: str, queues: list[MessageQueue]) -> None:
         self.locks.unlock("g", client, queues)
-        self.file = self.locks.snapshot()
+        for answers in (self.unsaved, self.waiting):
+            answers[:] = [one for one in answers if one[0] != client or one[1] not in queues]
         for queue in queues:
             if self.owners.get(queue, ("", 0))[0] == client:
                 del self.owners[queue]
 
-    @rule(ms=st.integers(0, 4_000))
+    @rule(ms=times)
     def let_time_pass(self, ms: int) -> None:
-        """As little as lies between two looks of the broker for what it must write."""
         self.now_ms += ms
-        if self.locks.dirty:
-            self.file = self.locks.snapshot()
+        self.write()  # as the broker does now and then
 
-    @rule(ms=st.integers(0, 2 * LEASE_MS))
+    @rule(ms=times)
     def let_the_broker_die(self, ms: int) -> None:
-        self.locks = load(self.live, self.file, self.now_ms + ms)
         self.now_ms += ms
         self.started_ms = self.now_ms
+        self.locks = load(self.live, self.file, self.now_ms)
+        self.unsaved, self.waiting, self.writing = [], [], None
 
 
+LockHistory.TestCase.settings = hypothesis.settings(
+    max_examples=rounds(ci=100, proof=5000), stateful_step_count=40, deadline=None
+)
 TestLockHistory = LockHistory.TestCase
 
 
@@ -172,11 +219,14 @@ def test_leases_that_ended_while_the_broker_was_down_are_over(
 
 
 def test_the_file_follows_renewals(locks: QueueLocks, live: Live) -> None:
-    locks.lock("g", "me", [Q0], NOW_MS)
+    writes = 0
     for ms in range(0, 10 * LEASE_MS, 10_000):
         locks.lock("g", "me", [Q0], NOW_MS + ms)
-        if locks.dirty:
+        if not locks.are_noted("g", [Q0]):
             data = locks.snapshot()
+            locks.note()
+            writes += 1
+    assert writes == 15  # every 40 s
     dead_ms = NOW_MS + ms
     again = load(live, data, dead_ms + LEASE_MS)
     assert again.lock("g", "you", [Q0], dead_ms + LEASE_MS) == []
@@ -185,18 +235,18 @@ def test_the_file_follows_renewals(locks: QueueLocks, live: Live) -> None:
 def test_a_renewal_waits_for_a_file_that_is_far_behind(locks: QueueLocks, live: Live) -> None:
     locks.lock("g", "me", [Q0], NOW_MS)
     data = locks.snapshot()
-    grants = locks.grants
+    assert not locks.are_noted("g", [Q0]), "it is not written yet"
+    locks.note()
     locks.lock("g", "me", [Q0], NOW_MS + LEASE_MS // 2)
-    assert locks.grants == grants
-    assert locks.dirty
+    assert locks.are_noted("g", [Q0])
     again = load(live, data, NOW_MS + LEASE_MS)
     again.lock("g", "me", [Q0], NOW_MS + LEASE_MS)
-    assert again.grants == 1
+    assert not again.are_noted("g", [Q0])
     once_more = load(live, again.snapshot(), NOW_MS + LEASE_MS + 1)
     assert once_more.lock("g", "you", [Q0], NOW_MS + 2 * LEASE_MS) == []
 
 
-@pytest.mark.parametrize("data", [b"[", b"{}", b'{"locks":[["g","t","b",0,"me"]]}'])
+@pytest.mark.parametrize("data", [b"[", b"{}", b'{"locks":[["g","t",0,"me"]]}'])
 def test_a_damaged_file_is_no_reason_not_to_start(tmp_path: Path, live: Live, data: bytes) -> None:
     disk = WatchedDisk()
     path = tmp_path / "locks.json"
@@ -232,22 +282,43 @@ def test_lock_request_answers_what_the_client_owns(bench: Bench) -> None:
     assert bench.ask(LOCK, wanted("late", Q0)).body == b'{"lockOKMQSet":[]}'
 
 
-def test_a_new_owner_is_on_the_disk_before_it_is_told(bench: Bench) -> None:
-    command = Command(
-        LOCK, {}, wanted("me", Q0), client=1, peer="10.0.0.1:99", now_ms=NOW_MS, version=479
+def ask_to_lock(bench: Bench, client_id: str) -> Answer:
+    body = wanted(client_id, Q0)
+    return bench.router.handle(
+        Command(LOCK, {}, body, client=1, peer="10.0.0.1:99", now_ms=NOW_MS, version=479)
     )
-    first = bench.router.handle(command)
-    renewal = bench.router.handle(command)  # while the first is being written
-    for answer in (renewal, first):
-        assert isinstance(answer, InThread)
-        answer.then(answer.work())
-        again = QueueLocks(bench.live)
-        again.load(bench.parts.persistence.file(QueueLocks.FILE), NOW_MS)
-        assert again.lock("g", "you", [Q0], NOW_MS) == []
+
+
+def test_a_new_owner_is_on_the_disk_before_it_is_told(bench: Bench) -> None:
+    first = ask_to_lock(bench, "me")
+    write = bench.parts.persistence.save(bench.locks)
+    renewal = ask_to_lock(bench, "me")  # while the first is being written
+    for answer in (first, renewal):
+        assert isinstance(answer, Saved)
+        assert answer.table is bench.locks
+    write()
+    assert isinstance(first, Saved)
+    first.then(True)
+    again = QueueLocks(bench.live)
+    again.load(bench.parts.persistence.file(QueueLocks.FILE), NOW_MS)
+    assert again.lock("g", "you", [Q0], NOW_MS) == []
     assert not bench.locks.dirty
-    (bench.store.layout.root / QueueLocks.FILE).unlink()
-    bench.ask(LOCK, wanted("me", Q0))  # nothing new: nothing is written
-    assert not (bench.store.layout.root / QueueLocks.FILE).exists()
+    assert isinstance(ask_to_lock(bench, "me"), InThread), "nothing new: nothing is written"
+
+
+def test_a_queue_has_one_owner_whatever_the_broker_is_called(bench: Bench) -> None:
+    bench.ask(LOCK, wanted("me", Q0))
+    alias = MessageQueue("T", "another-name", 0)
+    assert bench.ask(LOCK, wanted("you", alias)).body == b'{"lockOKMQSet":[]}'
+    reply = bench.ask(LOCK, wanted("me", alias))
+    assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [alias]
+    assert len(bench.locks._groups["g"]) == 1
+
+
+def test_a_client_id_that_would_swell_the_file_is_refused(bench: Bench) -> None:
+    reply = bench.ask(LOCK, wanted("m" * 1_025, Q0))
+    assert (reply.code, bench.locks._groups) == (29, {})
+    assert bench.ask(LOCK, wanted("m" * 1_024, Q0)).code == 0
 
 
 def test_owners_are_told_also_when_the_disk_fails(bench: Bench, monkeypatch: Any) -> None:
@@ -258,6 +329,7 @@ def test_owners_are_told_also_when_the_disk_fails(bench: Bench, monkeypatch: Any
     reply = bench.ask(LOCK, wanted("me", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
     assert bench.locks.dirty  # to be tried again
+    assert isinstance(ask_to_lock(bench, "me"), Saved)
 
 
 def test_unlock_request_gives_queues_back(bench: Bench) -> None:

@@ -309,7 +309,8 @@ def test_messages_are_read_by_the_pool(home: House, monkeypatch: pytest.MonkeyPa
     assert home.broker.pop.due() <= home.now_ms + revive.POLL_MS
     popper.ack(popped[1])  # while it is read
     monkeypatch.setattr(home.store.disk, "submit", submit)
-    home.broker.pop.revive._reading = submit(jobs[0])
+    (loan,) = home.broker.pop.journal.loans
+    home.broker.pop.revive._reading = loan, submit(jobs[0])
     let_pass(home, 100)
     home.store.settle()
     assert popper.bodies() == [b"a", b"c"]

@@ -110,6 +110,28 @@ class TimerMachine(RuleBasedStateMachine):
         self.volatile.clear()
         self.home = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
+    @rule(
+        lost=st.sampled_from(["timerlog", "timerwheel", "", ""]), clean=st.booleans(),
+        ms=st.sampled_from([0, 700, 30_000, 4_000_000]),
+    )  # fmt: skip
+    def make_anew(self, lost: str, clean: bool, ms: int) -> None:
+        """Files are lost, or slots get another length."""
+        self.killed = True  # those of the last millisecond may come twice
+        now_ms = self.home.now_ms + ms
+        self.home.store.settle()
+        if clean:
+            self.home.close()
+        else:
+            crash(self.home)
+        path = self.root / (lost or "timerlog")
+        if not lost:
+            self.options["timer_precision_ms"] = 1100 - self.options["timer_precision_ms"]
+        elif path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+        self.home = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+
     @invariant()
     def nothing_is_early_or_recalled(self) -> None:
         for message in stored(self.home)[1:]:

@@ -141,6 +141,7 @@ def test_lost_files_are_made_anew(tmp_path: Path, lost: tuple[str, ...]) -> None
     else:
         assert bodies(home) == ALL
     let_days_pass(home, 2 * DAY_MS, HOUR_MS)
+    let_pass(home, 1000)
     assert bodies(home)[-1] == b"%d" % (2 * DAY_MS)
     assert bodies(home).count(b"%d" % (2 * DAY_MS)) == 1
     home.close()

@@ -11,10 +11,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
+from penstock.broker import checkback
 from tests.depth import rounds
 from tests.unit.test_transaction_recovery import die_at_the_op
 from tests.unit.transaction_kit import (
@@ -50,6 +52,9 @@ class TransactionMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self._directory = tempfile.TemporaryDirectory()
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(checkback, "ROLL_AFTER", 5)
+        self._patch.setattr(checkback, "ROLL_RATIO", 1)
         self.home = Trade(Path(self._directory.name) / "store")
         self.home.send(body=b"first")
         self.home.flush()
@@ -67,6 +72,7 @@ class TransactionMachine(RuleBasedStateMachine):
         finally:
             self.home.close()
             self._directory.cleanup()
+            self._patch.undo()
 
     # --- producers
 
@@ -119,6 +125,15 @@ class TransactionMachine(RuleBasedStateMachine):
         for deal in self.deals:
             if deal.body == check.message.body:
                 self.expect_end(deal, check.handle, state, True)
+
+    @rule()
+    def ask_and_die(self) -> None:
+        """The broker is killed between a half that it appends again, or gives up, and the op."""
+        die_at_the_op(self.home)
+        with suppress(Killed):
+            self.take_checks(self.home.let_pass(31_000))
+        self.begin_anew()
+        self.take_checks([])
 
     @rule(group=st.sampled_from(GROUPS))
     def come(self, group: str) -> None:

@@ -116,9 +116,7 @@ class Encoded:
     offset: int = 0
 
 
-Answer: TypeAlias = (
-    Reply | InThread | Hold | Relay | Registered | Routed | Saved | Encoded | None
-)
+Answer: TypeAlias = Reply | InThread | Hold | Relay | Registered | Routed | Saved | Encoded | None
 
 
 @dataclass(frozen=True, slots=True)

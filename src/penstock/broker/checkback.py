@@ -11,14 +11,15 @@ half is given up. A group without live producers is not asked, and nothing is co
 wait as long as the log keeps messages (`retain_hours`), then they are given up as well.
 
 The work is bounded: so many halves are read at a time, by the pool, and so many checks of one
-connection may wait for an answer, because RocketMQ's clients take them one by one.
+connection may wait for an answer, because RocketMQ's clients take them one by one. When half of
+them are answered the next ones are asked.
 """
 
 import logging
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from penstock.broker.answers import Tell, Wake
@@ -65,8 +66,13 @@ ROLL_AFTER: Final = 100_000
 ROLL_RATIO: Final = 4
 """A half is appended again, uncounted, when so many others were stored behind it, and so many times
 as many as there are open ones: the next start reads the queue from the first open half on."""
+COME_BACK_MS: Final = 60_000
+"""How long a half waits for a producer at least, however old it is: clients beat their hearts every
+30 s, and find a broker again that was restarted."""
 _I32_MAX: Final = (1 << 31) - 1
 _STALE_LEAST: Final = 64
+_STALE_DUE_LEAST: Final = 1024
+_UNREADABLE: Final = b""
 
 Deed = Callable[[Half, bytes | None, int], None]
 
@@ -91,6 +97,7 @@ class CheckBack:
         self._host = host
         self._due: list[tuple[int, int, Half]] = []  # by time; outdated ones too
         self._doomed: deque[Half] = deque()
+        self._connected: dict[str, set[int]] = {}  # producers by group, as this tick finds them
         self._job: Job | None = None
         self._record = Record(_I32_MAX)
         self._turn = 0
@@ -109,10 +116,10 @@ class CheckBack:
 
     def schedule(self, half: Half, record: HalfRecord) -> None:
         """See to it that a half is checked in time."""
-        config = self._parts.settings.current.broker
-        due_ms = half.since_ms + record.immunity_ms(config.transaction_timeout_ms)
+        settings = self._parts.settings.current
+        due_ms = half.since_ms + record.immunity_ms(settings)
         if half.checks > 0:
-            due_ms = max(due_ms, record.store_ms + config.transaction_check_ms)
+            due_ms = max(due_ms, record.store_ms + settings.broker.transaction_check_ms)
         self._rest(half, due_ms)
 
     def answered(self, half: Half, now_ms: int) -> None:
@@ -127,6 +134,12 @@ class CheckBack:
         if half.state == ASKED:
             half.group.asked -= 1
             half.state = RESTING
+
+    def go_on(self, group: ProducerGroup, now_ms: int) -> None:
+        """An answer has come: ask about more halves if that has to wait for answers no longer."""
+        if group.asked <= group.goes_on_at:
+            group.goes_on_at = -1
+            self._parts.outbox.put(Wake(now_ms))
 
     def reset(self, half: Half, now_ms: int) -> None:
         """Count from the beginning, and ask soon."""
@@ -162,6 +175,7 @@ class CheckBack:
 
     def tick(self, now_ms: int) -> int:
         """Do what is due; when there is more to do."""
+        self._connected.clear()
         left = DUE_MAX
         while self._due and self._due[0][0] <= now_ms and left > 0:
             due_ms, _, half = heappop(self._due)
@@ -210,7 +224,7 @@ class CheckBack:
         if len(ready) > 2 * half.group.halves + _STALE_LEAST:
             half.group.ready = deque(one for one in ready if one.state == READY)
         retain_ms = self._parts.settings.current.store.retain_hours * 3_600_000
-        self._set_due(half, max(half.since_ms + retain_ms, now_ms + 1))
+        self._set_due(half, max(half.since_ms + retain_ms, now_ms + COME_BACK_MS))
 
     def _doom(self, half: Half, now_ms: int) -> None:
         half.state = DOOMED
@@ -221,9 +235,21 @@ class CheckBack:
     def _set_due(self, half: Half, due_ms: int) -> None:
         half.due_ms = due_ms
         heappush(self._due, (due_ms, half.first, half))
+        if len(self._due) > 4 * len(self._halves.open) + _STALE_DUE_LEAST:
+            # A half that was asked about and has ended would stay for days.
+            self._due = [
+                (ms, first, one)
+                for ms, first, one in self._due
+                if one.state != CLOSED and one.due_ms == ms
+            ]
+            heapify(self._due)
 
-    def _connections(self, group: ProducerGroup) -> list[int]:
-        return [member.client for member in self._parts.clients.producers(group.name)]
+    def _connections(self, group: ProducerGroup) -> set[int]:
+        found = self._connected.get(group.name)
+        if found is None:
+            members = self._parts.clients.producers(group.name)
+            found = self._connected[group.name] = {member.client for member in members}
+        return found
 
     # --- what needs the record of a half
 
@@ -239,20 +265,26 @@ class CheckBack:
             if not job.reading.done():
                 return now_ms + POLL_MS
             self._job = None
-            error = job.reading.exception()
-            if error is not None:
-                log.error("halves can't be read: %s", error)
-            found = job.reading.result() if error is None else [b""] * len(job.deeds)
-            for (half, deed), data in zip(job.deeds, found, strict=True):
+            done = [
                 self._do(half, deed, data, now_ms)
-            if error is not None or self._refused:
+                for (half, deed), data in zip(job.deeds, job.reading.result(), strict=True)
+            ]
+            if not all(done):
                 return now_ms + RETRY_MS
         return now_ms
 
     def _read(self, halves: list[Half]) -> "Future[list[bytes | None]]":
         store, places = self._parts.store, [half.place for half in halves]
         handed = store.log.handed
-        return store.disk.submit(lambda: [store.lookup.record(place, handed) for place in places])
+
+        def read(place: int) -> bytes | None:
+            try:
+                return store.lookup.record(place, handed)
+            except (PenstockError, OSError) as error:
+                log.error("the half at the log offset %d can't be read: %s", place, error)
+                return _UNREADABLE
+
+        return store.disk.submit(lambda: [read(place) for place in places])
 
     def _choose(self) -> list[tuple[Half, Deed]]:
         """Which halves are read next: those to be given up, to be asked about, to be moved."""
@@ -274,10 +306,18 @@ class CheckBack:
                     deeds.append((half, self._ask))
                     space -= half.size
                     may_ask -= 1
-        return deeds or [(half, self._move) for half in self._far_behind()]
+            group.goes_on_at = -1
+            if group.ready and may_ask <= 0:
+                group.goes_on_at = ASKED_MAX * len(self._connections(group)) // 2
+        chosen = {half for half, _ in deeds}
+        for half in self._far_behind():
+            if len(deeds) < JOB_HALVES_MAX and space > 0 and half not in chosen:
+                deeds.append((half, self._move_on))
+                space -= half.size
+        return deeds
 
     def _far_behind(self) -> list[Half]:
-        """Halves that hold up how much of the queue is done with, and are not left in peace."""
+        """Halves that hold up how much of the queue is done with."""
         queue = self._log.queue
         if queue is None:
             return []
@@ -287,17 +327,23 @@ class CheckBack:
         return [
             half
             for half in self._halves.oldest_ones(JOB_HALVES_MAX)
-            if half.newest < far and (half.state in (READY, ASKED) or half.checks > 0)
+            if half.newest < far and half.state != DOOMED and not half.fixed
         ]
 
-    def _do(self, half: Half, deed: Deed, data: bytes | None, now_ms: int) -> None:
+    def _do(self, half: Half, deed: Deed, data: bytes | None, now_ms: int) -> bool:
+        """Do what is to be done with a half; False if that has to wait."""
         if half.state == CLOSED:
-            return
+            return True
+        if data == _UNREADABLE:  # the others must not wait for it
+            half.fixed = True
+            if half.state in (READY, DOOMED):
+                interval_ms = self._parts.settings.current.broker.transaction_check_ms
+                self._rest(half, now_ms + interval_ms)
+            return False
         try:
-            if data == b"":
-                raise PenstockError("the half could not be read")
             deed(half, data, now_ms)
             self._refused = False
+            return True
         except PenstockError as error:
             if not self._refused:
                 log.error("checks of halves have to wait: %s", error)
@@ -306,16 +352,32 @@ class CheckBack:
                 self._doomed.append(half)
             elif half.state == READY:
                 half.group.ready.append(half)
+            return False
 
     def _give_up(self, half: Half, data: bytes | None, now_ms: int) -> None:
         if half.state == DOOMED:
             self._endings.give_up(half, data, now_ms)
 
-    def _move(self, half: Half, data: bytes | None, now_ms: int) -> None:
-        if data is not None:
-            status = self._log.append_again(half, data, now_ms)
-            if status not in (PUT_OK, ILLEGAL):
-                raise self._parts.copies.fault(status)
+    def _move_on(self, half: Half, data: bytes | None, now_ms: int) -> None:
+        """Append a half once more that holds up others."""
+        if data is None:
+            self._let_go(half, now_ms)
+        else:
+            self._move(half, data, now_ms)
+
+    def _let_go(self, half: Half, now_ms: int) -> None:
+        """The record of a half is gone."""
+        if half.state == ASKED:
+            half.group.asked -= 1
+        self._doom(half, now_ms)
+
+    def _move(self, half: Half, data: bytes, now_ms: int) -> None:
+        """Store what was counted, unless the record has no room for that."""
+        status = self._log.append_again(half, data, now_ms)
+        if status == ILLEGAL:
+            half.fixed = True
+        elif status != PUT_OK:
+            raise self._parts.copies.fault(status)
 
     def _ask(self, half: Half, data: bytes | None, now_ms: int) -> None:
         """Ask a producer about a half; what was counted before is stored first."""
@@ -326,7 +388,7 @@ class CheckBack:
             half.group.ready.append(half)
             return
         if data is None:
-            self._doom(half, now_ms)
+            self._let_go(half, now_ms)
             return
         if half.checks > half.noted:
             self._move(half, data, now_ms)

@@ -96,6 +96,11 @@ class TransactionTable:
         self._content = TransactionsFile(data_version=version, searched_to=searched_to)
         self.dirty = True
 
+    def forget(self) -> None:
+        """What was noted speaks of a log that is no more."""
+        self._content = TransactionsFile(data_version=self._content.data_version)
+        self.dirty = True
+
     def snapshot(self) -> bytes:
         self.dirty = False
         return fastjson.encode_pretty(self._content)
@@ -158,8 +163,7 @@ class HalfLog:
     def close(self, half: Half, outcome: int, now_ms: int) -> None:
         """A half has ended: note it in the table and in an op message."""
         self._halves.close(half, outcome)
-        outdated = half.first != half.newest and half.origin <= 0
-        self.finish((half.first, half.newest) if outdated else (half.newest,), now_ms)
+        self.finish(needed_of(half), now_ms)
 
     def write_ops(self, now_ms: int) -> None:
         """Write the op messages that are due."""
@@ -371,6 +375,14 @@ class HalfLog:
             steps.append(step)
         if len(steps) > STEPS_MAX:
             self._steps = deque(list(steps)[::2])
+
+
+def needed_of(half: Half) -> tuple[int, ...]:
+    """The appends of a half that no op message names before it ends: its newest, and the first one
+    where the others do not say where that lies."""
+    if half.first != half.newest and half.origin <= 0:
+        return (half.first, half.newest)
+    return (half.newest,)
 
 
 def split(data: bytes) -> Iterator[bytes]:

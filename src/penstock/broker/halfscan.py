@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from penstock.broker.halflog import DONE_TAG, HALF, OP, HalfLog, done_by, split
+from penstock.broker.halflog import DONE_TAG, HALF, OP, HalfLog, done_by, needed_of, split
 from penstock.broker.halves import (
     COMMITTED,
     NOWHERE,
@@ -99,13 +99,18 @@ class HalfScan:
 
     def _records(self, queue: ConsumeQueue, offset: int) -> Iterator[bytes]:
         confirmed, end = self._store.confirmed, queue.max_offset
-        reader = self._store.fresh_reader()
+        reader, count = self._store.fresh_reader(), READ_COUNT
         while offset < end:
-            status = reader.find(queue, offset, READ_COUNT, READ_BYTES, confirmed, True)
+            status = reader.find(queue, offset, count, READ_BYTES, confirmed, True)
             output = Output(1024)
-            if status == FOUND and reader.copy_to(output, True):
-                yield from split(output.take())
-            offset = max(reader.next_offset, offset + 1)
+            following = max(reader.next_offset, offset + 1)
+            if status == FOUND:
+                if reader.copy_to(output, True):
+                    yield from split(output.take())
+                elif count > 1:  # one of them is gone, not all
+                    count = 1
+                    continue
+            offset, count = following, READ_COUNT
 
     def _take_op(self, data: bytes) -> None:
         stored = _read(data)
@@ -131,13 +136,18 @@ class HalfScan:
         older, again = None, record.first != record.queue_offset
         if again and record.prepared_offset == 0 and record.first in self._done:
             return  # left in peace by Apache's broker meanwhile, and ended by its first handle
-        if record.checks > 0 and not again:
+        if record.checks > 0 and not again and record.key:
             # Apache's brokers do not say of which half it is another append.
             older = self._keys.get(record.key)
             if older is not None and older.group.name != record.group:
                 older = None
+        known = older or self._halves.find(record.first)
+        before = known.newest if known is not None else NOWHERE
         half = self._halves.admit(record, self._log.origin_of(record), older)
         if half is not None:
+            if half is known and before not in needed_of(half):
+                # Its op message is lost; without it the next start might take it for an open half.
+                self._log.undone.append(before)
             self._keys[record.key] = half
             self._key_of[half] = record.key
             self._schedule(half, record)
@@ -152,9 +162,10 @@ class HalfScan:
             places[half.place] = half
             if half.origin != NOWHERE:
                 places[half.origin] = half
-        begin = max(min(places), store.log.begin())
-        if begin <= self._log.table.searched_to <= store.log.end:
-            begin = self._log.table.searched_to
+        begin, table = max(min(places), store.log.begin()), self._log.table
+        if table.searched_to > store.log.end:
+            table.forget()
+        begin = max(begin, table.searched_to)
         ended = 0
         for stored in walk(store, begin):
             outcome = _outcome(stored)
@@ -163,7 +174,7 @@ class HalfScan:
             half_or_none = self._match(stored, places)
             if half_or_none is not None and half_or_none.newest in self._halves.open:
                 self._halves.close(half_or_none, outcome)
-                self._log.undone.append(half_or_none.newest)
+                self._log.undone += needed_of(half_or_none)
                 ended += 1
         return ended
 

@@ -22,6 +22,7 @@ from itertools import islice
 from sys import intern
 from typing import Final, NamedTuple
 
+from penstock.config import Settings
 from penstock.wire.codes import (
     PROPERTY_CHECK_IMMUNITY_SECONDS,
     PROPERTY_PRODUCER_GROUP,
@@ -44,6 +45,8 @@ NOWHERE: Final = -1
 
 _HALF: Final = TOPIC_TRANS_HALF.encode()
 _DIGITS_MAX: Final = 18
+_STALE_LEAST: Final = 1024
+"""Outdated entries that are not worth to be cleared away."""
 
 
 class HalfRecord(NamedTuple):
@@ -86,10 +89,12 @@ class HalfRecord(NamedTuple):
         again = self.checks > 0 or self.first != self.queue_offset
         return min(self.born_ms, self.store_ms) if again else self.store_ms
 
-    def immunity_ms(self, timeout_ms: int) -> int:
-        """How long it is left in peace after it was sent."""
+    def immunity_ms(self, settings: Settings) -> int:
+        """How long it is left in peace after it was sent: never longer than messages are kept, as
+        the log is kept for it."""
         seconds = number(self.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS), 0)
-        return max(seconds * 1000, timeout_ms)
+        asked_ms = min(seconds * 1000, settings.store.retain_hours * 3_600_000)
+        return max(asked_ms, settings.broker.transaction_timeout_ms)
 
 
 def number(text: str | None, default: int) -> int:
@@ -134,6 +139,7 @@ class ProducerGroup:
     halves: int = 0
     asked: int = 0  # that wait for an answer
     turn: int = 0
+    goes_on_at: int = -1  # there are more to be asked when only so many wait for an answer
     ready: deque["Half"] = field(default_factory=deque)  # to be asked; may hold others too
 
 
@@ -154,6 +160,7 @@ class Half:
     state: int = RESTING
     due_ms: int = 0  # when something becomes of it by itself
     asked: int = 0  # the connection that was asked last
+    fixed: bool = False  # can't be appended again
     key: str = ""  # unique id, where only that leads from an older append to it
 
     @property
@@ -252,18 +259,23 @@ class Halves:
         self.topics[half.topic] -= 1
         if self.topics[half.topic] == 0:
             del self.topics[half.topic]
-        self._ended[half.first] = self._ended[half.newest] = outcome
+        self._ended[half.newest] = outcome  # this one first: `forget` relies on it
+        self._ended[half.first] = outcome
 
     def passed(self, queue_offset: int) -> None:
         """The half queue was followed beyond this entry."""
         if queue_offset in self.open:
             self._line.append(queue_offset)
+            if len(self._line) > 2 * len(self.open) + _STALE_LEAST:
+                self._line = deque(newest for newest in self._line if newest in self.open)
         self.position = queue_offset + 1
 
     def forget(self) -> None:
-        """Forget old outcomes; called when nothing that they speak of is still to be followed."""
+        """Forget old outcomes, but none of which an append is still to be followed."""
         ended = self._ended
         for queue_offset in list(islice(ended, max(len(ended) - ENDED_MAX, 0))):
+            if queue_offset >= self.position:
+                return
             del ended[queue_offset]
 
     def oldest_ones(self, count: int) -> list[Half]:

@@ -122,6 +122,11 @@ class Holds:
             line.calling = False
             line.calls = line.woken = 0
 
+    def pass_on(self, held: Held) -> None:
+        """Whoever was woken can't take an answer now: the next of its line is tried as well."""
+        if isinstance(held.hold.queue, Line):
+            self.call(held.hold.queue)
+
     def dismiss(self, line: Line) -> None:
         """Nobody waits in a line, and nobody will: hear of its queues no longer."""
         for queue in line.queues:

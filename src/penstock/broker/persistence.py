@@ -16,7 +16,7 @@ class Persistence:
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
         self._root = root
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # what is done before may be writing another table
         self._taken = 0
         self._written: dict[str, int] = {}
         self.before: dict[str, Callable[[], Callable[[], None] | None]] = {}

@@ -31,14 +31,14 @@ from penstock.broker.pop_ack import Acks
 from penstock.broker.pop_figures import add_pop_metrics
 from penstock.broker.pop_journal import Journal
 from penstock.broker.pop_look import Looks
-from penstock.broker.pop_order import OrderedPops
+from penstock.broker.pop_order import OrderedPops, OrderedQueue
 from penstock.broker.pop_read import Taken, read, restore_topic
 from penstock.broker.pop_request import LateRequest, PopAsk, Requests
 from penstock.broker.pop_wait import ALL_QUEUES, Waiting
 from penstock.broker.pull import SubscriptionError
 from penstock.broker.retry import Retry
 from penstock.broker.revive import Revive
-from penstock.broker.router import Row
+from penstock.broker.router import Handler, Row
 from penstock.errors import NoPermission, PenstockError, SystemBusy
 from penstock.metrics import Registry
 from penstock.store.consumequeue import ConsumeQueue
@@ -85,21 +85,30 @@ class Pop:
         self._order.load(parts.persistence.file(OrderedPops.FILE))
         self._requests = Requests(parts)
         self._waiting = Waiting(parts)
-        self.journal = Journal(parts, host)
+        self.journal = Journal(parts, host, self._order)
         self.revive = Revive(parts, self.journal, host, self._waiting.listen)
         self._acks = Acks(parts, self.journal, self._order, self._waiting)
         self._looks = Looks(parts, self._requests, self._order, self._waiting, self._present)
         self._busy: set[QueueName] = set()  # being read by the pool for a pop
         self._turn = 0
         self._retry_share = 0
-        self._now_ms = self._clean_ms = parts.started_ms
+        self._now_ms = self._clean_ms = self._tick_ms = parts.started_ms
 
     def rows(self) -> list[Row]:
         return [
             Row(RequestCode.POP_MESSAGE, self.pop),
-            *self._acks.rows(),
+            *(Row(row.code, self._timed(row.handler)) for row in self._acks.rows()),
             *self._looks.rows(),
         ]
+
+    def _timed(self, handler: Handler) -> Handler:
+        """Whoever an acknowledgement wakes pops at its time."""
+
+        def handle(command: Command) -> Answer:
+            self._now_ms = command.now_ms
+            return handler(command)
+
+        return handle
 
     # --- as a keeper of messages
 
@@ -110,9 +119,10 @@ class Pop:
         return min(self.revive.due(), self._order.due())
 
     def tick(self, now_ms: int) -> None:
-        if now_ms < self._now_ms - 1_000:
+        if now_ms < self._tick_ms - 1_000:
             self.journal.loans.set_back(now_ms)
-        self._now_ms = now_ms
+            self._order.set_back(now_ms)
+        self._now_ms = self._tick_ms = now_ms
         self.journal.catch_up(now_ms)
         self.revive.tick(now_ms)
         for queue in self._order.freed(now_ms):
@@ -184,6 +194,9 @@ class Pop:
             if offset is None:
                 begin = self._begin(ask, name, queue, last)
                 if isinstance(begin, InThread):
+                    if haul.taken:
+                        haul.rest += queue.visible_max(self._store.confirmed)
+                        continue
                     return begin
                 offset = begin
             answer = self._take(ask, haul, name, queue, offset, now_ms, last)
@@ -291,7 +304,7 @@ class Pop:
         def then(taken: Taken | Exception) -> Answer:
             self._busy.discard(name)
             if isinstance(taken, Exception):
-                self._waiting.call(ask.topic, ask.group, name[2])
+                self._waiting.call_for(ask.topic, ask.group, (name[0], name[2]))
                 raise taken
             return self._read(ask, name, taken, offset, last)
 
@@ -306,7 +319,7 @@ class Pop:
         haul = Haul()
         self._keep(ask, haul, taken)
         answer = self._lend(ask, haul, now_ms) if haul.taken else self._wait(ask, haul, last)
-        self._waiting.call(ask.topic, ask.group, name[2])
+        self._waiting.call_for(ask.topic, ask.group, (name[0], name[2]))
         return answer
 
     # --- where a group begins
@@ -350,19 +363,19 @@ class Pop:
         counts: list[str] = []
         given: list[Taken] = []
         for key, taken in zip(keys, haul.taken, strict=True):
-            if ask.ordered:
-                counts.append(self._lend_in_order(ask, taken, pop_ms, now_ms))
-            else:
-                key = key._replace(pop_ms=pop_ms)
-                loan = Loan(key, ask.invisible_ms, taken.offsets, revive_queue_id)
-                loan.place = taken.place
-                try:
+            try:
+                if ask.ordered:
+                    counts.append(self._lend_in_order(ask, taken, pop_ms, now_ms))
+                else:
+                    key = key._replace(pop_ms=pop_ms)
+                    loan = Loan(key, ask.invisible_ms, taken.offsets, revive_queue_id)
+                    loan.place = taken.place
                     self.journal.lend(loan, now_ms, taken.next_offset)
-                except PenstockError:
-                    if not given:
-                        raise
-                    haul.rest += len(taken.offsets)
-                    continue
+            except PenstockError:
+                if not given:
+                    raise
+                haul.rest += len(taken.offsets)
+                continue
             given.append(taken)
         receipt = Receipt(
             0, pop_ms, ask.invisible_ms, revive_queue_id, kind_of(ask.topic),
@@ -378,12 +391,14 @@ class Pop:
 
     def _lend_in_order(self, ask: PopAsk, taken: Taken, pop_ms: int, now_ms: int) -> str:
         """Note an ordered pop; the group's offset stays where it begins."""
-        queue_id = taken.queue.queue_id
-        counts = self._order.update(
-            ask.attempt_id, taken.topic, ask.group, queue_id, pop_ms, ask.invisible_ms,
-            taken.offsets,
-        )  # fmt: skip
-        self._parts.offsets.commit(ask.group, taken.topic, queue_id, taken.start, now_ms)
+        queue = OrderedQueue(taken.topic, ask.group, taken.queue.queue_id)
+        before = self._order.state(queue)
+        counts = self._order.update(ask.attempt_id, *queue, pop_ms, ask.invisible_ms, taken.offsets)
+        try:
+            self.journal.note_order(queue, taken.start, now_ms)
+        except PenstockError:
+            self._order.restore(queue, before)
+            raise
         self._parts.outbox.put(Wake(self._order.due()))
         return counts
 

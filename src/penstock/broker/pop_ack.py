@@ -11,16 +11,16 @@ receipts given before are worth nothing afterwards.
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from penstock.broker.answers import Answer, Encoded, Reply
+from penstock.broker.answers import Answer, Encoded, Reply, Wake
 from penstock.broker.command import Command
-from penstock.broker.loans import Key, Loan
+from penstock.broker.loans import BATCH_MAX, Key, Loan
 from penstock.broker.parts import Parts
 from penstock.broker.pop_journal import Journal
-from penstock.broker.pop_order import NOT_LENT, OrderedPops
+from penstock.broker.pop_order import NOT_LENT, OrderedPops, OrderedQueue
 from penstock.broker.pop_request import check_invisible
 from penstock.broker.pop_wait import Waiting
 from penstock.broker.router import Row
-from penstock.errors import BodyError, MessageIllegal
+from penstock.errors import BodyError, MessageIllegal, PenstockError, SystemBusy
 from penstock.wire.bodies import BatchAck, decode_batch_ack
 from penstock.wire.codes import POP_ORDER_REVIVE_QUEUE, RequestCode, ResponseCode
 from penstock.wire.output import response
@@ -65,8 +65,9 @@ class Acks:
             )
             return Reply(ResponseCode.NO_MESSAGE, remark=remark)
         if receipt.ordered:
-            self._ack_in_order(topic, group, queue_id, offset, receipt.pop_ms, command.now_ms)
-            return Reply()
+            queue = OrderedQueue(topic, group, queue_id)
+            self._ack_in_order(queue, [offset], receipt.pop_ms, command.now_ms)
+            return self._noted(command, Reply())
         key = Key(topic, group, queue_id, receipt.start_offset, receipt.pop_ms)
         self._ack(key, receipt.revive_queue_id, receipt.visible_ms, [offset], command.now_ms)
         return self._noted(command, Reply())
@@ -88,6 +89,12 @@ class Acks:
     def _ack_several(self, ack: BatchAck, command: Command) -> None:
         if ack.retry not in _KINDS or len(ack.bit_set) > BITS_BYTES_MAX:
             raise BodyError(f"an acknowledgement of {ack.topic} makes no sense")
+        count = int.from_bytes(ack.bit_set, "little").bit_count()
+        if count > BATCH_MAX:
+            raise BodyError.over(
+                f"an acknowledgement of {ack.topic} names more than a pop lends", figure=count,
+                limit=BATCH_MAX, unit="messages",
+            )  # fmt: skip
         topic = retry_topic(ack.topic, ack.consumer_group, RetryKind(ack.retry))
         store, queue_id = self._parts.store, ack.queue_id
         queue = store.queue(topic, queue_id)
@@ -96,10 +103,8 @@ class Acks:
         low, high = queue.min_offset, queue.visible_max(store.confirmed)
         offsets = [offset for offset in ack.offsets() if low <= offset <= high]
         if ack.revive_queue_id == POP_ORDER_REVIVE_QUEUE:
-            for offset in offsets:
-                self._ack_in_order(
-                    topic, ack.consumer_group, queue_id, offset, ack.pop_time, command.now_ms
-                )
+            ordered = OrderedQueue(topic, ack.consumer_group, queue_id)
+            self._ack_in_order(ordered, offsets, ack.pop_time, command.now_ms)
         elif offsets:
             key = Key(topic, ack.consumer_group, queue_id, ack.start_offset, ack.pop_time)
             visible_ms = ack.pop_time + ack.invisible_time
@@ -115,7 +120,8 @@ class Acks:
             self._parts.stats.acked(key.group, key.topic, count)
             limit = self._parts.settings.current.broker.pop_in_flight_max
             if before > limit >= before - count:  # the group may have more of this queue again
-                self._waiting.call(plain_topic(key.topic, key.group), key.group, key.queue_id)
+                plain = plain_topic(key.topic, key.group)
+                self._waiting.call_for(plain, key.group, (key.topic, key.queue_id))
         elif self._is_foreign(key, queue_id, visible_ms, now_ms):
             self._journal.ack_unknown(key, queue_id, offsets, now_ms)
 
@@ -127,25 +133,35 @@ class Acks:
         return visible_ms > now_ms and queue_id < len(self._journal.queues)
 
     def _ack_in_order(
-        self, topic: str, group: str, queue_id: int, offset: int, pop_ms: int, now_ms: int
+        self, queue: OrderedQueue, acked: Iterable[int], pop_ms: int, now_ms: int
     ) -> None:
-        """An acknowledgement of an ordered pop: the group's progress follows it."""
-        offsets = self._parts.offsets
-        before = offsets.get(group, topic, queue_id)
-        if before is not None and offset < before:
-            return
-        after = self._order.commit_and_next(topic, group, queue_id, offset, pop_ms)
-        if after == NOT_LENT:
-            raise MessageIllegal(
-                f"offset is illegal, key:{topic}@{group}@{queue_id}, old:{before}, "
-                f"commit:{offset}, next:{after}",
-                hint="it is not among the messages of the last pop in order",
-            )
-        if after >= 0:
-            offsets.commit(group, topic, queue_id, after, now_ms)
-            self._parts.stats.acked(group, topic, 1)
+        """Acknowledgements of an ordered pop: the group's progress follows them."""
+        topic, group, queue_id = queue
+        before = self._parts.offsets.get(group, topic, queue_id)
+        if self._order.state(queue) is None:
+            # Nobody knows what is done of the messages between.
+            end = self._parts.store.max_offset(topic, queue_id)
+            acked = [offset for offset in acked if offset == before and offset < end]
+        count, go_on, wrong = 0, -1, -1
+        for offset in acked:
+            if before is not None and offset < before:
+                continue
+            after = self._order.commit_and_next(topic, group, queue_id, offset, pop_ms)
+            if after >= 0:
+                count, go_on = count + 1, after
+            elif after == NOT_LENT:
+                wrong = offset
+        if count:
+            self._journal.note_order(queue, go_on, now_ms)
+            self._parts.stats.acked(group, topic, count)
             if not self._order.check_block(None, topic, group, queue_id, now_ms):
                 self._waiting.call(topic, group, queue_id)
+        if wrong >= 0:
+            raise MessageIllegal(
+                f"offset is illegal, key:{topic}@{group}@{queue_id}, old:{before}, "
+                f"commit:{wrong}, next:{NOT_LENT}",
+                hint="it is not among the messages of the last pop in order",
+            )
 
     # --- lending for another time
 
@@ -161,21 +177,28 @@ class Acks:
             remark = f"the queue {queue_id} of {topic} holds {low} to {high}: {offset} is not lent"
             return Reply(ResponseCode.NO_MESSAGE, _figures(0, 0, 0), remark=remark)
         if receipt.ordered:
-            visible_ms = command.now_ms + invisible_ms
-            before = self._parts.offsets.get(group, topic, queue_id)
-            if before is not None and offset < before:
-                return Reply(ext=_figures(0, 0, 0))
-            self._order.update_next_visible(
-                topic, group, queue_id, offset, receipt.pop_ms, visible_ms
-            )
-            lent_ms = visible_ms - receipt.pop_ms
-            return Reply(ext=_figures(receipt.pop_ms, lent_ms, POP_ORDER_REVIVE_QUEUE))
+            queue = OrderedQueue(topic, group, queue_id)
+            figures = self._change_in_order(queue, receipt, offset, invisible_ms, command.now_ms)
+            return self._noted(command, Reply(ext=figures))
         pop_ms = self._lend_again(
             Key(topic, group, queue_id, receipt.start_offset, receipt.pop_ms),
             receipt, offset, invisible_ms, command.now_ms,
         )  # fmt: skip
         figures = _figures(pop_ms, invisible_ms, receipt.revive_queue_id)
         return self._noted(command, Reply(ext=figures))
+
+    def _change_in_order(
+        self, queue: OrderedQueue, receipt: Receipt, offset: int, invisible_ms: int, now_ms: int
+    ) -> dict[str, str]:
+        """Let a message of an ordered pop be visible at another time; the answer's figures."""
+        visible_ms, pop_ms = now_ms + invisible_ms, receipt.pop_ms
+        before = self._parts.offsets.get(queue.group, queue.topic, queue.queue_id)
+        if before is not None and offset < before:
+            return _figures(0, 0, 0)
+        if self._order.update_next_visible(*queue, offset, pop_ms, visible_ms):
+            self._journal.note_order(queue, offset if before is None else before, now_ms)
+            self._parts.outbox.put(Wake(self._order.due()))
+        return _figures(pop_ms, visible_ms - pop_ms, POP_ORDER_REVIVE_QUEUE)
 
     def _lend_again(
         self, key: Key, receipt: Receipt, offset: int, invisible_ms: int, now_ms: int
@@ -191,14 +214,29 @@ class Acks:
             queue_id = loan.revive_queue_id
             if loan.acked & loan.bit_of(offset) or not loan.bit_of(offset):
                 return pop_ms
+        self._check_room(loan)
         again = Loan(Key(*key[:3], offset, pop_ms), invisible_ms, [offset], queue_id)
         again.place = self._parts.store.log.begin() if loan is None else loan.place
         journal.lend(again, now_ms)
-        if loan is None:
-            journal.ack_unknown(key, queue_id, [offset], now_ms)
-        else:
-            journal.ack(loan, [offset], now_ms)
+        try:
+            if loan is None:
+                journal.ack_unknown(key, queue_id, [offset], now_ms)
+            else:
+                journal.ack(loan, [offset], now_ms)
+        except PenstockError:
+            journal.loans.close(again)  # the client goes on with its old receipt
+            raise
         return pop_ms
+
+    def _check_room(self, loan: Loan | None) -> None:
+        """Changes take batches apart: refuse that where twice as many are open as pops may make."""
+        limit = 2 * self._parts.settings.current.broker.pop_batches_max
+        if len(self._journal.loans) >= limit and (loan is None or loan.lent() > 1):
+            raise SystemBusy.over(
+                "too many batches of popped messages are not acknowledged",
+                figure=len(self._journal.loans), limit=limit, unit="batches",
+                setting="pop_batches_max",
+            )  # fmt: skip
 
     def free_pop_ms(self, keys: Iterable[Key], now_ms: int) -> int:
         """A pop time that no open batch of this queue and start offset has."""

@@ -4,36 +4,46 @@
 |---|---|---|
 | `ck` | PopCheckPoint | messages are lent; again if they stay so while the log grows |
 | `ack`, `bAck` | AckMsg, BatchAckMsg | they are acknowledged, or copied to a retry topic |
+| `order` | OrderedPop | a queue is popped in order, or something of that is acknowledged |
 
-The bodies are RocketMQ's. Its brokers send these messages through the timer, so that they show up
-when a batch is over; ours are appended at once, as a journal, and what is open is kept in memory
-(`loans`). After a restart the journal is read from the place of the group CID_RMQ_SYS_REVIVE_GROUP
-on, which never passes the entry of a batch that is open.
+The bodies are RocketMQ's, but for the last one, which its brokers pass over. They send these
+messages through the timer, so that they show up when a batch is over; ours are appended at once, as
+a journal, and what is open is kept in memory (`loans`). After a restart the journal is read from
+the place of the group CID_RMQ_SYS_REVIVE_GROUP on, which never passes the entry of an open batch.
 
 Lending moves the group's offset; the entry notes where to (POP_NEXT). Offsets, and how far they
 contain the journal (as the group CID_RMQ_SYS_REVIVE_PLACES), are in one table, so a restart knows
 which entries are newer than the offsets it has read, and moves those on. The table is written only
-when the journal is on the disk that far: an offset never gets ahead of its batch.
+when the journal is on the disk that far: an offset never gets ahead of its batch. Before it the
+file of ordered pops is written, which so never lags behind the offsets.
 """
 
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from penstock.broker.answers import Wake
 from penstock.broker.loans import BATCH_MAX, Key, Loan, Loans
 from penstock.broker.parts import Parts
-from penstock.errors import MessageIllegal, NotWriteable, PenstockError
+from penstock.broker.pop_order import OrderedPops, OrderedQueue
+from penstock.errors import BodyError, MessageIllegal, NotWriteable, PenstockError
 from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.get import FOUND
 from penstock.store.put import ILLEGAL, PUT_OK
-from penstock.wire.bodies_pop import AckMsg, decode_ack, decode_acks, decode_check_point
-from penstock.wire.codes import REVIVE_TOPIC_PREFIX
-from penstock.wire.message import StoredMessage, decode_messages
-from penstock.wire.record import Record
+from penstock.wire.bodies_pop import (
+    AckMsg,
+    OrderedPop,
+    decode_ack,
+    decode_acks,
+    decode_check_point,
+    decode_ordered_pop,
+)
+from penstock.wire.codes import PROPERTY_TAGS, REVIVE_TOPIC_PREFIX
+from penstock.wire.message import decode_properties
+from penstock.wire.record import RECORD, Record, StoredRecord
 
 log = logging.getLogger(__name__)
 
@@ -51,15 +61,32 @@ _FOREIGN_GRACE_MS: Final = 3_000
 """RocketMQ's brokers have acknowledgements delivered a second after their batch."""
 _TIMER_MARK: Final = "TIMER_OUT_MS"  # on what went through a timer
 _NEXT: Final = "POP_NEXT"
+_OFFSET_MAX: Final = 1 << 62
 _encode: Final = msgspec.json.encode
 """Members in the order of their names, as RocketMQ writes them; our own writer takes 40 µs."""
 
 
-class Journal:
-    """Writes and reads the revive log, and keeps `loans` equal to it."""
+class Entry(NamedTuple):
+    """A message of the revive log: `number` in its queue, `place` in the log."""
 
-    def __init__(self, parts: Parts, host: bytes) -> None:
+    number: int
+    place: int
+    properties: dict[str, str]
+    body: bytes
+
+    @property
+    def next_offset(self) -> int | None:
+        """Where the group goes on, if this entry says so."""
+        text = self.properties.get(_NEXT, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
+class Journal:
+    """Writes and reads the revive log, and keeps `loans` and `order` equal to it."""
+
+    def __init__(self, parts: Parts, host: bytes, order: OrderedPops) -> None:
         self._parts = parts
+        self._order = order
         self._store = parts.store
         broker = parts.settings.current.broker
         self._broker_name = broker.name
@@ -120,6 +147,23 @@ class Journal:
         self._write_acks(key, queue_id, list(offsets)[:BATCH_MAX], now_ms)
         self.loans.ack_early(key, offsets)
 
+    def note_order(self, queue: OrderedQueue, next_offset: int, now_ms: int) -> None:
+        """Note what is open in a queue that is popped in order, and that the group goes on at
+        `next_offset`. Raises the store's error if it can't be noted."""
+        body = _encode(
+            OrderedPop(
+                topic=queue.topic, consumer_group=queue.group, queue_id=queue.queue_id,
+                next_offset=next_offset, open_pop=self._order.state(queue),
+            )
+        )  # fmt: skip
+        queue_id = queue.queue_id % len(self.queues)
+        self._put(body, "TAGS\x01order\x02", now_ms, queue_id, now_ms)
+        self._move(queue, next_offset, queue_id, self._store.path.queue_offset, now_ms)
+
+    def cover_log(self) -> None:
+        """Whatever was stored until now has to be on the disk before offsets are written."""
+        self._end = self._store.log.end
+
     def _write_check_point(self, loan: Loan, now_ms: int, next_offset: int | None = None) -> None:
         key, acked = loan.key, loan.acked
         body = _encode(
@@ -174,7 +218,9 @@ class Journal:
 
     # --- the offsets that go with it
 
-    def _move(self, key: Key, next_offset: int, queue_id: int, entry: int, now_ms: int) -> None:
+    def _move(
+        self, key: Key | OrderedQueue, next_offset: int, queue_id: int, entry: int, now_ms: int
+    ) -> None:
         """The group goes on behind what it has been lent with this entry."""
         offsets = self._parts.offsets
         offsets.commit(key.group, key.topic, key.queue_id, next_offset, now_ms)
@@ -183,10 +229,17 @@ class Journal:
     def _make_durable(self) -> Callable[[], None] | None:
         """What has to be done before the offsets are written."""
         store, end = self._store, self._end
+        save = self._parts.persistence.save(self._order) if self._order.dirty else None
         if store.flusher.flushed() >= end:
-            return None
+            return save
         store.path.settle()  # whatever was put in this turn has to be in the files
-        return lambda: store.sync_log(end)
+
+        def work() -> None:
+            store.sync_log(end)
+            if save is not None:
+                save()
+
+        return work
 
     # --- the place from which the journal is needed
 
@@ -231,28 +284,41 @@ class Journal:
 
     def _rebuild(self, now_ms: int) -> None:
         """Read what is open, at the start; this waits for the disk."""
-        moves: list[tuple[int, Key, int, StoredMessage]] = []
+        moves: list[tuple[int, int, int, Key | OrderedPop, int]] = []
         for queue_id, queue in enumerate(self.queues):
             done = self._parts.offsets.get(REVIVE_GROUP, self.topic, queue_id)
             moved = self._parts.offsets.get(PLACES_GROUP, self.topic, queue_id) or 0
             self.taken_over &= moved == 0
             self._read_to[queue_id] = max(0 if done is None else done + 1, queue.min_offset)
-            for message in self._entries(queue_id, queue.max_offset):
-                key = self._apply(message, queue_id, now_ms)
-                text = message.properties.get(_NEXT, "")
-                if key is not None and message.queue_offset >= moved and text.isdecimal():
-                    moves.append((message.physical_offset, key, int(text), message))
+            for entry in self._entries(queue_id, queue.max_offset):
+                what = self._apply(entry, queue_id, now_ms)
+                to = what.next_offset if isinstance(what, OrderedPop) else entry.next_offset
+                if what is not None and to is not None and entry.number >= moved:
+                    moves.append((entry.place, queue_id, entry.number, what, to))
             self._read_to[queue_id] = queue.max_offset
         self.taken_over &= not moves
-        for _, key, next_offset, message in sorted(moves, key=lambda move: move[0]):
-            self._move(key, next_offset, message.queue_id, message.queue_offset, now_ms)
+        for place, queue_id, number, what, to in sorted(moves, key=lambda move: move[0]):
+            if place >= self._store.deleted_below(what.topic.encode()):
+                self._move_again(what, to, queue_id, number, now_ms)
         for loan in list(self.loans):
             row = self._store.queue(loan.key.topic, loan.key.queue_id)
-            entry = None if row is None else row.entry(loan.open_offsets()[0])
-            loan.place = loan.entry_place if entry is None else min(entry[0], loan.entry_place)
+            found = None if row is None else row.entry(loan.open_offsets()[0])
+            loan.place = loan.entry_place if found is None else min(found[0], loan.entry_place)
         self.loans.set_back(now_ms)
+        self._order.set_back(now_ms)
         if len(self.loans):
             log.info("%d batches of messages are lent", len(self.loans))
+
+    def _move_again(
+        self, what: Key | OrderedPop, to: int, queue_id: int, number: int, now_ms: int
+    ) -> None:
+        """An entry is newer than the offsets that were read."""
+        if isinstance(what, OrderedPop):
+            queue = OrderedQueue(what.topic, what.consumer_group, what.queue_id)
+            self._order.restore(queue, what.open_pop)
+            self._move(queue, to, queue_id, number, now_ms)
+        else:
+            self._move(what, to, queue_id, number, now_ms)
 
     def catch_up(self, now_ms: int) -> None:
         """Read entries that somebody else has put: those of another broker that its timer held."""
@@ -260,11 +326,11 @@ class Journal:
             end = queue.visible_max(self._store.confirmed)
             if self._read_to[queue_id] < end:
                 # They are new, so they are in memory; what we have put ourselves counts already.
-                for message in self._entries(queue_id, end):
-                    if _TIMER_MARK in message.properties:
-                        self._apply(message, queue_id, now_ms)
+                for entry in self._entries(queue_id, end):
+                    if _TIMER_MARK in entry.properties:
+                        self._apply(entry, queue_id, now_ms)
 
-    def _entries(self, queue_id: int, end: int) -> Iterator[StoredMessage]:
+    def _entries(self, queue_id: int, end: int) -> Iterator[Entry]:
         """The entries of a queue that were not read yet."""
         while (at := self._read_to[queue_id]) < end:
             found = self._store.get(
@@ -272,50 +338,52 @@ class Journal:
                 bytes_max=_READ_BYTES, wait=True,
             )  # fmt: skip
             if found.status == FOUND:
-                yield from decode_messages(found.data, verify=False)
+                yield from _split(found.data)
             self._read_to[queue_id] = max(found.next_offset, at + 1)
 
-    def _apply(self, message: StoredMessage, queue_id: int, now_ms: int) -> Key | None:
-        """Let an entry count; which batch it is, if it is one."""
-        tag = message.tags
+    def _apply(self, entry: Entry, queue_id: int, now_ms: int) -> Key | OrderedPop | None:
+        """Let an entry count; which batch or ordered pop it is, if it is one."""
+        tag = entry.properties.get(PROPERTY_TAGS)
         try:
             if tag == "ck":
-                return self._apply_check_point(message, queue_id, now_ms)
+                return self._apply_check_point(entry, queue_id, now_ms)
+            if tag == "order":  # counts where it is newer than the offsets
+                return decode_ordered_pop(entry.body)
             if tag == "ack":
-                ack = decode_ack(message.body)
+                ack = decode_ack(entry.body)
                 self._apply_acks(ack, [ack.ack_offset])
             elif tag == "bAck":
-                acks = decode_acks(message.body)
+                acks = decode_acks(entry.body)
                 self._apply_acks(acks, acks.ack_offsets)
         except PenstockError as error:
             log.warning(
                 "the entry %d of queue %d of the revive log can't be read: %s",
-                message.queue_offset, queue_id, error,
+                entry.number, queue_id, error,
             )  # fmt: skip
         return None
 
-    def _apply_check_point(
-        self, message: StoredMessage, queue_id: int, now_ms: int
-    ) -> Key | None:
-        ck = decode_check_point(message.body)
+    def _apply_check_point(self, entry: Entry, queue_id: int, now_ms: int) -> Key | None:
+        ck = decode_check_point(entry.body)
         self.read_again[ck.consumer_group, ck.topic, "CK"] += 1
         key = Key(ck.topic, ck.consumer_group, ck.queue_id, ck.start_offset, ck.pop_time)
         loan = self.loans.get(key)
         offsets = list(ck.offsets())[:BATCH_MAX]
         if loan is None:
-            if not offsets:
-                return None
+            if not offsets or offsets != sorted(set(offsets)) or not 0 <= offsets[-1] < _OFFSET_MAX:
+                raise BodyError(
+                    f"messages {offsets[:3]} and so on of {ck.topic[:80]} can't be lent"
+                )
             loan = Loan(key, max(ck.invisible_time, 0), offsets, queue_id)
             loan.acked = ck.bit_map & ((1 << len(offsets)) - 1)
-            loan.entry, loan.entry_place = message.queue_offset, message.physical_offset
-            if _TIMER_MARK in message.properties:
+            loan.entry, loan.entry_place = entry.number, entry.place
+            loan.place = entry.place
+            if _TIMER_MARK in entry.properties:
                 # Its acknowledgements may still wait in the timer, overdue as the batch itself.
                 loan.due_ms = max(loan.due_ms, now_ms) + _FOREIGN_GRACE_MS
-            loan.place = message.physical_offset
-            self.loans.take_early(loan)
+                self.loans.take_early(loan)  # ours never come before their batch
             self.loans.add(loan)
         elif loan.revive_queue_id == queue_id:  # written again
-            loan.entry, loan.entry_place = message.queue_offset, message.physical_offset
+            loan.entry, loan.entry_place = entry.number, entry.place
             self.loans.ack(loan, ck.bit_map & ((1 << len(loan)) - 1))
             self.loans.logged_again(loan)
         return key
@@ -329,3 +397,18 @@ class Journal:
             return
         for offset in offsets:
             self.loans.ack(loan, loan.bit_of(offset))
+
+
+def _split(data: bytes) -> Iterator[Entry]:
+    """The entries that lie one after another."""
+    stored, at = StoredRecord(), 0
+    stored.bind(memoryview(bytearray(data)))
+    while stored.read(at, len(data)) == RECORD:
+        body_at, text_at = stored.body_at, stored.properties_at
+        yield Entry(
+            stored.queue_offset,
+            stored.physical_offset,
+            decode_properties(data[text_at : text_at + stored.properties_length]),
+            data[body_at : body_at + stored.body_length],
+        )
+        at += stored.size

@@ -34,6 +34,7 @@ IDLE_MS: Final = 24 * 3600 * 1000
 INVISIBLE_MS: Final = 60_000
 """For files of old brokers, which noted no invisible time."""
 
+_CLOCK_MS: Final = 1_000
 _LONG_MASK: Final = (1 << 64) - 1
 
 
@@ -152,6 +153,30 @@ class OrderedPops:
         """Whether the message is in the open pop and not acknowledged yet."""
         pop = self._pops.get(OrderedQueue(topic, group, queue_id))
         return pop is not None and pop.pop_ms == pop_ms and offset in pop.open_offsets()
+
+    # --- as values, for the journal
+
+    def state(self, queue: OrderedQueue) -> OrderInfo | None:
+        """The open pop of a queue as its file has it; None if there is none."""
+        pop = self._pops.get(queue)
+        return None if pop is None else _to_file(pop)
+
+    def restore(self, queue: OrderedQueue, info: OrderInfo | None) -> None:
+        """Put this open pop in the place of whatever the queue has; None for none."""
+        if info is None or not 0 < len(info.offset_list) <= OFFSETS_MAX:
+            self.clear(*queue)
+            return
+        self._pops[queue] = pop = _from_file(info)
+        self._await_end(queue, pop)
+
+    def set_back(self, now_ms: int) -> None:
+        """The clock was set back: what was popped later than now is lent from now on."""
+        for queue, pop in self._pops.items():
+            if pop.pop_ms > now_ms + _CLOCK_MS:
+                end_ms = now_ms + pop.invisible_ms
+                for offset in pop.open_offsets():
+                    pop.visible_ms[offset] = min(pop.visible_ms.get(offset, end_ms), end_ms)
+                self._settle(queue, pop)
 
     def clear(self, topic: str, group: str, queue_id: int) -> None:
         """Forget the open pop, as after a reset of the group's progress: the queue is free."""

@@ -19,6 +19,8 @@ from penstock.wire.receipt import RetryKind, retry_topic
 TIDY_MS: Final = 60_000
 """How often lines are looked at in which nobody waits."""
 ALL_QUEUES: Final = -1
+ANY_LINE: Final = -2
+"""In place of a queue: a retry queue, from which every pop of the group takes."""
 
 
 class Waiting:
@@ -56,6 +58,8 @@ class Waiting:
         if len(origin) != len(line.origin) or any(map(is_not, origin, line.origin)):
             line.origin = origin
             line.listen_at(self._queues(ask, names))
+        # From now on, not from when the request is in the line: its turn may go on with a send.
+        self._parts.holds.listen(line)
         return line
 
     def _queues(self, ask: Ask, names: list[str]) -> Iterator[ConsumeQueue]:
@@ -79,12 +83,13 @@ class Waiting:
 
     def call(self, topic: str, group: str, queue_id: int) -> None:
         """A queue has something for whoever waits for it, or for any queue; first come."""
-        lines = self._lines.get((topic, group), {})
-        for notify in (False, True):
-            for place in dict.fromkeys((ALL_QUEUES, queue_id)):
-                line = lines.get((notify, place))
-                if line is not None:
-                    self._parts.holds.call(line)
+        for (_, place), line in list(self._lines.get((topic, group), {}).items()):
+            if place in (ALL_QUEUES, queue_id) or queue_id == ANY_LINE:
+                self._parts.holds.call(line)
+
+    def call_for(self, topic: str, group: str, place: tuple[str, int]) -> None:
+        """As `call`, for a queue of the topic or of one of its retry topics."""
+        self.call(topic, group, place[1] if place[0] == topic else ANY_LINE)
 
     def listen(self, topic: str, group: str, queue: ConsumeQueue) -> None:
         """A retry queue of the group gets messages: hear of them."""

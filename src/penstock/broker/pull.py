@@ -306,6 +306,8 @@ class PullHandler:
                 return self._hold(replace(pull, offset=reader.next_offset), deadline_ms)
             return self._without_messages(pull, status, 0 if last else deadline_ms)
 
+        # From now on, not from when the pull is held: its turn may go on with a send.
+        self._parts.store.watch(pull.queue)
         return Hold(pull.queue, deadline_ms, again)
 
     def _reply_found(self, pull: Pull) -> Answer:

@@ -37,6 +37,8 @@ POLL_MS: Final = 5
 """How often a read that waits for the disk is asked for."""
 RETRY_MS: Final = 100
 """After a store that refused."""
+UNREADABLE_MS: Final = 1_000
+"""After a read that failed; others have their turn meanwhile."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,7 @@ class Revive:
         self._loans = journal.loans
         self._host = host
         self._prepare = prepare  # told of topic, group and the retry queue that gets a message
-        self._reading: Future[Piece] | None = None
+        self._reading: tuple[Loan, Future[Piece]] | None = None
         self._wait_to_ms = 0
         self._refused = False
         self.retried: Counter[tuple[str, str]] = Counter()  # by (group, topic)
@@ -92,35 +94,46 @@ class Revive:
     def _next_piece(self, now_ms: int) -> Piece | None:
         """Messages that are due; None if there are none, or the disk is waited for."""
         if self._reading is not None:
-            if not self._reading.done():
+            loan, done = self._reading
+            if not done.done():
                 self._wait_to_ms = now_ms + POLL_MS
                 return None
-            done, self._reading = self._reading, None
+            self._reading = None
             error = done.exception()
-            if error is None:
-                return done.result()
-            log.error("lent messages can't be read: %s", error)
-            self._wait_to_ms = now_ms + RETRY_MS
-            return None
-        while (loan := self._loans.first_due(now_ms)) is not None:
-            why = self._void(loan, now_ms)
-            if why is None:
-                break
+            return done.result() if error is None else self._put_off(loan, error, now_ms)
+        due = self._loans.first_due(now_ms)
+        return None if due is None else self._begin_piece(due, now_ms)
+
+    def _begin_piece(self, loan: Loan, now_ms: int) -> Piece | None:
+        """Messages of a batch, none if there is nothing to bring back; None if the disk is waited
+        for."""
+        why = self._void(loan, now_ms)
+        if why is not None:
             log.warning("%d lent messages are not brought back: %s", loan.lent(), why)
             self._loans.close(loan)
-        if loan is None:
-            return None
+            return Piece(loan)
         queue = self._store.queue(loan.key.topic, loan.key.queue_id)
         assert queue is not None
         offsets, confirmed = loan.open_offsets(), self._store.confirmed
-        piece = _read(loan, self._store.fresh_reader(), queue, offsets, confirmed, False)
+        try:
+            piece = _read(loan, self._store.fresh_reader(), queue, offsets, confirmed, False)
+        except OSError as error:
+            return self._put_off(loan, error, now_ms)
         if piece is None:
             reader = self._store.fresh_reader()
-            self._reading = self._store.disk.submit(
+            job = self._store.disk.submit(
                 lambda: _waited(_read(loan, reader, queue, offsets, confirmed, True))
             )
+            self._reading = loan, job
             self._wait_to_ms = now_ms + POLL_MS
         return piece
+
+    def _put_off(self, loan: Loan, error: BaseException, now_ms: int) -> Piece:
+        """A batch that can't be read keeps no other back."""
+        log.error("messages lent from %s can't be read: %s", loan.key.topic, error)
+        if loan.open:
+            self._loans.set_due(loan, now_ms + UNREADABLE_MS)
+        return Piece(loan)
 
     def _void(self, loan: Loan, now_ms: int) -> str | None:
         """Why a batch does not matter any more, or None."""
@@ -164,6 +177,7 @@ class Revive:
             except PenstockError as error:
                 # They are stored: what is not noted is only brought back twice after a crash.
                 log.error("copies of lent messages can't be noted: %s", error)
+                self._journal.cover_log()
                 for offset in done:
                     self._loans.ack(loan, loan.bit_of(offset))
                 self._refused = True
@@ -176,7 +190,12 @@ class Revive:
             self.lost += 1
             log.error("the message at the log offset %d is damaged", loan.place)
             return True
-        queue = self._retries(key.topic, key.group, now_ms)
+        try:
+            queue = self._retries(key.topic, key.group, now_ms)
+        except PenstockError as error:
+            self.lost += 1
+            log.error("a message lent to %s has no way back: %s", key.group, error)
+            return True
         properties = copies.properties()
         properties.setdefault(PROPERTY_FIRST_POP_TIME, str(key.pop_ms))
         reconsumed = copies.stored.reconsume_times + 1

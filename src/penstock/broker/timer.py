@@ -21,7 +21,7 @@ from penstock.broker.timerfeed import Feed, rolled_on
 from penstock.broker.timerfigures import BOUNDS_S, TimerFigures
 from penstock.broker.timermetrics import add_timer_metrics
 from penstock.broker.timernear import NEVER, Near
-from penstock.broker.timing import asked_ms, due_of, key_of, slot_of
+from penstock.broker.timing import asked_ms, due_of, key_of, recalled_key, slot_of
 from penstock.errors import (
     MessageIllegal,
     NotWriteable,
@@ -38,6 +38,7 @@ from penstock.store.timerchain import Chain, Waiting
 from penstock.store.timerstore import Progress, TimerStore
 from penstock.wire.bodies_files import TimerCheckpoint
 from penstock.wire.codes import (
+    PROPERTIES_BYTES_MAX,
     PROPERTY_REAL_QUEUE_ID,
     PROPERTY_REAL_TOPIC,
     PROPERTY_TIMER_DEL_UNIQKEY,
@@ -47,6 +48,7 @@ from penstock.wire.codes import (
     RETRY_TOPIC_PREFIX,
     TOPIC_TIMER,
 )
+from penstock.wire.message import encode_properties
 from penstock.wire.record import StoredRecord
 
 log = logging.getLogger(__name__)
@@ -63,8 +65,8 @@ POLL_MS: Final = 5
 IDLE_NOTE_MS: Final = 60_000
 """How often it is noted that nothing was due."""
 UNWRITTEN_SOON: Final = 1024 * 1024
-ROLL_NEAR_MS: Final = 120_000
-"""What is due within this time is not stored once more."""
+PROPERTIES_SPARE: Final = 192
+"""Bytes of properties that the timer needs itself when it stores a message again."""
 
 _TIMER: Final = TOPIC_TIMER.encode()
 
@@ -87,6 +89,7 @@ class Timers:
         self.recall = Recall(parts, self)
         self._due_ms = self._now_ms = 0
         self._refused = False
+        self._damage: StoreDamaged | None = None
         self._processed = 0
         self._round: Future[None] | None = None
         self._round_ms = 0
@@ -145,6 +148,13 @@ class Timers:
         properties[PROPERTY_TIMER_OUT_MS] = str(slot_of(due_ms, self.files.precision_ms))
         properties[PROPERTY_REAL_TOPIC] = topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(queue_id)
+        length = len(encode_properties(properties))
+        if length > PROPERTIES_BYTES_MAX - PROPERTIES_SPARE:  # it could not be stored at its time
+            raise MessageIllegal.over(
+                "the properties leave no room for those of the timer", figure=length,
+                limit=PROPERTIES_BYTES_MAX - PROPERTIES_SPARE, unit="bytes",
+                hint="send fewer or shorter ones",
+            )  # fmt: skip
         self.wake_for(due_ms, now_ms)
         return self.queue()
 
@@ -180,9 +190,12 @@ class Timers:
         """Take new messages into the timer, deliver what is due, note how far that is."""
         self._due_ms, self._now_ms = NEVER, now_ms
         try:
+            if self._damage is not None:
+                self._rebuild(self._damage, now_ms)
             self._turn(now_ms)
         except StoreDamaged as error:
-            self._rebuild(error, now_ms)
+            self._damage = error
+            self._want(now_ms)
         except (OSError, ReadFailed) as error:
             log.error("the timer can't read: %s", error)
             self._want(now_ms + READ_AGAIN_MS)
@@ -201,13 +214,12 @@ class Timers:
         self._due_ms = min(self._due_ms, ms)
 
     def _rebuild(self, error: StoreDamaged, now_ms: int) -> None:
-        """The files are damaged: make them anew while everything waits. It should never happen."""
+        """The files are damaged: drop them; `feed` fills them anew, and until then all waits."""
         log.error("the timer's files are made anew from its queue: %s", error)
         self._wait()
         self.files.rebuild(now_ms)
         self._begin(again=True, now_ms=now_ms)
-        self._mark = None
-        self._due_ms = now_ms
+        self._mark = self._damage = None
 
     # --- delivering
 
@@ -247,15 +259,21 @@ class Timers:
             if chain is not None and (not chain.ready or chain.head() is not None):
                 return chain
             self.near.drop(read_ms)
-            later = [slot_ms for slot_ms in chains if slot_ms > read_ms]
+            later = (slot_ms for slot_ms in chains if slot_ms > read_ms)
             files.pass_slots(min(min(later, default=current_ms), current_ms))
         chain = chains.get(files.progress.read_ms)
         if chain is None or (chain.ready and chain.head() is None):
-            later = [slot_ms for slot_ms in chains if slot_ms > files.progress.read_ms]
-            if later:  # nothing of it is due before its slot begins, but it must be known when
-                head = chains[min(later)].head() if chains[min(later)].ready else None
-                self._want(head.due_ms if head is not None else min(later))
+            self._want(self._next_due(files.progress.read_ms))
         return chain
+
+    def _next_due(self, read_ms: int) -> int:
+        """When the first message of the slots to come is due; `near` says it of a chain in work."""
+        for slot_ms in sorted(self.near.chains):
+            chain = self.near.chains[slot_ms]
+            head = chain.head() if slot_ms > read_ms and chain.ready else None
+            if head is not None:
+                return head.due_ms
+        return NEVER
 
     def _process(self, chain: Chain, waiting: Waiting, data: bytes, now_ms: int) -> bool:
         """Store a message where it goes; False if the store refuses for now."""
@@ -300,22 +318,21 @@ class Timers:
         return True
 
     def _roll(self, waiting: Waiting, properties: dict[str, str], now_ms: int) -> bool:
-        """A message that waits on: store it once more, unless its time is near."""
+        """A message that waits on: store it once more."""
         place = waiting.offset
         due_ms = due_of(properties, self._parts.copies.stored.store_ms)
         if due_ms is None:
             return self._drop(place, "it has no time of delivery")
-        if due_ms - now_ms < ROLL_NEAR_MS:
-            self.feed.link(place, waiting.size, properties, due_ms, now_ms)
-            self.feed.hold(place, slot_of(due_ms, self.files.precision_ms))
-            return True
         properties = rolled_on(properties, due_ms)
         properties[PROPERTY_TIMER_ENQUEUE_MS] = str(waiting.enqueued_ms)
         properties[PROPERTY_TIMER_DEQUEUE_MS] = str(now_ms)
         if not self._put(self.queue(), properties, place, now_ms):
             return False
         self.figures.rolled += 1
-        if PROPERTY_TIMER_DEL_UNIQKEY not in properties:
+        recalls = recalled_key(properties)
+        if recalls is not None:  # it counts before it is back
+            self.feed.expect(recalls)
+        else:
             self.figures.dequeued(properties.get(PROPERTY_REAL_TOPIC, ""), now_ms)
         self._want(now_ms + FEED_MS)
         return True
@@ -363,15 +380,14 @@ class Timers:
         idle = 0 <= passed_ms < IDLE_NOTE_MS or self.files.wheel.total() == 0
         if self._mark is None and self._stamp == self._now_stamp() and idle:
             return
-        if self._mark is None:
+        if self._mark is None and not self.files.rebuilding:
             self._stamp = self._now_stamp()
             progress = self.files.progress._replace(log_end=self.files.log.end)
             self._mark = (progress, self._store.log.end)
         self._round_ms = now_ms
-        durable = self._store.flusher.flushed() >= self._mark[1]
-        noted = self._mark[0] if durable else None
-        if durable:
-            self._mark = None
+        noted = None
+        if self._mark is not None and self._store.flusher.flushed() >= self._mark[1]:
+            noted, self._mark = self._mark[0], None
         if noted is not None or self.files.log.unwritten:
             work = self.files.round(noted, self._store.log.begin())
             self._round = self._store.disk.submit(work)
@@ -407,7 +423,9 @@ class Timers:
                 store.settle()
                 store.sync_log(store.log.end)
                 progress = self.files.progress._replace(log_end=self.files.log.end)
-                if self._now_stamp() != (0, 0, 0) or self.files.noted != Progress():
+                if self.files.rebuilding:  # the next start begins with that once more
+                    pass
+                elif self._now_stamp() != (0, 0, 0) or self.files.noted != Progress():
                     self.files.round(progress, store.log.begin(), clean=True)()
                     self.files.rounded()
         except (OSError, PenstockError) as error:

@@ -13,7 +13,7 @@ from typing import Final
 
 from penstock.broker.timerfigures import TimerFigures
 from penstock.broker.timernear import Near, read_properties
-from penstock.broker.timing import due_of, key_of, recalled_key, slot_of
+from penstock.broker.timing import SLOT_MS_MAX, due_of, key_of, recalled_key, slot_of
 from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue, unpack_entry
 from penstock.store.pick import GONE, pick
 from penstock.store.store import MessageStore
@@ -49,6 +49,31 @@ class Pin:
     until_ms: int = 0
 
 
+class Settled:
+    """Where all is taken again: what other messages of the queue say of a message."""
+
+    def __init__(self) -> None:
+        self._rolled: dict[tuple[str, str], int] = {}  # the newest record of a message
+        self._recalled: dict[tuple[str, str], tuple[int, int]] = {}  # the recall, and for when
+
+    def note(self, properties: dict[str, str], place: int, due_ms: int) -> None:
+        recalls = recalled_key(properties)
+        if recalls is not None:
+            self._recalled[recalls] = (place, due_ms)
+        elif PROPERTY_TIMER_ROLL_TIMES in properties:
+            self._rolled[key_of(properties)] = place
+
+    def has(self, properties: dict[str, str], place: int, due_ms: int) -> bool:
+        """Whether a message is in a newer record, or was recalled."""
+        key = key_of(properties)
+        if not key[1] or recalled_key(properties) is not None:
+            return False
+        recall = self._recalled.get(key)
+        if recall is not None and recall[0] > place and abs(recall[1] - due_ms) <= SLOT_MS_MAX:
+            return True  # slots may have had another length when it was recalled
+        return self._rolled.get(key, 0) > place
+
+
 class Feed:
     """Follows the queue."""
 
@@ -61,15 +86,15 @@ class Feed:
         self._figures = figures
         self._queue = store.queues.get(_TIMER, 0)
         self._reading: Future[tuple[Batch, int]] | None = None
-        self._rolled: dict[tuple[str, str], int] = {}  # where all is taken again
-        self._again_to = 0  # up to here
+        self._again_to = 0  # all is taken again up to here
+        self._finding: Future[Settled] | None = None  # before that
+        self._settled = Settled()
         self.due_ms = NEVER
         self.expected: dict[tuple[str, str], int] = {}
         """Recalls that are stored and not in the files yet, by key: how many."""
         self.done_ms = 0
         """What waited in slots before is done, durably."""
         self._pins: deque[Pin] = deque()  # the last one is of this minute
-        self._held: list[Pin] = []  # of single messages
         self._pinned_ms = -PIN_STEP_MS
         self._next_place = 0
         self._window_ms = 0
@@ -77,30 +102,61 @@ class Feed:
     # --- opening
 
     def open(self, *, again: bool) -> None:
-        """Find the place in the queue; `again`: all of it is taken once more. May wait."""
+        """Find the place in the queue; `again`: all of it is taken once more."""
         queue = self._store.make_queue(_TIMER, 0) if self._queue is None else self._queue
         assert queue is not None
         self._queue = queue
         offset = self._files.progress.queue_offset
         if again:
             offset, self._again_to = queue.min_offset, queue.max_offset
-            self._find_rolled(queue)
+            if offset < self._again_to:
+                self._find_settled()
+            else:
+                self._end_again()
         self._go_to(min(max(offset, queue.min_offset), queue.max_offset))
         entry = queue.entry(self.offset)
         self._next_place = entry[0] if entry is not None else self._store.log.end
         self._pins.extend(Pin(place, until) for until, place in self._files.first_offsets())
         self.start_offset = queue.max_offset
 
-    def _find_rolled(self, queue: ConsumeQueue) -> None:
-        """What was stored again while it waited counts by its newest record only."""
-        offset = queue.min_offset
-        while offset < queue.max_offset:
-            batch, count = self._read(queue, offset, queue.max_offset, wait=True) or ([], 0)
-            for place, data in batch:
-                properties, _ = read_properties(data, place) or ({}, None)
-                if PROPERTY_TIMER_ROLL_TIMES in properties and recalled_key(properties) is None:
-                    self._rolled[key_of(properties)] = place
-            offset += max(count, 1)
+    def _find_settled(self) -> None:
+        queue, end = self._queue, self._again_to
+        assert queue is not None
+
+        def find() -> Settled:
+            settled = Settled()
+            offset = queue.min_offset
+            while offset < end:
+                batch, count = self._read(queue, offset, end, wait=True) or ([], 0)
+                for place, data in batch:
+                    found = read_properties(data, place)
+                    due_ms = due_of(found[0], found[1].store_ms) if found is not None else None
+                    if found is not None and due_ms is not None:
+                        settled.note(found[0], place, due_ms)
+                offset += max(count, 1)
+            return settled
+
+        self._finding = self._store.disk.submit(find)
+
+    def _finish_finding(self, now_ms: int) -> bool:
+        """Whether nothing has to be found any more."""
+        if self._finding is None:
+            return True
+        if not self._finding.done():
+            self.due_ms = now_ms + POLL_MS
+            return False
+        error = self._finding.exception()
+        if error is not None:
+            log.error("the queue of timed messages can't be read: %s", error)
+            self._find_settled()
+            self.due_ms = now_ms + RETRY_MS
+            return False
+        self._settled, self._finding = self._finding.result(), None
+        return True
+
+    def _end_again(self) -> None:
+        self._again_to, self._settled, self._finding = 0, Settled(), None
+        self._files.rebuilding = False
 
     @property
     def offset(self) -> int:
@@ -125,6 +181,8 @@ class Feed:
         """Take messages, as many as one turn allows. Sets when that has to go on."""
         queue = self._find_queue()
         self.due_ms = NEVER
+        if not self._finish_finding(now_ms):
+            return
         if self._files.log.unwritten > UNWRITTEN_MAX:
             self.due_ms = now_ms + RETRY_MS
             return
@@ -142,9 +200,8 @@ class Feed:
                 self._next_place = place + len(data)
             self._go_to(self.offset + batch[1])
             self._figures.fed(now_ms)
-            if self.offset >= self._again_to and self._again_to:
-                self._again_to = 0
-                self._rolled.clear()
+            if self._again_to and self.offset >= self._again_to:
+                self._end_again()
         if self.offset < queue.max_offset:
             hidden = self.offset >= end
             self.due_ms = min(self.due_ms, now_ms + (POLL_MS if hidden or self._reading else 0))
@@ -156,6 +213,8 @@ class Feed:
             self._queue = queue
             self._reading = None
             self._go_to(queue.min_offset)
+            self._end_again()
+            self.start_offset = queue.max_offset
         if not queue.min_offset <= self.offset <= queue.max_offset:
             self._go_to(min(max(self.offset, queue.min_offset), queue.max_offset))
         return queue
@@ -226,9 +285,12 @@ class Feed:
             return
         properties = found[0]
         recalls = recalled_key(properties)
-        if self._again_to and self._is_done(properties, place, due_ms):
+        if self._again_to and (
+            self._files.was_done(found[1].queue_offset, due_ms)
+            or self._settled.has(properties, place, due_ms)
+        ):
             return
-        self.link(place, len(data), properties, due_ms, now_ms)
+        self._link(place, len(data), properties, due_ms, now_ms)
         if recalls is None:
             self._figures.enqueued(properties.get(PROPERTY_REAL_TOPIC, ""), now_ms)
         elif recalls in self.expected:
@@ -236,7 +298,7 @@ class Feed:
             if self.expected[recalls] <= 0:
                 del self.expected[recalls]
 
-    def link(
+    def _link(
         self, place: int, size: int, properties: dict[str, str], due_ms: int, now_ms: int
     ) -> None:
         """Let the message at a place of the log wait for its time."""
@@ -252,18 +314,9 @@ class Feed:
             roll=roll, recalls=recalled_key(properties),
         )  # fmt: skip
 
-    def hold(self, place: int, slot_ms: int) -> None:
-        """The message at this place is needed until a slot is done."""
-        self._held.append(Pin(place, slot_ms + self._files.precision_ms))
-
-    def _is_done(self, properties: dict[str, str], place: int, due_ms: int) -> bool:
-        """Where all is taken again: whether this message was delivered, or is in a newer record."""
-        if due_ms < self._files.skip_before_ms:
-            return True
-        key = key_of(properties)
-        return (
-            bool(key[1]) and recalled_key(properties) is None and self._rolled.get(key, 0) > place
-        )
+    def expect(self, recalls: tuple[str, str]) -> None:
+        """A recall was stored that is not in the files yet."""
+        self.expected[recalls] = self.expected.get(recalls, 0) + 1
 
     # --- retention
 
@@ -279,21 +332,20 @@ class Feed:
     def _drop_pins(self) -> None:
         while self._pins and self._pins[0].until_ms <= self.done_ms:
             self._pins.popleft()
-        if self._held:
-            self._held = [pin for pin in self._held if pin.until_ms > self.done_ms]
 
     def pinned_from(self) -> int | None:
         """Log offset of the first message that may still wait; None if none does."""
         self._drop_pins()
-        pins = [pin.offset for pin in self._held]
-        if self._pins:
-            pins.append(self._pins[0].offset)
+        pins = [self._pins[0].offset] if self._pins else []
         if self.behind:
             pins.append(self._next_place)
         return min(pins, default=None)
 
     def wait(self) -> None:
         """Wait for the pool; what it read does not matter any more."""
+        if self._finding is not None:
+            self._finding.exception()
+            self._finding = None
         if self._reading is not None:
             self._reading.exception()
             self._reading = None

@@ -116,11 +116,14 @@ class Near:
                 return
             units -= count
             if chain.walked:
-                if not self._read_recalls(chain, now_ms):
+                units = self._read_recalls(chain, units, now_ms)
+                if units < 0:
                     return
+                if chain.recalls:
+                    break
                 chain.arrange()
                 self._chain = None
-        else:
+        if units == 0:
             self.due_ms = now_ms
         self._read_ahead(now_ms)
 
@@ -148,19 +151,20 @@ class Near:
         self.loaded_to_ms = slot_ms + files.precision_ms
         return self._make_chain(slot_ms, slot.last)
 
-    def _read_recalls(self, chain: Chain, now_ms: int) -> bool:
-        """Learn which messages of a slot were recalled; False if the disk is waited for."""
+    def _read_recalls(self, chain: Chain, most: int, now_ms: int) -> int:
+        """Learn which messages of a slot were recalled; how many more this turn allows, or -1 if
+        the disk is waited for."""
         store = self._store
-        while chain.recalls:
+        while chain.recalls and most > 0:
             offset, size = chain.recalls[-1]
             data = pick(store, offset, size, wait=False)
             if data is None:
-                wanted = chain.recalls[-TICK_UNITS:]
-                self._submit(partial(_read_recalls, store, chain, wanted), now_ms)
-                return False
+                self._submit(partial(_read_recalls, store, chain, TICK_UNITS), now_ms)
+                return -1
             chain.recalls.pop()
             _note_recall(chain, data, offset)
-        return True
+            most -= 1
+        return most
 
     # --- reading messages
 
@@ -201,10 +205,11 @@ class Near:
             left = min(TICK_RECORDS - len(cold), RECORDS_MAX - len(self._records))
             if slot_ms > until_ms or not chain.ready or left <= 0:
                 break
-            if self._records_bytes >= RECORDS_BYTES_MAX:
+            room = RECORDS_BYTES_MAX - self._records_bytes - sum(waiting.size for waiting in cold)
+            if room <= 0:
                 break
             cursor = self._cursors.get(slot_ms, (0, 0))
-            found, self._cursors[slot_ms] = chain.ahead(cursor, until_ms, left)
+            found, self._cursors[slot_ms] = chain.ahead(cursor, until_ms, left, room)
             cold += [waiting for waiting in found if waiting.offset < hot_from]
         if cold:
             self._fetch(cold, now_ms)
@@ -258,21 +263,25 @@ def _read_chain(chain: Chain) -> Callable[[], None]:
     return lambda: None
 
 
-def _read_recalls(
-    store: MessageStore, chain: Chain, wanted: list[tuple[int, int]]
-) -> Callable[[], None]:
-    found = [(offset, pick(store, offset, size, wait=True) or GONE) for offset, size in wanted]
+def _read_recalls(store: MessageStore, chain: Chain, most: int) -> Callable[[], None]:
+    wanted = chain.recalls[-most:]
+    keys = [
+        _recall_in(pick(store, offset, size, wait=True) or GONE, offset) for offset, size in wanted
+    ]
 
     def take() -> None:
         del chain.recalls[-len(wanted) :]
-        for offset, data in found:
-            _note_recall(chain, data, offset)
+        chain.recalled.update(key for key in keys if key is not None)
 
     return take
 
 
-def _note_recall(chain: Chain, data: bytes, offset: int) -> None:
+def _recall_in(data: bytes, offset: int) -> tuple[str, str] | None:
     found = read_properties(data, offset)
-    key = recalled_key(found[0]) if found is not None else None
+    return recalled_key(found[0]) if found is not None else None
+
+
+def _note_recall(chain: Chain, data: bytes, offset: int) -> None:
+    key = _recall_in(data, offset)
     if key is not None:
         chain.recalled.add(key)

@@ -197,11 +197,13 @@ class Transactions:
         if handle.wanted is None:
             if handle.checked:
                 self._checks.answered(half, command.now_ms)
+                self._checks.go_on(half.group, command.now_ms)
             return self._answered(
                 command, "unknown: the half stays open, its producer is asked later"
             )
         self._refuse_late(handle, half, record, command.now_ms)
         self._finish(half, handle.wanted, data, command.now_ms)
+        self._checks.go_on(half.group, command.now_ms)
         self._promise(handle.wanted, command.now_ms)
         return self._answered(command, f"done: {_DONE[handle.wanted]}")
 
@@ -220,10 +222,12 @@ class Transactions:
                 hint="end a transaction with the group that sent its message",
             )
         half = self.halves.find_like(record)
+        if half is None:  # it may have ended while its newest append was read
+            first = (record.first, self._log.origin_of(record))
+        else:
+            first = (half.first, half.origin)
         named = (handle.queue_offset, handle.log_offset)
-        if named != (record.queue_offset, record.log_offset) and (
-            half is None or named != (half.first, half.origin)
-        ):
+        if named not in ((record.queue_offset, record.log_offset), first):
             raise Refused(
                 f"the offsets do not belong together: the half at {record.log_offset} of the log "
                 f"is number {record.queue_offset} of its queue"
@@ -240,8 +244,8 @@ class Transactions:
         """A half that asks for a time of peace is ended within it, or by an answer to a check."""
         if handle.checked or not record.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS):
             return
-        timeout_ms = self._parts.settings.current.broker.transaction_timeout_ms
-        waited_ms, immunity_ms = now_ms - half.since_ms, record.immunity_ms(timeout_ms)
+        waited_ms = now_ms - half.since_ms
+        immunity_ms = record.immunity_ms(self._parts.settings.current)
         if waited_ms > immunity_ms:
             raise TransactionTooLate.over(
                 "the half is checked already, so only an answer to a check ends it",
@@ -264,10 +268,10 @@ class Transactions:
     def _search(self, command: Command, handle: Handle, record: HalfRecord) -> Answer:
         """Find out what became of a half that ended before the last start, or long ago."""
         store, first, confirmed = self._parts.store, record.first, self._parts.store.log.handed
-        index = store.index
+        indexed = store.index is not None and record.key
 
         def search() -> int | None:
-            if index is None:
+            if not indexed:
                 return None
             places = {self._log.origin_of(record), record.log_offset}
             found = _is_committed(store, record, places, confirmed)
@@ -282,7 +286,7 @@ class Transactions:
 
     def _answer_ended(self, command: Command, handle: Handle, outcome: int | None) -> Answer:
         if outcome is None:
-            return self._answered(command, "done before: how is not known, as nothing is indexed")
+            return self._answered(command, "done before: how is not known, as it is not indexed")
         if handle.wanted not in (None, outcome):
             if outcome == COMMITTED:
                 raise TransactionCommitted(

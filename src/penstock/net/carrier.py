@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from penstock.broker.answers import (
@@ -25,6 +26,7 @@ from penstock.broker.answers import (
     Relay,
     Reply,
     Routed,
+    Saved,
     Table,
     Tell,
     Wake,
@@ -90,11 +92,12 @@ class Carrier:
         """Tells the NameServers of topics until a deadline; without it nobody is to be told."""
         self.find_route: Callable[[str], asyncio.Future[TopicRouteData | None]] | None = None
         """Asks the NameServers for a topic's route; never fails."""
-        self._asked: dict[tuple[int, int], _Asked] = {}
-        self._asked_of: dict[int, int] = {}  # how many wait for one client
-        self._deadlines: list[tuple[int, int, tuple[int, int]]] = []
+        self._asked: dict[int, dict[int, _Asked]] = {}  # by client and opaque
+        self._asked_count = 0
+        self._deadlines: list[tuple[int, int, int]] = []  # ms, client, opaque
         self._opaque = 0
-        self._saving: dict[str, bool] = {}
+        self._saving: dict[str, bool] = {}  # by file: whether to write it once more
+        self._unsaved: dict[str, list[tuple[Ticket, Saved]]] = {}  # who waits for the next write
         self.pool_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
         if holds is not None:
@@ -118,6 +121,10 @@ class Carrier:
             self._register(ticket, answer)
         elif isinstance(answer, Routed):
             self._route(ticket, answer)
+        elif isinstance(answer, Saved):
+            ticket.connection.adjust_work(1)
+            self._unsaved.setdefault(answer.table.FILE, []).append((ticket, answer))
+            self.save(answer.table)
         else:
             self._relay(ticket, answer)
 
@@ -179,8 +186,10 @@ class Carrier:
         self, ticket: Ticket, answer: Routed, done: asyncio.Future[TopicRouteData | None]
     ) -> None:
         ticket.connection.adjust_work(-1)
-        route = None if done.cancelled() else done.result()
-        self.carry(ticket, self._safely(lambda: answer.then(route)))
+        self.carry(
+            ticket,
+            self._safely(lambda: answer.then(None if done.cancelled() else done.result())),
+        )
         self._server.after_work()
 
     def _safely(self, make: Callable[[], Answer]) -> Answer:
@@ -217,41 +226,43 @@ class Carrier:
         ticket: Ticket = held.ticket
         if not ticket.connection.hold_back(held, last):
             self.carry(ticket, self._safely(lambda: held.hold.again(last)))
+        elif not last and self._holds is not None:
+            self._holds.pass_on(held)
 
     # --- calls to clients
 
     def _relay(self, ticket: Ticket, relay: Relay) -> None:
         target = self._server.connections.get(relay.client)
-        waiting = self._asked_of.get(relay.client, 0)
-        if target is None or waiting >= RELAYS_PER_CLIENT_MAX or len(self._asked) >= RELAYS_MAX:
+        waiting = len(self._asked.get(relay.client, ()))
+        if target is None or waiting >= RELAYS_PER_CLIENT_MAX or self._asked_count >= RELAYS_MAX:
             self.carry(ticket, relay.on_timeout)
             return
-        key = (relay.client, self._next_opaque())
+        opaque = self._next_opaque()
         try:
-            data = encode(relay.code, relay.ext, relay.body, opaque=key[1])
+            data = encode(relay.code, relay.ext, relay.body, opaque=opaque)
         except FrameError as error:
             self._reply(ticket, refusal(error))
             return
-        self._asked[key] = _Asked(ticket, relay.then, relay.on_timeout)
-        self._asked_of[relay.client] = waiting + 1
-        if len(self._deadlines) > 2 * len(self._asked) + _DEADLINES_LEAST:
-            self._deadlines = [one for one in self._deadlines if one[2] in self._asked]
+        asked = _Asked(ticket, relay.then, relay.on_timeout)
+        self._asked.setdefault(relay.client, {})[opaque] = asked
+        self._asked_count += 1
+        if len(self._deadlines) > 2 * self._asked_count + _DEADLINES_LEAST:
+            self._deadlines = [one for one in self._deadlines if self._is_asked(*one[1:])]
             heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (relay.deadline_ms, key[1], key))
+        heapq.heappush(self._deadlines, (relay.deadline_ms, relay.client, opaque))
         self._server.wake_at(relay.deadline_ms)
         target.write(data)
 
     def answered(self, client: int, opaque: int, reply: Reply) -> None:
         """A client has answered something that we asked it."""
-        asked = self._take_asked((client, opaque))
+        asked = self._take_asked(client, opaque)
         if asked is not None:
             self.carry(asked.ticket, self._safely(lambda: asked.then(reply)))
 
     def lost(self, client: int) -> None:
         """A client has gone: it answers nothing any more."""
-        if client in self._asked_of:
-            for key in [key for key in self._asked if key[0] == client]:
-                self._give_up(key)
+        for opaque in list(self._asked.get(client, ())):
+            self._give_up(client, opaque)
 
     def due(self) -> int:
         """When the next call to a client is given up."""
@@ -260,19 +271,24 @@ class Carrier:
     def tick(self, now_ms: int) -> None:
         """Give up calls to clients whose time is over."""
         while self._deadlines and self._deadlines[0][0] <= now_ms:
-            self._give_up(heapq.heappop(self._deadlines)[2])
+            _, client, opaque = heapq.heappop(self._deadlines)
+            self._give_up(client, opaque)
 
-    def _give_up(self, key: tuple[int, int]) -> None:
-        asked = self._take_asked(key)
+    def _give_up(self, client: int, opaque: int) -> None:
+        asked = self._take_asked(client, opaque)
         if asked is not None:
             self.carry(asked.ticket, asked.on_timeout)
 
-    def _take_asked(self, key: tuple[int, int]) -> _Asked | None:
-        asked = self._asked.pop(key, None)
+    def _is_asked(self, client: int, opaque: int) -> bool:
+        return opaque in self._asked.get(client, ())
+
+    def _take_asked(self, client: int, opaque: int) -> _Asked | None:
+        of_client = self._asked.get(client, {})
+        asked = of_client.pop(opaque, None)
         if asked is not None:
-            self._asked_of[key[0]] -= 1
-            if not self._asked_of[key[0]]:
-                del self._asked_of[key[0]]
+            self._asked_count -= 1
+            if not of_client:
+                del self._asked[client]
         return asked
 
     def _next_opaque(self) -> int:
@@ -309,25 +325,41 @@ class Carrier:
         """Write a table soon: at once, or when the write under way is done."""
         assert self._persistence is not None
         name = table.FILE
-        if not table.dirty:
-            return
         if name in self._saving:
             self._saving[name] = True
             return
+        waiting = self._unsaved.pop(name, [])
+        if not table.dirty:
+            self._tell_saved(waiting, True)
+            return
         work = self._persistence.save(table)
-        future = self._submit(work)
+        try:
+            future = self._submit(work)
+        except RuntimeError:  # the pool is closing; the broker's end writes what is dirty
+            table.dirty = True
+            self._tell_saved(waiting, False)
+            return
         self._saving[name] = False
         future.add_done_callback(
-            lambda done: self._server.soon_from_thread(self._saved, table, done)
+            lambda done: self._server.soon_from_thread(self._saved, table, waiting, done)
         )
 
-    def _saved(self, table: Table, done: Future[Any]) -> None:
+    def _saved(self, table: Table, waiting: list[tuple[Ticket, Saved]], done: Future[Any]) -> None:
         again = self._saving.pop(table.FILE)
         error = done.exception()
         if error is not None:
             log.error("%s can't be written: %s", table.FILE, error)
-        elif again:
+        # These first: the next write takes another snapshot.
+        self._tell_saved(waiting, error is None)
+        if again and (error is None or table.FILE in self._unsaved):
             self.save(table)
+
+    def _tell_saved(self, waiting: list[tuple[Ticket, Saved]], written: bool) -> None:
+        for ticket, answer in waiting:
+            ticket.connection.adjust_work(-1)
+            self.carry(ticket, self._safely(partial(answer.then, written)))
+        if waiting:
+            self._server.after_work()
 
     @property
     def saving(self) -> bool:

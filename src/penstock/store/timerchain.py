@@ -192,22 +192,24 @@ class Chain:
         self.count -= 1
 
     def ahead(
-        self, cursor: tuple[int, int], until_ms: int, most: int
+        self, cursor: tuple[int, int], until_ms: int, most: int, bytes_most: int
     ) -> tuple[list[Waiting], tuple[int, int]]:
         """Messages behind a cursor (time, number at that time), due up to a time; and the cursor
-        behind them."""
+        behind them. The last one may be more than `bytes_most` allows."""
         found: list[Waiting] = []
         cursor = time, number = max(cursor, (self.due_ms, self.done))  # the others are done
         for due_ms in self._times:
             if due_ms < time:
                 continue
-            if due_ms > until_ms or len(found) >= most:
+            if due_ms > until_ms or len(found) >= most or bytes_most <= 0:
                 break
             units = self._units[due_ms]
-            begin = number if due_ms == time else 0
-            stop = min(len(units) // 2, begin + most - len(found))
-            found += [self._waiting(due_ms, units, at) for at in range(begin, stop)]
-            cursor = (due_ms, max(begin, stop))
+            at = number if due_ms == time else 0
+            while at < len(units) // 2 and len(found) < most and bytes_most > 0:
+                found.append(self._waiting(due_ms, units, at))
+                bytes_most -= found[-1].size
+                at += 1
+            cursor = (due_ms, at)
         return found, cursor
 
     def _waiting(self, due_ms: int, units: "array[int]", number: int) -> Waiting:

@@ -222,11 +222,19 @@ class TimerLog:
         self.begin = self.end = self._tail_from = 0
 
     def drop_before(self, log_begin: int) -> None:
-        """Delete segments all of whose messages are gone from the log, but never the last one."""
+        """Delete segments all of whose messages are gone from the log, but never the last one.
+
+        Units are in the order of their messages: the last one tells. A damaged one tells nothing,
+        then it is the first of the next segment.
+        """
         while len(self._files) > 1 and self.begin + self.segment_bytes <= self._tail_from:
             units = (self.segment_bytes - FILLER_BYTES) // UNIT_BYTES
-            last = self.unit(self.begin + (units - 1) * UNIT_BYTES)
-            if last.offset >= log_begin:
+            places = (self.begin + (units - 1) * UNIT_BYTES, self.begin + self.segment_bytes)
+            found = (
+                read_unit(self.read(place, UNIT_BYTES, wait=True) or b"", 0) for place in places
+            )
+            last = next((unit for unit in found if unit is not None), None)
+            if last is None or last.offset >= log_begin:
                 return
             self._drop(self.begin)
             self.begin += self.segment_bytes

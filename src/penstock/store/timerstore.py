@@ -14,7 +14,8 @@ the wheel. So a start finds everything that the checkpoint speaks of, and perhap
 3. the queue is read on from the message of the last unit.
 
 Where the files contradict themselves, they are made anew from the queue: from its first message on,
-without those that were due before the checkpoint.
+without those that were taken from it and due before the checkpoint. Until that is done, the
+checkpoint says that it has to be done.
 """
 
 import logging
@@ -50,6 +51,8 @@ _OURS: Final = struct.Struct(">8s8q")
 _CRC: Final = struct.Struct(">I")
 _OURS_AT: Final = 64
 _OURS_MAGIC: Final = b"PENSTOCK"
+_CLEAN: Final = 1
+_ANEW: Final = 2
 
 
 class Progress(NamedTuple):
@@ -70,6 +73,7 @@ class Check:
     ours: bool  # the fields of one moment, not RocketMQ's
     precision_ms: int
     clean: bool
+    anew: bool = False  # the files are being made anew
 
 
 class TimerStore:
@@ -85,8 +89,9 @@ class TimerStore:
         self._check_file = root / "config" / "timercheck"
         self.progress = Progress(read_ms=self.slot_of(now_ms))
         self.noted = Progress()  # as the checkpoint has it
-        self.skip_before_ms = 0
-        """While everything is taken from the queue again: what was due before is done."""
+        self.rebuilding = False
+        """Everything is taken from the queue again. Whoever does that says when it is done."""
+        self._told = Progress()  # while that goes on: what is known to be done
         self.clean = True
         self._version = DataVersion()
         self._backed_ms = 0
@@ -157,7 +162,7 @@ class TimerStore:
         """
         pieces, end = self.log.pieces(), self.log.end
         pages = self.wheel.take_dirty()
-        check = self._pack(noted, clean=clean) if noted is not None else b""
+        check = self._pack(noted, _CLEAN if clean else 0) if noted is not None else b""
 
         backup = noted is not None and (clean or noted.read_ms - self._backed_ms >= BACKUP_MS)
         if backup and noted is not None:
@@ -185,7 +190,7 @@ class TimerStore:
         self.log.wrote(end)
         if noted is not None:
             self.noted, self.clean = noted, clean
-        self.wheel.forget_before(self.progress.read_ms)
+        self.wheel.forget_before(self.noted.read_ms)  # a start begins there
 
     @property
     def _backup(self) -> Path:
@@ -201,7 +206,7 @@ class TimerStore:
             data_version=self._version,
         )
 
-    def _pack(self, progress: Progress, *, clean: bool) -> bytes:
+    def _pack(self, progress: Progress, state: int) -> bytes:
         self._version = self._version.next(max(progress.read_ms, 0))
         page = bytearray(CHECK_BYTES)
         fields = TimerCheckpoint(
@@ -212,7 +217,7 @@ class TimerStore:
             data_version=self._version,
         ).pack()
         page[: len(fields)] = fields
-        ours = _OURS.pack(_OURS_MAGIC, *progress, self.precision_ms, clean, self._version.counter)
+        ours = _OURS.pack(_OURS_MAGIC, *progress, self.precision_ms, state, self._version.counter)
         page[_OURS_AT : _OURS_AT + len(ours)] = ours
         _CRC.pack_into(page, _OURS_AT + len(ours), zlib.crc32(ours))
         return bytes(page)
@@ -256,29 +261,42 @@ class TimerStore:
             if self.disk.names(self.log.folder):
                 log.error("config/timercheck is lost: everything that the queue of timed messages "
                           "has is delivered again")  # fmt: skip
-            self._begin_anew(0, now_ms)
+            self.rebuild(now_ms)
             return False
         try:
+            if check.anew:
+                raise StoreDamaged("the broker ended before they were complete")
             self.log.load()
             self._recover(check, log_end, queue_offset_of, now_ms)
         except StoreDamaged as error:
             log.error("the timer's files are made anew from its queue: %s", error)
-            self.progress = check.progress
+            self.progress = self.noted = check.progress
             self.rebuild(now_ms)
             return False
         return True
 
     def rebuild(self, now_ms: int) -> None:
-        """Drop the files: everything is taken from the queue again; waits for the disk."""
-        self._begin_anew(max(self.progress.read_ms + 1, self.progress.due_ms), now_ms)
+        """Drop the files: everything is taken from the queue again; waits for the disk.
 
-    def _begin_anew(self, skip_before_ms: int, now_ms: int) -> None:
+        May be called again where it failed.
+        """
+        known = self.noted != Progress()
+        if not self.rebuilding:
+            self.rebuilding = True
+            self._told = self.progress if known else Progress()
+        if known:  # else there is no checkpoint
+            page = self._pack(self.noted, _ANEW)
+            self._write_check(self._check_file, page)
+            self._write_check(self._backup, page)
         self.log.clear()
         self.wheel.clear()
-        self.skip_before_ms = skip_before_ms
         self.clean = False
-        self.progress = Progress(self.slot_of(min(now_ms, skip_before_ms or now_ms)))
-        self.noted = Progress()
+        self.progress = Progress(self.slot_of(min(now_ms, self._told.read_ms or now_ms)))
+
+    def was_done(self, queue_offset: int, due_ms: int) -> bool:
+        """While everything is taken again: whether a message was delivered before."""
+        told = self._told
+        return queue_offset < told.queue_offset and due_ms < max(told.read_ms + 1, told.due_ms)
 
     def _recover(
         self, check: Check, log_end: int, queue_offset_of: Callable[[int], int | None], now_ms: int
@@ -327,7 +345,10 @@ class TimerStore:
         for slot_ms, slot in list(self.wheel.used(read_ms)):
             last, count = slot.last, slot.units
             while last >= end:
-                last, count = self.log.unit(last).previous, count - 1
+                unit = self.log.unit(last)
+                if unit.previous >= last:
+                    raise StoreDamaged(f"the unit at {last} comes before itself")
+                last, count = unit.previous, count - _change(unit)
             if last < self.log.begin:
                 self.wheel.erase(slot_ms)
             elif self.log.unit(last).slot_ms != slot_ms:
@@ -340,7 +361,7 @@ class TimerStore:
             return
         slot = self.wheel.get(unit.slot_ms)
         if slot is None or slot.last < place:
-            self.wheel.add(unit.slot_ms, place, -1 if unit.magic & MAGIC_DELETE else 1)
+            self.wheel.add(unit.slot_ms, place, _change(unit))
 
     def _rebuild_wheel(self, read_ms: int, end: int) -> None:
         """The wheel is lost: the log has all chains."""
@@ -362,8 +383,7 @@ class TimerStore:
         counts: dict[int, int] = {}
         for _, unit in self.log.scan(self.log.begin):
             if unit.slot_ms >= self.progress.read_ms:
-                change = -1 if unit.magic & MAGIC_DELETE else 1
-                counts[unit.topic_hash] = counts.get(unit.topic_hash, 0) + change
+                counts[unit.topic_hash] = counts.get(unit.topic_hash, 0) + _change(unit)
         return counts
 
     def first_offsets(self) -> list[tuple[int, int]]:
@@ -391,8 +411,14 @@ def _read_ours(data: bytes) -> tuple[Check, int] | None:
         return None
     if _CRC.unpack_from(data, _OURS_AT + _OURS.size)[0] != zlib.crc32(ours):
         return None
-    _, *progress, precision_ms, clean, counter = _OURS.unpack(ours)
-    return Check(Progress(*progress), True, precision_ms, bool(clean)), counter
+    _, *progress, precision_ms, state, counter = _OURS.unpack(ours)
+    clean, anew = state == _CLEAN, state == _ANEW
+    return Check(Progress(*progress), True, precision_ms, clean, anew), counter
+
+
+def _change(unit: Unit) -> int:
+    """By how much a unit changes the count of what waits."""
+    return -1 if unit.magic & MAGIC_DELETE else 1
 
 
 def _i32(value: int) -> int:

@@ -283,10 +283,11 @@ class BatchAck(Body):
 
     def offsets(self) -> Iterator[int]:
         """The acknowledged offsets, ascending."""
-        for index, octet in enumerate(self.bit_set):
-            for bit in range(8):
-                if octet >> bit & 1:
-                    yield self.start_offset + index * 8 + bit
+        bits = int.from_bytes(self.bit_set, "little")
+        while bits:
+            lowest = bits & -bits
+            yield self.start_offset + lowest.bit_length() - 1
+            bits ^= lowest
 
 
 class BatchAckMessageRequestBody(Body):

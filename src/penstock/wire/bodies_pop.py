@@ -3,6 +3,8 @@
     tag ck     PopCheckPoint   messages of one queue that one pop has lent
     tag ack    AckMsg          one of them is acknowledged
     tag bAck   BatchAckMsg     several of them are
+    tag order  OrderedPop      the open pop of a queue that is popped in order (ours: RocketMQ's
+                               brokers pass over it)
 
 A checkpoint and its acknowledgements belong together by topic, group, queue, start offset, pop time
 and broker. Requests and answers of POP are in `bodies`, receipts in `receipt`.
@@ -15,6 +17,7 @@ from msgspec import Meta, field
 
 from penstock.wire import fastjson
 from penstock.wire.bodies import Body, Int, Long
+from penstock.wire.bodies_files import OrderInfo
 
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=127)]
@@ -83,6 +86,16 @@ class BatchAckMsg(AckMsg):
     ack_offsets: tuple[Offset, ...] = field(default=(), name="aol")
 
 
+class OrderedPop(Body):
+    """The open pop of a queue that one group pops in order, and where the group goes on."""
+
+    topic: str = field(default="", name="t")
+    consumer_group: str = field(default="", name="c")
+    queue_id: Int = field(default=0, name="q")
+    next_offset: Offset = field(default=0, name="n")
+    open_pop: OrderInfo | None = field(default=None, name="o")
+
+
 _LONG_NAMES: Final = {
     "ackOffset": "ao",
     "startOffset": "so",
@@ -102,12 +115,21 @@ def decode_check_point(data: bytes) -> PopCheckPoint:
 
 def decode_ack(data: bytes) -> AckMsg:
     """A record with the tag ack, in short or long names; BodyError if it is none."""
+    if b'"ao"' in data:
+        return fastjson.decode(data, AckMsg)
     return fastjson.build(_short_names(data), AckMsg)
 
 
 def decode_acks(data: bytes) -> BatchAckMsg:
     """A record with the tag bAck, in short or long names; BodyError if it is none."""
+    if b'"aol"' in data:
+        return fastjson.decode(data, BatchAckMsg)
     return fastjson.build(_short_names(data), BatchAckMsg)
+
+
+def decode_ordered_pop(data: bytes) -> OrderedPop:
+    """A record with the tag order; BodyError if it is none."""
+    return fastjson.decode(data, OrderedPop)
 
 
 def _short_names(data: bytes) -> dict[str, Any]:

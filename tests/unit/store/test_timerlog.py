@@ -95,6 +95,21 @@ def test_segments_go_when_their_messages_are_gone(log: TimerLog) -> None:
     log.close()
 
 
+def test_a_damaged_unit_of_the_past_stops_nothing(log: TimerLog) -> None:
+    for number in range(25):
+        log.append(unit(number))
+    write(log)
+    path = log.folder / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    data[9 * UNIT_BYTES : 10 * UNIT_BYTES] = bytes(UNIT_BYTES)
+    path.write_bytes(data)
+    log.drop_before(1010)
+    assert log.begin == 0, "nobody knows what the last unit was"
+    log.drop_before(1011)
+    assert log.begin == SEGMENT
+    log.close()
+
+
 @pytest.mark.parametrize("damage", ["gap", "short"])
 def test_files_that_are_not_whole_are_damaged(log: TimerLog, damage: str) -> None:
     for number in range(25):
@@ -237,6 +252,19 @@ def test_a_chain_that_leads_elsewhere_is_damaged(log: TimerLog) -> None:
         chain.read(9, wait=True)
 
 
+def test_messages_are_read_ahead_by_number_and_bytes(log: TimerLog) -> None:
+    chain = Chain(log, NOW_MS, 1000, NOWHERE)
+    for number in range(10):
+        chain.add(unit(number, due_ms=NOW_MS + 1 + number // 4, size=1000))
+    found, cursor = chain.ahead((0, 0), NOW_MS + 1000, 99, 2500)
+    assert [waiting.offset for waiting in found] == [1000, 1001, 1002]
+    found, cursor = chain.ahead(cursor, NOW_MS + 1000, 3, 99_999)
+    assert [waiting.offset for waiting in found] == [1003, 1004, 1005]
+    found, cursor = chain.ahead(cursor, NOW_MS + 2, 99, 99_999)
+    assert [waiting.offset for waiting in found] == [1006, 1007]
+    assert chain.ahead(cursor, NOW_MS + 1000, 99, 0) == ([], cursor)
+
+
 # --- together
 
 
@@ -295,3 +323,40 @@ def test_far_slots_roll_and_the_wheel_is_never_overrun(tmp_path: Path) -> None:
     slot_ms, roll = files.place(NOW_MS + turn_ms, NOW_MS + turn_ms, window_ms)
     assert roll
     assert slot_ms < NOW_MS + turn_ms
+
+
+def test_a_slot_is_kept_until_it_is_noted_that_it_is_done(tmp_path: Path) -> None:
+    files = make_store(tmp_path)
+    slot_ms = NOW_MS - NOW_MS % (1000 * PAGE_SLOTS) + 1000 * PAGE_SLOTS  # a page begins
+    add(files, slot_ms, 0)
+    note(files, 1)
+    files.pass_slots(slot_ms + 5000)  # delivered, and not durable yet
+    files.round(None, 0)()
+    files.rounded()
+    add(files, slot_ms + 9000, 1)  # in the same page
+    files.round(None, 0)()
+    files.rounded()
+    files.close()
+    again = make_store(tmp_path)
+    assert again.open(10_000, lambda offset: offset // 100, slot_ms + 5000)
+    assert [at_ms for at_ms, _ in again.wheel.used(NOW_MS)] == [slot_ms, slot_ms + 9000]
+    again.close()
+
+
+def test_a_unit_that_comes_before_itself_is_damage(tmp_path: Path) -> None:
+    files = make_store(tmp_path)
+    add(files, NOW_MS + 5000, 0)
+    note(files, 1)
+    add(files, NOW_MS + 5000, 1)
+    files.round(None, 0)()
+    files.close()
+    path = tmp_path / "timerlog" / ("0" * 20)
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">q", data, UNIT_BYTES + 4, UNIT_BYTES)
+    path.write_bytes(data)
+    again = make_store(tmp_path)
+    assert not again.open(100, lambda offset: offset // 100, NOW_MS), "made anew"
+    assert again.rebuilding
+    assert again.was_done(0, NOW_MS)
+    assert not again.was_done(1, NOW_MS)
+    again.close()
