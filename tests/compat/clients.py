@@ -39,7 +39,8 @@ def consume_all(
 
     Line: ``topic queue_id queue_offset physical_offset store_size msg_id flag sys_flag
     born_timestamp store_timestamp reconsume_times keys tags properties stored_body_crc body_crc
-    body_length born_host transaction_id prepared_offset``; ordered by topic as given, queue, offset.
+    body_length born_host transaction_id prepared_offset``; in order of topic (as given), queue,
+    offset.
     """
     group = [commit_as] if commit_as else []
     return _run(version, "penstock.ConsumeAll", namesrv, ",".join(topics), *group)
