@@ -164,6 +164,24 @@ def test_retries_are_spread_over_the_queues_that_exist(home: House) -> None:
     assert [len(stored(home, RETRY, queue)) for queue in range(3)] == [4, 4, 4]
 
 
+@pytest.mark.parametrize(
+    ("topic", "properties"),
+    [
+        ("RMQ_SYS_TRANS_HALF_TOPIC", {"TRAN_MSG": "true", "PGROUP": "p"}),
+        ("rmq_sys_wheel_timer", {"TIMER_DELAY_SEC": "5"}),
+        (SCHEDULE, {"DELAY": "1"}),
+    ],
+)
+def test_what_nobody_was_given_can_not_be_handed_back(
+    home: House, topic: str, properties: dict[str, str]
+) -> None:
+    assert home.send(properties=properties).code == 0
+    (parked,) = stored(home, topic)
+    answer = hand_back(home, parked, -1)
+    assert (answer.code, "still waits" in (answer.remark or "")) == (1, True)
+    assert stored(home, DEAD) == []
+
+
 def test_refusals(home: House) -> None:
     message = send(home)
     answer = hand_back(home, message, offset=1)

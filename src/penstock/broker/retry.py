@@ -30,6 +30,10 @@ from penstock.wire.codes import (
     PROPERTY_RETRY_TOPIC,
     PROPERTY_WAIT,
     RETRY_TOPIC_PREFIX,
+    TOPIC_SCHEDULE,
+    TOPIC_TIMER,
+    TOPIC_TRANS_HALF,
+    TOPIC_TRANS_OP_HALF,
     V3_4_9,
     RequestCode,
     ResponseCode,
@@ -42,6 +46,8 @@ log = logging.getLogger(__name__)
 FIRST_LEVEL: Final = 3
 """Delay level of the first retry where the client leaves it to us; each later one is one higher."""
 DEAD_LETTER_QUEUES: Final = 1
+
+_WAITING: Final = (TOPIC_TRANS_HALF, TOPIC_TRANS_OP_HALF, TOPIC_SCHEDULE, TOPIC_TIMER)
 
 
 def group_of(topic: str) -> str:
@@ -110,6 +116,8 @@ class Retry:
     ) -> Answer:  # fmt: skip
         group, now_ms = config.group_name, command.now_ms
         message, copies = decode_message(data), self._parts.copies
+        if message.topic in _WAITING:  # no consumer can have it
+            raise Refused(f"the message at {message.physical_offset} still waits to be delivered")
         copies.read(data)
         refusal = self._parts.access.check_read(command, message.topic)
         if refusal is not None:
