@@ -35,6 +35,7 @@ from penstock.wire.codes import (
     PROPERTY_REAL_TOPIC,
     TOPIC_SCHEDULE,
 )
+from penstock.wire.message import split_records
 from penstock.wire.output import Output
 
 log = logging.getLogger(__name__)
@@ -373,12 +374,8 @@ def _read_records(
     if status == FOUND:
         output = Output(1024)
         if reader.copy_to(output, wait):
-            data = output.take()
-            at = 0
-            while at < len(data):
-                size = octets.get_i32(data, at)
-                ahead.records[octets.get_i64(data, at + 28)] = data[at : at + size]
-                at += size
+            for record in split_records(output.take()):
+                ahead.records[octets.get_i64(record, 28)] = record
         elif not wait:
             return False
     return True

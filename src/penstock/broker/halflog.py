@@ -15,7 +15,7 @@ brokers do. It never runs ahead of what is on the disk.
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import ClassVar, Final, NamedTuple
 
@@ -26,7 +26,7 @@ from penstock.store.consumequeue import ConsumeQueue
 from penstock.store.get import COLD, FOUND, OFFSET_OVERFLOW_BADLY, OFFSET_OVERFLOW_ONE
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.store.tables import ConfigFile
-from penstock.wire import fastjson, octets
+from penstock.wire import fastjson
 from penstock.wire.bodies import Body, DataVersion
 from penstock.wire.codes import (
     GROUP_SYS_TRANS,
@@ -36,7 +36,7 @@ from penstock.wire.codes import (
     TOPIC_TRANS_HALF,
     TOPIC_TRANS_OP_HALF,
 )
-from penstock.wire.message import encode_properties
+from penstock.wire.message import encode_properties, split_records
 from penstock.wire.output import Output
 from penstock.wire.record import Record
 
@@ -329,7 +329,7 @@ class HalfLog:
                 return None
             if following > begin + 1:  # one of them is gone, not all
                 return self.read(begin, begin + 1, confirmed, wait=True)
-        return Run(begin, following, list(split(output.take())))
+        return Run(begin, following, list(split_records(output.take())))
 
     # --- progress
 
@@ -383,17 +383,6 @@ def needed_of(half: Half) -> tuple[int, ...]:
     if half.first != half.newest and half.origin <= 0:
         return (half.first, half.newest)
     return (half.newest,)
-
-
-def split(data: bytes) -> Iterator[bytes]:
-    """The records that lie one after another."""
-    at = 0
-    while at + 4 <= len(data):
-        size = octets.get_i32(data, at)
-        if size <= 0:
-            return
-        yield data[at : at + size]
-        at += size
 
 
 def done_by(body: bytes) -> list[int]:

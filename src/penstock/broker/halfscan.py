@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from penstock.broker.halflog import DONE_TAG, HALF, OP, HalfLog, done_by, needed_of, split
+from penstock.broker.halflog import DONE_TAG, HALF, OP, HalfLog, done_by, needed_of
 from penstock.broker.halves import (
     COMMITTED,
     NOWHERE,
@@ -37,7 +37,7 @@ from penstock.wire.codes import (
     TOPIC_TRANS_HALF,
     TOPIC_TRANS_OP_HALF,
 )
-from penstock.wire.message import decode_properties
+from penstock.wire.message import decode_properties, split_records
 from penstock.wire.output import Output
 from penstock.wire.record import BLANK_BYTES, MAGIC_BLANK, RECORD, StoredRecord
 
@@ -106,7 +106,7 @@ class HalfScan:
             following = max(reader.next_offset, offset + 1)
             if status == FOUND:
                 if reader.copy_to(output, True):
-                    yield from split(output.take())
+                    yield from split_records(output.take())
                 elif count > 1:  # one of them is gone, not all
                     count = 1
                     continue

@@ -11,7 +11,7 @@ receipts given before are worth nothing afterwards.
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from penstock.broker.answers import Answer, Encoded, Reply, Wake
+from penstock.broker.answers import Answer, Reply, Wake
 from penstock.broker.command import Command
 from penstock.broker.loans import BATCH_MAX, Key, Loan
 from penstock.broker.parts import Parts
@@ -19,11 +19,11 @@ from penstock.broker.pop_journal import Journal
 from penstock.broker.pop_order import NOT_LENT, OrderedPops, OrderedQueue
 from penstock.broker.pop_request import check_invisible
 from penstock.broker.pop_wait import Waiting
+from penstock.broker.promises import promise
 from penstock.broker.router import Row
 from penstock.errors import BodyError, MessageIllegal, PenstockError, SystemBusy
 from penstock.wire.bodies import BatchAck, decode_batch_ack
 from penstock.wire.codes import POP_ORDER_REVIVE_QUEUE, RequestCode, ResponseCode
-from penstock.wire.output import response
 from penstock.wire.receipt import Receipt, RetryKind, parse_receipt, plain_topic, retry_topic
 
 BATCHES_MAX = 1_024
@@ -264,15 +264,7 @@ class Acks:
 
     def _noted(self, command: Command, reply: Reply) -> Answer:
         """The answer, under sync flush when the journal is on the disk."""
-        store = self._parts.store
-        if not store.flusher.group_commit or command.oneway:
-            return reply
-        late = response(
-            ResponseCode.FLUSH_DISK_TIMEOUT, command.opaque, command.encoding, ext=reply.ext,
-            remark="noted, but not on the disk within flush_timeout_ms",
-        )  # fmt: skip
-        data = response(0, command.opaque, command.encoding, ext=reply.ext)
-        return Encoded(data, late, store.log.end)
+        return promise(self._parts.store, command, reply, "noted")
 
 
 def _figures(pop_ms: int, invisible_ms: int, queue_id: int) -> dict[str, str]:

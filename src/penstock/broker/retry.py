@@ -13,9 +13,10 @@ import logging
 from collections import Counter
 from typing import Final
 
-from penstock.broker.answers import Answer, Encoded, InThread, Reply
+from penstock.broker.answers import Answer, InThread, Reply
 from penstock.broker.command import Command
 from penstock.broker.parts import Parts
+from penstock.broker.promises import promise
 from penstock.broker.router import Row
 from penstock.errors import NoPermission, Refused
 from penstock.store.consumequeue import ConsumeQueue
@@ -36,10 +37,8 @@ from penstock.wire.codes import (
     TOPIC_TRANS_OP_HALF,
     V3_4_9,
     RequestCode,
-    ResponseCode,
 )
 from penstock.wire.message import decode_message
-from penstock.wire.output import response
 
 log = logging.getLogger(__name__)
 
@@ -148,16 +147,7 @@ class Retry:
 
     def _stored(self, command: Command) -> Answer:
         """The answer. The consumer then commits the original, so under sync flush it waits."""
-        if command.oneway:
-            return None
-        store = self._parts.store
-        if not store.flusher.group_commit:
-            return Reply()
-        late = response(
-            ResponseCode.FLUSH_DISK_TIMEOUT, command.opaque, command.encoding,
-            remark="stored, but not on the disk within flush_timeout_ms",
-        )  # fmt: skip
-        return Encoded(response(0, command.opaque, command.encoding), late, store.log.end)
+        return None if command.oneway else promise(self._parts.store, command, Reply())
 
     # --- where they go
 

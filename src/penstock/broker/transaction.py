@@ -12,7 +12,7 @@ and what ended stays ended: a request that comes again is answered, and nothing 
 
 from typing import Final, NamedTuple
 
-from penstock.broker.answers import Answer, Encoded, InThread, Reply, Table
+from penstock.broker.answers import Answer, InThread, Reply, Table
 from penstock.broker.checkback import CheckBack
 from penstock.broker.command import Command
 from penstock.broker.endings import Endings
@@ -28,6 +28,7 @@ from penstock.broker.halves import (
     read_half,
 )
 from penstock.broker.parts import Parts
+from penstock.broker.promises import promise
 from penstock.broker.router import Row
 from penstock.errors import (
     InvalidParameter,
@@ -63,11 +64,10 @@ from penstock.wire.codes import (
     TOPIC_TIMER,
     TOPIC_TRANS_CHECK_MAX_TIME,
     RequestCode,
-    ResponseCode,
 )
 from penstock.wire.ids import decode_offset_id
 from penstock.wire.message import decode_message
-from penstock.wire.output import Output, response
+from penstock.wire.output import Output
 from penstock.wire.record import StoredRecord
 
 SPARE_BYTES: Final = 512
@@ -298,17 +298,7 @@ class Transactions:
 
     def _answered(self, command: Command, remark: str) -> Answer:
         """The answer. Under sync flush it waits for the disk: it makes a promise."""
-        if command.oneway:
-            return None
-        store = self._parts.store
-        if not store.flusher.group_commit:
-            return Reply(remark=remark)
-        late = response(
-            ResponseCode.FLUSH_DISK_TIMEOUT, command.opaque, command.encoding,
-            remark="stored, but not on the disk within flush_timeout_ms",
-        )  # fmt: skip
-        data = response(0, command.opaque, command.encoding, remark=remark)
-        return Encoded(data, late, store.log.end)
+        return None if command.oneway else promise(self._parts.store, command, Reply(remark=remark))
 
     # --- checking anew
 

@@ -9,7 +9,7 @@ texts and batches that clients and tools send. Text is UTF-8; what is not is rep
 """
 
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final
@@ -95,6 +95,17 @@ def decode_messages(data: octets.Bytes, *, verify: bool = True) -> list[StoredMe
         messages.append(message)
         at += message.size
     return messages
+
+
+def split_records(data: bytes) -> Iterator[bytes]:
+    """The records that lie one after another, up to one whose size can't be."""
+    at = 0
+    while at + 4 <= len(data):
+        size = octets.get_i32(data, at)
+        if size <= 0:
+            return
+        yield data[at : at + size]
+        at += size
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
