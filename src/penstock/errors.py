@@ -24,6 +24,8 @@ class PenstockError(Exception):
     figure: int | None = None
     limit: int | None = None
     setting: str | None = None
+    answer_code: int | None = None
+    """The code of the server's answer, where this is what a server refused."""
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -298,3 +300,108 @@ class PeerLost(PeerError):
     """The connection ended before the answer; whether the request was carried out is unknown."""
 
     hint = "try again: the next call connects anew"
+
+
+# --- clients -------------------------------------------------------------------------------------
+
+
+class ClientError(PenstockError):
+    """What goes wrong in a client."""
+
+
+class NoNameServer(ClientError):
+    """None of the NameServers answered: the message has each address with its reason."""
+
+    code = 14  # SERVICE_NOT_AVAILABLE
+    retry = True
+    hint = "check the addresses, and that a NameServer runs there (`penstock up` starts one)"
+
+
+class NoRoute(ClientError):
+    """The NameServers know no broker with this topic: the message names similar topics."""
+
+    code = 17  # TOPIC_NOT_EXIST
+    retry = True
+    hint = "create the topic (`penstock topic create`), or check its name and namespace"
+
+
+class NoQueue(ClientError):
+    """The topic has a route, and no queue that can be used for this."""
+
+    code = 16  # NO_PERMISSION
+    retry = True
+    hint = (
+        "look at its permissions (`penstock topic describe`), and whether its master runs"
+    )
+
+
+class SendFailed(ClientError):
+    """A message was not acknowledged, whatever was tried; it may have been stored all the same."""
+
+    retry = True
+    hint = "the causes of all attempts are in `attempts`; sending again may store it twice"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        attempts: tuple[PenstockError, ...] = (),
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.attempts = attempts
+
+
+class TooMuchInFlight(ClientError):
+    """More messages wait for their acknowledgement than allowed."""
+
+    retry = True
+    hint = "await earlier sends first, or raise in_flight_max"
+
+
+class NoReply(ClientError):
+    """A request message was sent, and nobody replied in time."""
+
+    retry = True
+    hint = "check that a consumer of the topic runs and replies; allow more time by timeout_ms"
+
+
+class ClientClosed(ClientError):
+    """The client was closed, or never started."""
+
+    hint = "use it inside `with` (or `async with`), or call start() first"
+
+
+class ClientForked(ClientError):
+    """The client was made before a fork, and this is the child: its connections are not ours."""
+
+    hint = "make the client after the fork: in the worker's own start-up code"
+
+
+class QueueNotOurs(ClientError):
+    """The queue is not, or no longer, assigned to this consumer."""
+
+    hint = "assign or subscribe first; after a rebalance another consumer goes on with it"
+
+
+def refusal(code: int, remark: str | None, address: str = "") -> PenstockError:
+    """The error that a server's answer stands for: the class with this code, else `Refused`."""
+    kind = _refusals().get(code, Refused)
+    text = remark or "without a reason"
+    error = kind(f"{address}: {text}" if address else text)
+    error.answer_code = code
+    return error
+
+
+_REFUSALS: dict[int, type[PenstockError]] = {}
+
+
+def _refusals() -> dict[int, type[PenstockError]]:
+    if not _REFUSALS:
+        kinds: list[type[PenstockError]] = [Refused]
+        for kind in kinds:
+            kinds += kind.__subclasses__()
+        _REFUSALS.update((kind.code, kind) for kind in kinds if kind.code != Refused.code)
+        _REFUSALS[NotWriteable.code] = NotWriteable
+        _REFUSALS[MessageIllegal.code] = MessageIllegal
+    return _REFUSALS
