@@ -5,6 +5,7 @@ import sys
 import penstock
 from benchmarks import (
     append_latency,
+    clients,
     filters,
     idle_memory,
     java_load,
@@ -22,6 +23,7 @@ ALL = {
     "memory": idle_memory.main,
     "queues": many_queues.main,
     "java": java_load.main,
+    "clients": clients.main,
     "timers": timers.main,
 }
 

@@ -199,11 +199,11 @@ class Session:
         old = self._routes.get(topic)
         if data is None or not data.queue_datas:
             return None  # what is known may still work: a NameServer may just have begun
+        for broker in data.broker_datas:
+            self.brokers[broker.broker_name] = dict(broker.broker_addrs)
         if old is not None and old.data == data:
             return old
         route = self._routes[topic] = Route.of(topic, data)
-        for broker in data.broker_datas:
-            self.brokers[broker.broker_name] = dict(broker.broker_addrs)
         log.debug("route of %s: %d brokers", topic, len(route.brokers))
         for member in list(self._members):
             member.route_changed(route)
@@ -225,11 +225,8 @@ class Session:
         for topic in self._routes.keys() - topics:
             if len(self._routes) > 1_024:
                 del self._routes[topic]
-        self.brokers = {
-            name: dict(addresses)
-            for route in self._routes.values()
-            for name, addresses in route.addresses.items()
-        }
+        held = {name for route in self._routes.values() for name in route.addresses}
+        self.brokers = {name: ids for name, ids in self.brokers.items() if name in held}
         named = {address for ids in self.brokers.values() for address in ids.values()}
         for address in [a for a, peer in self._peers.items() if not peer.connected]:
             if address not in named:

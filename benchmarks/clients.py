@@ -1,0 +1,156 @@
+"""Our client beside the Java client and PyPI's `rocketmq-python-client`, on Apache's broker and ours.
+
+Every client sends 128-byte messages with 1,000 in flight, and consumes a backlog with a handler
+that does nothing. Rounds alternate; what counts is messages per second of wall time and per second
+of the client's own CPU. Client and broker share the machine's cores. Needs Java and Maven.
+"""
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from tests.compat import apache, maven, penstock
+
+from benchmarks.grpc_proxy import make_client_environment, proxy
+
+ROUNDS = 3
+IN_FLIGHT = 1_000
+WARM_S = 5
+SECONDS = 10
+BODY_BYTES = 128
+WARM_MESSAGES = 200_000
+MESSAGES = 600_000
+SENT_PER_CORE = 60_000
+CONSUMED_PER_S = 150_000
+_CREATE_TOPIC = 17
+_STORE = {
+    "mappedFileSizeCommitLog": 1 << 30,
+    "mappedFileSizeConsumeQueue": 6_000_000,
+    "maxHashSlotNum": 5_000_000,
+    "maxIndexNum": 20_000_000,
+    "timerWheelEnable": True,
+}
+
+Result = Mapping[str, Any]
+
+
+def python(module: str, *arguments: object) -> Result:
+    """Run one of our own load programs."""
+    return _run([sys.executable, "-m", module, *map(str, arguments)])
+
+
+def java(main_class: str, *arguments: object) -> Result:
+    """Run one of the Java load programs, warmed up by itself."""
+    flags = (
+        "-Xms1g", "-Xmx1g", "-XX:+UseParallelGC",
+        f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
+    )  # fmt: skip
+    command = maven.java_command(main_class, *map(str, arguments), jvm=flags)
+    return _run(command, maven.java_environment())
+
+
+def _run(command: Sequence[str], environment: Mapping[str, str] | None = None) -> Result:
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=600, check=False
+    )
+    if done.returncode != 0:
+        raise RuntimeError(done.stderr[-4000:])
+    result: Result = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+class House:
+    """A broker with its NameServer, and the topic that all send to."""
+
+    def __init__(self, name: str, namesrv: str, broker: str) -> None:
+        self.name = name
+        self.namesrv = namesrv
+        settings = {
+            "topic": "Load", "defaultTopic": "TBW102", "readQueueNums": "8", "writeQueueNums": "8",
+            "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
+        }  # fmt: skip
+        assert apache.request(broker, _CREATE_TOPIC, settings) == 0
+        self.sent = 0
+
+    def producers(self, endpoint: str | None, foreign: Path | None) -> dict[str, Result]:
+        load = ("Load", IN_FLIGHT, WARM_S, SECONDS, BODY_BYTES)
+        results = {
+            "Penstock": python("benchmarks.client_producer", self.namesrv, *load),
+            "Java": java("penstock.AsyncLoad", self.namesrv, *load),
+        }
+        if endpoint is not None and foreign is not None:
+            script = str(Path(__file__).with_name("foreign_producer.py"))
+            results["rocketmq-python-client"] = _run(
+                [str(foreign), script, endpoint, *map(str, load)]
+            )
+        return results
+
+    def consumers(self, number: int) -> dict[str, Result]:
+        wanted = (WARM_MESSAGES, MESSAGES)
+        ours = "benchmarks.client_consumer"
+        return {
+            f"Penstock, {kind} handler": python(
+                ours, self.namesrv, "Load", f"ours-{kind}-{number}", *wanted, kind
+            )
+            for kind in ("async", "sync")
+        } | {"Java": java("penstock.Drain", self.namesrv, "Load", f"java-{number}", *wanted)}
+
+
+def main() -> None:
+    if maven.missing_tools():
+        print(f"skipped: needs {' and '.join(maven.missing_tools())}")
+        return
+    rows: dict[tuple[str, str, str], list[Result]] = defaultdict(list)
+    with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch, ExitStack() as stack:
+        root = Path(scratch)
+        names = stack.enter_context(apache.NameServer(root / "names"))
+        theirs = stack.enter_context(
+            apache.Broker(
+                root / "b", root / "store", names.address, brokerName="broker-a", **_STORE
+            )
+        )
+        ours = stack.enter_context(penstock.Up(root / "up"))
+        houses = {
+            House("penstock", ours.address, ours.broker_address): None,
+            House("apache", names.address, theirs.address): stack.enter_context(
+                proxy(root / "proxy", names.address)
+            ),
+        }
+        foreign = make_client_environment(root / "venv")
+        for number in range(ROUNDS):
+            for house, endpoint in houses.items():
+                for client, result in house.producers(endpoint, foreign).items():
+                    rows["send", house.name, client].append(result)
+                    print(f"round {number + 1}: send, {house.name}, {client}: {result}")
+                for client, result in house.consumers(number).items():
+                    rows["consume", house.name, client].append(result)
+                    print(f"round {number + 1}: consume, {house.name}, {client}: {result}")
+    show(rows)
+
+
+def show(rows: Mapping[tuple[str, str, str], Sequence[Result]]) -> None:
+    table = Table(title=f"Clients, {BODY_BYTES} B, {IN_FLIGHT} in flight, median of {ROUNDS}")
+    for column in ("", "broker", "client", "messages/s", "CPU µs/message", "messages/CPU s"):
+        table.add_column(column, justify="right" if "message" in column else "left")
+    for (what, house, client), results in rows.items():
+        cost = median(r["cpu_seconds"] * 1e6 / r["messages"] for r in results)
+        rate = median(r["messages"] / r["seconds"] for r in results)
+        table.add_row(what, house, client, f"{rate:,.0f}", f"{cost:.1f}", f"{1e6 / cost:,.0f}")
+    Console(width=120).print(table)
+    print(
+        f"targets: our producer at least {SENT_PER_CORE:,} messages per core and second and no less "
+        f"than Java's, our consumer at least {CONSUMED_PER_S:,} messages/s"
+    )
+
+
+if __name__ == "__main__":
+    main()

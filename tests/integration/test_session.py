@@ -1,0 +1,394 @@
+"""The session under all clients: NameServers with failover, routes, heartbeats, requests."""
+
+import asyncio
+import http.server
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from penstock.client.options import ClientKeywords, ClientOptions
+from penstock.client.routes import Route
+from penstock.client.session import Answer, Session
+from penstock.clock import VirtualClock
+from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
+from penstock.net.peer import Ask, Response
+from penstock.wire import fastjson
+from penstock.wire.bodies import (
+    BrokerData,
+    ConsumerData,
+    HeartbeatData,
+    ProducerData,
+    QueueData,
+    TopicList,
+    TopicRouteData,
+)
+from penstock.wire.codes import RequestCode
+from tests.integration.loops import Frame, Run, Server, Wire, run, serving
+
+__all__ = ["run"]
+
+DEAD = "127.0.0.1:1"
+
+
+class World:
+    """A NameServer and a broker that note what they are asked."""
+
+    def __init__(self, topics: Iterable[str] = ("Orders",)) -> None:
+        self.topics = set(topics)
+        self.asked: list[Frame] = []
+        self.heard = asyncio.Event()
+        self.broker = ""
+        self.replica = ""
+        self.queues = 4
+        self.wire: Wire | None = None
+        self.answers: asyncio.Queue[Frame] = asyncio.Queue()
+
+    async def names(self, wire: Wire) -> None:
+        while True:
+            frame = await wire.read()
+            self.asked.append(frame)
+            if frame.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
+                wire.answer(frame, body=fastjson.encode(TopicList(topic_list=sorted(self.topics))))
+            elif frame.ext["topic"] in self.topics:
+                wire.answer(frame, body=fastjson.encode_strict(self._route()))
+            else:
+                wire.answer(frame, 17, remark="no such topic")
+
+    def _route(self) -> TopicRouteData:
+        addresses = {0: self.broker} | ({1: self.replica} if self.replica else {})
+        return TopicRouteData(
+            queue_datas=[
+                QueueData(broker_name="a", read_queue_nums=4, write_queue_nums=self.queues, perm=6)
+            ],
+            broker_datas=[BrokerData(broker_name="a", broker_addrs=addresses)],
+        )
+
+    async def serve_broker(self, wire: Wire) -> None:
+        self.wire = wire
+        while True:
+            frame = await wire.read()
+            if frame.flag & 1:
+                self.answers.put_nowait(frame)
+                continue
+            self.asked.append(frame)
+            self.heard.set()
+            if frame.code == RequestCode.GET_MAX_OFFSET:
+                wire.answer(frame, 16, remark="not you")
+            else:
+                wire.answer(frame)
+
+    def beats(self) -> list[HeartbeatData]:
+        beats = [frame for frame in self.asked if frame.code == RequestCode.HEART_BEAT]
+        return [fastjson.decode(frame.body, HeartbeatData) for frame in beats]
+
+    def count(self, code: int) -> int:
+        return sum(frame.code == code for frame in self.asked)
+
+
+class Group:
+    """A member that answers one request code."""
+
+    def __init__(self, answer: Answer | bool = False, topics: Iterable[str] = ("Orders",)) -> None:
+        self.answer = answer
+        self._topics = topics
+        self.routes: list[Route] = []
+
+    def producers(self) -> Iterable[ProducerData]:
+        return [ProducerData(group_name="senders")]
+
+    def consumers(self) -> Iterable[ConsumerData]:
+        return [ConsumerData(group_name="readers")]
+
+    def topics(self) -> Iterable[str]:
+        return self._topics
+
+    def route_changed(self, route: Route) -> None:
+        self.routes.append(route)
+
+    def asked(self, ask: Ask, address: str) -> Answer | bool:
+        return self.answer if ask.code == 307 else False
+
+
+async def with_world(body, *before: str, topics: Iterable[str] = ("Orders",), **keywords) -> None:  # type: ignore[no-untyped-def]
+    """Run a test with a world and a session in it; `before` are NameServers asked first."""
+    world = World(topics)
+    async with serving(world.names) as names, serving(world.serve_broker) as broker:
+        world.broker = broker.address
+        session = new_session([*before, names.address], **keywords)
+        await session.start()
+        try:
+            await body(world, session)
+        finally:
+            await session.close()
+    assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def new_session(nameservers: list[str] | str, **keywords) -> Session:  # type: ignore[no-untyped-def]
+    options: ClientKeywords = keywords
+    return Session(ClientOptions.of(nameservers, options))
+
+
+def test_a_dead_nameserver_is_passed_over_and_then_asked_last(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        route = await session.route("Orders")
+        assert len(route.write_queues) == 4
+        assert session.names._in_order()[0] != DEAD
+
+    run(with_world(body, DEAD))
+
+
+def test_nobody_answers_names_everybody_with_the_reason(run: Run) -> None:
+    async def body() -> None:
+        session = new_session([DEAD, "127.0.0.1:2"])
+        await session.start()
+        with pytest.raises(NoNameServer, match=r"127.0.0.1:1: .*refused.*127.0.0.1:2: .*refused"):
+            await session.route("Orders")
+        await session.close()
+
+    run(body())
+
+
+def test_an_unknown_topic_names_who_was_asked_and_similar_topics(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        with pytest.raises(NoRoute, match=r"'Order', say .*similar topics: Orders") as caught:
+            await session.route("Order")
+        assert session.names.addresses[0] in str(caught.value)
+        assert caught.value.retry
+
+    run(with_world(body, topics=("Orders", "Payments")))
+
+
+def test_many_who_ask_for_a_route_ask_once(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        routes = await asyncio.gather(*(session.route("Orders") for _ in range(20)))
+        assert len({id(route) for route in routes}) == 1
+        assert world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == 1
+
+    run(with_world(body))
+
+
+def test_a_changed_route_is_noticed_and_members_are_told(run: Run) -> None:
+    clock = VirtualClock()
+
+    async def body(world: World, session: Session) -> None:
+        group = Group()
+        await session.join(group)
+        assert [len(route.write_queues) for route in group.routes] == [4]
+        world.queues = 2
+        asked = world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC)
+        while world.count(RequestCode.GET_ROUTEINFO_BY_TOPIC) == asked or len(group.routes) < 2:
+            await clock.elapse(30_000)
+        assert [len(route.write_queues) for route in group.routes] == [4, 2]
+        assert len((await session.route("Orders")).write_queues) == 2
+
+    run(with_world(body, clock=clock))
+
+
+def test_a_topic_that_vanishes_keeps_its_last_route(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        known = await session.route("Orders")
+        world.topics.clear()
+        assert await session.find_route("Orders") is None
+        assert await session.route("Orders") is known
+
+    run(with_world(body))
+
+
+def test_heartbeats_name_all_groups_and_leaving_tells_brokers(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        group = Group()
+        await session.join(group)
+        (beat,) = world.beats()
+        assert beat.client_id == session.client_id
+        assert [data.group_name for data in beat.producer_data_set] == ["senders"]
+        assert [data.group_name for data in beat.consumer_data_set] == ["readers"]
+        assert session.versions == {world.broker: 493}
+        await session.leave(group)
+        gone = [f.ext for f in world.asked if f.code == RequestCode.UNREGISTER_CLIENT]
+        assert gone == [
+            {"clientID": session.client_id, "producerGroup": "senders"},
+            {"clientID": session.client_id, "consumerGroup": "readers"},
+        ]
+        await session.beat()
+        assert len(world.beats()) == 1
+
+    run(with_world(body))
+
+
+def test_heartbeats_go_on(run: Run) -> None:
+    clock = VirtualClock()
+
+    async def body(world: World, session: Session) -> None:
+        await session.join(Group())
+        while len(world.beats()) < 3:
+            await clock.elapse(30_000)
+
+    run(with_world(body, clock=clock))
+
+
+def test_a_broker_that_lost_us_hears_of_us_before_it_is_asked(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        await session.join(Group())
+        await session.beat_at("a")
+        assert len(world.beats()) == 1
+        assert world.wire is not None
+        world.wire.writer.transport.abort()
+        while session.broker("a").connected:
+            await asyncio.sleep(0)
+        await session.beat_at("a")
+        assert len(world.beats()) == 2
+
+    run(with_world(body))
+
+
+def test_requests_of_brokers_reach_the_member_they_are_for(run: Run) -> None:
+    async def late() -> Response:
+        await asyncio.sleep(0)
+        return Response(0, {"late": "yes"})
+
+    async def failing() -> Response:
+        raise RuntimeError("a handler's fault")
+
+    async def body(world: World, session: Session) -> None:
+        group = Group()
+        await session.join(group)
+        assert world.wire is not None
+        answers = []
+        for opaque, answer in enumerate([Response(0, {"now": "yes"}), late(), failing(), False]):
+            group.answer = answer
+            world.wire.ask(307, opaque)
+            answers.append(await world.answers.get())
+        assert [a.opaque for a in answers] == [0, 1, 2, 3]
+        assert [a.code for a in answers] == [0, 0, 1, 3]
+        assert answers[0].ext == {"now": "yes"}
+        assert answers[1].ext == {"late": "yes"}
+        assert "a handler's fault" in (answers[2].remark or "")
+
+    run(with_world(body))
+
+
+def test_a_refusal_is_the_error_of_its_code(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        await session.route("Orders")
+        with pytest.raises(NoPermission, match="not you") as caught:
+            await session.call(session.broker("a"), RequestCode.GET_MAX_OFFSET, {})
+        assert caught.value.answer_code == 16
+        assert world.broker in str(caught.value)
+
+    run(with_world(body))
+
+
+def test_an_unknown_broker_has_no_address(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        with pytest.raises(NoRoute, match="'nobody'"):
+            session.broker("nobody")
+
+    run(with_world(body))
+
+
+def test_a_session_of_another_process_or_a_closed_one_says_so(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        session = new_session(DEAD)
+        with pytest.raises(ClientClosed, match="not started"):
+            await session.route("Orders")
+        await session.start()
+        pid = os.getpid()
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: pid + 1)
+            with pytest.raises(ClientForked, match=f"made in process {pid}"):
+                await session.route("Orders")
+        await session.close()
+        await session.close()
+
+    run(body())
+
+
+def test_two_sessions_of_a_process_have_different_ids(run: Run) -> None:
+    async def body() -> None:
+        first, second = new_session(DEAD), new_session(DEAD, instance_name="mine")
+        third = new_session(DEAD)
+        for session in (first, second, third):
+            await session.start()
+        assert first.client_id != third.client_id
+        assert f"@{os.getpid()}#" in first.client_id
+        assert second.client_id.endswith("@mine")
+        for session in (first, second, third):
+            await session.close()
+
+    run(body())
+
+
+@contextmanager
+def listing(text: Callable[[], str]) -> Iterator[str]:
+    """An HTTP server that lists NameServers."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(text().encode())
+
+        def log_message(self, *arguments: object) -> None: ...
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/rocketmq/nsaddr"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_nameservers_are_read_from_a_url_again_and_again(run: Run) -> None:
+    clock = VirtualClock()
+
+    async def body() -> None:
+        world = World()
+        lists = [DEAD]
+        async with serving(world.names) as names:
+            with listing(lambda: ";".join(lists)) as url:
+                session = new_session(url, clock=clock)
+                await session.start()
+                assert session.names.addresses == (DEAD,)
+                lists[:] = [DEAD, names.address]
+                while len(session.names.addresses) < 2:
+                    await clock.elapse(120_000)
+                assert (await session.route("Orders")).topic == "Orders"
+                lists[:] = ["nonsense"]
+                await clock.elapse(120_000)
+                await session.close()
+
+    run(body())
+
+
+def test_a_url_that_can_not_be_read_is_named(run: Run) -> None:
+    async def body() -> None:
+        session = new_session(f"http://{DEAD}/list")
+        with pytest.raises(NoNameServer, match=rf"http://{DEAD}/list can't be read"):
+            await session.start()
+        await session.close()
+
+    run(body())
+
+
+def test_a_server_that_breaks_the_protocol_ends_its_connection_only(run: Run) -> None:
+    async def nonsense(wire: Wire) -> None:
+        await wire.read()
+        wire.writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    async def body() -> None:
+        async with serving(nonsense) as server:
+            assert isinstance(server, Server)
+            session = new_session(server.address)
+            await session.start()
+            with pytest.raises(NoNameServer, match="frame"):
+                await session.route("Orders")
+            await session.close()
+
+    run(body())
