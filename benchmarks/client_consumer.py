@@ -1,4 +1,4 @@
-"""One round of our consumer over a backlog; prints one JSON line, as tests/compat/java's Drain does.
+"""One round of our consumer over a backlog; prints a line of JSON, as tests/compat/java's Drain.
 
 python -m benchmarks.client_consumer NAMESERVERS TOPIC GROUP WARM_MESSAGES MESSAGES async|sync
 """

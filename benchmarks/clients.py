@@ -1,4 +1,4 @@
-"""Our client beside the Java client and PyPI's `rocketmq-python-client`, on Apache's broker and ours.
+"""Our client beside Java's and PyPI's `rocketmq-python-client`, on Apache's broker and on ours.
 
 Every client sends 128-byte messages with 1,000 in flight, and consumes a backlog with a handler
 that does nothing. Rounds alternate; what counts is messages per second of wall time and per second
@@ -147,7 +147,7 @@ def show(rows: Mapping[tuple[str, str, str], Sequence[Result]]) -> None:
         table.add_row(what, house, client, f"{rate:,.0f}", f"{cost:.1f}", f"{1e6 / cost:,.0f}")
     Console(width=120).print(table)
     print(
-        f"targets: our producer at least {SENT_PER_CORE:,} messages per core and second and no less "
+        f"targets: our producer at least {SENT_PER_CORE:,} messages per core and second, no less "
         f"than Java's, our consumer at least {CONSUMED_PER_S:,} messages/s"
     )
 
