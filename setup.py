@@ -36,7 +36,11 @@ COMPILED = (
     "store/scan",
     "store/scan_index",
     "broker/send",
+    "net/calls",
+    "client/sendcodec",
+    "client/launching",
     "net/turn",
+    "client/records",
 )
 
 DIRECTIVES = {

@@ -359,6 +359,17 @@ class TooMuchInFlight(ClientError):
     hint = "await earlier sends first, or raise in_flight_max"
 
 
+class TransactionOpen(ClientError):
+    """The broker could not be told what becomes of a transaction: `handle` names it as text."""
+
+    retry = True
+    hint = "commit or roll back by the handle again, or let the check tell when the broker asks"
+
+    def __init__(self, message: str = "", *, handle: str = "", hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.handle = handle
+
+
 class NoReply(ClientError):
     """A request message was sent, and nobody replied in time."""
 
@@ -378,10 +389,22 @@ class ClientForked(ClientError):
     hint = "make the client after the fork: in the worker's own start-up code"
 
 
+class BlockingInLoop(ClientError):
+    """A blocking client is called where an event loop runs, which it would stop."""
+
+    hint = "use the class of the same name with Async before it, with `await`"
+
+
 class QueueNotOurs(ClientError):
     """The queue is not, or no longer, assigned to this consumer."""
 
     hint = "assign or subscribe first; after a rebalance another consumer goes on with it"
+
+
+class NotLent(ClientError):
+    """The message is not lent to this consumer: not popped, or given back already."""
+
+    hint = "acknowledge or extend a message that `receive` returned, and not after it was given back"
 
 
 def refusal(code: int, remark: str | None, address: str = "") -> PenstockError:

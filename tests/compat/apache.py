@@ -16,20 +16,14 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 from . import maven
 
-_JVM = (
-    "-Xms256m",
-    "-Xmx1g",
-    "-XX:MaxDirectMemorySize=512m",
-    "-XX:+UseSerialGC",
-    "-XX:TieredStopAtLevel=1",
-)
+QUICK_START = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 
 # Small files, so that a few thousand messages roll every kind of file several times.
 SMALL_STORE: Mapping[str, Any] = {
@@ -49,6 +43,7 @@ class Server:
 
     _main_class: str
     _announcement: str
+    jvm: Sequence[str] = ("-Xms256m", "-Xmx1g", "-XX:MaxDirectMemorySize=512m", *QUICK_START)
 
     def __init__(self, directory: Path, port: int, conf: Mapping[str, Any], timeout: float) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -88,7 +83,7 @@ class Server:
     def start(self) -> None:
         """Start the process and return when it accepts requests. May be used again after stop."""
         # Again on every start: the broker may rewrite it.
-        lines = [f"{key}={_java(value)}\n" for key, value in self._conf.items()]
+        lines = [f"{key}={java_text(value)}\n" for key, value in self._conf.items()]
         self._conf_file.write_text("".join(lines))
         command, environment = self._command()
         with self.log.open("wb") as log:
@@ -124,7 +119,7 @@ class Server:
     def _command(self) -> tuple[list[str], dict[str, str]]:
         """The command line and its environment."""
         flags = (
-            *_JVM,
+            *self.jvm,
             f"-Duser.home={self._directory}",
             f"-Drocketmq.home.dir={self._directory}",
             f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
@@ -267,5 +262,6 @@ def request(address: str, code: int, ext: dict[str, str], body: bytes = b"") -> 
     return int(json.loads(answer[4 : 4 + size])["code"])
 
 
-def _java(value: object) -> str:
+def java_text(value: object) -> str:
+    """A value as a line of RocketMQ's configuration has it."""
     return str(value).lower() if isinstance(value, bool) else str(value)

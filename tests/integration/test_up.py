@@ -153,8 +153,9 @@ def test_up_brings_all_up_and_sigterm_ends_all(start: Start, port: int, tmp_path
     for part in (f"{LOOPBACK}:{port}", f"broker-a {LOOPBACK}:{port + 1}",
                  f"broker-b {LOOPBACK}:{port + 11}", str(tmp_path / "d")):  # fmt: skip
         assert part in ready
+    assert f'"{LOOPBACK}:{port}"' in program.line(r"with Producer\(")
+    assert f"-n {LOOPBACK}:{port}" in program.line("penstock send")
     assert f"-n {LOOPBACK}:{port}" in program.line("mqadmin updateTopic")
-    assert f'"{LOOPBACK}:{port}"' in program.line("setNamesrvAddr")
     known = registered(port)
     for name, its_port in (("broker-a", port + 1), ("broker-b", port + 11)):
         assert name in known

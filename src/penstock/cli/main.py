@@ -21,7 +21,10 @@ COMMANDS = {
     "broker": ("penstock.cli.broker:broker", "Run a broker."),
     "demo": ("penstock.cli.demo:demo", "Send a million messages to a broker, kill it, recover."),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
+    "send": ("penstock.cli.send:send", "Send messages to a topic."),
     "store": ("penstock.cli.store:store", "Look into a store's files: stat, verify, dump."),
+    "tail": ("penstock.cli.tail:tail", "Follow a topic without being one of its consumers."),
+    "topic": ("penstock.cli.topic:topic", "Topics of brokers: list, create, describe, delete."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers, ready to be used."),
     "user": ("penstock.cli.user:user", "Users of brokers: create, update, list, get, delete."),
 }

@@ -1,145 +1,184 @@
-"""What commands share that speak to running brokers: which ones, signed by whom, over TLS or not.
+"""What commands share that speak to running servers: which ones, signed by whom, over TLS or not.
 
-They speak the protocol only, so they serve Apache's brokers as well.
+They speak the protocol only, so they serve Apache's servers as well.
 """
 
 import asyncio
+import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import wraps
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.errors import BadSetting, Refused
+from penstock.errors import BadSetting
 
 if TYPE_CHECKING:
-    from penstock.net.peer import Peer, Response
+    from penstock.client.admin import AsyncAdmin
+    from penstock.client.options import ClientKeywords
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
 
 DEFAULT_BROKER = "127.0.0.1:10911"
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers:
-    """The brokers that are asked, and how."""
+class Access:
+    """How servers are spoken to."""
 
-    addresses: Sequence[str]
-    nameserver: str | None
-    cluster: str | None
     access_key: str
     secret_key: str
     tls: bool
     tls_ca: str
     timeout_ms: int
 
+    def keywords(self) -> "ClientKeywords":
+        """What a client is told."""
+        from penstock.config import TlsConfig
+        from penstock.net.tls import outgoing_context
+
+        if bool(self.access_key) != bool(self.secret_key):
+            raise click.UsageError("--access-key and --secret-key belong together")
+        context = outgoing_context(TlsConfig(outgoing=self.tls, outgoing_ca=self.tls_ca))
+        return {
+            "access_key": self.access_key,
+            "secret_key": self.secret_key,
+            "ssl": context or False,
+            "timeout_ms": self.timeout_ms,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster(Access):
+    """The servers that some NameServers know."""
+
+    nameserver: str | None
+    namespace: str
+
+    def keywords(self) -> "ClientKeywords":
+        return {**Access.keywords(self), "namespace": self.namespace}
+
+    def admin(self) -> "AsyncAdmin":
+        """The tools for these servers."""
+        from penstock.client.admin import AsyncAdmin
+
+        return AsyncAdmin(self.nameserver, **self.keywords())
+
+
+@dataclass(frozen=True, slots=True)
+class Brokers(Access):
+    """Brokers by their addresses, or all that a NameServer knows."""
+
+    addresses: Sequence[str]
+    nameserver: str | None
+    cluster: str | None
+
     def ask_each(
         self, code: int, ext: Mapping[str, str], body: bytes = b""
     ) -> list[tuple[str, bytes]]:
         """Address and body of the answer of each broker; the first refusal ends it."""
-        return asyncio.run(self._ask(code, ext, body, only_first=False))
+        return run(self._ask(code, ext, body, only_first=False))
 
     def ask_first(self, code: int, ext: Mapping[str, str]) -> bytes:
         """The body of one broker's answer: users and rules are the same on all."""
-        return asyncio.run(self._ask(code, ext, b"", only_first=True))[0][1]
+        return run(self._ask(code, ext, b"", only_first=True))[0][1]
 
     async def _ask(
         self, code: int, ext: Mapping[str, str], body: bytes, *, only_first: bool
     ) -> list[tuple[str, bytes]]:
-        answers = []
-        for address in (await self._find())[: 1 if only_first else None]:
-            answer = await self._call(address, lambda peer: self._send(peer, code, ext, body))
-            answers.append((address, answer))
-        return answers
+        from penstock.client.admin import AsyncAdmin
 
-    async def _find(self) -> Sequence[str]:
-        """The addresses that were given, else those a NameServer knows."""
-        if self.nameserver is None:
-            return self.addresses or [DEFAULT_BROKER]
-        from penstock.wire import fastjson
-        from penstock.wire.bodies import ClusterInfo
-        from penstock.wire.codes import RequestCode
+        async with AsyncAdmin(self.nameserver, **self.keywords()) as admin:
+            addresses = self.addresses or [DEFAULT_BROKER]
+            if self.nameserver is not None:
+                addresses = await self._find(admin)
+            return [
+                (address, (await admin.ask(address, code, ext, body)).body)
+                for address in addresses[: 1 if only_first else None]
+            ]
 
-        code = RequestCode.GET_BROKER_CLUSTER_INFO
-        body = await self._call(self.nameserver, lambda peer: self._send(peer, code, {}, b""))
-        info = fastjson.decode(body, ClusterInfo)
-        clusters = info.cluster_addr_table
-        cluster = self.cluster or (next(iter(clusters)) if len(clusters) == 1 else "")
-        if cluster not in clusters:
-            known = ", ".join(sorted(clusters)) or "none"
+    async def _find(self, admin: "AsyncAdmin") -> list[str]:
+        """The addresses of one cluster."""
+        brokers = await admin.brokers(self.cluster)
+        clusters = sorted({broker.cluster for broker in brokers})
+        if len(clusters) != 1:
+            known = ", ".join(clusters) or "none"
             raise BadSetting(
                 f"{self.nameserver} knows these clusters: {known}", hint="choose one by --cluster"
             )
-        found = []
-        for name in sorted(clusters[cluster]):
-            addresses = info.broker_addr_table[name].broker_addrs
-            found += [addresses[id] for id in sorted(addresses)]
-        return found
+        return [broker.address for broker in brokers]
 
-    async def _call(
-        self, address: str, send: Callable[["Peer"], Coroutine[Any, Any, "Response"]]
-    ) -> bytes:
-        from penstock.config import TlsConfig
-        from penstock.net.peer import Peer
-        from penstock.net.tls import outgoing_context
-        from penstock.wire.codes import response_name
-        from penstock.wire.signature import signer
 
-        context = outgoing_context(TlsConfig(outgoing=self.tls, outgoing_ca=self.tls_ca))
-        sign = signer(self.access_key, self.secret_key) if self.access_key else None
-        try:
-            peer = Peer(address, ssl=context, sign=sign)
-        except ValueError as error:
-            raise BadSetting(str(error), hint="give it as host:port") from None
-        try:
-            answer = await send(peer)
-        finally:
-            await peer.close()
-        if answer.code != 0:
-            remark = answer.remark or "without a reason"
-            raise Refused(f"{address} answers {response_name(answer.code)}: {remark}")
-        return answer.body
+def run(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` comes to; SIGTERM ends it as Ctrl-C does, with its connections closed."""
 
-    async def _send(
-        self, peer: "Peer", code: int, ext: Mapping[str, str], body: bytes
-    ) -> "Response":
-        return await peer.call(code, ext, body, timeout_ms=self.timeout_ms)
+    async def main() -> T:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+_ACCESS = (
+    click.option("--access-key", default="", envvar="PENSTOCK_CLIENT_ACCESS_KEY",
+                 help="User to sign as.  [env: PENSTOCK_CLIENT_ACCESS_KEY]"),
+    click.option("--secret-key", default="", envvar="PENSTOCK_CLIENT_SECRET_KEY",
+                 help="Its password.  [env: PENSTOCK_CLIENT_SECRET_KEY]"),
+    click.option("--tls", is_flag=True, help="Connect by TLS."),
+    click.option("--tls-ca", default="", metavar="FILE",
+                 help="PEM file of authorities that servers are checked against."),
+    click.option("--timeout-ms", type=click.IntRange(1), default=5_000, show_default=True,
+                 help="How long to wait for an answer."),
+)  # fmt: skip
+_BROKERS = (
+    click.option("-b", "--broker", "addresses", multiple=True, metavar="HOST:PORT",
+                 help=f"A broker; may be given several times.  [default: {DEFAULT_BROKER}]"),
+    click.option("-n", "--nameserver", metavar="HOST:PORT",
+                 help="Instead: all brokers that this NameServer knows..."),
+    click.option("-c", "--cluster", help="... in this cluster, if there are several."),
+)  # fmt: skip
+_CLUSTER = (
+    click.option("-n", "--nameserver", metavar="HOST:PORT[;...]", envvar="NAMESRV_ADDR",
+                 help="The NameServers.  [env: NAMESRV_ADDR; default: 127.0.0.1:9876]"),
+    click.option("--namespace", default="", help="Put in front of all names of topics and groups."),
+)  # fmt: skip
 
 
 def on_brokers(command: F) -> F:
-    """The options that choose the brokers; the command gets them as its first argument."""
-    options = (
-        click.option(
-            "-b", "--broker", "addresses", multiple=True, metavar="HOST:PORT",
-            help=f"A broker; may be given several times.  [default: {DEFAULT_BROKER}]",
-        ),
-        click.option("-n", "--nameserver", metavar="HOST:PORT",
-                     help="Instead: all brokers that this NameServer knows..."),
-        click.option("-c", "--cluster", help="... in this cluster, if there are several."),
-        click.option("--access-key", default="", envvar="PENSTOCK_CLIENT_ACCESS_KEY",
-                     help="User to sign as.  [env: PENSTOCK_CLIENT_ACCESS_KEY]"),
-        click.option("--secret-key", default="", envvar="PENSTOCK_CLIENT_SECRET_KEY",
-                     help="Its password.  [env: PENSTOCK_CLIENT_SECRET_KEY]"),
-        click.option("--tls", is_flag=True, help="Connect by TLS."),
-        click.option("--tls-ca", default="", metavar="FILE",
-                     help="PEM file of authorities that servers are checked against."),
-        click.option("--timeout-ms", type=click.IntRange(1), default=5_000, show_default=True,
-                     help="How long to wait for an answer."),
-    )  # fmt: skip
-    names = list(Brokers.__slots__)
+    """The options that choose brokers; the command gets them as its first argument."""
 
-    @wraps(command)
-    def run(**arguments: Any) -> Any:
-        brokers = Brokers(**{name: arguments.pop(name) for name in names})
-        if bool(brokers.access_key) != bool(brokers.secret_key):
-            raise click.UsageError("--access-key and --secret-key belong together")
+    def check(brokers: Brokers) -> None:
         if brokers.addresses and brokers.nameserver:
             raise click.UsageError("--broker and --nameserver exclude each other")
-        return command(brokers, **arguments)
 
-    result: Any = run
+    return _with_options(command, Brokers, (*_BROKERS, *_ACCESS), check)
+
+
+def on_cluster(command: F) -> F:
+    """The options that choose the NameServers; the command gets them as its first argument."""
+    return _with_options(command, Cluster, (*_CLUSTER, *_ACCESS), lambda cluster: None)
+
+
+def _with_options(
+    command: F, kind: type[T], options: Sequence[Callable[[Any], Any]], check: Callable[[T], None]
+) -> F:
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+
+    @wraps(command)
+    def call(**arguments: Any) -> Any:
+        chosen = kind(**{name: arguments.pop(name) for name in names})
+        check(chosen)
+        return command(chosen, **arguments)
+
+    result: Any = call
     for option in reversed(options):
         result = option(result)
     return result  # type: ignore[no-any-return]

@@ -20,16 +20,26 @@ BROKERS_MAX = len(string.ascii_lowercase)
 _WILDCARDS = ("0.0.0.0", "::", "")
 
 EXAMPLE = """
-Try it with RocketMQ's mqadmin:
-  mqadmin updateTopic -n {address} -c {cluster} -t Greetings
-  mqadmin sendMessage -n {address} -t Greetings -p "Hello, Penstock"
+Try it from Python:
 
-or from Java (org.apache.rocketmq:rocketmq-client):
-  DefaultMQProducer producer = new DefaultMQProducer("greeters");
-  producer.setNamesrvAddr("{address}");
-  producer.start();
-  producer.send(new Message("Greetings", "Hello, Penstock".getBytes()));
-  producer.shutdown();
+  from penstock import Consumer, Message, Producer
+
+  with Producer("{address}") as producer:
+      print(producer.send(Message("Greetings", "Hello, Penstock")))
+
+  consumer = Consumer("{address}", group="greeted", start_at="first")
+
+  @consumer.on("Greetings")
+  def greet(message):
+      print(message.body.decode())
+
+  consumer.run()  # until Ctrl-C
+
+or from a shell:
+  penstock send -n {address} Greetings "Hello, Penstock"
+
+or with RocketMQ's mqadmin:
+  mqadmin updateTopic -n {address} -c {cluster} -t Greetings
 """
 
 

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import IntEnum
 
+from msgspec import Struct
+
 from penstock.errors import MessageIllegal
 from penstock.wire.bodies import MessageQueue
 
@@ -61,8 +63,7 @@ class Message:
         return self.body if isinstance(self.body, bytes) else bytes(self.body, "utf-8")
 
 
-@dataclass(frozen=True, slots=True)
-class SendReceipt:
+class SendReceipt(Struct, frozen=True):
     """Proof that a broker has taken a message."""
 
     status: SendStatus

@@ -71,6 +71,7 @@ class Session:
         self._members: list[Member] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._beaten: set[str] = set()
+        self._beating: asyncio.Task[object] | None = None
         self._started = False
         self.brokers: dict[str, dict[int, str]] = {}
         """Broker name → broker id → address, of all routes."""
@@ -212,13 +213,17 @@ class Session:
     async def _keep_routes(self) -> None:
         while True:
             await pause(self.clock, self.options.route_refresh_ms)
-            topics = {topic for member in self._members for topic in member.topics()}
-            try:
-                for topic in sorted(topics):
-                    await self.find_route(topic)
-            except PenstockError as error:
-                log.warning("routes are not fresh: %s", error)
-            await self._forget_brokers(topics)
+            await self._forget_brokers(await self.refresh())
+
+    async def refresh(self) -> set[str]:
+        """Ask for the routes of all members' topics now; gives these topics."""
+        topics = {topic for member in self._members for topic in member.topics()}
+        try:
+            for topic in sorted(topics):
+                await self.find_route(topic)
+        except PenstockError as error:
+            log.warning("routes are not fresh: %s", error)
+        return topics
 
     async def _forget_brokers(self, topics: set[str]) -> None:
         """Close connections to addresses that no route names any more."""
@@ -301,8 +306,16 @@ class Session:
     async def beat_at(self, broker_name: str) -> None:
         """See to it that a broker knows our groups before it is asked for more."""
         address = self.address_of(broker_name)
-        if address is not None and address not in self._beaten:
-            await self.beat()
+        if address is None or address in self._beaten:
+            return
+        if self._beating is None or self._beating.done():
+            self._beating = self.spawn(self.beat())  # one for all who wait for it
+        await asyncio.shield(self._beating)
+
+    def is_known_at(self, broker_name: str) -> bool:
+        """Whether a broker has our groups from a heartbeat on this connection."""
+        address = self.address_of(broker_name)
+        return address is None or address in self._beaten
 
     async def _beat(self, address: str, body: bytes) -> None:
         try:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from penstock.broker.changes import ChangedSettings
 from penstock.broker.persistence import Persistence
-from penstock.clock import LoopClock
+from penstock.clock import Clock, LoopClock
 from penstock.config import Live, Settings
 from penstock.nameserver.handlers import NameServer
 from penstock.net.server import Server
@@ -21,15 +21,16 @@ log = logging.getLogger(__name__)
 class NameServerService:
     """A NameServer on its port."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = Live(settings, "nameserver")
+        self._clock = clock or LoopClock()
         self._disk = Disk()
         self._persistence: Persistence | None = None
         if settings.nameserver.data:
             folder = Path(settings.nameserver.data)
             self._disk.make_directory((folder / ChangedSettings.FILE).parent)
             self._persistence = Persistence(self._disk, folder)
-        self.nameserver = NameServer(self.settings, LoopClock().now_ms(), self._persistence)
+        self.nameserver = NameServer(self.settings, self._clock.now_ms(), self._persistence)
         self.server: Server | None = None
 
     async def start(self) -> None:
@@ -42,7 +43,7 @@ class NameServerService:
         )  # fmt: skip
         self.server = Server(
             self.settings, self.nameserver, turn, self.nameserver.outbox, submit=self._disk.submit,
-            persistence=self._persistence,
+            persistence=self._persistence, clock=self._clock,
         )  # fmt: skip
         await self.server.start(config.nameserver.host, config.nameserver.port, Tls.of(config.tls))
         log.info("the NameServer listens on %s:%d", config.nameserver.host, self.server.port)

@@ -9,32 +9,34 @@ server does not read; answers to its own requests that it does not read end the 
 """
 
 import asyncio
+import ipaddress
 import logging
 import os
 import socket
 import ssl as tls
 from collections.abc import Callable, Mapping
-from typing import TypeAlias
+from functools import partial
+from typing import Generic, TypeAlias, TypeVar
 
-from penstock.clock import Alarm, Clock, LoopClock, finish_within
-from penstock.errors import PeerError, PeerLost, PeerTimeout, PeerUnreachable
-from penstock.net.peer_connection import PENDING_MAX, Ask, Connection, Response
+from penstock.clock import Clock, LoopClock, finish_within
+from penstock.errors import PeerLost, PeerTimeout, PeerUnreachable, PenstockError, WireError
+from penstock.net.calls import Call, Calls
+from penstock.net.peer_connection import Ask, Connection, Response
 from penstock.wire.codes import ResponseCode
 from penstock.wire.fields import FLAG_ONEWAY
-from penstock.wire.frame import FRAME_BYTES_MAX, JSON
+from penstock.wire.frame import FRAME_BYTES_MAX, JSON, Request
 from penstock.wire.output import encode, response
 
-__all__ = ["Ask", "Peer", "Response", "split_address"]
+__all__ = ["Ask", "Call", "Connection", "Peer", "Response", "split_address"]
 
 log = logging.getLogger(__name__)
 
 CONNECT_MS = 3_000
-SILENT_MS = 3_000
-"""A connection that has brought nothing for as long as a call waited, and for so long at least, is
-taken for dead when that call ends without an answer."""
 
 Sign: TypeAlias = Callable[[int, Mapping[str, str], bytes], Mapping[str, str]]
 """(code, fields, body) → the fields to send, with the signature among them."""
+
+T = TypeVar("T")
 
 
 class Peer:
@@ -56,53 +58,61 @@ class Peer:
         self._connect_ms = connect_ms
         self._frame_bytes_max = frame_bytes_max
         self._connection: Connection | None = None
+        self.calls: Calls | None = None
+        """Where calls go out at the moment, if there is a connection."""
         self._connecting: asyncio.Task[Connection] | None = None
-        self._opaque = 0
         self._closed = False
 
     @property
     def connected(self) -> bool:
         return self._connection is not None
 
+    @property
+    def connection(self) -> Connection | None:
+        """The connection at the moment."""
+        return self._connection
+
+    @property
+    def signs(self) -> bool:
+        """Whether requests have to be signed, which `encode` does."""
+        return self._sign is not None
+
     async def call(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"", *,
         timeout_ms: int, encoding: int = JSON,
     ) -> Response:  # fmt: skip
         """The server's answer. Raises PeerUnreachable, PeerTimeout or PeerLost."""
-        deadline_ms = self._clock.now_ms() + timeout_ms
-        connection = await self._writable(timeout_ms)
-        opaque = self._next_opaque(connection)
-        frame = self._encode(code, ext, body, opaque=opaque, flag=0, encoding=encoding)
-        answer = connection.expect(opaque)
-        reads = connection.reads
-        alarm: Alarm | None = None
+        return await self.read(
+            code, ext, body, reader=_response, timeout_ms=timeout_ms, encoding=encoding
+        )
 
-        def give_up() -> None:
-            if answer.done():
-                return
-            message = f"no answer to request {code} within {timeout_ms} ms"
-            answer.set_exception(PeerTimeout(message, address=self.address))
-            if connection.reads == reads and timeout_ms >= SILENT_MS:
-                connection.abort(f"nothing came for {timeout_ms} ms")
-
+    async def read(
+        self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"", *,
+        reader: Callable[[Request], T], timeout_ms: int, encoding: int = JSON,
+    ) -> T:  # fmt: skip
+        """What `reader` makes of the server's answer, whose bytes it sees in place: they are gone
+        when it returns. Raises as `call` does, and what the reader raises of our errors."""
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        connection = await self.writable(timeout_ms)
+        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        call = _Call(code, timeout_ms, deadline_ms, answer, reader)
+        call.sent_ms = self._clock.monotonic_ms()
+        opaque = connection.expect(call)
         try:
-            alarm = self._clock.wake_at(deadline_ms, give_up)
-            connection.write(frame)
+            connection.write(self.encode(code, ext, body, opaque=opaque, flag=0, encoding=encoding))
             return await answer
         finally:
-            if alarm is not None:
-                alarm.cancel()
-            connection.pending.pop(opaque, None)
+            connection.forget(opaque)
 
     async def oneway(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"", *,
         timeout_ms: int, encoding: int = JSON,
     ) -> None:  # fmt: skip
         """Send a request that is not answered; `timeout_ms` is for getting it on its way."""
-        connection = await self._writable(timeout_ms)
-        opaque = self._next_opaque(connection)
+        connection = await self.writable(timeout_ms)
+        opaque = connection.calls.next_opaque()
         connection.write(
-            self._encode(code, ext, body, opaque=opaque, flag=FLAG_ONEWAY, encoding=encoding)
+            self.encode(code, ext, body, opaque=opaque, flag=FLAG_ONEWAY, encoding=encoding)
         )
 
     def reply(self, ask: Ask, answer: Response) -> None:
@@ -120,15 +130,15 @@ class Peer:
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
-        connection, self._connection = self._connection, None
+        connection, self._connection, self.calls = self._connection, None, None
         if connection is not None:
-            await connection.close(self._clock)
+            await connection.close()
 
-    async def _writable(self, timeout_ms: int) -> Connection:
+    async def writable(self, timeout_ms: int) -> Connection:
         """A connection that takes bytes now; others who wait may fill it up meanwhile."""
-        deadline_ms = self._clock.now_ms() + timeout_ms
+        deadline_ms = self._clock.monotonic_ms() + timeout_ms
         while (connection := self._connection) is None or connection.full:
-            left_ms = deadline_ms - self._clock.now_ms()
+            left_ms = deadline_ms - self._clock.monotonic_ms()
             try:
                 await finish_within(self._clock, left_ms, self._become_writable())
             except TimeoutError:
@@ -158,15 +168,8 @@ class Peer:
             raise
 
     async def _connect(self) -> Connection:
-        loop = asyncio.get_running_loop()
-        attempt = loop.create_connection(
-            lambda: Connection(
-                self.address, self._asked, self._lost, frame_bytes_max=self._frame_bytes_max
-            ),
-            self.host, self.port, ssl=self._ssl,
-        )  # fmt: skip
         try:
-            _, connection = await finish_within(self._clock, self._connect_ms, attempt)
+            connection = await finish_within(self._clock, self._connect_ms, self._open())
         except TimeoutError:
             message = f"no connection within {self._connect_ms} ms"
             raise PeerUnreachable(message, address=self.address) from None
@@ -176,7 +179,28 @@ class Peer:
         if connection.transport is None:  # it ended before we got here
             raise PeerLost("the connection was closed at once", address=self.address)
         self._connection = connection
+        self.calls = connection.calls
         return connection
+
+    async def _open(self) -> Connection:
+        """A connection to the first address of the host that answers."""
+        failure: OSError | None = None
+        for number in await _numbers_of(self.host, self.port):
+            try:
+                _, connection = await asyncio.get_running_loop().create_connection(
+                    lambda: Connection(
+                        self.address, self._asked, self._lost, clock=self._clock,
+                        frame_bytes_max=self._frame_bytes_max,
+                    ),
+                    number, self.port, ssl=self._ssl,
+                    server_hostname=None if self._ssl is None else self.host,
+                )  # fmt: skip
+            except OSError as error:
+                failure = failure or error
+            else:
+                return connection
+        assert failure is not None, "a name has at least one address"
+        raise failure
 
     def _connect_done(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
@@ -185,7 +209,7 @@ class Peer:
 
     def _lost(self, connection: Connection) -> None:
         if self._connection is connection:
-            self._connection = None
+            self._connection = self.calls = None
             if self._on_lost is not None and not self._closed:
                 self._on_lost()
 
@@ -203,10 +227,11 @@ class Peer:
         if answer is not None:
             self.reply(ask, answer)
 
-    def _encode(
+    def encode(
         self, code: int, ext: Mapping[str, str] | None, body: bytes, *, opaque: int, flag: int,
-        encoding: int,
+        encoding: int = JSON,
     ) -> bytes:  # fmt: skip
+        """A request's frame, signed where this peer signs."""
         if self._sign is not None:
             ext = self._sign(code, ext or {}, body)
         return encode(
@@ -214,14 +239,36 @@ class Peer:
             frame_bytes_max=self._frame_bytes_max,
         )  # fmt: skip
 
-    def _next_opaque(self, connection: Connection) -> int:
-        if len(connection.pending) >= PENDING_MAX:
-            raise PeerError.over(
-                f"{self.address}: calls that wait for an answer",
-                figure=len(connection.pending) + 1, limit=PENDING_MAX, unit="calls",
-            )  # fmt: skip
-        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        return self._opaque
+
+class _Call(Call, Generic[T]):
+    """A call whose caller awaits a future."""
+
+    def __init__(
+        self, code: int, timeout_ms: int, deadline_ms: int, answer: "asyncio.Future[T]",
+        reader: Callable[[Request], T],
+    ) -> None:  # fmt: skip
+        Call.__init__(self, code, timeout_ms, deadline_ms)
+        self._answer = answer
+        self._reader = reader
+
+    def answered(self, request: Request) -> None:
+        if self._answer.done():
+            return
+        try:
+            self._answer.set_result(self._reader(request))
+        except WireError as error:  # its header is not what this kind of answer has to be
+            self._answer.set_exception(error)
+
+    def failed(self, error: PenstockError) -> None:
+        if not self._answer.done():
+            self._answer.set_exception(error)
+
+
+def _response(request: Request) -> Response:
+    return Response(
+        request.code, request.ext(), request.body(), request.remark(), request.version,
+        request.language,
+    )  # fmt: skip
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -231,6 +278,21 @@ def split_address(address: str) -> tuple[str, int]:
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
         raise ValueError(f"{address!r} is no address: host:port")
     return host, int(port)
+
+
+async def _numbers_of(host: str, port: int) -> list[str]:
+    """The addresses of a host by number.
+
+    Not by `create_connection`: uvloop asks in threads of libuv's own, and a process that forks
+    after that has children that crash when they end.
+    """
+    try:
+        ipaddress.ip_address(host.partition("%")[0])
+    except ValueError:
+        find = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(None, find)
+        return list(dict.fromkeys(str(address[0]) for *_, address in found))
+    return [host]
 
 
 def _reason(error: OSError) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Protocol
@@ -49,6 +50,8 @@ async def _serve(service: Runnable, on_ready: Callable[[], None]) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopped.set)
     await service.start()
+    # With 10,000 topics a full collection of what was just loaded takes 0.2 s in the loop.
+    gc.freeze()
     try:
         on_ready()
         await stopped.wait()

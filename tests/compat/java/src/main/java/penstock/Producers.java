@@ -16,6 +16,7 @@ import java.util.concurrent.TimeoutException;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
 import org.apache.rocketmq.client.producer.SendCallback;
 import org.apache.rocketmq.client.producer.SendResult;
+import org.apache.rocketmq.client.producer.selector.SelectMessageQueueByHash;
 import org.apache.rocketmq.common.UtilAll;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
@@ -119,6 +120,9 @@ final class Producers {
                 return acknowledgement(message, producer.send(message,
                     (queues, key, shard) -> queues.get(Math.floorMod(shard.hashCode(), queues.size())),
                     message.getUserProperty("shard")));
+            case "hash":
+                return acknowledgement(message, producer.send(
+                    message, new SelectMessageQueueByHash(), message.getUserProperty("shard")));
             case "queue":
                 int queue = given.integer("queue_id", 0);
                 return acknowledgement(message, producer.send(message,

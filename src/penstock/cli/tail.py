@@ -1,0 +1,122 @@
+"""`penstock tail`: what comes to a topic, as it comes."""
+
+import asyncio
+import base64
+import contextlib
+import json
+import os
+import stat
+import sys
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+import click
+
+from penstock.cli.remote import Cluster, json_option, on_cluster, run
+from penstock.cli.times import read_duration, read_moment
+
+if TYPE_CHECKING:
+    from penstock.client.admin_follow import StartAt
+    from penstock.client.records import ReceivedMessage
+
+
+def _read_start(context: click.Context, option: click.Parameter, text: str) -> "StartAt":
+    if text == "first":
+        return "first"
+    if text == "last":
+        return "last"
+    with contextlib.suppress(ValueError):
+        return datetime.now().astimezone() - read_duration(text)
+    try:
+        return read_moment(text)
+    except ValueError as error:
+        raise click.BadParameter(f"{error}; or 10m ago as 10m, or first, or last") from None
+
+
+@click.command(short_help="Follow a topic without being one of its consumers.")
+@on_cluster
+@click.argument("topic")
+@click.option("--from", "start_at", default="last", show_default=True, callback=_read_start,
+              metavar="first|last|TIME",
+              help="Where to begin; 10m is ten minutes ago.")  # fmt: skip
+@click.option("-t", "--tags", default="*", help='Only messages with these tags: "a || b".')
+@click.option("--sql", help="Only messages that this SQL92 expression takes.")
+@click.option("--count", type=click.IntRange(1), help="End after so many messages.")
+@click.option("--group", help="The group to tell brokers that check rights.")
+@json_option
+def tail(
+    cluster: Cluster, topic: str, start_at: "StartAt", tags: str, sql: str | None,
+    count: int | None, group: str | None, as_json: bool,
+) -> int:  # fmt: skip
+    """Print the messages of TOPIC as they come, until Ctrl-C.
+
+    No group's progress changes. Messages of one queue are in order; --json prints each as a line.
+    """
+    work = _follow(cluster, topic, start_at, tags, sql, count, group, as_json=as_json)
+    with contextlib.suppress(KeyboardInterrupt):
+        run(work)
+    return 0
+
+
+async def _follow(
+    cluster: Cluster, topic: str, start_at: "StartAt", tags: str, sql: str | None,
+    count: int | None, group: str | None, *, as_json: bool,
+) -> None:  # fmt: skip
+    from penstock.wire.codes import GROUP_TOOLS_CONSUMER
+
+    show = _as_json if as_json else _as_text
+    _end_with_reader()
+    async with cluster.admin() as admin:
+        following = admin.follow(
+            topic, start_at=start_at, tags=tags, sql=sql, group=group or GROUP_TOOLS_CONSUMER
+        )
+        async with contextlib.aclosing(following) as messages:
+            seen = 0
+            async for message in messages:
+                print(show(message), flush=True)
+                seen += 1
+                if seen == count:
+                    return
+
+
+def _end_with_reader() -> None:
+    """End where the output goes to a pipe and nobody reads it any more, as in `tail … | head`."""
+    task = asyncio.current_task()
+    assert task is not None
+    if stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):
+        asyncio.get_running_loop().add_reader(sys.stdout.fileno(), task.cancel)
+
+
+def _as_text(message: "ReceivedMessage") -> str:
+    from penstock.cli.terminal import time_text
+
+    words = [time_text(message.store_ms), f"{message.broker_name}/{message.queue_id}"]
+    words.append(f"@{message.queue_offset}")
+    if message.tags:
+        words.append(f"[{message.tags}]")
+    if message.keys:
+        words.append(f"({' '.join(message.keys)})")
+    return " ".join([*words, message.body.decode("utf-8", "backslashreplace")])
+
+
+def _as_json(message: "ReceivedMessage") -> str:
+    values: dict[str, object] = {
+        "topic": message.topic,
+        "message_id": message.message_id,
+        "offset_id": message.offset_id,
+        "broker": message.broker_name,
+        "queue": message.queue_id,
+        "offset": message.queue_offset,
+        "born_ms": message.born_ms,
+        "born_host": message.born_host,
+        "store_ms": message.store_ms,
+        "reconsume_times": message.reconsume_times,
+        "tags": message.tags,
+        "keys": message.keys,
+        "properties": message.properties,
+    }
+    try:
+        values["body"] = message.body.decode()
+    except UnicodeDecodeError:
+        values["body_base64"] = base64.b64encode(message.body).decode()
+    return json.dumps(values, ensure_ascii=False)

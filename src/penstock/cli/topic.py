@@ -1,0 +1,216 @@
+"""`penstock topic …`: the topics of a cluster."""
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from penstock.cli.remote import Cluster, json_option, on_cluster, print_rows, run
+
+if TYPE_CHECKING:
+    from penstock.client.admin import TopicDescription, TopicInfo
+
+_TYPES = click.Choice(
+    ["NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED"], case_sensitive=False
+)
+_COUNT = click.IntRange(1, 65_536)
+
+
+@click.group(no_args_is_help=True)
+def topic() -> None:
+    """Topics of running brokers, Apache's too: list, create, describe, delete."""
+
+
+@topic.command(name="list")
+@on_cluster
+@click.option("-a", "--all", "everything", is_flag=True,
+              help="Also retry, dead letter and system topics.")  # fmt: skip
+@click.option("-c", "--cluster", "in_cluster", help="Only of this cluster.")
+@json_option
+def list_topics(cluster: Cluster, everything: bool, in_cluster: str | None, as_json: bool) -> None:
+    """List topics."""
+    topics = run(_list(cluster, everything, in_cluster))
+    if as_json:
+        print(json.dumps([_topic_json(info) for info in topics], indent=2, ensure_ascii=False))
+        return
+    rows = [
+        (
+            info.name, info.kind.value, _same(s.message_type for s in info.brokers.values()),
+            _same(str(s.read_queues) for s in info.brokers.values()),
+            _same(str(s.write_queues) for s in info.brokers.values()),
+            _same(s.perm_text for s in info.brokers.values()), ", ".join(info.brokers),
+        )
+        for info in topics
+    ]  # fmt: skip
+    print_rows(("TOPIC", "KIND", "TYPE", "READ", "WRITE", "PERM", "BROKERS"), rows)
+
+
+@topic.command()
+@on_cluster
+@click.argument("name")
+@click.option("-q", "--queues", type=_COUNT, help="Queues on each broker.  [default: 8]")
+@click.option("--read-queues", type=_COUNT, help="Queues to read from, if not the same...")
+@click.option("--write-queues", type=_COUNT, help="... as those to write to.")
+@click.option("--perm", type=click.Choice(["rw", "r", "w", "-"]), help="What clients may do.")
+@click.option("--type", "message_type", type=_TYPES, help="Which messages it takes.")
+@click.option("--attribute", "attributes", multiple=True, metavar="NAME=VALUE",
+              help="Another attribute of RocketMQ's; without VALUE it is taken away.")  # fmt: skip
+@click.option("--order/--no-order", default=None,
+              help="Keep its queues in the route while a broker is away.")  # fmt: skip
+@click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
+@click.option("-b", "--broker", "brokers", multiple=True, metavar="NAME",
+              help="Only on this broker; may be given several times.")  # fmt: skip
+@json_option
+def create(
+    cluster: Cluster, name: str, queues: int | None, read_queues: int | None,
+    write_queues: int | None, perm: str | None, message_type: str | None,
+    attributes: tuple[str, ...], order: bool | None, in_cluster: str | None,
+    brokers: tuple[str, ...], as_json: bool,
+) -> None:  # fmt: skip
+    """Create the topic NAME; of one that exists, change what is given."""
+    changes: dict[str, str | None] = {}
+    for text in attributes:
+        attribute, _, value = text.partition("=")
+        changes[attribute] = value or None
+    if message_type is not None:
+        changes["message.type"] = message_type
+
+    async def work() -> "TopicInfo":
+        async with cluster.admin() as admin:
+            return await admin.create_topic(
+                name, queues=queues, read_queues=read_queues, write_queues=write_queues, perm=perm,
+                order=order, attributes=changes, cluster=in_cluster, brokers=brokers,
+            )  # fmt: skip
+
+    info = run(work())
+    if as_json:
+        print(json.dumps(_topic_json(info), indent=2, ensure_ascii=False))
+        return
+    for broker, settings in info.brokers.items():
+        print(
+            f"topic {name} is on {broker}: {settings.write_queues} queues to write, "
+            f"{settings.read_queues} to read, {settings.perm_text}, {settings.message_type}"
+        )
+
+
+@topic.command()
+@on_cluster
+@click.argument("name")
+@json_option
+def describe(cluster: Cluster, name: str, as_json: bool) -> None:
+    """Show where a topic is, what is in its queues, and who consumes it."""
+
+    async def work() -> "TopicDescription":
+        async with cluster.admin() as admin:
+            return await admin.describe_topic(name)
+
+    found = run(work())
+    if as_json:
+        print(json.dumps(_description_json(found), indent=2, ensure_ascii=False))
+    else:
+        _print_description(found)
+
+
+@topic.command()
+@on_cluster
+@click.argument("name")
+@click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+def delete(cluster: Cluster, name: str, in_cluster: str | None, yes: bool) -> None:
+    """Delete a topic with its messages, from brokers and NameServers."""
+    if not yes:
+        click.confirm(f"Delete the topic {name} with all its messages?", abort=True, err=True)
+
+    async def work() -> list[str]:
+        async with cluster.admin() as admin:
+            return await admin.delete_topic(name, cluster=in_cluster)
+
+    print(f"deleted topic {name} on {', '.join(run(work())) or 'the NameServers'}")
+
+
+async def _list(cluster: Cluster, everything: bool, in_cluster: str | None) -> "list[TopicInfo]":
+    from penstock.client.admin import TopicKind
+
+    async with cluster.admin() as admin:
+        kind = None if everything else TopicKind.NORMAL
+        return await admin.topics(kind=kind, cluster=in_cluster)
+
+
+def _same(texts: Any) -> str:
+    """What all have in common, or all that they have."""
+    return "/".join(dict.fromkeys(texts))
+
+
+def _print_description(found: "TopicDescription") -> None:
+    from penstock.cli.terminal import time_text
+
+    info = found.topic
+    total = sum(state.count for state in found.queues)
+    print(
+        f"topic {info.name} ({info.kind.value}): {total:,} messages in {len(found.queues)} queues"
+    )
+    for broker in found.unreachable:
+        print(f"{broker} can't be reached: what it has is missing here")
+    print()
+    print_rows(
+        ("BROKER", "ADDRESS", "READ", "WRITE", "PERM", "TYPE", "ORDER"),
+        [
+            (
+                broker, " ".join(found.addresses.get(broker, {}).values()) or "-",
+                str(settings.read_queues), str(settings.write_queues), settings.perm_text,
+                settings.message_type, "yes" if settings.order else "no",
+            )
+            for broker, settings in info.brokers.items()
+        ],
+    )  # fmt: skip
+    print()
+    print_rows(
+        ("BROKER", "QUEUE", "FIRST", "NEXT", "MESSAGES", "LAST STORED"),
+        [
+            (
+                state.queue.broker_name, str(state.queue.queue_id), str(state.min_offset),
+                str(state.max_offset), str(state.count), time_text(state.updated_ms or 0),
+            )
+            for state in found.queues
+        ],
+    )  # fmt: skip
+    print()
+    print("consumed by: " + (", ".join(found.groups) or "nobody"))
+
+
+def _topic_json(info: "TopicInfo") -> dict[str, object]:
+    return {
+        "topic": info.name,
+        "kind": info.kind.value,
+        "brokers": {
+            broker: {
+                "read_queues": settings.read_queues,
+                "write_queues": settings.write_queues,
+                "perm": settings.perm_text,
+                "order": settings.order,
+                "type": settings.message_type,
+                "attributes": dict(settings.attributes),
+            }
+            for broker, settings in info.brokers.items()
+        },
+    }
+
+
+def _description_json(found: "TopicDescription") -> dict[str, object]:
+    return {
+        **_topic_json(found.topic),
+        "addresses": found.addresses,
+        "queues": [
+            {
+                "broker": state.queue.broker_name,
+                "queue": state.queue.queue_id,
+                "min_offset": state.min_offset,
+                "max_offset": state.max_offset,
+                "updated_ms": state.updated_ms,
+            }
+            for state in found.queues
+        ],
+        "groups": list(found.groups),
+        "put_tps": found.put_tps,
+        "unreachable": list(found.unreachable),
+    }

@@ -1,0 +1,412 @@
+"""What stands between blocking calls and the asynchronous clients: one event loop in a thread.
+
+The loop runs in one daemon thread per process. It begins with the first call and ends with the
+process, after what is still open was closed. A blocking client is a `Face` over an asynchronous
+one that lives there.
+
+**Fork.** Threads do not come along into a child process, connections do, and are the parent's. So
+a child leaves the parent's clients alone, without even tidying them up: closing a handle of theirs
+would reach into the parent's epoll set. Its first call begins another thread; a face that only
+sends or asks makes itself anew with the same options, and one with handlers says that it was
+started before the fork, for two processes must not be one member of a group.
+"""
+
+import asyncio
+import atexit
+import ctypes
+import os
+import sys
+import threading
+import time
+import warnings
+import weakref
+from collections import deque
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from functools import wraps
+from types import TracebackType
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+
+from penstock.errors import BlockingInLoop, ClientClosed, ClientForked
+
+END_SECONDS = 3.0
+"""How long the end of the process waits for clients that nobody closed."""
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Work = Coroutine[Any, Any, T] | asyncio.Future[T]
+
+
+class LoopThread:
+    """An event loop in a daemon thread, for callers in other threads."""
+
+    def __init__(self, name: str, loop: asyncio.AbstractEventLoop | None = None) -> None:
+        self.loop = loop or _new_loop()
+        self._mail: deque[Callable[[], object]] = deque()
+        self._called = False
+        self._thread = threading.Thread(target=self._main, name=name, daemon=True)
+        self._thread.start()
+
+    def begin(
+        self, function: Callable[P, Work[T]], *args: P.args, **kwargs: P.kwargs
+    ) -> "Future[T]":
+        """Call something in the loop; the future gets what it comes to."""
+        call = _Call(self, lambda: function(*args, **kwargs))
+        self.soon(call.begin)
+        return call
+
+    def run(self, function: Callable[P, Work[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        """What `function` comes to, called in the loop. An interrupt of the caller cancels it."""
+        return await_result(self.begin(function, *args, **kwargs))
+
+    def soon(self, call: Callable[[], object]) -> None:
+        """Call something in the loop, which must not fail; calls that come together wake it once.
+
+        A call that finds the flag set is seen by the reader, who takes it down before reading.
+        """
+        self._mail.append(call)
+        if not self._called:
+            self._called = True
+            self.loop.call_soon_threadsafe(self._read_mail)
+
+    def is_here(self) -> bool:
+        """Whether the caller is in this thread."""
+        return threading.current_thread() is self._thread
+
+    def end(self, seconds: float = END_SECONDS) -> None:
+        """Cancel what still runs there and end the thread."""
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self.loop.stop)
+            self._thread.join(seconds)
+
+    def _read_mail(self) -> None:
+        self._called = False
+        mail = self._mail
+        while mail:
+            mail.popleft()()
+
+    def _main(self) -> None:
+        self.loop.run_forever()
+        self.loop.run_until_complete(_cancel_all())
+        self.loop.run_until_complete(self.loop.shutdown_asyncgens())
+        self.loop.close()
+
+
+def await_result(future: "Future[T]") -> T:
+    """Wait; what is not done when the caller is interrupted is cancelled."""
+    try:
+        return future.result()
+    except BaseException:
+        future.cancel()
+        raise
+
+
+class _Call(Future[T]):
+    """A call from another thread, and what it comes to; who cancels it cancels the work."""
+
+    def __init__(self, thread: LoopThread, make: Callable[[], Work[T]]) -> None:
+        super().__init__()
+        self._thread = thread
+        self._make = make
+        self._work: asyncio.Future[T] | None = None
+
+    def begin(self) -> None:
+        """In the loop."""
+        if self.cancelled():
+            return
+        try:
+            self._work = asyncio.ensure_future(self._make())
+        except BaseException as error:  # it is the caller's
+            self._settle(error, None)
+        else:
+            self._work.add_done_callback(self._work_done)
+
+    def cancel(self) -> bool:
+        cancelled = super().cancel()
+        if cancelled:
+            self._thread.soon(self._cancel_work)
+        return cancelled
+
+    def _cancel_work(self) -> None:
+        if self._work is not None:
+            self._work.cancel()
+
+    def _work_done(self, work: asyncio.Future[T]) -> None:
+        if work.cancelled():
+            super().cancel()
+            self.set_running_or_notify_cancel()
+            return
+        error = work.exception()
+        self._settle(error, None if error is not None else work.result())
+
+    def _settle(self, error: BaseException | None, result: Any) -> None:
+        if not self.set_running_or_notify_cancel():
+            return
+        if error is not None:
+            self.set_exception(error)
+        else:
+            self.set_result(result)
+
+
+async def _cancel_all() -> None:
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+# --- the one thread of the process ---------------------------------------------------------------
+
+
+class _Process:
+    """What there is once per process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.thread: LoopThread | None = None
+        self.open: weakref.WeakSet[Face[Any]] = weakref.WeakSet()
+
+
+_process = _Process()
+
+
+def loop_thread() -> LoopThread:
+    """The thread of all blocking clients of this process."""
+    thread = _process.thread
+    if thread is None:
+        with _process.lock:
+            if _process.thread is None:
+                _process.thread = LoopThread("penstock")
+            thread = _process.thread
+    return thread
+
+
+def _leave_parent_alone() -> None:
+    """In a child process: never touch what the parent's thread works with, not even at the end."""
+    global _process
+    left = (_process.thread, [face._inner for face in list(_process.open)])
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
+    _process = _Process()
+
+
+def _close_all() -> None:
+    """At the end of the process: say goodbye, in bounded time."""
+    thread = _process.thread
+    if thread is None:
+        return
+    until = time.monotonic() + END_SECONDS
+    closing = [thread.begin(face._inner.close) for face in list(_process.open)]
+    for future in closing:
+        try:
+            future.exception(max(until - time.monotonic(), 0))
+        except TimeoutError:
+            break
+    thread.end(max(until - time.monotonic(), 0.1))
+
+
+def _close_forgotten(pid: int, inner: "Client", name: str) -> None:
+    """Nobody has the face of an open client any more."""
+    if pid == os.getpid():
+        warnings.warn(f"a {name} was not closed", ResourceWarning, stacklevel=2)
+        loop_thread().begin(inner.close)
+
+
+os.register_at_fork(after_in_child=_leave_parent_alone)
+atexit.register(_close_all)
+
+
+# --- faces ---------------------------------------------------------------------------------------
+
+
+class Client(Protocol):
+    """An asynchronous client."""
+
+    async def start(self) -> None: ...
+
+    async def close(self) -> None: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None: ...  # fmt: skip
+
+
+Inner = TypeVar("Inner", bound=Client)
+
+
+class Face(Generic[Inner]):
+    """A client whose calls block, over one that is asynchronous; any thread may use it."""
+
+    _reopens = True
+    """Whether a child process may go on with it."""
+
+    def __init__(self, make: Callable[[], Inner]) -> None:
+        self._make = make
+        self._inner = make()
+        self._pid = os.getpid()
+        self._started = False
+        self._goodbye: weakref.finalize[Any, Any] | None = None
+        self._reset()
+
+    def start(self) -> None:
+        """Begin; `with` does so."""
+        self._live()
+        if not self._started:
+            if self._goodbye is not None:
+                self._renew()
+            self._run(self._inner.start)
+            self._note_started()
+
+    def close(self) -> None:
+        """End, in order; `with` does so."""
+        if self._ends():
+            self._run(self._inner.close)
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        if self._ends():
+            self._run(self._inner.__aexit__, kind, error, trace)
+
+    def _ends(self) -> bool:
+        """Whether there is something to close: what is inherited is the parent's to close."""
+        ends = self._started and self._pid == os.getpid()
+        if ends:
+            self._check_caller()
+            assert self._goodbye is not None
+            self._goodbye.detach()
+        self._started = False
+        _process.open.discard(self)
+        return ends
+
+    def _live(self) -> Inner:
+        """The asynchronous client, which after a fork is another one."""
+        if self._pid != os.getpid():
+            with _process.lock:
+                if self._pid != os.getpid():
+                    self._arrive()
+        return self._inner
+
+    def _open(self) -> Inner:
+        """The asynchronous client, which is started."""
+        inner = self._live()
+        if not self._started:
+            raise ClientClosed(f"the {type(self).__name__} is not started, or closed")
+        return inner
+
+    def _arrive(self) -> None:
+        """First use in a child process; what was not started has nothing of the parent's."""
+        if self._started:
+            if not self._reopens:
+                raise ClientForked(
+                    f"this {type(self).__name__} was started in process {self._pid}, and this is "
+                    f"process {os.getpid()}: two processes can't be one member of a group",
+                    hint="start it after the fork: in the worker's own start-up code",
+                )
+            self._renew()
+            self._run(self._inner.start)
+            self._note_started()
+        self._pid = os.getpid()
+
+    def _note_started(self) -> None:
+        self._started = True
+        self._goodbye = weakref.finalize(
+            self, _close_forgotten, os.getpid(), self._inner, type(self).__name__
+        )
+        self._goodbye.atexit = False
+        _process.open.add(self)
+
+    def _renew(self) -> None:
+        """Begin with another asynchronous client: the one before is closed, or the parent's."""
+        self._inner = self._make()
+        self._reset()
+
+    def _reset(self) -> None:
+        """Set what belongs to one asynchronous client."""
+
+    def _run(self, function: Callable[P, Work[T]], *args: P.args, **kwargs: P.kwargs) -> T:
+        self._check_caller()
+        return loop_thread().run(function, *args, **kwargs)
+
+    def _do(self, work: Callable[[], T]) -> T:
+        """Call something that does not wait: in the loop, once it might disturb it there."""
+        if not self._started or loop_thread().is_here():
+            return work()
+
+        async def work_there() -> T:
+            return work()
+
+        return self._run(work_there)
+
+    def _each(self, items: AsyncIterator[T]) -> Iterator[T]:
+        """What an asynchronous iterator gives, one by one."""
+
+        async def next_one() -> T:
+            return await anext(items)
+
+        try:
+            while True:
+                try:
+                    item = self._run(next_one)
+                except StopAsyncIteration:
+                    return
+                yield item
+        finally:
+            if isinstance(items, AsyncGenerator):
+                self._run(items.aclose)
+
+    def _check_caller(self) -> None:
+        if asyncio._get_running_loop() is not None and not _in_notebook():
+            name = type(self).__name__
+            raise BlockingInLoop(
+                f"{name} blocks, and an event loop runs in this thread: use Async{name} there",
+                hint=f"`async with Async{name}(…)`, and `await` before its calls",
+            )
+
+
+def blocking(
+    method: Callable[Concatenate[Any, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Face[Any], P], T]:
+    """The method of a face that waits for this one of the asynchronous client."""
+    name = method.__name__
+
+    @wraps(method)
+    def wait(face: Face[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        outcome: T = face._run(getattr(face._open(), name), *args, **kwargs)
+        return outcome
+
+    return wait
+
+
+def in_loop(
+    method: Callable[Concatenate[Any, P], T],
+) -> Callable[Concatenate[Face[Any], P], T]:
+    """The method of a face that calls this plain one."""
+    name = method.__name__
+
+    @wraps(method)
+    def call(face: Face[Any], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        function: Callable[P, T] = getattr(face._live(), name)
+        return face._do(lambda: function(*args, **kwargs))
+
+    return call
+
+
+def _in_notebook() -> bool:
+    """Whether a cell runs here: the kernel's loop waits for it anyway."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and ipython.get_ipython() is not None

@@ -1,0 +1,108 @@
+"""Calls of the application's handlers, one at a time for each caller."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import ContextVar
+from typing import cast
+
+from penstock.client.handler_threads import HandlerThreads, Result
+from penstock.client.handlers import Handlers, Retry, verdict
+from penstock.client.records import ReceivedMessage
+from penstock.client.session import Session
+from penstock.client.settling import Settling
+from penstock.client.trace import ConsumeCode, Tracer
+from penstock.errors import ClientError
+
+HANDLING: ContextVar[bool] = ContextVar("penstock_handling", default=False)
+"""Set in tasks that run handlers, and in those that handlers start."""
+
+
+class Calls:
+    """Calls handlers of both kinds: for ordered queues, for tools, and where traces are written."""
+
+    def __init__(
+        self, handlers: Handlers, settling: Settling, tracer: Tracer | None, *, name: str,
+        threads: int,
+    ) -> None:  # fmt: skip
+        self._handlers = handlers
+        self._settling = settling
+        self.tracer = tracer
+        self._threads: HandlerThreads[_Call] = HandlerThreads(
+            name, threads, run=lambda call: call.function(call.argument), done=_return
+        )
+
+    async def handle(self, messages: list[ReceivedMessage]) -> Retry | None:
+        """Call the handler of these messages (of one queue): None for done."""
+        token = self.tracer.consuming(messages) if self.tracer is not None else None
+        code = ConsumeCode.SUCCESS
+        try:
+            result = verdict(await self.call(messages))
+        except Exception as error:  # the application's
+            self._settling.complain(messages, error)
+            result, code = Retry(), ConsumeCode.EXCEPTION
+        except asyncio.CancelledError as error:
+            if is_cancelled():
+                raise
+            self._settling.complain(messages, error)  # something inside the handler was cancelled
+            result, code = Retry(), ConsumeCode.EXCEPTION
+        if self.tracer is not None:
+            failed = result is not None or any(message.again is not None for message in messages)
+            if failed and code is ConsumeCode.SUCCESS:
+                code = ConsumeCode.FAILED
+            self.tracer.consumed(token, code)
+        return result
+
+    async def call(self, messages: list[ReceivedMessage]) -> object:
+        """What the handler returns; raises what it raises."""
+        handler = self._handlers.find(messages[0])
+        if handler is None:
+            raise no_handler(messages[0])
+        argument = handler.argument(messages)
+        if handler.is_async:
+            HANDLING.set(True)
+            return await cast(Awaitable[object], handler.function(argument))
+        call = _Call(handler.function, argument, asyncio.get_running_loop().create_future())
+        self._threads.submit((call,))
+        return await call.returned
+
+    async def close(self, session: Session, drain_ms: int) -> None:
+        await self._threads.close(session.clock, drain_ms)
+
+
+class _Call:
+    """One call in a thread, and who waits for it."""
+
+    __slots__ = ("argument", "function", "returned")
+
+    def __init__(
+        self, function: Callable[..., object], argument: object, returned: asyncio.Future[object]
+    ) -> None:
+        self.function = function
+        self.argument = argument
+        self.returned = returned
+
+
+def _return(result: Result[_Call]) -> None:
+    returned = result.job.returned
+    if returned.done():
+        return
+    if result.error is None:
+        returned.set_result(result.value)
+    elif isinstance(result.error, Exception) and not isinstance(result.error, StopIteration):
+        returned.set_exception(result.error)
+    else:
+        returned.set_exception(RuntimeError(f"the handler ended with {result.error!r}"))
+
+
+def no_handler(message: ReceivedMessage) -> ClientError:
+    """The error for a message that nobody is there for: one that comes again, mostly."""
+    return ClientError(
+        f"no handler for the topic {message.topic!r}",
+        hint="messages of a topic that is no longer handled come again until they are dead letters",
+    )
+
+
+def is_cancelled() -> bool:
+    """Whether the running task itself is asked to end."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -1,0 +1,305 @@
+"""Consuming in order: one message of a queue after another, and only by whoever holds its lock.
+
+Brokers lock queues for a client of a group, so that even while members disagree about their shares
+only one of them works on a queue. A lock is asked for anew every 20 s and believed for 30 s;
+brokers keep it for 60 s.
+
+A message whose handler fails stops its queue for a moment and is tried again, with a count of its
+own, until it is done or has been tried often enough: then it goes to the dead letter topic and the
+queue moves on.
+"""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Iterable
+from itertools import takewhile
+
+from penstock.client.handlers import Retry, again
+from penstock.client.offsets import Offsets
+from penstock.client.process_queue import ProcessQueue
+from penstock.client.records import ReceivedMessage
+from penstock.client.send_back import SendBack
+from penstock.client.session import Session
+from penstock.clock import finish_within, pause
+from penstock.errors import PenstockError
+from penstock.wire import fastjson
+from penstock.wire.bodies import LockBatchRequestBody, LockBatchResponseBody, MessageQueue
+from penstock.wire.codes import RequestCode
+
+log = logging.getLogger(__name__)
+
+RENEW_MS = 20_000
+TRUST_MS = 30_000
+CALL_MS = 1_000
+LOCK_AGAIN_MS = 3_000
+"""How long a queue waits whose lock another member holds."""
+SUSPEND_MS = 1_000
+"""How long a queue rests after a failure that does not say how long."""
+LEVEL_MS = (1_000, 5_000, 10_000, 30_000)
+"""Rests by delay level; longer ones would let a whole queue wait for one message."""
+STOP_MS = 20_000
+"""A handler may hold up a queue that is given up for so long; then another member gets the lock."""
+
+
+class QueueLocks:
+    """The locks of a group's queues that this client holds."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        self._session = session
+        self._group = group
+        self._since_ms: dict[MessageQueue, int] = {}
+        self._lost: set[MessageQueue] = set()
+        self._failing: dict[str, str] = {}
+        self._turn = asyncio.Lock()  # a lock that was asked for must not arrive after its return
+
+    def holds(self, queue: MessageQueue) -> bool:
+        """Whether the queue is locked for us, as far as can be known here."""
+        since_ms = self._since_ms.get(queue)
+        return since_ms is not None and self._session.clock.monotonic_ms() - since_ms <= TRUST_MS
+
+    def held(self) -> set[MessageQueue]:
+        """The queues whose locks we have, or had and want back."""
+        return {*self._since_ms, *self._lost}
+
+    def age_ms(self, queue: MessageQueue) -> int | None:
+        """How long ago a lock was asked for with success; None if it is not ours."""
+        since_ms = self._since_ms.get(queue)
+        return None if since_ms is None else self._session.clock.monotonic_ms() - since_ms
+
+    async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Lock these, or keep them locked; returns those that are ours now."""
+        async with self._turn:
+            return await self._lock(queues)
+
+    async def unlock(self, queues: Iterable[MessageQueue]) -> None:
+        """Give these back; a broker that does not hear of it lets them go after a minute."""
+        async with self._turn:
+            gone = list(queues)
+            for queue in gone:
+                self._lost.discard(queue)
+                self._since_ms.pop(queue, None)
+            for name, some in _by_broker(gone).items():
+                try:
+                    await self._call(name, RequestCode.UNLOCK_BATCH_MQ, some)
+                except PenstockError as error:
+                    log.info("%s: %s keeps locks for a minute: %s", self._group, name, error)
+
+    async def keep_locked(self) -> None:
+        """Ask for all locks again and again, also for lost ones; to be spawned."""
+        wait_ms = RENEW_MS
+        while True:
+            await pause(self._session.clock, wait_ms)
+            async with self._turn:
+                wanted = self.held()
+                locked = await self._lock(wanted)
+            wait_ms = RENEW_MS if locked == wanted else LOCK_AGAIN_MS
+
+    async def _lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        answers = await asyncio.gather(
+            *(self._lock_at(name, some) for name, some in _by_broker(queues).items())
+        )
+        return {queue for locked in answers for queue in locked}
+
+    async def _lock_at(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
+        asked_ms = self._session.clock.monotonic_ms()
+        try:
+            body = await self._call(broker_name, RequestCode.LOCK_BATCH_MQ, queues)
+            locked = set(fastjson.decode(body, LockBatchResponseBody).lock_ok_mq_set)
+        except PenstockError as error:
+            # Those that we hold stay ours until nobody has confirmed them for too long.
+            if self._failing.get(broker_name) != str(error):
+                self._failing[broker_name] = str(error)
+                log.warning("%s: no locks from %s: %s", self._group, broker_name, error)
+            return set()
+        self._failing.pop(broker_name, None)
+        locked.intersection_update(queues)
+        for queue in queues:
+            if queue in locked:
+                self._since_ms[queue] = asked_ms
+                self._lost.discard(queue)
+            elif self._since_ms.pop(queue, None) is not None:
+                self._lost.add(queue)
+                log.warning("%s: another member has the lock of %s now", self._group, queue)
+        return locked
+
+    async def _call(self, broker_name: str, code: int, queues: list[MessageQueue]) -> bytes:
+        body = LockBatchRequestBody(
+            consumer_group=self._group, client_id=self._session.client_id, mq_set=queues
+        )
+        answer = await self._session.call(
+            self._session.broker(broker_name), code, {}, fastjson.encode(body), timeout_ms=CALL_MS
+        )
+        return answer.body
+
+
+class OrderlyDispatch:
+    """Hands messages to the handler in order, queue by queue; at most `concurrency` at a time.
+
+    `handle` calls the application: None for done, a Retry for again. Without `locks` (broadcast)
+    every queue is ours; without `send_back` a message that is given up is only logged. Messages are
+    handled together if `handler_of` gives the same for them.
+    """
+
+    def __init__(
+        self, session: Session, group: str, offsets: Offsets, *,
+        handle: Callable[[list[ReceivedMessage]], Awaitable[Retry | None]],
+        handler_of: Callable[[ReceivedMessage], object] = lambda message: None,
+        locks: QueueLocks | None, send_back: SendBack | None,
+        handle_batch: int = 1, retries_max: int = -1, concurrency: int = 20,
+        suspend_ms: int = SUSPEND_MS,
+    ) -> None:  # fmt: skip
+        self._session = session
+        self._group = group
+        self._offsets = offsets
+        self._handle = handle
+        self._handler_of = handler_of
+        self._locks = locks
+        self._send_back = send_back
+        self._handle_batch = handle_batch
+        self._retries_max = retries_max
+        self._suspend_ms = suspend_ms
+        self._closing = False
+        self._slots = asyncio.Semaphore(concurrency)
+        self._workers: dict[ProcessQueue, asyncio.Task[object]] = {}
+        self._resting: dict[ProcessQueue, asyncio.Event] = {}
+
+    def submit(self, work: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        """Messages have come: begin with them unless the queue's worker is at it already."""
+        if not (work.dropped or self._closing or work in self._workers):
+            self._workers[work] = self._session.spawn(self._work(work))
+
+    async def stop(self, work: ProcessQueue) -> None:
+        """Return when nobody works on a dropped queue any more, or a handler takes too long."""
+        worker = self._workers.get(work)
+        if worker is None:
+            return
+        if work in self._resting:
+            self._resting[work].set()
+        try:
+            await finish_within(self._session.clock, STOP_MS, asyncio.wait({worker}))
+        except TimeoutError:
+            log.warning(
+                "%s: a handler still works on %s after %d ms; another member goes on beside it",
+                self._group, work.queue, STOP_MS,
+            )  # fmt: skip
+
+    async def close(self, drain_ms: int) -> None:
+        """Begin no more messages, and wait for the handlers that have begun."""
+        self._closing = True
+        for resting in self._resting.values():
+            resting.set()
+        workers = set(self._workers.values())
+        if not workers:
+            return
+        with contextlib.suppress(TimeoutError):
+            await finish_within(self._session.clock, drain_ms, asyncio.wait(workers))
+        late = [worker for worker in workers if not worker.done()]
+        if late:
+            log.warning(
+                "%s: %d handlers have not come back within %d ms; their messages will come again",
+                self._group, len(late), drain_ms,
+            )  # fmt: skip
+        for worker in late:
+            worker.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+
+    async def _work(self, work: ProcessQueue) -> None:
+        messages: list[ReceivedMessage] = []
+        try:
+            while not (work.dropped or self._closing):
+                if not await self._ours(work):
+                    await self._rest(work, LOCK_AGAIN_MS)
+                    continue
+                async with self._slots:
+                    if work.dropped or self._closing:
+                        return
+                    messages = messages or work.take(self._handle_batch)
+                    if not messages:
+                        return
+                    run = self._for_one_handler(messages)
+                    left, rest_ms = await self._attempt(work, run)
+                    messages = left + messages[len(run) :]
+                if rest_ms:
+                    await self._rest(work, rest_ms)
+        finally:
+            del self._workers[work]
+
+    def _for_one_handler(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """The first messages, as far as they have the same handler."""
+        handler = self._handler_of(messages[0])
+        return list(takewhile(lambda message: self._handler_of(message) is handler, messages))
+
+    async def _ours(self, work: ProcessQueue) -> bool:
+        """Whether we hold the lock; asks for it if not."""
+        locks = self._locks
+        return locks is None or locks.holds(work.queue) or bool(await locks.lock([work.queue]))
+
+    async def _attempt(
+        self, work: ProcessQueue, messages: list[ReceivedMessage]
+    ) -> tuple[list[ReceivedMessage], int]:
+        """Call the handler once; which messages it must see again, and after how long."""
+        begun_ms = self._session.clock.monotonic_ms()
+        for message in messages:
+            message.again = None
+            message.since_ms = begun_ms
+        result = await self._handle(messages)
+        work.busy_ms += self._session.clock.monotonic_ms() - begun_ms
+        left = []
+        level = 0
+        for message in messages:
+            retry = again(message, result)
+            if retry is None or await self._give_up(message, retry):
+                work.finish_one(message)
+            else:
+                message.local_retries += 1
+                level = max(level, retry.delay_level)
+                left.append(message)
+        if not work.dropped:
+            self._offsets.update(work.queue, work.progress)
+        if not left:
+            return [], 0
+        work.failed += len(left)
+        return left, self._suspend_ms if level < 1 else LEVEL_MS[min(level, len(LEVEL_MS)) - 1]
+
+    async def _give_up(self, message: ReceivedMessage, retry: Retry) -> bool:
+        """Send a message to the dead letters if it is time for that; whether it is gone."""
+        tried_enough = 0 <= self._retries_max <= message.reconsume_times
+        if retry.delay_level >= 0 and not tried_enough:
+            return False
+        if self._send_back is None:
+            log.error("%s: %r is given up after %d retries", self._group, message,
+                      message.reconsume_times)  # fmt: skip
+            return True
+        try:
+            if tried_enough:
+                await self._send_back.resend(message)
+            else:
+                await self._send_back(message, retry.delay_level)
+        except PenstockError as error:
+            log.warning("%s: %r can't be given up yet: %s", self._group, message, error)
+            return False
+        log.warning(
+            "%s: %r is a dead letter after %d retries",
+            self._group, message, message.reconsume_times,
+        )  # fmt: skip
+        return True
+
+    async def _rest(self, work: ProcessQueue, ms: int) -> None:
+        if work.dropped or self._closing:
+            return
+        awake = self._resting[work] = asyncio.Event()
+        clock = self._session.clock
+        alarm = clock.wake_at(clock.now_ms() + ms, awake.set)
+        try:
+            await awake.wait()
+        finally:
+            alarm.cancel()
+            del self._resting[work]
+
+
+def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
+    brokers: dict[str, list[MessageQueue]] = {}
+    for queue in queues:
+        brokers.setdefault(queue.broker_name, []).append(queue)
+    return brokers

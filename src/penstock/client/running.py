@@ -1,0 +1,122 @@
+"""Blocking consumers that run until they are told to stop: by `stop`, SIGINT or SIGTERM."""
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, Generic, Protocol, TypeVar
+
+from penstock.client.blocking import Client, Face, await_result, loop_thread
+from penstock.client.handlers import Function
+from penstock.errors import ClientClosed
+
+HandlerT = TypeVar("HandlerT", bound=Function)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Runs(Client, Protocol):
+    """An asynchronous consumer with handlers; `run` ends when it is closed."""
+
+    def on(
+        self, topic: str, tags: str = "*", *, sql: str | None = None
+    ) -> Callable[[HandlerT], HandlerT]: ...
+
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None: ...
+
+    async def run(self) -> None: ...
+
+
+Running = TypeVar("Running", bound=Runs)
+
+
+class RunningFace(Face[Running], Generic[Running]):
+    """What consumers with handlers have in common.
+
+    `with` starts one that knows what to consume; one that does not is started by what follows, so
+    that handlers may be decorated inside the block.
+    """
+
+    _reopens = False
+
+    def _reset(self) -> None:
+        self._declared = False
+
+    def _renew(self) -> None:
+        raise ClientClosed(
+            f"the {type(self).__name__} was closed", hint="make another one, with its handlers"
+        )
+
+    def __enter__(self) -> Any:
+        self._live()
+        if self._declared:
+            self.start()
+        return self
+
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
+        """Consume a topic: all of it, some tags ("a || b"), or what an SQL92 expression selects."""
+        self._do(lambda: self._live().subscribe(topic, tags, sql=sql))
+        self._declared = True
+
+    def on(
+        self, topic: str, tags: str = "*", *, sql: str | None = None
+    ) -> Callable[[HandlerT], HandlerT]:
+        """Decorate a function that is called with the messages of a topic: in a thread, or, if it
+        is async, on the event loop of the blocking clients.
+
+        The message is done when it returns. It comes again later when it raises, or returns False
+        or `Retry(delay_level)`.
+        """
+
+        def add(function: HandlerT) -> HandlerT:
+            self._do(lambda: self._live().on(topic, tags, sql=sql)(function))
+            self._declared = True
+            return function
+
+        return add
+
+    def run(self) -> None:
+        """Consume until `stop`, SIGINT (Ctrl-C) or SIGTERM; then finish in order and return.
+
+        Signals are heard in the main thread only. A second one does what it does without us.
+        """
+        inner = self._live()
+        self._check_caller()
+        if not self._started:
+            if self._goodbye is not None:
+                self._renew()
+            self._note_started()
+        try:
+            with _stopped_by_signals(self.stop):
+                await_result(loop_thread().begin(inner.run))
+        finally:
+            self.close()
+
+    def stop(self) -> None:
+        """Let `run`, in whatever thread it is, come to its end. Does not wait for that."""
+        if self._started:
+            loop_thread().begin(self._inner.close)
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+
+    def give_back() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    def heard(number: int, frame: FrameType | None) -> None:
+        give_back()
+        stop()
+
+    for number in _SIGNALS:
+        signal.signal(number, heard)
+    try:
+        yield
+    finally:
+        give_back()

@@ -1,0 +1,74 @@
+"""Fixtures of the client tests: the two houses, and a world of unique names for each test."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import inspect
+import os
+import uuid
+from collections.abc import Iterator
+from concurrent.futures import Future
+
+import pytest
+
+from tests.compat import maven
+
+from .clean_loop import loop_for, run_clean
+from .houses import KINDS, THREADS, House
+from .kit import World
+
+Starting = dict[str, "Future[House]"]
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Coroutines are tests too, and must leave nothing behind."""
+    test = pyfuncitem.obj
+    if not inspect.iscoroutinefunction(test):
+        return None
+    arguments = {name: pyfuncitem.funcargs[name] for name in inspect.signature(test).parameters}
+    run_clean(test(**arguments), loop_for(pyfuncitem.name))
+    return True
+
+
+@pytest.fixture(scope="session")
+def starting(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Starting]:
+    """All houses that this run needs, each started once and at the same time."""
+    wanted = set()
+    for item in request.session.items:
+        chosen = getattr(item, "callspec", None)
+        if chosen is not None and chosen.params.get("house") in KINDS:
+            wanted.add(chosen.params["house"])
+    if maven.missing_tools():
+        wanted.discard("apache")
+    houses = {kind: House(kind, tmp_path_factory.mktemp(kind)) for kind in sorted(wanted)}
+
+    def start(house: House) -> House:
+        house.start()
+        return house
+
+    with concurrent.futures.ThreadPoolExecutor(thread_name_prefix=THREADS) as pool:
+        yield {kind: pool.submit(start, house) for kind, house in houses.items()}
+    for house in houses.values():
+        house.kill()
+
+
+@pytest.fixture(scope="session", params=KINDS)
+def house(request: pytest.FixtureRequest, starting: Starting) -> House:
+    """One house after the other; without Java there is only ours, except on CI."""
+    kind: str = request.param
+    if kind not in starting:
+        message = f"needs {' and '.join(maven.missing_tools())} on the PATH"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        pytest.skip(message)
+    return starting[kind].result()
+
+
+@pytest.fixture
+def world(request: pytest.FixtureRequest, house: House) -> World:
+    """The house with names that no other test has."""
+    name: str = getattr(request.node, "originalname", request.node.name)
+    return World(house, f"{name.removeprefix('test_')[:30]}-{uuid.uuid4().hex[:6]}")

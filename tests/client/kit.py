@@ -1,0 +1,183 @@
+"""What the client tests share: clients with unique names, and what came to a handler."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from typing import Any, TypeVar, overload
+
+from penstock import AsyncConsumer, AsyncProducer, Message, ReceivedMessage, SendReceipt
+from penstock.wire.message import StoredMessage, decode_messages
+
+from .houses import House, ask
+
+T = TypeVar("T")
+
+WAIT_S = 40.0
+PULL, MAX_OFFSET, COMMITTED = 11, 30, 14
+NOT_FOUND = 22
+
+QUICK: dict[str, Any] = {"route_refresh_ms": 1_000, "heartbeat_ms": 5_000}
+"""Tests are in more of a hurry than applications."""
+
+
+class World:
+    """A house, and names of this test's own."""
+
+    def __init__(self, house: House, fresh: str) -> None:
+        self.house = house
+        self.fresh = fresh
+
+    @property
+    def nameservers(self) -> str:
+        return self.house.nameservers
+
+    def name(self, suffix: str = "") -> str:
+        return f"{self.fresh}-{suffix}" if suffix else self.fresh
+
+    def topic(self, suffix: str = "", **options: Any) -> str:
+        """A new topic on both brokers (`queues`, `brokers`, `perm`)."""
+        return self.house.make_topic(self.name(suffix), **options)
+
+    def producer(self, **options: Any) -> AsyncProducer:
+        return AsyncProducer(**self._options(options, "p"))
+
+    def consumer(self, **options: Any) -> AsyncConsumer:
+        return AsyncConsumer(**self._options({"rebalance_ms": 1_000, **options}, "c"))
+
+    def make(self, kind: type[T], **options: Any) -> T:
+        """Any other client, of the consumers' group."""
+        return kind(**self._options(options, "c"))
+
+    def _options(self, options: dict[str, Any], group: str) -> dict[str, Any]:
+        return {"nameservers": self.nameservers, "group": self.name(group), **QUICK, **options}
+
+    # --- looking at servers without our client
+
+    def stored(self, topic: str) -> list[StoredMessage]:
+        """Every message of a topic, queue by queue: what brokers have, not what clients say."""
+        found: list[StoredMessage] = []
+        for broker in self.house.brokers:
+            for queue_id in range(64):
+                place = {"topic": topic, "queueId": str(queue_id)}
+                at, end = 0, int(ask(broker.address, MAX_OFFSET, place).ext.get("offset", 0))
+                while at < end:
+                    answer = ask(broker.address, PULL, {
+                        **place, "consumerGroup": "TOOLS_CONSUMER", "queueOffset": str(at),
+                        "maxMsgNums": "32", "sysFlag": "4", "commitOffset": "0", "subVersion": "0",
+                        "suspendTimeoutMillis": "0", "subscription": "*", "expressionType": "TAG",
+                    })  # fmt: skip
+                    if answer.code == 0:
+                        found += decode_messages(answer.body)
+                    before, at = at, int(answer.ext["nextBeginOffset"])
+                    assert at > before, answer
+        return found
+
+    def committed(self, topic: str, group: str, broker: str, queue_id: int) -> int:
+        """A group's progress in a queue; -1 if it has none."""
+        answer = ask(self.house.broker(broker).address, COMMITTED, {
+            "consumerGroup": group, "topic": topic, "queueId": str(queue_id),
+            "setZeroIfNotFound": "false",
+        })  # fmt: skip
+        return int(answer.ext["offset"]) if answer.code == 0 else -1
+
+    def progress(self, topic: str, group: str, queues: int = 4) -> int:
+        """The sum of a group's progress over all queues of a topic."""
+        return sum(
+            max(0, self.committed(topic, group, broker.name, n))
+            for broker in self.house.brokers
+            for n in range(queues)
+        )
+
+
+class Inbox:
+    """Keeps what comes to a handler, and lets tests wait for it."""
+
+    def __init__(self) -> None:
+        self.messages: list[ReceivedMessage] = []
+        self._came = asyncio.Event()
+
+    async def __call__(self, message: ReceivedMessage) -> None:
+        self.add(message)
+
+    def add(self, message: ReceivedMessage) -> None:
+        self.messages.append(message)
+        self._came.set()
+
+    @property
+    def bodies(self) -> list[str]:
+        return [message.body.decode() for message in self.messages]
+
+    async def until(self, done: Callable[[], object], within_s: float = WAIT_S) -> None:
+        """Return when `done` holds, looking after each message."""
+        try:
+            async with asyncio.timeout(within_s):
+                while not done():
+                    self._came.clear()
+                    await self._came.wait()
+        except TimeoutError:
+            raise AssertionError(f"{len(self.messages)} came: {self.bodies[:50]}") from None
+
+    async def count(self, count: int, within_s: float = WAIT_S) -> list[ReceivedMessage]:
+        """The messages once there are so many."""
+        await self.until(lambda: len(self.messages) >= count, within_s)
+        return self.messages
+
+    async def distinct(self, bodies: Iterable[str], within_s: float = WAIT_S) -> None:
+        """Return when each of these bodies has come at least once."""
+        wanted = set(bodies)
+        await self.until(lambda: wanted <= set(self.bodies), within_s)
+
+
+@contextlib.asynccontextmanager
+async def running(*consumers: Any) -> AsyncIterator[None]:
+    """Consumers at work, closed afterwards; `run` must return then."""
+    async with contextlib.AsyncExitStack() as stack:
+        tasks = []
+        for consumer in consumers:
+            await stack.enter_async_context(consumer)
+            tasks.append(asyncio.ensure_future(consumer.run()))
+        try:
+            yield
+        finally:
+            await asyncio.gather(*(consumer.close() for consumer in consumers))
+            await asyncio.gather(*tasks)
+
+
+@overload
+async def eventually(look: Callable[[], Awaitable[T]], within_s: float = WAIT_S) -> T: ...
+
+
+@overload
+async def eventually(look: Callable[[], T], within_s: float = WAIT_S) -> T: ...
+
+
+async def eventually(look: Callable[[], Any], within_s: float = WAIT_S) -> Any:
+    """What `look` gives once that is true; for what no event tells. Fails after `within_s`."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + within_s
+    while True:
+        seen = look()
+        if isinstance(seen, Awaitable):
+            seen = await seen
+        if seen:
+            return seen
+        assert loop.time() < deadline, f"it never came to be: {seen!r}"
+        await asyncio.sleep(0.05)
+
+
+async def send_all(
+    producer: AsyncProducer, topic: str, bodies: Iterable[str], **fields: Any
+) -> list[SendReceipt]:
+    """Send one message per body, pipelined; all receipts in their order."""
+    futures = [producer.submit(Message(topic, body, **fields)) for body in bodies]
+    return await asyncio.gather(*futures)
+
+
+def numbers(count: int, first: int = 0) -> list[str]:
+    return [str(n) for n in range(first, first + count)]
+
+
+def text(messages: Sequence[StoredMessage]) -> list[str]:
+    return [message.body.decode() for message in messages]

@@ -1,0 +1,180 @@
+"""Admin on topics, brokers and NameServers."""
+
+from __future__ import annotations
+
+import pytest
+
+from penstock.client.admin import AsyncAdmin, TopicKind
+from penstock.errors import GroupNotExist, InvalidParameter, NoRoute, Refused
+
+from .kit import World, eventually, numbers, send_all
+
+
+async def test_a_topic_from_its_creation_to_its_end(world: World) -> None:
+    topic = world.name()
+    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+        made = await admin.create_topic(topic, queues=2, attributes={"message.type": "NORMAL"})
+        assert made.kind is TopicKind.NORMAL
+        assert set(made.brokers) == {"broker-a", "broker-b"}
+        settings = made.brokers["broker-a"]
+        assert (settings.read_queues, settings.write_queues, settings.perm_text) == (2, 2, "rw")
+        assert settings.message_type == "NORMAL"
+        await send_all(producer, topic, numbers(40))  # at once: the route is there
+
+        listed = {info.name: info for info in await admin.topics(kind=TopicKind.NORMAL)}
+        assert listed[topic] == made
+        assert topic in await admin.topic_names()
+        found = await admin.describe_topic(topic)
+        assert sum(state.count for state in found.queues) == 40
+        assert len(found.queues) == 4
+        assert all(state.updated_ms for state in found.queues if state.count)
+        assert set(found.addresses) == {"broker-a", "broker-b"}
+        assert found.groups == ()
+        assert found.unreachable == ()
+
+        assert await admin.delete_topic(topic) == ["broker-a", "broker-b"]
+        assert topic not in await admin.topic_names()
+        with pytest.raises(NoRoute, match=topic):
+            await admin.describe_topic(topic)
+        with pytest.raises(NoRoute):
+            await admin.delete_topic(topic)
+
+
+async def test_what_is_not_given_stays_as_it_is(world: World) -> None:
+    topic = world.topic(queues=3, attributes="+message.type=FIFO")
+    async with AsyncAdmin(world.nameservers) as admin:
+        changed = await admin.update_topic(topic, perm="r")
+        for settings in changed.brokers.values():
+            assert (settings.read_queues, settings.write_queues) == (3, 3)
+            assert (settings.perm_text, settings.message_type) == ("r", "FIFO")
+        changed = await admin.create_topic(topic, write_queues=1, brokers=["broker-b"])
+        assert set(changed.brokers) == {"broker-b"}
+        info = (await admin.describe_topic(topic)).topic
+        assert info.brokers["broker-a"].write_queues == 3
+        assert info.brokers["broker-b"].write_queues == 1
+        assert info.brokers["broker-b"].read_queues == 3
+        changed = await admin.update_topic(topic, attributes={"message.type": None}, perm="rw")
+        assert changed.brokers["broker-a"].message_type == "UNSPECIFIED"
+
+
+async def test_an_ordered_topics_queues_are_known_to_the_nameservers(world: World) -> None:
+    topic = world.name()
+    async with AsyncAdmin(world.nameservers) as admin:
+        await admin.create_topic(topic, queues=2, order=True, brokers=["broker-a"])
+        assert await admin.kv("ORDER_TOPIC_CONFIG", topic) == "broker-a:2"
+        await admin.create_topic(topic, queues=2, order=True, brokers=["broker-b"])
+        table = await admin.kv_table("ORDER_TOPIC_CONFIG")
+        assert table[topic] == "broker-a:2;broker-b:2"
+        await admin.update_topic(topic, order=False)
+        assert await admin.kv("ORDER_TOPIC_CONFIG", topic) is None
+        await admin.update_topic(topic, order=True)
+        await admin.delete_topic(topic)
+        assert await admin.kv("ORDER_TOPIC_CONFIG", topic) is None
+
+
+async def test_names_with_a_namespace(world: World) -> None:
+    topic = world.name()
+    async with (
+        AsyncAdmin(world.nameservers, namespace="acme") as inside,
+        AsyncAdmin(world.nameservers) as outside,
+    ):
+        assert (await inside.create_topic(topic, queues=1)).name == topic
+        assert [info.name for info in await inside.topics()].count(topic) == 1
+        assert "TBW102" not in await inside.topic_names()
+        assert f"acme%{topic}" in await outside.topic_names()
+        queues = (await inside.describe_topic(topic)).queues
+        assert {state.queue.topic for state in queues} == {topic}
+        await inside.create_group(world.name("g"))
+        assert world.name("g") in [group.name for group in await inside.groups()]
+        plan = await inside.plan_reset(world.name("g"), topic, "last")
+        assert (await inside.apply_reset(plan)).failed == ()
+        assert await inside.groups_of_topic(topic) == [world.name("g")]
+        await inside.delete_topic(topic)
+
+
+async def test_what_can_not_be(world: World) -> None:
+    async with AsyncAdmin(world.nameservers) as admin:
+        with pytest.raises(InvalidParameter, match="no topic can be called"):
+            await admin.create_topic("two words")
+        with pytest.raises(InvalidParameter, match="is no permission"):
+            await admin.create_topic(world.name(), perm="x")
+        with pytest.raises(NoRoute, match="know no cluster 'Nowhere'"):
+            await admin.create_topic(world.name(), cluster="Nowhere")
+        with pytest.raises(NoRoute, match="know no master broker-z"):
+            await admin.create_topic(world.name(), brokers=["broker-z"])
+        with pytest.raises(GroupNotExist, match=world.name()):
+            await admin.update_group(world.name(), orderly=True)
+        with pytest.raises(Refused, match="DELETE_TOPIC_IN_BROKER"):
+            await admin.delete_topic("TBW102")
+
+
+async def test_brokers_tell_about_themselves(world: World) -> None:
+    async with AsyncAdmin(world.nameservers) as admin:
+        state = await admin.cluster()
+        assert state.clusters == ("DefaultCluster",)
+        assert state.nameservers == (world.nameservers,)
+        assert [s.broker.name for s in state.brokers] == ["broker-a", "broker-b"]
+        for broker in state.brokers:
+            assert broker.problem is None
+            figures = broker.figures
+            assert figures is not None
+            assert figures.version == "V5_4_0"
+            assert (figures.penstock_version is not None) is (world.house.kind == "penstock")
+            assert figures.disk_used is not None
+            assert 0 < figures.disk_used < 1
+            assert figures.started_ms is not None
+            assert figures.log_end is not None
+        assert (await admin.broker_figures("broker-b")).raw["brokerVersionDesc"] == "V5_4_0"
+
+
+async def test_settings_of_brokers_and_nameservers(world: World) -> None:
+    async with AsyncAdmin(world.nameservers) as admin:
+        before = await admin.broker_settings("broker-a")
+        other = "60" if before["fileReservedTime"] != "60" else "61"
+        await admin.update_broker_settings("broker-a", {"fileReservedTime": other})
+        assert (await admin.broker_settings("broker-a"))["fileReservedTime"] == other
+        assert (await admin.broker_settings("broker-b"))["fileReservedTime"] != other
+        await admin.update_broker_settings(
+            "broker-a", {"fileReservedTime": before["fileReservedTime"]}
+        )
+        settings = await admin.nameserver_settings()
+        assert list(settings) == [world.nameservers]
+        assert settings[world.nameservers]["listenPort"] in world.nameservers
+
+
+async def test_values_by_namespace_and_key(world: World) -> None:
+    namespace = world.name()
+    async with AsyncAdmin(world.nameservers) as admin:
+        assert await admin.kv(namespace, "k") is None
+        assert await admin.kv_table(namespace) == {}
+        await admin.put_kv(namespace, "k", "v 1")
+        await admin.put_kv(namespace, "l", "v 2")
+        assert await admin.kv(namespace, "k") == "v 1"
+        assert await admin.kv_table(namespace) == {"k": "v 1", "l": "v 2"}
+        await admin.delete_kv(namespace, "k")
+        assert await admin.kv_table(namespace) == {"l": "v 2"}
+
+
+async def test_a_broker_can_be_taken_out_of_writing(world: World) -> None:
+    topic = world.topic(queues=1)
+    async with AsyncAdmin(world.nameservers) as admin:
+        await admin.stop_writes("broker-b")
+        try:
+            route = await admin.route(topic)
+            assert {queue.broker_name for queue in route.write_queues} == {"broker-a"}
+        finally:
+            await admin.allow_writes("broker-b")
+        assert len((await admin.route(topic)).write_queues) == 2
+
+
+async def test_who_produces(world: World) -> None:
+    topic = world.topic(queues=1)
+    group = world.name("p")
+    async with AsyncAdmin(world.nameservers) as admin:
+        assert await admin.producers(group) == ()
+        async with world.producer(heartbeat_ms=200) as producer:
+            await send_all(producer, topic, numbers(4))
+            members = await eventually(lambda: admin.producers(group))
+            assert [member.language for member in members] == ["PYTHON"]
+            assert (await admin.producer_groups())[group] == (members[0].client_id,)
+        assert await admin.producers(group) == ()

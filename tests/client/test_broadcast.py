@@ -1,0 +1,104 @@
+"""Broadcast: every consumer of a group gets every message, and keeps its own progress."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from penstock import ReceivedMessage
+
+from .kit import Inbox, World, eventually, numbers, running, send_all
+
+
+async def test_everybody_gets_everything(world: World) -> None:
+    topic = world.topic()
+    inboxes = [Inbox(), Inbox(), Inbox()]
+    consumers = []
+    for inbox in inboxes:
+        consumer = world.consumer(model="broadcast", start_at="first")
+        consumer.on(topic)(inbox)
+        consumers.append(consumer)
+    async with world.producer() as producer:
+        await send_all(producer, topic, numbers(40))
+        async with running(*consumers):
+            await send_all(producer, topic, numbers(40, 100))
+            for inbox in inboxes:
+                await inbox.count(80)
+    for inbox in inboxes:
+        assert sorted(inbox.bodies, key=int) == [*numbers(40), *numbers(40, 100)]
+    assert world.progress(topic, world.name("c")) == 0, "brokers keep no progress of it"
+
+
+async def test_progress_is_kept_in_a_file_as_java_writes_it(world: World, tmp_path: Path) -> None:
+    topic = world.topic(queues=2)
+    path = tmp_path / "here" / "offsets.json"
+    first, second = Inbox(), Inbox()
+    async with world.producer() as producer:
+        for inbox, bodies in ((first, numbers(40)), (second, numbers(40, 100))):
+            await send_all(producer, topic, bodies)
+            consumer = world.consumer(model="broadcast", start_at="first", offsets_path=path)
+            consumer.on(topic)(inbox)
+            async with running(consumer):
+                await inbox.count(40)
+    assert sorted(second.bodies, key=int) == numbers(40, 100), "goes on where it was"
+    table = _offsets(path)
+    assert sum(table.values()) == 80
+    assert {(name, topic_) for name, topic_, _ in table} == {
+        ("broker-a", topic), ("broker-b", topic)
+    }  # fmt: skip
+
+
+def _offsets(path: Path) -> dict[tuple[str, str, int], int]:
+    """Java's file: keys are objects, which is no JSON; so they are quoted before it is read."""
+    text = path.read_text()
+    try:
+        table = json.loads(text)["offsetTable"]
+    except json.JSONDecodeError:
+        import re
+
+        quoted = re.sub(r"(\{[^{}]*\})\s*:", lambda m: json.dumps(m[1]) + ":", text)
+        table = json.loads(quoted)["offsetTable"]
+    found = {}
+    for key, offset in table.items():
+        queue = json.loads(key)
+        found[queue["brokerName"], queue["topic"], queue["queueId"]] = offset
+    return found
+
+
+async def test_without_a_path_nothing_is_written(
+    world: World, tmp_path: Path, monkeypatch: object
+) -> None:
+    monkeypatch.chdir(tmp_path)  # type: ignore[attr-defined]
+    monkeypatch.setenv("HOME", str(tmp_path))  # type: ignore[attr-defined]
+    topic = world.topic()
+    inbox = Inbox()
+    consumer = world.consumer(model="broadcast", start_at="first")
+    consumer.on(topic)(inbox)
+    async with running(consumer), world.producer() as producer:
+        await send_all(producer, topic, numbers(8))
+        await inbox.count(8)
+    assert list(tmp_path.iterdir()) == []
+
+
+async def test_a_failed_message_is_dropped(world: World) -> None:
+    """As in RocketMQ: there is no retry topic for one consumer of many."""
+    topic, group = world.topic(), world.name("c")
+    inbox = Inbox()
+    calls: list[str] = []
+    consumer = world.consumer(model="broadcast", start_at="first")
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> None:
+        calls.append(message.body.decode())
+        inbox.add(message)
+        if message.body == b"0":
+            raise RuntimeError("as a test wants it")
+
+    async with running(consumer), world.producer() as producer:
+        await send_all(producer, topic, numbers(8))
+        await inbox.count(8)
+        await send_all(producer, topic, numbers(8, 100))
+        await inbox.count(16)
+        await eventually(lambda: not any(state.in_work for state in consumer.queues()))
+    assert sorted(calls, key=int) == [*numbers(8), *numbers(8, 100)]
+    assert world.stored(f"%RETRY%{group}") == []

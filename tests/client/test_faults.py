@@ -1,0 +1,348 @@
+"""Brokers and NameServers that die, connections that break: nothing acknowledged is lost.
+
+Each test sends all the time, notes what was acknowledged, and lets a consumer read everything. What
+was acknowledged must come; what comes twice must be what was in work, or sent again by a retry.
+Figures are printed (`pytest -s`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+from collections import Counter
+from collections.abc import Awaitable
+from typing import Any
+
+import pytest
+
+from penstock import AsyncPopConsumer, AsyncTransactionProducer, Message, ReceivedMessage
+from penstock.errors import PenstockError
+from tests.depth import rounds
+
+from .clean_loop import open_sockets
+from .houses import AnyBroker
+from .kit import Inbox, World, eventually, numbers, running
+from .proxy import Network
+
+pytestmark = pytest.mark.slow
+
+BATCH = 20
+
+
+class Flood:
+    """Sends numbers until it is stopped; knows which ones were acknowledged."""
+
+    def __init__(self, producer: Any, topic: str, pause_s: float = 0.01) -> None:
+        self._producer = producer
+        self._topic = topic
+        self._pause_s = pause_s
+        self.sent = 0
+        self.acknowledged: set[str] = set()
+        self.errors: Counter[str] = Counter()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Flood:
+        self._task = asyncio.ensure_future(self._run())
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        self._stopping.set()
+        assert self._task is not None
+        await self._task
+
+    async def more(self, count: int) -> None:
+        """Return when so many further messages have been acknowledged."""
+        goal = len(self.acknowledged) + count
+        await eventually(lambda: len(self.acknowledged) >= goal)
+
+    async def _run(self) -> None:
+        while not self._stopping.is_set():
+            bodies = numbers(BATCH, self.sent)
+            self.sent += BATCH
+            outcomes = await asyncio.gather(
+                *(self._producer.send(Message(self._topic, body)) for body in bodies),
+                return_exceptions=True,
+            )
+            for body, outcome in zip(bodies, outcomes, strict=True):
+                if isinstance(outcome, BaseException):
+                    _check_retry(outcome)
+                    self.errors[type(outcome).__name__] += 1
+                else:
+                    self.acknowledged.add(body)
+            await asyncio.sleep(self._pause_s)
+
+
+async def _outcome(work: Awaitable[object]) -> object:
+    """What it gives, or the exception that it raises."""
+    return (await asyncio.gather(work, return_exceptions=True))[0]
+
+
+def _check_retry(error: BaseException) -> None:
+    """Raise what is no fault of the network's."""
+    if not isinstance(error, PenstockError):
+        raise error
+    assert error.retry, error
+
+
+def report(name: str, world: World, flood: Flood, inbox: Inbox, **figures: object) -> int:
+    """Print the figures; how many messages came more than once."""
+    counts = Counter(inbox.bodies)
+    twice = sum(count - 1 for count in counts.values())
+    more = "".join(f", {value} {key}" for key, value in figures.items())
+    print(
+        f"\n{name} ({world.house.kind}): {flood.sent} sent, {len(flood.acknowledged)} acknowledged,"
+        f" {sum(flood.errors.values())} failed {dict(flood.errors)}, {len(counts)} came,"
+        f" {twice} again{more}"
+    )
+    return twice
+
+
+async def restart(broker: AnyBroker) -> None:
+    broker.kill()
+    await asyncio.to_thread(broker.start)
+
+
+async def test_a_broker_is_killed_and_comes_back(world: World) -> None:
+    topic, group = world.topic(), world.name("c")
+    inbox = Inbox()
+    consumer = world.consumer(start_at="first")
+    consumer.on(topic)(inbox)
+    kills = rounds(ci=1, proof=6)
+    async with running(consumer), world.producer(retries=3, timeout_ms=5_000) as producer:
+        async with Flood(producer, topic) as flood:
+            await flood.more(100)
+            for turn in range(kills):
+                broker = world.house.brokers[turn % 2]
+                broker.kill()
+                await flood.more(200)  # the other one is enough
+                await asyncio.to_thread(broker.start)
+                await asyncio.to_thread(world.house.await_route, topic, [broker.name])
+                await flood.more(100)
+        await inbox.distinct(flood.acknowledged)
+        held = [state.in_work for state in consumer.queues()]
+        assert max(held) <= 1000
+    twice = report("broker killed -9", world, flood, inbox, kills=kills)
+    # Again comes what was sent again, and what a dead broker had not noted as done: at most what
+    # came within the 5 s between two commits.
+    assert twice < flood.sent
+    assert world.progress(topic, group) >= len(flood.acknowledged)
+
+
+async def test_the_nameserver_is_killed_and_comes_back(world: World) -> None:
+    topic = world.topic()
+    inbox = Inbox()
+    consumer = world.consumer(start_at="first")
+    consumer.on(topic)(inbox)
+    async with running(consumer), world.producer() as producer:
+        async with Flood(producer, topic) as flood:
+            await flood.more(100)
+            world.house.names.kill()
+            try:
+                await asyncio.sleep(1.5)  # a refresh of the routes fails
+                await flood.more(200)
+            finally:
+                await asyncio.to_thread(world.house.names.start)
+                await asyncio.to_thread(world.house.register_anew)
+            await flood.more(100)
+        await inbox.distinct(flood.acknowledged)
+        new = await asyncio.to_thread(world.topic, "new")
+        await producer.send(Message(new, "x"))
+    twice = report("NameServer killed -9", world, flood, inbox)
+    assert not flood.errors, "brokers are all that sending needs"
+    assert twice == 0
+
+
+async def test_connections_are_cut_at_random(world: World) -> None:
+    topic = world.topic()
+    inbox = Inbox()
+    messages = rounds(ci=1_500, proof=20_000)
+    async with Network(world.house, seed=7) as network:
+        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+        consumer.on(topic)(inbox)
+        async with (
+            running(consumer),
+            world.producer(
+                nameservers=network.nameservers, retries=5, timeout_ms=10_000, avoid_ms=100
+            ) as producer,
+        ):
+            await producer.send(Message(topic, "warm"))
+            for proxy in network.brokers.values():
+                proxy.cut_bytes_mean = 30_000
+            network.names.cut_bytes_mean = 3_000
+            async with Flood(producer, topic, pause_s=0.0) as flood:
+                await eventually(lambda: len(flood.acknowledged) >= messages, within_s=90)
+            for proxy in (*network.brokers.values(), network.names):
+                proxy.cut_bytes_mean = 0
+            await inbox.distinct(flood.acknowledged)
+        cuts = network.cuts
+    twice = report("cut at random", world, flood, inbox, cuts=cuts)
+    assert cuts >= 10
+    # One cut can repeat what was in flight in one direction: a batch of sends, a pull per queue.
+    assert twice <= cuts * (BATCH + 8 * 32)
+
+
+async def test_a_broker_that_stalls_and_goes_on(world: World) -> None:
+    topic = world.topic()
+    inbox = Inbox()
+    async with Network(world.house) as network:
+        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+        consumer.on(topic)(inbox)
+        async with (
+            running(consumer),
+            world.producer(
+                nameservers=network.nameservers, timeout_ms=2_000, avoid_ms=1_000
+            ) as producer,
+        ):
+            async with Flood(producer, topic) as flood:
+                await flood.more(100)
+                for name in ("broker-a", "broker-b"):
+                    proxy = network.broker(name)
+                    proxy.stall()
+                    await flood.more(100)
+                    proxy.flow()
+                    await flood.more(100)
+                network.broker("broker-a").delay_s = 0.2
+                await flood.more(100)
+                network.broker("broker-a").delay_s = 0
+                network.broker("broker-b").half_close()
+                await flood.more(100)
+            await inbox.distinct(flood.acknowledged)
+    report("stalled, slow, half closed", world, flood, inbox)
+
+
+async def test_reconnects_leave_nothing_behind(world: World) -> None:
+    """Every connection is cut again and again; tasks, sockets and memory stay as they were."""
+    import tracemalloc
+
+    topic = world.topic(queues=2)
+    reconnects = rounds(ci=60, proof=1_000)
+    inbox = Inbox()
+    async with Network(world.house) as network:
+        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+
+        @consumer.on(topic)
+        async def handle(message: ReceivedMessage) -> None:
+            inbox.add(message)
+
+        async with (
+            running(consumer),
+            world.producer(
+                nameservers=network.nameservers, retries=5, avoid_faulty=False, timeout_ms=10_000
+            ) as producer,
+        ):
+
+            async def one_round(body: str) -> int:
+                """Send to both brokers, see all of it arrive, cut everything."""
+                queues = await producer.queues(topic)
+                await asyncio.gather(
+                    *(_send_until(producer, Message(topic, body), queue=queue) for queue in queues)
+                )
+                await inbox.until(lambda: Counter(inbox.bodies)[body] >= len(queues))
+                inbox.messages.clear()
+                return sum(p.cut() for p in (*network.brokers.values(), network.names))
+
+            async def at_rest() -> tuple[int, int, int]:
+                for proxy in network.brokers.values():
+                    await eventually(lambda proxy=proxy: proxy.open >= 2)  # type: ignore[misc]
+                await asyncio.sleep(0.3)
+                gc.collect()
+                return (
+                    len(asyncio.all_tasks()), len(open_sockets()),
+                    tracemalloc.get_traced_memory()[0],
+                )  # fmt: skip
+
+            for turn in range(10):
+                await one_round(f"warm {turn}")
+            tracemalloc.start()
+            await one_round("first")
+            tasks, sockets, memory = await at_rest()
+            cuts = turns = 0
+            while cuts < reconnects:
+                cuts += await one_round(f"turn {turns}")
+                turns += 1
+            tasks_after, sockets_after, memory_after = await at_rest()
+            tracemalloc.stop()
+    print(
+        f"\n{cuts} reconnects ({world.house.kind}): tasks {tasks} → {tasks_after},"
+        f" sockets {sockets} → {sockets_after}, memory {(memory_after - memory) / 1024:+.0f} KiB"
+    )
+    assert tasks_after <= tasks + 4
+    assert sockets_after <= sockets + 4
+    assert memory_after - memory < 256 * 1024 + 200 * cuts
+
+
+async def _send_until(producer: Any, message: Message, **where: Any) -> None:
+    """A queue that was asked for is not replaced by another, so the caller tries again."""
+    for _ in range(20):
+        outcome = await _outcome(producer.send(message, **where))
+        if not isinstance(outcome, BaseException):
+            return
+        _check_retry(outcome)
+    raise AssertionError("twenty sends failed")
+
+
+async def test_pop_survives_a_killed_broker(world: World) -> None:
+    topic = world.topic(queues=2)
+    inbox = Inbox()
+    consumer = world.make(AsyncPopConsumer, start_at="first", invisible_ms=5_000)
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> None:
+        inbox.add(message)
+
+    async with running(consumer), world.producer(retries=3, timeout_ms=5_000) as producer:
+        async with Flood(producer, topic, pause_s=0.02) as flood:
+            await flood.more(60)
+            await restart(world.house.brokers[0])
+            await flood.more(60)
+        await inbox.distinct(flood.acknowledged, within_s=60)
+    report("POP, broker killed -9", world, flood, inbox)
+
+
+async def test_transactions_survive_cuts(world: World) -> None:
+    """Committed ones come, rolled back ones never do, whatever happens to the connections."""
+    topic = world.topic()
+    chance = random.Random(3)
+    inbox = Inbox()
+    fates: dict[str, str] = {}
+    consumer = world.consumer(start_at="first")
+    consumer.on(topic)(inbox)
+
+    def check(message: ReceivedMessage) -> bool | None:
+        return {"commit": True, "rollback": False}.get(fates[message.body.decode()])
+
+    async with Network(world.house, seed=5) as network:
+        async with (
+            running(consumer),
+            world.make(
+                AsyncTransactionProducer, group=world.name("tx"), check=check,
+                nameservers=network.nameservers,
+            ) as producer,
+        ):  # fmt: skip
+            await _end(producer, topic, "warm", "commit", fates)
+            for proxy in network.brokers.values():
+                proxy.cut_bytes_mean = 6_000
+            for n in range(rounds(ci=40, proof=400)):
+                await _end(producer, topic, str(n), chance.choice(["commit", "rollback"]), fates)
+            for proxy in network.brokers.values():
+                proxy.cut_bytes_mean = 0
+            wanted = {body for body, fate in fates.items() if fate == "commit"}
+            await inbox.distinct(wanted)
+        cuts = network.cuts
+    print(f"\ntransactions ({world.house.kind}): {len(fates)}, {cuts} cuts")
+    assert {body for body in inbox.bodies if fates.get(body) == "rollback"} == set()
+
+
+async def _end(producer: Any, topic: str, body: str, fate: str, fates: dict[str, str]) -> None:
+    fates[body] = fate
+    try:
+        handle = await producer.prepare(Message(topic, body))
+    except PenstockError:
+        fates[body] = "unsure"
+        return
+    ending = producer.commit(handle) if fate == "commit" else producer.rollback(handle)
+    outcome = await _outcome(ending)
+    if isinstance(outcome, BaseException):
+        _check_retry(outcome)  # then the broker asks

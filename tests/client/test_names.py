@@ -1,0 +1,154 @@
+"""NameServers: several of them, dead ones among them, a list behind a URL, and namespaces."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+
+from penstock import AsyncProducer, Message, ReceivedMessage
+from penstock.errors import BadSetting, PenstockError
+
+from .kit import QUICK, Inbox, World, eventually, numbers, running, send_all, text
+from .proxy import NameProxy, Network
+
+DEAD = "127.0.0.1:1"
+
+
+@pytest.mark.parametrize("form", ["list", "semicolons", "commas"])
+async def test_a_dead_nameserver_among_others_does_no_harm(world: World, form: str) -> None:
+    topic = world.topic()
+    given: object = [DEAD, world.nameservers]
+    if form != "list":
+        given = f"{DEAD}{';' if form == 'semicolons' else ','}{world.nameservers}"
+    inbox = Inbox()
+    consumer = world.consumer(nameservers=given, start_at="first")
+    consumer.on(topic)(inbox)
+    async with running(consumer), world.producer(nameservers=given) as producer:
+        await send_all(producer, topic, numbers(8))
+        await inbox.count(8)
+
+
+async def test_when_one_dies_the_other_is_asked(world: World) -> None:
+    first, second = world.topic("one"), world.topic("two")
+    async with (
+        NameProxy(world.nameservers, {}) as one,
+        NameProxy(world.nameservers, {}) as other,
+        world.producer(nameservers=[one.address, other.address]) as producer,
+    ):
+        await producer.send(Message(first, "x"))
+        assert (one.accepted, other.accepted) in ((1, 0), (0, 1), (1, 1))
+        for proxy in (one, other):
+            proxy.refusing = True
+            proxy.cut()
+            await producer.send(Message(second if proxy is one else world.topic("three"), "x"))
+            proxy.refusing = False
+    assert text(world.stored(second)) == ["x"]
+
+
+@contextmanager
+def _list_server(lines: list[str]) -> Iterator[str]:
+    """Serves the first line of `lines` to whoever asks."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = lines[0].encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *args: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/rocketmq/nsaddr"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+async def test_the_list_may_be_behind_a_url(world: World) -> None:
+    topic = world.topic()
+    with _list_server([f"{DEAD};{world.nameservers}\n"]) as url:
+        async with world.producer(nameservers=url) as producer:
+            await producer.send(Message(topic, "x"))
+    assert text(world.stored(topic)) == ["x"]
+    with _list_server(["\n"]) as url, pytest.raises(PenstockError) as caught:
+        async with world.producer(nameservers=url) as producer:
+            await producer.send(Message(topic, "x"))
+    assert url in str(caught.value)
+
+
+async def test_the_environment_names_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = world.topic()
+    monkeypatch.setenv("NAMESRV_ADDR", world.nameservers)
+    async with AsyncProducer(group=world.name("p"), **QUICK) as producer:
+        await producer.send(Message(topic, "x"))
+    assert text(world.stored(topic)) == ["x"]
+
+
+def test_what_is_no_address_is_refused_at_once() -> None:
+    for bad in ("nowhere", "host:", ":9876", "host:99999", "", ";"):
+        with pytest.raises(BadSetting):
+            AsyncProducer(bad, group="p")
+
+
+async def test_work_goes_on_without_any_nameserver(world: World) -> None:
+    """Routes that are known stay good: NameServers may be away for hours."""
+    topic = world.topic()
+    inbox = Inbox()
+    async with Network(world.house) as network:
+        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+        consumer.on(topic)(inbox)
+        async with running(consumer), world.producer(nameservers=network.nameservers) as producer:
+            await send_all(producer, topic, numbers(16))
+            await inbox.count(16)
+            network.names.refusing = True
+            network.names.cut()
+            asked = network.names.accepted
+            await eventually(lambda: network.names.accepted > asked)  # refreshed in vain
+            await send_all(producer, topic, numbers(16, 100))
+            await inbox.count(32)
+            network.names.refusing = False
+            await asyncio.to_thread(world.topic, "new")
+            await producer.send(Message(world.name("new"), "x"))
+    assert len(world.stored(topic)) == 32
+
+
+async def test_namespaces_keep_tenants_apart(world: World) -> None:
+    space = world.name("ns")
+    plain = world.name()
+    world.house.make_topic(f"{space}%{plain}")
+    world.house.make_topic(plain)
+    inbox, outside = Inbox(), Inbox()
+    consumer = world.consumer(namespace=space, start_at="first")
+
+    @consumer.on(plain)
+    async def handle(message: ReceivedMessage) -> bool:
+        inbox.add(message)
+        return message.reconsume_times > 0
+
+    stranger = world.consumer(start_at="first")
+    stranger.on(plain)(outside)
+    async with running(consumer, stranger), world.producer(namespace=space) as producer:
+        receipt = await producer.send(Message(plain, "inside"))
+        await inbox.count(2)
+        async with world.producer() as other:
+            await other.send(Message(plain, "outside"))
+        await outside.count(1)
+    assert receipt.queue.topic == plain, "the application never sees the namespace"
+    assert [(m.topic, m.body, m.reconsume_times) for m in inbox.messages] == [
+        (plain, b"inside", 0), (plain, b"inside", 1)
+    ]  # fmt: skip
+    assert outside.bodies == ["outside"]
+    assert text(world.stored(f"{space}%{plain}")) == ["inside"]
+    assert world.progress(f"{space}%{plain}", f"{space}%{world.name('c')}") == 1

@@ -1,0 +1,172 @@
+"""Consumers in order: one message of a queue at a time, retried in place, whoever holds it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import defaultdict
+from collections.abc import Iterator
+
+from penstock import Message, MessageQueue, ReceivedMessage
+
+from .kit import Inbox, World, eventually, numbers, running
+
+
+class Order:
+    """Handlers that note calls and fail when two are in one queue at a time."""
+
+    def __init__(self) -> None:
+        self.inbox = Inbox()
+        self.offsets: dict[MessageQueue, list[int]] = defaultdict(list)
+        self.holders: dict[MessageQueue, list[str]] = defaultdict(list)
+        self.overlaps: list[MessageQueue] = []
+        self._busy: set[MessageQueue] = set()
+
+    @contextlib.contextmanager
+    def call(self, message: ReceivedMessage, who: str = "") -> Iterator[None]:
+        if message.queue in self._busy:
+            self.overlaps.append(message.queue)
+        self._busy.add(message.queue)
+        try:
+            yield
+        finally:
+            self._busy.discard(message.queue)
+        self.offsets[message.queue].append(message.queue_offset)
+        self.holders[message.queue].append(who)
+        self.inbox.add(message)
+
+    def check(self) -> None:
+        """Every queue was read in order; what was repeated was repeated from somewhere on."""
+        assert not self.overlaps
+        for queue, offsets in self.offsets.items():
+            expected = 0
+            for offset in offsets:
+                assert offset <= expected, f"{queue}: {offset} before {expected}: {offsets}"
+                expected = max(expected, offset + 1)
+
+
+async def _send_in_order(world: World, topic: str, per_queue: int) -> None:
+    async with world.producer() as producer:
+        for queue in await producer.queues(topic):
+            await producer.send_batch(
+                [Message(topic, body) for body in numbers(per_queue)], queue=queue
+            )
+
+
+async def test_each_queue_is_read_in_its_order(world: World) -> None:
+    topic = world.topic(queues=3)
+    order = Order()
+    await _send_in_order(world, topic, 40)
+    consumer = world.consumer(start_at="first", orderly=True)
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> None:
+        with order.call(message):
+            await asyncio.sleep(0.001 * (message.queue_offset % 3))
+
+    async with running(consumer):
+        await order.inbox.count(240)
+    order.check()
+    assert {tuple(offsets) for offsets in order.offsets.values()} == {tuple(range(40))}
+    assert len(order.offsets) == 6
+    assert world.progress(topic, world.name("c")) == 240
+
+
+async def test_blocking_handlers_keep_the_order_too(world: World) -> None:
+    topic = world.topic(queues=2)
+    order = Order()
+    loop = asyncio.get_running_loop()
+    seen: dict[MessageQueue, list[int]] = defaultdict(list)
+    await _send_in_order(world, topic, 30)
+    consumer = world.consumer(start_at="first", orderly=True, concurrency=8)
+
+    @consumer.on(topic)
+    def handle(message: ReceivedMessage) -> None:
+        seen[message.queue].append(message.queue_offset)
+        loop.call_soon_threadsafe(order.inbox.add, message)
+
+    async with running(consumer):
+        await order.inbox.count(120)
+    assert {tuple(offsets) for offsets in seen.values()} == {tuple(range(30))}
+
+
+async def test_a_failed_message_is_tried_again_before_the_next(world: World) -> None:
+    topic = world.topic(queues=1, brokers=["broker-a"])
+    calls: list[tuple[str, int]] = []
+    inbox = Inbox()
+    await _send_in_order(world, topic, 6)
+    consumer = world.consumer(start_at="first", orderly=True)
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> bool | None:
+        body = message.body.decode()
+        calls.append((body, message.reconsume_times))
+        if body == "2" and message.reconsume_times < 2:
+            raise RuntimeError("as a test wants it")
+        if body == "4" and message.reconsume_times < 1:
+            return False
+        inbox.add(message)
+        return None
+
+    async with running(consumer):
+        await inbox.count(6)
+    assert calls == [
+        ("0", 0), ("1", 0), ("2", 0), ("2", 1), ("2", 2), ("3", 0), ("4", 0), ("4", 1), ("5", 0)
+    ]  # fmt: skip
+
+
+async def test_a_hopeless_message_goes_to_the_dead_letter_queue(world: World) -> None:
+    topic, group = world.topic(queues=1, brokers=["broker-b"]), world.name("c")
+    inbox = Inbox()
+    await _send_in_order(world, topic, 3)
+    consumer = world.consumer(start_at="first", orderly=True, retries_max=1)
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> None:
+        if message.body == b"1":
+            raise RuntimeError("as a test wants it")
+        inbox.add(message)
+
+    async with running(consumer):
+        await inbox.count(2)
+        dead = await eventually(lambda: world.stored(f"%DLQ%{group}"))
+    assert inbox.bodies == ["0", "2"]
+    assert [message.body for message in dead] == [b"1"]
+
+
+async def test_a_queue_is_handed_over_without_overlap(world: World) -> None:
+    topic = world.topic(queues=2)
+    order = Order()
+
+    def worker(name: str) -> object:
+        consumer = world.consumer(start_at="first", orderly=True)
+
+        @consumer.on(topic)
+        async def handle(message: ReceivedMessage) -> None:
+            with order.call(message, name):
+                await asyncio.sleep(0.002)
+
+        return consumer
+
+    first, second = worker("first"), worker("second")
+    async with world.producer() as producer, running(first):
+        queues = await producer.queues(topic)
+
+        async def feed(turn: int) -> None:
+            for queue in queues:
+                await producer.send_batch(
+                    [Message(topic, f"{turn}-{n}") for n in range(50)], queue=queue
+                )
+
+        await feed(0)
+        await order.inbox.count(20)
+        async with running(second):
+            await feed(1)
+            await eventually(lambda: len({w[-1] for w in order.holders.values() if w}) == 2)
+            await order.inbox.count(400)
+        await feed(2)
+        await order.inbox.until(
+            lambda: all(max(order.offsets[queue], default=-1) == 149 for queue in queues)
+        )
+    order.check()
+    assert {who for holders in order.holders.values() for who in holders} == {"first", "second"}

@@ -1,0 +1,191 @@
+"""The pull consumer: assigned or subscribed queues, read at the caller's pace."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from penstock import AsyncPullConsumer, Message, MessageQueue, ReceivedMessage
+from penstock.errors import PenstockError
+
+from .kit import World, eventually, numbers, send_all
+
+
+def make(world: World, **options: Any) -> AsyncPullConsumer:
+    return world.make(AsyncPullConsumer, **options)
+
+
+async def poll_all(
+    consumer: AsyncPullConsumer, count: int, **options: Any
+) -> list[ReceivedMessage]:
+    """Poll until so many messages are there."""
+    messages: list[ReceivedMessage] = []
+    async with asyncio.timeout(40):
+        while len(messages) < count:
+            messages += await consumer.poll(timeout_ms=1_000, **options)
+    return messages
+
+
+async def fill(world: World, topic: str, per_queue: int) -> list[MessageQueue]:
+    async with world.producer() as producer:
+        queues = list(await producer.queues(topic))
+        for queue in queues:
+            await producer.send_batch(
+                [Message(topic, body) for body in numbers(per_queue)], queue=queue
+            )
+    return queues
+
+
+async def test_assigned_queues_are_read_from_where_one_seeks(world: World) -> None:
+    topic = world.topic(queues=2)
+    await fill(world, topic, 20)
+    async with make(world) as consumer:
+        queues = list(await consumer.queues(topic))
+        assert len(queues) == 4
+        consumer.assign(queues[:2])
+        for queue in queues[:2]:
+            await consumer.seek_to_begin(queue)
+        messages = await poll_all(consumer, 40)
+        assert {message.queue for message in messages} == set(queues[:2])
+        for queue in queues[:2]:
+            offsets = [m.queue_offset for m in messages if m.queue == queue]
+            assert offsets == list(range(20))
+            assert await consumer.position(queue) == 20
+        await consumer.seek(queues[0], 15)
+        again = await poll_all(consumer, 5)
+        assert [(m.queue, m.queue_offset) for m in again] == [
+            (queues[0], offset) for offset in range(15, 20)
+        ]
+        await consumer.seek_to_end(queues[1])
+        assert await consumer.poll(timeout_ms=200) == []
+
+
+async def test_commits_by_hand(world: World) -> None:
+    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("c")
+    (queue,) = await fill(world, topic, 10)
+    async with make(world, auto_commit=False) as consumer:
+        consumer.assign([queue])
+        await consumer.seek_to_begin(queue)
+        await poll_all(consumer, 10)
+        assert await consumer.committed(queue) in (None, -1)
+        await consumer.commit({queue: 4})
+        assert world.committed(topic, group, "broker-a", 0) == 4
+        assert await consumer.committed(queue) == 4
+    assert world.committed(topic, group, "broker-a", 0) == 4, "closing commits nothing by itself"
+    async with make(world, auto_commit=False) as consumer:
+        consumer.assign([queue])
+        messages = await poll_all(consumer, 6)
+        assert [message.queue_offset for message in messages] == list(range(4, 10))
+        await consumer.commit()
+    assert world.committed(topic, group, "broker-a", 0) == 10
+
+
+async def test_commits_by_themselves(world: World) -> None:
+    topic, group = world.topic(queues=2), world.name("c")
+    await fill(world, topic, 5)
+    async with make(world, start_at="first") as consumer:
+        consumer.subscribe(topic)
+        assert len(await poll_all(consumer, 20)) == 20
+        await consumer.poll(timeout_ms=10)
+    assert world.progress(topic, group) == 20
+
+
+async def test_subscribers_share_the_queues(world: World) -> None:
+    topic = world.topic(queues=3)
+    await fill(world, topic, 10)
+    async with make(world, start_at="first") as one, make(world, start_at="first") as other:
+        for consumer in (one, other):
+            consumer.subscribe(topic)
+        got: list[ReceivedMessage] = []
+
+        async def look() -> bool:
+            for consumer in (one, other):
+                got.extend(await consumer.poll(timeout_ms=100))
+            return len({(m.queue, m.queue_offset) for m in got}) == 60
+
+        await eventually(look)
+
+
+async def test_filters(world: World) -> None:
+    topic = world.topic()
+    async with world.producer() as producer:
+        for n in range(10):
+            message = Message(topic, str(n), tags="ab"[n % 2], properties={"n": str(n)})
+            await producer.send(message)
+    for options, expected in (({"tags": "a"}, "02468"), ({"sql": "n >= 7"}, "789")):
+        group = world.name(f"c-{expected}")
+        async with make(world, group=group, start_at="first") as consumer:
+            consumer.subscribe(topic, **options)
+            messages = await poll_all(consumer, len(expected))
+            assert sorted(message.body.decode() for message in messages) == list(expected)
+
+
+async def test_offsets_of_a_queue(world: World) -> None:
+    topic = world.topic(queues=1, brokers=["broker-b"])
+    queue = MessageQueue(topic, "broker-b", 0)
+    async with world.producer() as producer, make(world) as consumer:
+        assert await consumer.end_offset(queue) == 0
+        await producer.send_batch([Message(topic, body) for body in numbers(5)])
+        await asyncio.sleep(1.1)
+        middle = datetime.now()
+        await asyncio.sleep(1.1)
+        await producer.send_batch([Message(topic, body) for body in numbers(5)])
+        assert await consumer.begin_offset(queue) == 0
+        assert await consumer.end_offset(queue) == 10
+        assert await consumer.offset_at(queue, middle) == 5
+        assert await consumer.offset_at(queue, middle - timedelta(hours=1)) == 0
+
+
+async def test_paused_queues_bring_nothing(world: World) -> None:
+    topic = world.topic(queues=1)
+    queues = await fill(world, topic, 10)
+    async with make(world) as consumer:
+        consumer.assign(queues)
+        consumer.pause([queues[0]])
+        for queue in queues:
+            await consumer.seek_to_begin(queue)
+        messages = await poll_all(consumer, 10)
+        messages += await consumer.poll(timeout_ms=200)
+        assert {message.queue for message in messages} == {queues[1]}
+        consumer.resume([queues[0]])
+        assert {m.queue for m in await poll_all(consumer, 10)} == {queues[0]}
+
+
+async def test_poll_waits_for_the_first_message_and_takes_no_more_than_asked(world: World) -> None:
+    topic = world.topic(queues=1, brokers=["broker-a"])
+    async with world.producer() as producer, make(world) as consumer:
+        queue = MessageQueue(topic, "broker-a", 0)
+        consumer.assign([queue])
+        await consumer.seek(queue, 0)
+        waiting = asyncio.ensure_future(consumer.poll(timeout_ms=20_000))
+        await asyncio.sleep(0.3)
+        await producer.send(Message(topic, "now"))
+        assert [message.body for message in await waiting] == [b"now"]
+        await producer.send_batch([Message(topic, body) for body in numbers(50)])
+        got: list[str] = []
+        async with asyncio.timeout(20):
+            while len(got) < 50:
+                some = await consumer.poll(timeout_ms=1_000, count_max=7)
+                assert len(some) <= 7
+                got += [message.body.decode() for message in some]
+        assert got == numbers(50)
+
+
+async def test_what_is_not_assigned_can_t_be_sought(world: World) -> None:
+    topic = world.topic(queues=1, brokers=["broker-a"])
+    async with make(world) as consumer:
+        with pytest.raises(PenstockError):
+            await consumer.seek(MessageQueue(topic, "broker-a", 0), 0)
+
+
+async def test_messages_that_go_on_while_polling(world: World) -> None:
+    topic = world.topic(queues=4)
+    async with world.producer() as producer, make(world, start_at="first") as consumer:
+        consumer.subscribe(topic)
+        sending = asyncio.ensure_future(send_all(producer, topic, numbers(2_000)))
+        messages = await poll_all(consumer, 2_000)
+        await sending
+    assert sorted((m.body.decode() for m in messages), key=int) == numbers(2_000)

@@ -1,0 +1,171 @@
+"""Consumers of a group come and go: queues are shared without overlap, and nothing is left out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from functools import partial
+from typing import Any
+
+import pytest
+
+from penstock import Message, MessageQueue, ReceivedMessage
+
+from .kit import Inbox, World, eventually, numbers, running, send_all
+from .proxy import Network
+
+STRATEGIES = ["averagely", "circle", "consistent_hash", "sticky"]
+
+
+def held(consumer: Any, topic: str) -> set[MessageQueue]:
+    return {state.queue for state in consumer.queues() if state.queue.topic == topic}
+
+
+def shared(consumers: list[Any], topic: str, count: int, *, idle: bool = False) -> bool:
+    """Whether each of `count` queues belongs to one consumer, and each (or not) has some."""
+    if not idle and not all(held(consumer, topic) for consumer in consumers):
+        return False
+    owners = Counter(queue for consumer in consumers for queue in held(consumer, topic))
+    return len(owners) == count and set(owners.values()) == {1}
+
+
+def make(world: World, topic: str, inbox: Inbox, **options: Any) -> Any:
+    consumer = world.consumer(start_at="first", **options)
+
+    @consumer.on(topic)
+    async def handle(message: ReceivedMessage) -> None:
+        inbox.add(message)
+
+    return consumer
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+async def test_queues_are_shared(world: World, strategy: str) -> None:
+    topic = world.topic(queues=6)
+    inbox = Inbox()
+    consumers = [make(world, topic, inbox, strategy=strategy) for _ in range(3)]
+    async with world.producer() as producer, running(*consumers):
+        # By their hash, one of three may well get nothing.
+        idle = strategy == "consistent_hash"
+        await eventually(lambda: shared(consumers, topic, 12, idle=idle))
+        if not idle:
+            await eventually(lambda: [len(held(c, topic)) for c in consumers] == [4, 4, 4])
+        await send_all(producer, topic, numbers(120))
+        await inbox.count(120)
+        async with running(late := make(world, topic, inbox, strategy=strategy)):
+            await eventually(lambda: shared([*consumers, late], topic, 12, idle=idle))
+            await send_all(producer, topic, numbers(120, 1000))
+            await inbox.distinct(numbers(120, 1000))
+        # Who leaves says so, and the others take over at once.
+        await eventually(lambda: shared(consumers, topic, 12, idle=idle))
+        await send_all(producer, topic, numbers(120, 2000))
+        await inbox.distinct(numbers(120, 2000))
+    counts = Counter(inbox.bodies)
+    assert set(counts) == {*numbers(120), *numbers(120, 1000), *numbers(120, 2000)}
+
+
+async def test_notification_is_enough(world: World) -> None:
+    """Queues change hands at once when a consumer comes or leaves, long before 20 s."""
+    topic = world.topic(queues=2)
+    first, second = (make(world, topic, Inbox(), rebalance_ms=600_000) for _ in range(2))
+    async with running(first):
+        await eventually(lambda: shared([first], topic, 4))
+        async with running(second):
+            await eventually(lambda: shared([first, second], topic, 4), within_s=15)
+            await eventually(lambda: len(held(first, topic)) == 2, within_s=15)
+        await eventually(lambda: shared([first], topic, 4), within_s=15)
+
+
+async def test_members_come_and_go_under_load(world: World) -> None:
+    topic = world.topic(queues=4)
+    inbox = Inbox()
+    sent: list[str] = []
+    steady = make(world, topic, inbox)
+    async with world.producer() as producer, running(steady):
+        stopping = asyncio.Event()
+
+        async def flood() -> None:
+            while not stopping.is_set():
+                bodies = numbers(20, len(sent))
+                await send_all(producer, topic, bodies)
+                sent.extend(bodies)
+                await asyncio.sleep(0.02)
+
+        flooding = asyncio.ensure_future(flood())
+        try:
+            for _ in range(3):
+                group = [steady, *(make(world, topic, inbox) for _ in range(2))]
+                async with running(*group[1:]):
+                    await eventually(partial(shared, group, topic, 8))
+                await eventually(lambda: shared([steady], topic, 8))
+        finally:
+            stopping.set()
+            await flooding
+        await inbox.distinct(sent)
+    duplicates = len(inbox.messages) - len(set(inbox.bodies))
+    print(f"{len(sent)} messages, {duplicates} of them twice, over 12 changes of the group")
+    # A queue that changes hands may repeat what its old holder had in memory, not more.
+    assert duplicates <= 12 * 8 * 32
+
+
+async def test_more_consumers_than_queues_say_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = world.topic(queues=1, brokers=["broker-a"])
+    inbox = Inbox()
+    consumers = [make(world, topic, inbox) for _ in range(2)]
+    with caplog.at_level("WARNING", logger="penstock"):
+        async with world.producer() as producer, running(*consumers):
+            await eventually(lambda: shared(consumers, topic, 1, idle=True))
+            await producer.send(Message(topic, "x"))
+            await inbox.count(1)
+            told = await eventually(
+                lambda: [r.getMessage() for r in caplog.records if topic in r.getMessage()]
+            )
+    assert any("2" in line and "1" in line for line in told), told
+
+
+async def test_a_consumer_without_a_route_says_so(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    topic = world.name("nowhere")
+    with caplog.at_level("WARNING", logger="penstock"):
+        async with running(make(world, topic, Inbox())):
+            await eventually(
+                lambda: [r for r in caplog.records if topic in r.getMessage()], within_s=20
+            )
+
+
+async def test_consumers_that_subscribe_differently_are_told(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """RocketMQ's most asked question: one group, two subscriptions, messages that never come."""
+    topic = world.topic()
+    first, second = world.consumer(start_at="first"), world.consumer(start_at="first")
+    first.on(topic, tags="a")(Inbox())
+    second.on(topic, tags="b")(Inbox())
+    with caplog.at_level("WARNING", logger="penstock"):
+        async with running(first, second):
+            await eventually(
+                lambda: [
+                    r for r in caplog.records
+                    if topic in r.getMessage() and "subscri" in r.getMessage()
+                ]
+            )  # fmt: skip
+
+
+async def test_a_dead_consumer_s_queues_are_taken_over(world: World) -> None:
+    """One that vanishes without a word: its connections are gone, and brokers tell the others."""
+    topic = world.topic(queues=2)
+    inbox = Inbox()
+    survivor = make(world, topic, inbox)
+    async with Network(world.house) as network:
+        victim = make(world, topic, inbox, nameservers=network.nameservers)
+        async with running(survivor), running(victim), world.producer() as producer:
+            await eventually(lambda: shared([survivor, victim], topic, 4))
+            for proxy in network.brokers.values():
+                proxy.refusing = True
+                proxy.cut()
+            await eventually(lambda: len(held(survivor, topic)) == 4)
+            await send_all(producer, topic, numbers(40))
+            await inbox.distinct(numbers(40))

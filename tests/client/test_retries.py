@@ -1,0 +1,162 @@
+"""A producer whose brokers are dead, slow or silent: retries, and brokers it avoids for a while."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from penstock import AsyncProducer, Message, MessageQueue
+from penstock.errors import NoNameServer, PeerTimeout, PenstockError, SendFailed
+
+from .kit import World, eventually, numbers, text
+from .proxy import Network
+
+
+async def _brokers_of(producer: AsyncProducer, topic: str, count: int) -> set[str]:
+    """Where so many messages go."""
+    receipts = [await producer.send(Message(topic, body)) for body in numbers(count)]
+    return {receipt.queue.broker_name for receipt in receipts}
+
+
+async def test_a_dead_broker_costs_no_message(world: World) -> None:
+    topic = world.topic()
+    async with (
+        Network(world.house) as network,
+        world.producer(nameservers=network.nameservers, retries=2) as producer,
+    ):
+        assert await _brokers_of(producer, topic, 8) == {"broker-a", "broker-b"}
+        network.broker("broker-a").refusing = True
+        network.broker("broker-a").cut()
+        assert await _brokers_of(producer, topic, 16) == {"broker-b"}
+    assert len(world.stored(topic)) == 24
+
+
+async def test_a_silent_broker_is_avoided_for_the_period_that_was_set(world: World) -> None:
+    topic = world.topic()
+    async with (
+        Network(world.house) as network,
+        world.producer(
+            nameservers=network.nameservers, avoid_ms=300_000, timeout_ms=1_000
+        ) as producer,
+    ):
+        await _brokers_of(producer, topic, 8)
+        silent = network.broker("broker-a")
+        silent.stall()
+        with pytest.raises(PenstockError):
+            await producer.send(Message(topic, "x"), queue=MessageQueue(topic, "broker-a", 0))
+        assert await _brokers_of(producer, topic, 24) == {"broker-b"}
+        silent.flow()
+        assert await _brokers_of(producer, topic, 24) == {"broker-b"}, "still avoided"
+
+
+async def test_a_broker_is_tried_again_after_the_period(world: World) -> None:
+    topic = world.topic()
+    async with (
+        Network(world.house) as network,
+        world.producer(nameservers=network.nameservers, avoid_ms=700) as producer,
+    ):
+        await _brokers_of(producer, topic, 8)
+        dead = network.broker("broker-a")
+        dead.refusing = True
+        dead.cut()
+        assert await _brokers_of(producer, topic, 8) == {"broker-b"}
+        dead.refusing = False
+
+        async def both() -> bool:
+            return len(await _brokers_of(producer, topic, 8)) == 2
+
+        assert await eventually(both, within_s=10)
+
+
+async def test_a_slow_broker_is_avoided_by_its_latency(world: World) -> None:
+    topic = world.topic()
+    async with (
+        Network(world.house) as network,
+        world.producer(nameservers=network.nameservers, timeout_ms=10_000) as producer,
+    ):
+        await _brokers_of(producer, topic, 8)
+        network.broker("broker-b").delay_s = 0.4  # each way: RocketMQ avoids above 550 ms
+        queue = MessageQueue(topic, "broker-b", 0)
+        await producer.send(Message(topic, "slow"), queue=queue)
+        assert await _brokers_of(producer, topic, 16) == {"broker-a"}
+        network.broker("broker-b").delay_s = 0.0
+
+
+async def test_avoidance_can_be_switched_off(world: World) -> None:
+    topic = world.topic()
+    async with (
+        Network(world.house) as network,
+        world.producer(
+            nameservers=network.nameservers, avoid_faulty=False, timeout_ms=10_000
+        ) as producer,
+    ):
+        await _brokers_of(producer, topic, 8)
+        network.broker("broker-b").delay_s = 0.4
+        await producer.send(Message(topic, "slow"), queue=MessageQueue(topic, "broker-b", 0))
+        network.broker("broker-b").delay_s = 0.0
+        assert await _brokers_of(producer, topic, 8) == {"broker-a", "broker-b"}
+
+
+async def test_when_nothing_helps_the_error_tells_all_attempts(world: World) -> None:
+    topic = world.topic()
+    async with (
+        Network(world.house) as network,
+        world.producer(nameservers=network.nameservers, retries=2) as producer,
+    ):
+        await _brokers_of(producer, topic, 8)
+        for proxy in network.brokers.values():
+            proxy.refusing = True
+            proxy.cut()
+        with pytest.raises(SendFailed) as caught:
+            await producer.send(Message(topic, "x"))
+        assert caught.value.retry
+        assert len(caught.value.attempts) == 3
+        assert topic in str(caught.value)
+        shown = str(caught.value) + "".join(map(str, caught.value.attempts))
+        assert all(proxy.address in shown for proxy in network.brokers.values())
+        # A queue that was asked for is not replaced by another.
+        with pytest.raises(PenstockError):
+            await producer.send(Message(topic, "x"), queue=MessageQueue(topic, "broker-a", 0))
+        for proxy in network.brokers.values():
+            proxy.refusing = False
+
+        async def again() -> bool:
+            try:
+                return bool(await producer.send(Message(topic, "healed")))
+            except SendFailed:
+                return False
+
+        await eventually(again)
+    assert "healed" in text(world.stored(topic))
+
+
+async def test_a_timeout_is_kept_and_named(world: World) -> None:
+    topic = world.topic()
+    async with (
+        Network(world.house) as network,
+        world.producer(nameservers=network.nameservers, retries=0) as producer,
+    ):
+        await _brokers_of(producer, topic, 8)
+        for proxy in network.brokers.values():
+            proxy.stall()
+        with pytest.raises(PenstockError) as caught:
+            async with asyncio.timeout(5):
+                await producer.send(Message(topic, "x"), timeout_ms=300)
+        causes = getattr(caught.value, "attempts", ()) or (caught.value,)
+        assert isinstance(causes[0], PeerTimeout)
+        for proxy in network.brokers.values():
+            proxy.flow()
+
+
+async def test_no_nameserver_at_all_names_each_address(world: World) -> None:
+    async with Network(world.house) as network:
+        network.names.refusing = True
+        dead = "127.0.0.1:1"
+        producer = world.producer(nameservers=[dead, network.nameservers])
+        with pytest.raises(NoNameServer) as caught:
+            async with producer:
+                await producer.send(Message(world.name(), "x"))
+    assert dead in str(caught.value)
+    assert network.nameservers in str(caught.value)
+    assert caught.value.retry

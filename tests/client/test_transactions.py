@@ -1,0 +1,156 @@
+"""Transactions: committed, rolled back, asked about, ended by another process."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+import subprocess
+import sys
+from collections.abc import Sequence
+
+import pytest
+
+from penstock import AsyncTransactionProducer, Decision, Message, ReceivedMessage, TransactionHandle
+from penstock.errors import PenstockError
+
+from .kit import World, eventually, text
+
+
+def _producer(world: World, **options: object) -> AsyncTransactionProducer:
+    return world.make(AsyncTransactionProducer, **{"group": world.name("tx"), **options})
+
+
+async def _delivered(world: World, topic: str, bodies: Sequence[str]) -> None:
+    await eventually(lambda: sorted(text(world.stored(topic))) == sorted(bodies))
+
+
+async def test_the_end_of_the_block_commits(world: World) -> None:
+    topic = world.topic()
+    async with _producer(world) as producer:
+        message = Message(topic, "paid", tags="t", keys=["k"], properties={"a": "b"})
+        async with producer.transaction(message) as tx:
+            assert tx.receipt.message_id if hasattr(tx, "receipt") else True
+            assert world.stored(topic) == [], "nobody sees a half"
+        await _delivered(world, topic, ["paid"])
+    (stored,) = world.stored(topic)
+    assert (stored.tags, stored.keys, stored.properties["a"]) == ("t", ["k"], "b")
+    assert stored.unique_id
+
+
+async def test_an_exception_rolls_back_and_is_raised(world: World) -> None:
+    topic = world.topic()
+    async with _producer(world) as producer:
+        with pytest.raises(ZeroDivisionError):
+            async with producer.transaction(Message(topic, "never")):
+                raise ZeroDivisionError
+        async with producer.transaction(Message(topic, "committed")):
+            pass
+        await _delivered(world, topic, ["committed"])
+        # Nobody asks about what was rolled back; what is asked about would come within seconds.
+        async with producer.transaction(Message(topic, "last")):
+            await asyncio.sleep(0)
+        await _delivered(world, topic, ["committed", "last"])
+
+
+async def test_a_handle_is_small_text_that_another_producer_can_end(world: World) -> None:
+    topic = world.topic()
+    async with _producer(world) as producer:
+        kept = await producer.prepare(Message(topic, "kept"))
+        dropped = await producer.prepare(Message(topic, "dropped"))
+    assert len(str(kept)) < 500
+    assert TransactionHandle.parse(str(kept)) == kept
+    assert pickle.loads(pickle.dumps(dropped)) == dropped
+    async with _producer(world) as other:
+        await other.commit(TransactionHandle.parse(str(kept)))
+        await other.rollback(pickle.loads(pickle.dumps(dropped)))
+        await _delivered(world, topic, ["kept"])
+
+
+END = """
+import asyncio, sys
+from penstock import AsyncTransactionProducer, TransactionHandle
+
+async def main(nameservers, group, handle):
+    async with AsyncTransactionProducer(nameservers, group=group) as producer:
+        await producer.commit(TransactionHandle.parse(handle))
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+async def test_another_process_commits(world: World) -> None:
+    topic = world.topic()
+    async with _producer(world) as producer:
+        handle = await producer.prepare(Message(topic, "across"))
+        command = [sys.executable, "-c", END, world.nameservers, world.name("tx"), str(handle)]
+        done = await asyncio.to_thread(
+            subprocess.run, command, capture_output=True, text=True, timeout=60
+        )
+        assert done.returncode == 0, done.stderr
+        await _delivered(world, topic, ["across"])
+
+
+def test_no_text_but_a_handle_is_one() -> None:
+    for bad in ("", "x", "a:b:c:d:e:f:g", "{}", "é" * 50):
+        with pytest.raises((PenstockError, ValueError)):
+            TransactionHandle.parse(bad)
+
+
+async def test_the_broker_asks_about_halves_without_an_end(world: World) -> None:
+    topic = world.topic()
+    asked: list[ReceivedMessage] = []
+    answers: dict[str, list[Decision | bool | Exception | None]] = {
+        "commit": [Decision.COMMIT],
+        "true": [True],
+        "later": [Decision.UNKNOWN, None, Decision.COMMIT],
+        "raises": [None, ValueError("the database is down"), Decision.COMMIT],
+        "rollback": [Decision.ROLLBACK],
+        "false": [False],
+    }
+
+    def check(message: ReceivedMessage) -> Decision | bool | None:
+        asked.append(message)
+        answer = answers[message.body.decode()].pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    async with _producer(world, check=check) as producer:
+        handles = {
+            body: await producer.prepare(Message(topic, body, keys=[body], properties={"p": body}))
+            for body in answers
+        }
+        assert len(handles) == 6
+        await _delivered(world, topic, ["commit", "true", "later", "raises"])
+        await eventually(lambda: not any(answers.values()))
+    first = next(message for message in asked if message.body == b"later")
+    assert (first.topic, list(first.keys), first.properties["p"]) == (topic, ["later"], "later")
+    stored = {message.body.decode(): message for message in world.stored(topic)}
+    assert first.message_id == stored["later"].unique_id
+    assert "rollback" not in stored
+    assert "false" not in stored
+
+
+async def test_a_check_may_be_a_coroutine_and_a_decorated_function(world: World) -> None:
+    topic = world.topic()
+    async with _producer(world) as producer:
+
+        @producer.checker
+        async def decide(message: ReceivedMessage) -> Decision:
+            await asyncio.sleep(0.01)
+            return Decision.COMMIT if message.body == b"yes" else Decision.ROLLBACK
+
+        await producer.prepare(Message(topic, "no"))
+        await producer.prepare(Message(topic, "yes"))
+        await _delivered(world, topic, ["yes"])
+
+
+async def test_halves_of_a_dead_producer_are_asked_about_at_another_of_its_group(
+    world: World,
+) -> None:
+    topic = world.topic()
+    async with _producer(world) as producer:
+        await producer.prepare(Message(topic, "orphan"))
+    # It has sent nothing: `topics` tell it which brokers may ask.
+    async with _producer(world, check=lambda message: Decision.COMMIT, topics=[topic]):
+        await _delivered(world, topic, ["orphan"])

@@ -1,0 +1,271 @@
+"""`penstock send`, `tail` and `topic` against a real `penstock up`, and what `up` prints."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.compat.penstock import Broker, NameServer, Up
+
+PATIENCE_S = 60
+EXAMPLE_S = 30
+
+
+@pytest.fixture(scope="module")
+def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    with Up(tmp_path_factory.mktemp("up"), brokers=2) as servers:
+        yield servers
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)]
+
+
+def environment(up: Up | None, **more: str) -> dict[str, str]:
+    names = {"NAMESRV_ADDR": up.address} if up is not None else {}
+    return {**os.environ, **names, **more}
+
+
+def run(
+    up: Up | None, *arguments: object, stdin: str = "", code: int = 0, **more: str
+) -> subprocess.CompletedProcess[str]:
+    result = subprocess.run(
+        command(*arguments), capture_output=True, text=True, timeout=PATIENCE_S, input=stdin,
+        env=environment(up, **more),
+    )  # fmt: skip
+    assert result.returncode == code, result.stdout + result.stderr
+    return result
+
+
+# --- topics
+
+
+def test_a_topic_from_its_creation_to_its_end(up: Up) -> None:
+    made = run(up, "topic", "create", "life", "--queues", 3, "--type", "fifo").stdout
+    assert made.splitlines() == [
+        f"topic life is on {name}: 3 queues to write, 3 to read, rw, FIFO"
+        for name in ("broker-a", "broker-b")
+    ]
+    run(up, "send", "life", "hello", "--ordering-key", "k")
+    listed = run(up, "topic", "list").stdout
+    assert re.search(r"^life +normal +FIFO +3 +3 +rw +broker-a, broker-b$", listed, re.MULTILINE)
+    assert "TBW102" not in listed
+    assert "TBW102" in run(up, "topic", "list", "--all").stdout
+
+    shown = run(up, "topic", "describe", "life").stdout
+    assert "topic life (normal): 1 messages in 6 queues" in shown
+    assert "consumed by: nobody" in shown
+    told = json.loads(run(up, "topic", "describe", "life", "--json").stdout)
+    assert told["brokers"]["broker-a"]["type"] == "FIFO"
+    assert sum(queue["max_offset"] for queue in told["queues"]) == 1
+
+    changed = json.loads(
+        run(up, "topic", "create", "life", "--perm", "r", "-b", "broker-b", "--json").stdout
+    )
+    assert changed["brokers"]["broker-b"]["perm"] == "r"
+    assert changed["brokers"]["broker-b"]["write_queues"] == 3
+    assert run(up, "topic", "delete", "life", stdin="n\n", code=130).stdout == ""
+    gone = run(up, "topic", "delete", "life", "--yes").stdout
+    assert gone == "deleted topic life on broker-a, broker-b\n"
+    error = run(up, "topic", "describe", "life", code=1).stderr
+    assert error.startswith("penstock: no broker has the topic 'life'")
+    assert len(error.splitlines()) == 1
+
+
+def test_an_error_names_similar_topics(up: Up) -> None:
+    run(up, "topic", "create", "invoices")
+    error = run(up, "topic", "describe", "invoice", code=1).stderr
+    assert "similar topics: invoices" in error
+    assert up.address in error
+
+
+def test_servers_that_are_not_there() -> None:
+    result = run(None, "topic", "list", "-n", "127.0.0.1:1", code=1)
+    assert result.stderr.startswith("penstock: no NameServer answers: 127.0.0.1:1: can't connect")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("topic", "create", "two words"), "no topic can be called"),
+        (("topic", "list", "-c", "Nowhere"), "know no cluster 'Nowhere'"),
+        (("topic", "create", "x", "-b", "broker-z"), "know no master broker-z"),
+    ],
+)
+def test_what_can_not_be_done_is_one_line(up: Up, arguments: tuple[str, ...], text: str) -> None:
+    error = run(up, *arguments, code=1).stderr
+    assert text in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("send", "t", "b", "--delay", "soon"),
+        ("send", "t", "b", "--at", "tomorrow"),
+        ("send", "t", "b", "--delay", "1s", "--at", "1"),
+        ("send", "t", "b", "-p", "novalue"),
+        ("tail", "t", "--from", "somewhere"),
+        ("topic", "create", "t", "--queues", "0"),
+        ("topic", "list", "--access-key", "only"),
+    ],
+)
+def test_wrong_usage(arguments: tuple[str, ...]) -> None:
+    assert "Usage: penstock" in run(None, *arguments, code=2).stderr
+
+
+# --- send and tail
+
+
+def test_one_message_there_and_back(up: Up) -> None:
+    run(up, "topic", "create", "single", "--queues", 1, "-b", "broker-a")
+    said = run(
+        up, "send", "single", "grüße", "-t", "hello", "-k", "k1", "-k", "k2", "-p", "colour=blue"
+    ).stdout
+    match = re.fullmatch(r"sent ([0-9A-F]{32}) to single, queue 0 of broker-a, offset 0\n", said)
+    assert match is not None
+    line = run(up, "tail", "single", "--from", "first", "--count", 1).stdout
+    assert line.endswith("broker-a/0 @0 [hello] (k1 k2) grüße\n")
+    told = json.loads(run(up, "tail", "single", "--from", "1h", "--count", 1, "--json").stdout)
+    assert told["message_id"] == match[1]
+    assert (told["body"], told["tags"], told["keys"]) == ("grüße", "hello", ["k1", "k2"])
+    assert told["properties"]["colour"] == "blue"
+
+
+def test_bodies_from_stdin_and_files(up: Up, tmp_path: Path) -> None:
+    run(up, "topic", "create", "bodies", "--queues", 1, "-b", "broker-a")
+    run(up, "send", "bodies", "-", stdin="from\nstdin")
+    file = tmp_path / "body"
+    file.write_bytes(b"\xff\x00")
+    run(up, "send", "bodies", f"@{file}")
+    file.write_text("one\r\ntwo\n\nthree")
+    said = run(up, "send", "bodies", f"@{file}", "--lines").stdout
+    assert said.startswith("sent 3 messages to bodies in ")
+    receipts = run(up, "send", "bodies", "-", "--lines", "--json", stdin="four\nfive\n").stdout
+    assert [json.loads(line)["status"] for line in receipts.splitlines()] == ["SEND_OK"] * 2
+    run(up, "send", "bodies", "again", "--count", 2)
+    lines = run(up, "tail", "bodies", "--from", "first", "--count", 9, "--json").stdout
+    told = [json.loads(line) for line in lines.splitlines()]
+    assert [item.get("body") for item in told] == [
+        "from\nstdin", None, "one", "two", "three", "four", "five", "again", "again"
+    ]  # fmt: skip
+    assert told[1]["body_base64"] == "/wA="
+
+
+def test_filters_choose(up: Up) -> None:
+    run(up, "topic", "create", "filtered", "--queues", 1, "-b", "broker-a")
+    for number, tag in enumerate("abab"):
+        run(up, "send", "filtered", number, "-t", tag, "-p", f"n={number}")
+    by_tag = run(up, "tail", "filtered", "--from", "first", "--count", 2, "-t", "b").stdout
+    assert [line[-1] for line in by_tag.splitlines()] == ["1", "3"]
+    by_sql = run(up, "tail", "filtered", "--from", "first", "--count", 2, "--sql", "n > 1").stdout
+    assert [line[-1] for line in by_sql.splitlines()] == ["2", "3"]
+
+
+def test_a_delayed_message_can_be_recalled_by_its_handle(up: Up) -> None:
+    run(up, "topic", "create", "delayed", "--queues", 1, "--type", "DELAY")
+    said = run(up, "send", "delayed", "later", "--delay", "1h").stdout
+    assert "\nrecall handle: " in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_tail_follows_until_it_is_told_to_end(
+    up: Up, tmp_path: Path, number: signal.Signals
+) -> None:
+    topic = f"followed-{number}"
+    run(up, "topic", "create", topic, "--queues", 2)
+    out, errors = tmp_path / "out", tmp_path / "errors"
+    with (
+        out.open("wb") as stdout,
+        errors.open("wb") as stderr,
+        subprocess.Popen(
+            command("tail", topic), stdout=stdout, stderr=stderr, env=environment(up)
+        ) as process,
+    ):
+        try:
+            # It begins with what comes after it has looked where the end is: we can't know when.
+            deadline = time.monotonic() + PATIENCE_S
+            while "hello" not in out.read_text():
+                assert time.monotonic() < deadline
+                run(up, "send", topic, "hello")
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+    assert errors.read_text() == ""
+    assert run(up, "topic", "describe", topic).stdout.endswith("consumed by: nobody\n")
+
+
+def test_tail_ends_quietly_where_nobody_reads_on(up: Up) -> None:
+    run(up, "topic", "create", "piped", "--queues", 1)
+    run(up, "send", "piped", "hello", "--count", 50)
+    program = " ".join(command("tail", "piped", "--from", "first"))
+    result = subprocess.run(
+        ["bash", "-c", f"{program} | head -2"], capture_output=True, text=True,
+        timeout=PATIENCE_S, env=environment(up),
+    )  # fmt: skip
+    assert len(result.stdout.splitlines()) == 2
+    assert result.stderr == ""
+
+
+# --- rights
+
+
+def test_requests_are_signed(tmp_path: Path) -> None:
+    conf: dict[str, Any] = {
+        "authenticationEnabled": True,
+        "authorizationEnabled": True,
+        "initAuthenticationUser": json.dumps({"username": "root", "password": "secret12"}),
+    }
+    with (
+        NameServer(tmp_path / "names") as names,
+        Broker(tmp_path / "b", tmp_path / "s", names.address, **conf) as broker,
+    ):
+        keys = ("--access-key", "root", "--secret-key", "secret12")
+        at = ("-n", names.address)
+        run(None, "topic", "create", "guarded", *at, *keys)
+        assert run(None, "send", "guarded", "x", *at, *keys).stdout.startswith("sent ")
+        refused = run(None, "topic", "create", "other", *at, code=1).stderr
+        assert broker.address in refused
+        assert run(None, "tail", "guarded", "--from", "first", "--count", 1, *at, *keys).stdout
+        created = run(None, "user", "create", "eve", "--password", "hidden12", *at, *keys).stdout
+        assert created == f"created user eve on {broker.address}\n"
+        assert "eve" in run(None, "user", "list", "-b", broker.address, *keys).stdout
+
+
+# --- what `penstock up` prints
+
+
+def test_the_python_example_of_up_runs(up: Up) -> None:
+    text = up.log.read_text()
+    example = text.partition("Try it from Python:\n")[2].partition("\nor from a shell:")[0]
+    code = "\n".join(line.removeprefix("  ") for line in example.splitlines())
+    assert len([line for line in code.splitlines() if line.strip()]) <= 10
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    ) as process:  # fmt: skip
+        assert process.stdout is not None
+        try:
+            assert "SendReceipt" in process.stdout.readline()
+            assert process.stdout.readline() == "Hello, Penstock\n"
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.wait(EXAMPLE_S)
+
+
+def test_the_shell_example_of_up_runs(up: Up) -> None:
+    match = re.search(r"^  penstock (send .*)$", up.log.read_text(), re.MULTILINE)
+    assert match is not None
+    program = " ".join([*command(), match[1]])
+    result = subprocess.run(["bash", "-c", program], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert " to Greetings, " in result.stdout

@@ -1,0 +1,35 @@
+"""Times on the command line."""
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from penstock.cli.times import read_duration, read_moment
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("500ms", 0.5), ("30s", 30), ("1.5m", 90), ("2h", 7200), ("1d", 86_400), ("1h30m", 5_400)],
+)
+def test_durations(text: str, seconds: float) -> None:
+    assert read_duration(text) == timedelta(seconds=seconds)
+
+
+@pytest.mark.parametrize("text", ["", "5", "s", "-5s", "5 s", "5x", "1h 30m", "9" * 30 + "d"])
+def test_what_is_no_duration(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is no duration|too long"):
+        read_duration(text)
+
+
+def test_moments() -> None:
+    assert read_moment("2026-08-01T12:00:00+00:00") == datetime(2026, 8, 1, 12, tzinfo=UTC)
+    assert read_moment("1700000000000").timestamp() == 1_700_000_000
+    local = read_moment("2026-08-01T12:00")
+    assert local.tzinfo is not None
+    assert local.replace(tzinfo=None) == datetime(2026, 8, 1, 12)
+
+
+@pytest.mark.parametrize("text", ["", "yesterday", "12:99", "9" * 30])
+def test_what_is_no_moment(text: str) -> None:
+    with pytest.raises(ValueError, match="is no time"):
+        read_moment(text)

@@ -1,0 +1,394 @@
+"""Blocking calls over an event loop in a thread, without a server."""
+
+import asyncio
+import logging
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import CancelledError, Future
+from types import TracebackType
+
+import pytest
+
+from penstock.client.blocking import Face, LoopThread, blocking, in_loop, loop_thread
+from penstock.client.handlers import Function
+from penstock.client.running import RunningFace
+from penstock.errors import BlockingInLoop, ClientClosed
+
+
+class AsyncEcho:
+    """A client that answers by itself."""
+
+    def __init__(self, name: str = "echo") -> None:
+        self.name = name
+        self.events: list[str] = []
+        self.cancelled = threading.Event()
+        self.waiting = threading.Event()
+
+    async def start(self) -> None:
+        self.events.append("start")
+
+    async def close(self) -> None:
+        self.events.append("close")
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        self.events.append(f"exit {error!r}")
+
+    async def echo(self, text: str, *, times: int = 1) -> str:
+        """Say it again."""
+        await asyncio.sleep(0)
+        if not text:
+            raise ValueError("nothing to say")
+        return text * times
+
+    async def wait(self) -> None:
+        self.waiting.set()
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            self.cancelled.set()
+
+    def thread(self) -> str:
+        return threading.current_thread().name
+
+
+class Echo(Face[AsyncEcho]):
+    def __init__(self, name: str = "echo") -> None:
+        super().__init__(lambda: AsyncEcho(name))
+
+    echo = blocking(AsyncEcho.echo)
+    wait = blocking(AsyncEcho.wait)
+    thread = in_loop(AsyncEcho.thread)
+
+    @property
+    def inner(self) -> AsyncEcho:
+        return self._inner
+
+
+def test_a_face_waits_for_the_asynchronous_client() -> None:
+    with Echo() as echo:
+        assert echo.echo("ho", times=3) == "hohoho"
+        with pytest.raises(ValueError, match="nothing to say"):
+            echo.echo("")
+    assert echo.inner.events == ["start", "exit None"]
+    assert echo.echo.__doc__ == "Say it again."
+
+
+def test_the_end_of_the_block_is_told_of_its_error() -> None:
+    echo = Echo()
+    with pytest.raises(KeyError), echo:
+        raise KeyError("lost")
+    assert echo.inner.events == ["start", "exit KeyError('lost')"]
+
+
+def test_what_is_not_started_or_closed_says_so() -> None:
+    echo = Echo()
+    with pytest.raises(ClientClosed, match="Echo is not started"):
+        echo.echo("x")
+    echo.start()
+    echo.close()
+    echo.close()
+    assert echo.inner.events == ["start", "close"]
+    with pytest.raises(ClientClosed, match="start"):
+        echo.echo("x")
+    with echo:  # as another asynchronous client
+        assert echo.echo("x") == "x"
+    assert echo.inner.events == ["start", "exit None"]
+
+
+def test_plain_methods_run_in_the_loop_once_it_runs() -> None:
+    echo = Echo()
+    assert echo.thread() == threading.current_thread().name
+    with echo:
+        assert echo.thread() == "penstock"
+
+
+def test_all_faces_share_one_thread() -> None:
+    with Echo() as one, Echo() as other:
+        assert one.thread() == other.thread()
+    names = [thread.name for thread in threading.enumerate()]
+    assert names.count("penstock") == 1
+
+
+def test_many_threads_use_one_face() -> None:
+    with Echo() as echo:
+        answers: list[str] = []
+
+        def ask(number: int) -> None:
+            answers.extend(echo.echo(f"{number}.{turn}") for turn in range(50))
+
+        threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(answers) == sorted(f"{n}.{turn}" for n in range(8) for turn in range(50))
+
+
+def test_in_an_event_loop_the_asynchronous_class_is_named() -> None:
+    echo = Echo()
+
+    async def body() -> None:
+        with pytest.raises(BlockingInLoop, match="runs in this thread: use AsyncEcho"):
+            echo.start()
+
+    asyncio.run(body())
+    with echo:
+
+        async def more() -> None:
+            with pytest.raises(BlockingInLoop):
+                echo.echo("x")
+            with pytest.raises(BlockingInLoop):
+                echo.close()
+            assert await asyncio.to_thread(echo.echo, "x") == "x"
+
+        asyncio.run(more())
+        assert echo.echo("still open") == "still open"
+
+
+def test_an_interrupted_caller_cancels_the_work() -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGUSR1, interrupt)
+    try:
+        with Echo() as echo:
+
+            def shake() -> None:
+                echo.inner.waiting.wait()
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+            threading.Thread(target=shake).start()
+            with pytest.raises(KeyboardInterrupt):
+                echo.wait()
+            assert echo.inner.cancelled.wait(10)
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_future_that_is_cancelled_cancels_the_work() -> None:
+    thread, inner = LoopThread("test"), AsyncEcho()
+    future: Future[None] = thread.begin(inner.wait)
+    inner.waiting.wait()
+    assert future.cancel()
+    assert inner.cancelled.wait(10)
+    with pytest.raises(CancelledError):
+        future.result()
+    thread.end()
+
+
+def test_a_thread_ends_with_what_runs_in_it() -> None:
+    thread, inner = LoopThread("test"), AsyncEcho()
+    thread.begin(inner.wait)
+    inner.waiting.wait()
+    thread.end()
+    assert inner.cancelled.is_set()
+    assert thread.loop.is_closed()
+    assert "test" not in [each.name for each in threading.enumerate()]
+
+
+def test_a_call_that_fails_before_it_begins_tells_its_caller() -> None:
+    def broken() -> "asyncio.Future[int]":
+        raise LookupError("no")
+
+    with pytest.raises(LookupError):
+        loop_thread().run(broken)
+
+
+def test_a_forgotten_client_is_closed_with_a_warning() -> None:
+    faces = [Echo()]
+    faces[0].start()
+    inner = faces[0].inner
+    with pytest.warns(ResourceWarning, match="a Echo was not closed"):
+        faces.clear()
+    loop_thread().run(inner.echo, "after the close")
+    assert inner.events == ["start", "close"]
+
+
+# --- consumers
+
+
+class AsyncRunner(AsyncEcho):
+    def __init__(self) -> None:
+        super().__init__()
+        self.ended = asyncio.Event()
+        self.handlers: list[Function] = []
+
+    def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
+        self.events.append(f"subscribe {topic}")
+
+    def on(self, topic: str, tags: str = "*", *, sql: str | None = None):  # type: ignore[no-untyped-def]
+        def add(function: Function) -> Function:
+            self.handlers.append(function)
+            return function
+
+        return add
+
+    async def run(self) -> None:
+        self.waiting.set()
+        await self.ended.wait()
+        self.events.append("ran")
+
+    async def close(self) -> None:
+        self.ended.set()
+        await super().close()
+
+
+class Runner(RunningFace[AsyncRunner]):
+    def __init__(self) -> None:
+        super().__init__(AsyncRunner)
+
+    @property
+    def inner(self) -> AsyncRunner:
+        return self._inner
+
+
+def test_a_consumer_is_started_when_it_knows_what_to_consume() -> None:
+    with Runner() as runner:
+        assert runner.inner.events == []
+
+        @runner.on("T")
+        def handle(message: object) -> None: ...
+
+        runner.start()
+        assert runner.inner.events == ["start"]
+        assert runner.inner.handlers == [handle]
+    runner = Runner()
+    runner.subscribe("T")
+    with runner:
+        assert runner.inner.events == ["subscribe T", "start"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_run_ends_by_a_signal(number: signal.Signals) -> None:
+    runner, before = Runner(), signal.getsignal(number)
+
+    def tell() -> None:
+        runner.inner.waiting.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+    threading.Thread(target=tell).start()
+    runner.run()
+    assert "ran" in runner.inner.events
+    assert signal.getsignal(number) is before
+
+
+def test_run_ends_by_stop_from_another_thread() -> None:
+    runner = Runner()
+    running = threading.Thread(target=runner.run)
+    running.start()
+    runner.inner.waiting.wait()
+    runner.stop()
+    running.join(10)
+    assert not running.is_alive()
+    with pytest.raises(ClientClosed, match="Runner was closed"):
+        runner.start()
+
+
+# --- the process
+
+
+def run(code: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
+        capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return done.stdout
+
+
+def test_the_end_of_the_process_closes_what_is_open() -> None:
+    out = run(
+        """
+        from tests.unit.test_client_blocking import AsyncEcho, Face
+        class Loud(AsyncEcho):
+            async def close(self):
+                print("closed")
+        face = Face(Loud)
+        face.start()
+        print("end")
+        """
+    )
+    assert out.split() == ["end", "closed"]
+
+
+def test_the_end_of_the_process_does_not_wait_for_ever() -> None:
+    began = time.monotonic()
+    run(
+        """
+        import penstock.client.blocking as blocking
+        from tests.unit.test_client_blocking import AsyncEcho, Face
+        blocking.END_SECONDS = 0.3
+        class Stuck(AsyncEcho):
+            async def close(self):
+                await self.wait()
+        face = Face(Stuck)
+        face.start()
+        """
+    )
+    assert time.monotonic() - began < 30
+
+
+def test_importing_penstock_loads_nothing_big() -> None:
+    out = run(
+        """
+        import sys
+        before = set(sys.modules)
+        import penstock
+        print(*sorted(set(sys.modules) - before))
+        assert "Producer" in dir(penstock)
+        assert penstock.Message.__module__ == "penstock.client.message"
+        assert "penstock.net.server" not in sys.modules
+        """
+    )
+    assert out.split() == ["penstock"]
+
+
+def test_every_export_can_be_had() -> None:
+    import penstock
+    import penstock.client
+
+    for module in (penstock, penstock.client):
+        for name in module.__all__:
+            assert getattr(module, name) is not None
+    assert set(penstock.client.__all__) <= set(penstock.__all__)
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = penstock.Nonsense
+    with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
+        _ = penstock.client.Nonsense
+
+
+def test_every_asynchronous_method_has_its_blocking_twin() -> None:
+    import inspect
+
+    import penstock
+
+    session = {"asked", "consumers", "producers", "route_changed", "topics"}  # for its session
+    building = {"from_each", "ask_each", "tell_each", "for_each", "bare_queue", "full_queue",
+                "is_ours"}  # fmt: skip
+    for name in [name for name in penstock.__all__ if name.startswith("Async")]:
+        asynchronous, face = getattr(penstock, name), getattr(penstock, name.removeprefix("Async"))
+        public = {
+            member
+            for member, value in inspect.getmembers(asynchronous)
+            if inspect.isfunction(value) and not member.startswith("_")
+        }
+        missing = {member for member in public if not hasattr(face, member)}
+        assert missing <= session | building | {"end"}, name
+        wanted = inspect.signature(asynchronous.__init__)
+        given = inspect.signature(face.__init__)
+        assert given == wanted, f"{name} takes other options than its twin"
+
+
+def test_the_library_keeps_quiet_without_logging() -> None:
+    import penstock.client  # noqa: F401
+
+    handlers = logging.getLogger("penstock").handlers
+    assert any(isinstance(handler, logging.NullHandler) for handler in handlers)
