@@ -16,12 +16,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.client.pop import AsyncPopConsumer
+from penstock.client.pop_loans import loan_of
 from penstock.client.records import ReceivedMessage
 from penstock.errors import NotLent, PeerTimeout
 from penstock.wire.codes import RequestCode
 from tests.unit.client_house import ClientHouse, HouseSession, session_of
 
-LENT_MS = st.sampled_from([1_000, 5_000, 30_000])
+LENT_MS = st.sampled_from([1_000, 4_000, 10_000])
 CODES = [
     RequestCode.POP_MESSAGE,
     RequestCode.ACK_MESSAGE,
@@ -97,7 +98,6 @@ class PopClientMachine(RuleBasedStateMachine):
         self.take(count_max, lent_ms)
 
     def take(self, count_max: int, lent_ms: int) -> list[ReceivedMessage]:
-        began_ms = self.now_ms
         try:
             messages: list[ReceivedMessage] = self.run(
                 self.consumer.receive(count_max, wait_ms=0, invisible_ms=lent_ms)
@@ -111,15 +111,15 @@ class PopClientMachine(RuleBasedStateMachine):
             assert body not in self.acked, "acknowledged, and here again"
             if body in self.lent and body not in self.unsure:
                 assert self.lent[body][1] <= self.now_ms, "lent, and here again"
-            self.lent[body] = message, began_ms + lent_ms
+            self.lent[body] = message, loan_of(message).ends_ms
             self.unsure.discard(body)
         return messages
 
-    @rule(wait_ms=st.integers(1, 5_000), sending=st.booleans())
+    @rule(wait_ms=st.integers(1, 1_000), sending=st.booleans())
     def receive_and_give_up(self, wait_ms: int, sending: bool) -> None:
         async def give_up() -> None:
             receiving = asyncio.ensure_future(
-                self.consumer.receive(wait_ms=60_000, invisible_ms=60_000)
+                self.consumer.receive(wait_ms=60_000, invisible_ms=10_000)
             )
             await self.session.elapse(wait_ms)
             if not receiving.cancel():
@@ -171,7 +171,7 @@ class PopClientMachine(RuleBasedStateMachine):
             self.unsure.add(body)
         self.lent[body] = message, began_ms + lent_ms
 
-    @rule(ms=st.sampled_from([10, 1_500, 6_000, 61_000]))
+    @rule(ms=st.sampled_from([10, 1_500, 4_500, 11_000]))
     def let_pass(self, ms: int) -> None:
         self.loop.run_until_complete(self.session.elapse(ms))
 
@@ -192,9 +192,9 @@ class PopClientMachine(RuleBasedStateMachine):
     def everything_comes_in_the_end(self) -> None:
         """And what was acknowledged does not: `take` looks for it."""
         self.losses.clear()
-        for _ in range(4):
-            self.let_pass(61_000)
-            while self.take(32, 30_000):
+        for _ in range(3):
+            self.let_pass(11_000)
+            while self.take(32, 10_000):
                 self.ack_these([body for body in self.lent if body not in self.unsure])
         # What we are not sure of is done, or it would have come, and we were sure.
         assert self.sent == self.acked | self.unsure
@@ -202,6 +202,6 @@ class PopClientMachine(RuleBasedStateMachine):
 
 TestPopClient = PopClientMachine.TestCase
 TestPopClient.settings = settings(
-    max_examples=20, stateful_step_count=25, deadline=None,
+    max_examples=25, stateful_step_count=30, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip

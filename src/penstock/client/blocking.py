@@ -58,7 +58,13 @@ class LoopThread:
 
     def run(self, function: Callable[P, Work[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """What `function` comes to, called in the loop. An interrupt of the caller cancels it."""
-        return await_result(self.begin(function, *args, **kwargs))
+        call = _Call(self, lambda: function(*args, **kwargs))
+        try:
+            self.soon(call.begin)
+            return call.result()
+        except BaseException:
+            call.cancel()
+            raise
 
     def soon(self, call: Callable[[], object]) -> None:
         """Call something in the loop, which must not fail; calls that come together wake it once.
