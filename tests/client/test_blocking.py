@@ -63,7 +63,7 @@ def test_a_producer_and_a_consumer(world: World) -> None:
         runner.join(20)
         assert not runner.is_alive(), "run returns when the consumer is closed"
     assert sorted(came, key=int) == numbers(31)
-    assert world.progress(topic, world.name("c")) == 31
+    _until(lambda: world.progress(topic, world.name("c")) == 31)
 
 
 def test_a_loop_over_a_consumer(world: World) -> None:
@@ -286,4 +286,4 @@ def test_ctrl_c_ends_a_running_consumer(world: World) -> None:
         assert process.stdout.readline() == b"hello\n"
         process.send_signal(signal.SIGINT)
         process.wait(30)
-    assert world.progress(topic, world.name("c")) == 1, "what was done is committed"
+    _until(lambda: world.progress(topic, world.name("c")) == 1)  # what was done is committed

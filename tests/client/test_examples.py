@@ -93,6 +93,6 @@ import nbformat
 from nbclient import NotebookClient
 notebook = nbformat.read({str(EXAMPLES / "notebook.ipynb")!r}, as_version=4)
 NotebookClient(notebook, timeout={PATIENCE_S}, kernel_name="python3").execute()
-print([cell.outputs[-1]["data"]["text/plain"] for cell in notebook.cells if cell.outputs])
+print([cell.outputs[-1]["data"]["text/plain"] for cell in notebook.cells if cell.get("outputs")])
 """
     assert "[\"'SEND_OK'\", '285', 'True']" in run(["-W", "default", "-c", code], up)

@@ -69,7 +69,7 @@ async def test_each_queue_is_read_in_its_order(world: World) -> None:
     order.check()
     assert {tuple(offsets) for offsets in order.offsets.values()} == {tuple(range(40))}
     assert len(order.offsets) == 6
-    assert world.progress(topic, world.name("c")) == 240
+    await eventually(lambda: world.progress(topic, world.name("c")) == 240)
 
 
 async def test_blocking_handlers_keep_the_order_too(world: World) -> None:

@@ -100,7 +100,7 @@ async def test_handlers_acknowledge_by_themselves(world: World) -> None:
     topic = world.topic(queues=2)
     inbox = Inbox()
     failed: list[str] = []
-    consumer = make(world, start_at="first", invisible_ms=3_000)
+    consumer = make(world, start_at="first", invisible_ms=2_000)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -109,7 +109,7 @@ async def test_handlers_acknowledge_by_themselves(world: World) -> None:
             failed.append(body)
             raise RuntimeError("as a test wants it")
         if body == "slow":
-            await asyncio.sleep(7)  # longer than it is lent for: it is renewed
+            await asyncio.sleep(5)  # longer than it is lent for: it is renewed
         inbox.add(message)
 
     async with world.producer() as producer, running(consumer):

@@ -133,13 +133,13 @@ async def test_what_is_recalled_is_never_delivered(world: World) -> None:
     topic = world.topic()
     async with world.producer() as producer:
         kept, unwanted = [
-            await producer.send(Message(topic, body, delay=timedelta(seconds=3)))
+            await producer.send(Message(topic, body, delay=timedelta(seconds=2)))
             for body in ("kept", "unwanted")
         ]
         assert kept.recall_handle
         assert unwanted.recall_handle
         assert await producer.recall(topic, unwanted.recall_handle) == unwanted.message_id
-        await producer.send(Message(topic, "last", delay=timedelta(seconds=5)))
+        await producer.send(Message(topic, "last", delay=timedelta(seconds=4)))
         stored = await eventually(lambda: _if_all(world.stored(topic), 2))
         assert sorted(text(stored)) == ["kept", "last"]
         with pytest.raises(PenstockError):

@@ -80,7 +80,7 @@ async def test_commits_by_hand(world: World) -> None:
         messages = await poll_all(consumer, 6)
         assert [message.queue_offset for message in messages] == list(range(4, 10))
         await consumer.commit()
-    assert world.committed(topic, group, "broker-a", 0) == 10
+    await eventually(lambda: world.committed(topic, group, "broker-a", 0) == 10)
 
 
 async def test_commits_by_themselves(world: World) -> None:
@@ -90,7 +90,7 @@ async def test_commits_by_themselves(world: World) -> None:
         consumer.subscribe(topic)
         assert len(await poll_all(consumer, 20)) == 20
         await consumer.poll(timeout_ms=10)
-    assert world.progress(topic, group) == 20
+    await eventually(lambda: world.progress(topic, group) == 20)
 
 
 async def test_subscribers_share_the_queues(world: World) -> None:

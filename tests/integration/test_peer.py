@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import pytest
 
 from penstock.clock import VirtualClock
-from penstock.errors import PeerLost, PeerTimeout, PeerUnreachable
+from penstock.errors import PeerError, PeerLost, PeerTimeout, PeerUnreachable, SystemBusy
 from penstock.net.peer import Ask, Peer, Response, split_address
-from penstock.wire.frame import BINARY, JSON
+from penstock.wire.frame import BINARY, JSON, Request
 from tests.integration.loops import Frame, Run, Wire, echo, run, serving
 
 __all__ = ["run"]
@@ -318,6 +318,88 @@ def test_closing_fails_what_waits(run: Run) -> None:
             await peer.close()
             with pytest.raises(PeerLost, match="closed on our side"):
                 await call
+
+    run(body())
+
+
+def test_server_that_hangs_up_at_once_is_not_called_again_and_again(run: Run) -> None:
+    async def hang_up(wire: Wire) -> None:
+        pass
+
+    async def body() -> None:
+        async with serving(hang_up) as server:
+            for _ in range(5):
+                peer = Peer(server.address)
+                with pytest.raises(PeerError):
+                    await peer.call(3, timeout_ms=60_000)
+                await peer.close()
+            assert len(server.wires) <= 5
+
+    run(body())
+
+
+def test_closing_while_connecting_leaves_no_connection_behind(run: Run) -> None:
+    async def body() -> None:
+        ended = 0
+
+        async def until_the_end(wire: Wire) -> None:
+            nonlocal ended
+            await wire.reader.read()
+            ended += 1
+
+        async with serving(until_the_end) as server:
+            for turns in range(12):
+                peer = Peer(server.address)
+                call = asyncio.ensure_future(peer.call(3, timeout_ms=60_000))
+                for _ in range(turns):
+                    await asyncio.sleep(0)
+                await peer.close()
+                with pytest.raises(PeerError, match="closed on our side"):
+                    await call
+            async with asyncio.timeout(10):
+                while ended < len(server.wires):
+                    await asyncio.sleep(0)
+
+    run(body())
+
+
+def test_cancelled_caller_is_cancelled_even_if_the_peer_is_closed_meanwhile(run: Run) -> None:
+    async def body() -> None:
+        async with serving(echo) as server:
+            peer = Peer(server.address)
+            call = asyncio.ensure_future(peer.call(3, timeout_ms=60_000))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            call.cancel()
+            await peer.close()
+            with pytest.raises(asyncio.CancelledError):
+                await call
+
+    run(body())
+
+
+def test_name_that_can_not_be_looked_up_is_unreachable(run: Run) -> None:
+    async def body() -> None:
+        peer = Peer(f"{'a' * 64}..b:9876")
+        with pytest.raises(PeerUnreachable, match="can't connect"):
+            await peer.call(3, timeout_ms=5000)
+        await peer.close()
+
+    run(body())
+
+
+def test_what_a_reader_raises_is_the_callers(run: Run) -> None:
+    async def body() -> None:
+        def refuse(request: Request) -> None:
+            raise SystemBusy("so it is")
+
+        async with serving(echo) as server:
+            peer = Peer(server.address)
+            with pytest.raises(SystemBusy, match="so it is"):
+                await peer.read(3, reader=refuse, timeout_ms=5000)
+            assert (await peer.call(3, timeout_ms=5000)).code == 0
+            assert len(server.wires) == 1  # it goes on
+            await peer.close()
 
     run(body())
 

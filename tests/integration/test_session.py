@@ -1,7 +1,9 @@
 """The session under all clients: NameServers with failover, routes, heartbeats, requests."""
 
 import asyncio
+import http.client
 import http.server
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -12,6 +14,7 @@ import pytest
 from penstock.client.options import ClientKeywords, ClientOptions
 from penstock.client.routes import Route
 from penstock.client.session import Answer, Session
+from penstock.client.transaction import AsyncTransactionProducer
 from penstock.clock import VirtualClock
 from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
 from penstock.net.peer import Ask, Response
@@ -390,5 +393,212 @@ def test_a_server_that_breaks_the_protocol_ends_its_connection_only(run: Run) ->
             with pytest.raises(NoNameServer, match="frame"):
                 await session.route("Orders")
             await session.close()
+
+    run(body())
+
+
+def test_an_address_that_is_none_does_not_end_the_heartbeats(run: Run) -> None:
+    clock = VirtualClock()
+
+    async def body(world: World, session: Session) -> None:
+        world.replica = "nowhere"
+        await session.join(Group())
+        while len(world.beats()) < 3:
+            await clock.elapse(30_000)
+        assert session.brokers == {"a": {0: world.broker}}
+
+    run(with_world(body, clock=clock))
+
+
+def test_a_topic_that_is_refused_does_not_keep_others_from_being_fresh(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body(world: World, session: Session) -> None:
+        group = Group()
+        await session.join(group)
+        ask = session.names.find_route
+
+        async def find_route(topic: str) -> TopicRouteData | None:
+            if topic == "Forbidden":
+                raise NoPermission("not you")
+            return await ask(topic)
+
+        monkeypatch.setattr(session.names, "find_route", find_route)
+        group._topics = ("Forbidden", "Orders")
+        world.queues = 2
+        await session.refresh()
+        assert [len(route.write_queues) for route in group.routes] == [4, 2]
+
+    run(with_world(body))
+
+
+def test_routes_that_were_only_asked_for_stay_fresh_too_and_end_with_their_topic(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        await session.route("TBW102")
+        world.queues = 2
+        await session.refresh()
+        assert len((await session.route("TBW102")).write_queues) == 2
+        world.topics.clear()
+        await session.refresh()
+        assert session.cached_route("TBW102") is None
+
+    run(with_world(body, topics=("TBW102",)))
+
+
+def test_a_broker_that_does_not_know_us_is_told_alone(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        await session.join(Group())
+        session.brokers["b"] = {0: DEAD}
+        await asyncio.gather(session.beat_at("b"), session.beat_at("b"))
+        assert len(world.beats()) == 1, "a dead broker is no reason to bother the others"
+        assert session.is_known_at("a")
+        assert not session.is_known_at("b")
+
+    run(with_world(body))
+
+
+def test_leaving_does_not_wait_for_one_broker_after_another(run: Run) -> None:
+    async def body(world: World, session: Session) -> None:
+        told: list[str] = []
+        both = asyncio.Event()
+
+        class Slow:
+            connected = True
+
+            def __init__(self, address: str) -> None:
+                self.address = address
+
+            async def call(self, code: int, ext: dict[str, str], *, timeout_ms: int) -> Response:
+                told.append(self.address)
+                if len(told) == 4:
+                    both.set()
+                await both.wait()
+                return Response()
+
+            async def close(self) -> None: ...
+
+        group = Group()
+        await session.join(group)
+        peers = session._peers
+        session._peers = {name: Slow(name) for name in ("x", "y")}  # type: ignore[misc]
+        session._beaten = {"x", "y"}
+        await session.leave(group)
+        session._peers = peers
+        assert sorted(told) == ["x", "x", "y", "y"]
+
+    run(with_world(body))
+
+
+def test_close_does_not_wait_for_a_nameserver_and_says_what_happened(run: Run) -> None:
+    asked = asyncio.Event()
+
+    async def silent(wire: Wire) -> None:
+        await wire.read()
+        asked.set()
+        await wire.read()
+
+    async def body() -> None:
+        async with serving(silent) as server:
+            session = new_session(server.address, timeout_ms=600_000)
+            await session.start()
+            asking = asyncio.ensure_future(session.route("Orders"))
+            await asked.wait()
+            await session.close()
+            with pytest.raises(ClientClosed):
+                await asking
+
+    run(body())
+
+
+def test_the_same_process_number_elsewhere_is_another_client(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def body() -> None:
+        ids = set()
+        for _ in range(2):  # two containers: process 1 each, and often the same address
+            monkeypatch.setattr("penstock.client.session._numbers", itertools.count(1))
+            session = new_session(DEAD)
+            await session.start()
+            ids.add(session.client_id)
+            await session.close()
+        assert len(ids) == 2
+
+    run(body())
+
+
+def test_a_list_that_is_no_http_is_said_as_any_other(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_http(url: str) -> str:
+        raise http.client.BadStatusLine("SSH-2.0")
+
+    async def body() -> None:
+        monkeypatch.setattr("penstock.client.names._read_url", no_http)
+        session = new_session("http://127.0.0.1:1/list")
+        with pytest.raises(NoNameServer, match=r"can't be read.*SSH-2\.0"):
+            await session.start()
+
+    run(body())
+
+
+def test_a_transaction_producer_can_be_asked_before_it_has_sent_anything(run: Run) -> None:
+    async def body() -> None:
+        world = World(("TBW102",))
+        async with serving(world.names) as names, serving(world.serve_broker) as broker:
+            world.broker = broker.address
+            async with AsyncTransactionProducer(names.address, group="g"):
+                await world.heard.wait()
+                (beat,) = world.beats()
+                assert [data.group_name for data in beat.producer_data_set] == ["g"]
+        async with AsyncTransactionProducer(DEAD, group="g"):
+            pass  # no reason not to start
+
+    run(body())
+
+
+def test_a_refresh_under_way_ends_with_the_session(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = VirtualClock()
+
+    async def body(world: World, session: Session) -> None:
+        asked = asyncio.Event()
+        await session.join(Group())
+
+        async def silent(topic: str) -> None:
+            asked.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(session.names, "find_route", silent)
+        await clock.elapse(30_000)
+        assert asked.is_set()
+        await asyncio.wait_for(session.close(), 10)
+
+    run(with_world(body, clock=clock))
+
+
+def test_a_transaction_producer_that_can_not_start_leaves_nothing_behind(run: Run) -> None:
+    async def body() -> None:
+        producer = AsyncTransactionProducer(DEAD, group="g", topics=["Orders"])
+        with pytest.raises(NoNameServer):
+            await producer.start()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(body())
+
+
+def test_a_transaction_producer_is_known_once_there_is_a_nameserver(run: Run) -> None:
+    clock = VirtualClock()
+
+    async def body() -> None:
+        world = World(())
+        async with serving(world.names) as names, serving(world.serve_broker) as broker:
+            world.broker = broker.address
+            async with AsyncTransactionProducer(names.address, group="g", clock=clock):
+                while not world.asked:
+                    await asyncio.sleep(0)
+                world.topics.add("TBW102")
+                while not world.beats():
+                    await clock.elapse(30_000)
 
     run(body())

@@ -398,5 +398,6 @@ def test_the_plugin_loads_no_broker_before_one_is_asked_for() -> None:
         import penstock.testing.plugin
         print(*sorted(name for name in set(sys.modules) - before))
     """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    env = {name: value for name, value in os.environ.items() if name != "PENSTOCK_PURE"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
     assert done.stdout.split() == ["penstock", "penstock.testing", "penstock.testing.plugin"]

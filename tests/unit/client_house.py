@@ -165,7 +165,7 @@ class HouseSession:
                         write_queue_nums=config.write_queue_nums, perm=config.perm,
                     )
                 ],
-                broker_datas=[BrokerData(broker_name=BROKER, broker_addrs={0: BROKER})],
+                broker_datas=[BrokerData(broker_name=BROKER, broker_addrs={0: f"{BROKER}:1"})],
             ),
         )  # fmt: skip
         return route

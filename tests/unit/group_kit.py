@@ -55,7 +55,7 @@ class Cluster:
                 QueueData(broker_name=b, read_queue_nums=n, write_queue_nums=n, perm=6)
                 for b, n in brokers.items()
             ],
-            broker_datas=[BrokerData(broker_name=b, broker_addrs={0: b}) for b in brokers],
+            broker_datas=[BrokerData(broker_name=b, broker_addrs={0: f"{b}:1"}) for b in brokers],
         )
         self.routes[topic] = Route.of(topic, data)
         for name in brokers:

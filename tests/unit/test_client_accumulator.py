@@ -10,7 +10,14 @@ import pytest
 from penstock.client.accumulator import Accumulator, Batching
 from penstock.client.message import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.clock import VirtualClock
-from penstock.errors import BadSetting, ClientClosed, MessageIllegal, PeerTimeout, PenstockError
+from penstock.errors import (
+    BadSetting,
+    ClientClosed,
+    MessageIllegal,
+    PeerTimeout,
+    PenstockError,
+    TooMuchInFlight,
+)
 
 
 class Sends:
@@ -18,12 +25,13 @@ class Sends:
 
     def __init__(self) -> None:
         self.batches: list[tuple[list[bytes], MessageQueue | None]] = []
-        self.error: PenstockError | None = None
+        self.error: Exception | None = None
+        self.refused: dict[bytes, PenstockError] = {}
         self.gate: asyncio.Event | None = None
 
     async def __call__(
         self, messages: Sequence[Message], queue: MessageQueue | None
-    ) -> list[SendReceipt]:
+    ) -> list[SendReceipt | PenstockError]:
         self.batches.append(([message.content for message in messages], queue))
         if self.gate is not None:
             await self.gate.wait()
@@ -33,7 +41,8 @@ class Sends:
             raise MessageIllegal("a bad one among them")
         target = queue or MessageQueue("T", "a", 0)
         return [
-            SendReceipt(SendStatus.SEND_OK, message.content.decode(), "", target, number)
+            self.refused.get(message.content)
+            or SendReceipt(SendStatus.SEND_OK, message.content.decode(), "", target, number)
             for number, message in enumerate(messages)
         ]
 
@@ -152,6 +161,71 @@ def test_a_message_that_is_wrong_does_not_fail_the_others() -> None:
         await accumulator.flush()
         assert (good.result().message_id, last.result().message_id) == ("1", "2")
         assert isinstance(bad.exception(), MessageIllegal)
+
+    _run(run())
+
+
+def test_what_nobody_foresaw_fails_each_of_them_too() -> None:
+    async def run() -> None:
+        accumulator, sends, _ = _made()
+        sends.error = TypeError("no flag")
+        futures = [accumulator.add(Message("T", b"1")), accumulator.add(Message("T", b"2"))]
+        await accumulator.flush()
+        assert [future.exception() for future in futures] == [sends.error, sends.error]
+        assert accumulator.held.count == 0
+
+    _run(run())
+
+
+def test_each_message_has_its_own_outcome_and_what_is_stored_is_not_sent_again() -> None:
+    """As where one batch had to leave in two requests."""
+
+    async def run() -> None:
+        accumulator, sends, _ = _made()
+        late, wrong = PeerTimeout("no answer"), MessageIllegal("refused")
+        sends.refused = {b"2": late, b"3": wrong}
+        one, two, three, four = (accumulator.add(Message("T", f"{n}")) for n in (1, 2, 3, 4))
+        await accumulator.flush()
+        assert (one.result().message_id, four.result().message_id) == ("1", "4")
+        assert (two.exception(), three.exception()) == (late, wrong)
+        assert sends.bodies == [[b"1", b"2", b"3", b"4"], [b"3"]]
+
+    _run(run())
+
+
+def test_what_waits_is_bounded() -> None:
+    async def run() -> None:
+        clock, sends = VirtualClock(), Sends()
+        sends.gate = asyncio.Event()
+        accumulator = Accumulator(sends, Batching(count_max=2), clock, 3)
+        accumulator.add(Message("T", b"1"))
+        accumulator.add(Message("T", b"2"))
+        accumulator.add(Message("T", b"3")).cancel()
+        with pytest.raises(TooMuchInFlight, match="the limit is 3"):
+            accumulator.add(Message("T", b"4"))
+        await clock.elapse(10)
+        accumulator.add(Message("T", b"4"))
+        sends.gate.set()
+        await accumulator.close()
+        assert (accumulator.held.count, accumulator.held.size) == (0, 0)
+
+    _run(run())
+
+
+def test_flush_does_not_wait_for_what_comes_after_it() -> None:
+    async def run() -> None:
+        accumulator, sends, clock = _made(Batching(count_max=1))
+        sends.gate = asyncio.Event()
+        first = accumulator.add(Message("T", b"1"))
+        flushing = asyncio.ensure_future(accumulator.flush())
+        await clock.elapse(0)
+        sends.gate.set()
+        sends.gate = asyncio.Event()
+        accumulator.add(Message("T", b"2"))
+        await flushing
+        assert first.done()
+        sends.gate.set()
+        await accumulator.close()
 
     _run(run())
 

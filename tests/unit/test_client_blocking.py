@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 import signal
 import subprocess
 import sys
@@ -295,9 +296,10 @@ def test_run_ends_by_stop_from_another_thread() -> None:
 
 
 def run(code: str) -> str:
+    env = {name: value for name, value in os.environ.items() if name != "PENSTOCK_PURE"}
     done = subprocess.run(
         [sys.executable, "-W", "error", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=60,
+        capture_output=True, text=True, timeout=60, env=env,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert done.stderr == ""
@@ -371,6 +373,7 @@ def test_every_asynchronous_method_has_its_blocking_twin() -> None:
     import penstock
 
     session = {"asked", "consumers", "producers", "route_changed", "topics"}  # for its session
+    transaction = {"begun", "end", "left"}  # for `Transaction`
     building = {"from_each", "ask_each", "tell_each", "for_each", "bare_queue", "full_queue",
                 "is_ours"}  # fmt: skip
     for name in [name for name in penstock.__all__ if name.startswith("Async")]:
@@ -381,7 +384,7 @@ def test_every_asynchronous_method_has_its_blocking_twin() -> None:
             if inspect.isfunction(value) and not member.startswith("_")
         }
         missing = {member for member in public if not hasattr(face, member)}
-        assert missing <= session | building | {"end"}, name
+        assert missing <= session | building | transaction, name
         wanted = inspect.signature(asynchronous.__init__)
         given = inspect.signature(face.__init__)
         assert given == wanted, f"{name} takes other options than its twin"

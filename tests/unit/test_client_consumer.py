@@ -3,12 +3,17 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from penstock.client.consumer import AsyncConsumer
 from penstock.client.consumer_options import ConsumerOptions
+from penstock.client.message import MessageQueue
+from penstock.client.pulling import AGAIN_MS_MAX, Puller
+from penstock.client.rebalance import Rebalancer
+from penstock.client.subscription import Subscription
+from penstock.clock import VirtualClock
 from penstock.errors import (
     BadFilter,
     BadSetting,
@@ -17,6 +22,7 @@ from penstock.errors import (
     InvalidParameter,
     NoNameServer,
 )
+from tests.unit.consumer_kit import QUEUE
 
 NOBODY = "127.0.0.1:1"
 
@@ -149,6 +155,163 @@ def test_a_forked_consumer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
                 await consumer.start()
             with pytest.raises(ClientForked):
                 await consumer.close()
+        await consumer.close()
+
+    run(test)
+
+
+class Silent:
+    """A NameServer that takes calls and never answers."""
+
+    async def __aenter__(self) -> str:
+        self.server = await asyncio.start_server(self._talk, "127.0.0.1", 0)
+        host, port = self.server.sockets[0].getsockname()
+        self.heard = asyncio.Event()
+        return f"{host}:{port}"
+
+    async def __aexit__(self, *_: object) -> None:
+        self.server.close()
+
+    async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.read(1000):
+            self.heard.set()
+        writer.close()
+
+
+def test_closing_ends_what_is_about_to_begin() -> None:
+    async def iterate(consumer: AsyncConsumer) -> None:
+        async for _ in consumer:
+            raise AssertionError
+
+    async def test() -> None:
+        for begin in (AsyncConsumer.run, iterate):
+            silent = Silent()
+            async with silent as address:
+                consumer = AsyncConsumer(address, group="g")
+                consumer.subscribe("T")
+                running = asyncio.ensure_future(begin(consumer))
+                await silent.heard.wait()
+                await consumer.close()
+                await running  # as after any close: it ends, and nobody is cancelled
+                with pytest.raises(ClientClosed):
+                    await consumer.run()
+
+    run(test)
+
+
+def test_start_says_that_it_was_closed_meanwhile() -> None:
+    async def test() -> None:
+        silent = Silent()
+        async with silent as address:
+            consumer = AsyncConsumer(address, group="g")
+            consumer.subscribe("T")
+            starting = asyncio.ensure_future(consumer.start())
+            await silent.heard.wait()
+            await asyncio.gather(consumer.close(), consumer.close())
+            with pytest.raises(ClientClosed):
+                await starting
+
+    run(test)
+
+
+def test_a_close_before_the_session_has_begun_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        consumer = AsyncConsumer(NOBODY, group="g")
+        gate, begun = asyncio.Event(), asyncio.Event()
+
+        async def slow() -> None:
+            begun.set()
+            await gate.wait()
+
+        monkeypatch.setattr(consumer._session.names, "start", slow)
+        starting = [asyncio.ensure_future(consumer.start()) for _ in range(2)]
+        await begun.wait()
+        await consumer.close()
+        gate.set()
+        with pytest.raises(ClientClosed):
+            await starting[0]
+        await starting[1]  # begins after the close
+        assert len(asyncio.all_tasks()) == 4  # main, this, and once what a session keeps doing
+        await consumer.close()
+
+    run(test)
+
+
+def test_a_start_that_was_cancelled_may_be_tried_again() -> None:
+    async def test() -> None:
+        silent = Silent()
+        async with silent as address:
+            consumer = AsyncConsumer(address, group="g", timeout_ms=100)
+            consumer.subscribe("T")
+            starting = asyncio.ensure_future(consumer.start())
+            await silent.heard.wait()
+            starting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await starting
+            assert not consumer._session.started
+            with pytest.raises(NoNameServer):
+                await consumer.start()
+
+    run(test)
+
+
+def test_stop_may_be_called_in_a_thread() -> None:
+    async def test() -> None:
+        consumer = AsyncConsumer(NOBODY, group="g")
+        await consumer.start()
+        waiting = asyncio.ensure_future(consumer._ended.wait())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().set_debug(True)  # says what is not safe in threads
+        await asyncio.to_thread(consumer.stop)
+        await waiting
+        await consumer.close()
+
+    run(test)
+
+
+def test_explain_before_there_is_anything() -> None:
+    async def test() -> None:
+        async with AsyncConsumer(NOBODY, group="g") as consumer:
+            assert await consumer.explain() == ["nothing is subscribed"]
+
+    run(test)
+
+
+def test_subscriptions_have_growing_versions(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = VirtualClock()
+    consumer = AsyncConsumer(group="g", clock=clock)
+    versions = []
+    for tags in ("a", "b", "c"):
+        consumer.subscribe("T", tags)
+        versions += [s.sub_version for s in consumer._core.subscriptions() if s.topic == "T"]
+    assert versions == [clock.now_ms() + n for n in range(3)]
+
+
+def test_a_puller_that_fails_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Sharing:
+        def __init__(self) -> None:
+            self.given_up: list[MessageQueue] = []
+
+        async def give_up(self, queue: MessageQueue) -> None:
+            self.given_up.append(queue)
+
+    async def fail(puller: Puller) -> None:
+        raise KeyError("nobody thought of it")
+
+    async def test() -> None:
+        clock = VirtualClock()
+        consumer = AsyncConsumer(NOBODY, group="g", clock=clock)
+        await consumer._session.start()
+        core, sharing = consumer._core, Sharing()
+        core.subscribe(Subscription("Orders"), merge=False)
+        await asyncio.gather(core.begin(), return_exceptions=True)
+        core._make_dispatch()
+        core._rebalancer = cast(Rebalancer, sharing)
+        monkeypatch.setattr(Puller, "run", fail)
+        core.take(QUEUE, 7)
+        await clock.elapse(AGAIN_MS_MAX)
+        assert sharing.given_up == [QUEUE]
+        assert not core._pullers
         await consumer.close()
 
     run(test)

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.client.handlers import Retry
 from penstock.client.mailbox import Mailbox, MessageIterator
+from penstock.client.records import ReceivedMessage
 from penstock.client.session import Session
 from penstock.client.settling import Settling
 from tests.unit.consumer_kit import Backs, PlainSession, messages, until, work
@@ -19,8 +20,8 @@ class Post:
     def __init__(self) -> None:
         session = cast(Session, PlainSession())
         self.backs = Backs()
-        settling = Settling(session, "g", give_back=self.backs, retries_max=16)
-        self.box = Mailbox(session, settling)
+        self.settling = Settling(session, "g", give_back=self.backs, retries_max=16)
+        self.box = Mailbox(session, self.settling)
         self.queue = work()
 
     def give(self, *offsets: int) -> None:
@@ -150,5 +151,62 @@ def test_messages_in_order_wait_for_their_reader() -> None:
         await post.box.close(0)
         with pytest.raises(asyncio.CancelledError):
             await handling
+
+    run(test)
+
+
+def test_a_dropped_queue_leaves_nothing_behind() -> None:
+    async def test() -> None:
+        post = Post()
+        post.give(0, 1)
+        ordered = work(7, ordered=True)
+        got = messages(7)
+        ordered.add(got, 8)
+        handling = asyncio.ensure_future(post.box.handle(got))
+        await asyncio.sleep(0)
+        ordered.drop()
+        await post.box.stop(ordered)
+        with pytest.raises(asyncio.CancelledError):
+            await handling
+        post.queue.drop()
+        await post.box.stop(post.queue)
+        assert not post.box._waiting
+        assert not post.box._handled
+
+    run(test)
+
+
+def test_a_reader_that_is_cancelled_does_not_keep_a_message_from_going_back() -> None:
+    async def test() -> None:
+        post = Post()
+        gate, taken = asyncio.Event(), asyncio.Event()
+
+        async def slow_back(message: ReceivedMessage, delay_level: int) -> None:
+            taken.set()
+            await gate.wait()
+
+        post.settling._give_back = slow_back
+        post.give(0)
+        reader = post.reader()
+        (await anext(reader)).retry()
+        asking = asyncio.ensure_future(anext(reader))
+        await taken.wait()
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        gate.set()
+        await until(lambda: post.queue.progress == 1)
+
+    run(test)
+
+
+def test_a_message_in_order_comes_again_when_its_reader_leaves() -> None:
+    async def test() -> None:
+        post = Post()
+        got = messages(0)
+        post.queue.add(got, 1)
+        handling = asyncio.ensure_future(post.box.handle(got))
+        async for _ in post.reader():
+            break
+        assert await handling == Retry()
 
     run(test)

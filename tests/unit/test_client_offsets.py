@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 
 from penstock.client.message import MessageQueue
-from penstock.client.offsets import LocalOffsets, RemoteOffsets, keep_persisting
+from penstock.client.offsets import (
+    FILE_BYTES_MAX,
+    LocalOffsets,
+    RemoteOffsets,
+    keep_persisting,
+)
 from penstock.errors import BadSetting, GroupNotExist, PeerUnreachable, Refused
 from penstock.wire.codes import RequestCode, ResponseCode
 from tests.unit.group_kit import GROUP, Cluster, FakeSession, run
@@ -183,5 +188,37 @@ def test_a_file_that_cant_be_written_stays_due(
         (tmp_path / "offsets.json.tmp").rmdir()
         await offsets.persist()
         assert path.exists()
+
+    run(body())
+
+
+def test_a_reset_is_stored_even_where_pulls_have_told_the_broker_more() -> None:
+    async def body() -> None:
+        cluster, offsets = remote()
+        queue = Q
+        cluster.stored[queue] = 5
+        assert await offsets.read(queue) == 5
+        offsets.update(queue, 90)
+        cluster.stored[queue] = 90  # a pull has carried it
+        offsets.freeze(queue, 5)
+        await offsets.persist([queue])
+        assert cluster.stored[queue] == 5
+
+    run(body())
+
+
+def test_offsets_of_a_file_that_can_not_be_are_passed_over(tmp_path: Path) -> None:
+    async def body() -> None:
+        path = tmp_path / "offsets.json"
+        rows = '{"brokerName":"a","queueId":0,"topic":"t"}:-7,'
+        rows += '{"brokerName":"a","queueId":1,"topic":"t"}:7'
+        path.write_text('{"offsetTable":{' + rows + "}}")
+        offsets = LocalOffsets(path)
+        await offsets.load()
+        assert await offsets.read(MessageQueue("t", "a", 0)) is None
+        assert await offsets.read(MessageQueue("t", "a", 1)) == 7
+        path.write_bytes(b" " * (FILE_BYTES_MAX + 1))
+        with pytest.raises(BadSetting, match="bytes"):
+            await LocalOffsets(path).load()
 
     run(body())

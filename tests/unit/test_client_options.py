@@ -11,7 +11,7 @@ from penstock.client.message import Message
 from penstock.client.namespace import with_namespace, without_namespace
 from penstock.client.options import TRACE_TOPIC, ClientKeywords, ClientOptions
 from penstock.client.routes import Route
-from penstock.errors import BadSetting, MessageIllegal
+from penstock.errors import BadSetting, BodyError, MessageIllegal
 from penstock.wire.bodies import BrokerData, MessageQueue, QueueData, TopicRouteData
 
 
@@ -145,3 +145,11 @@ def test_a_message_needs_a_topic_and_waits_in_one_way_only() -> None:
         Message("T", delay_level=1, delay=timedelta(seconds=1))
     with pytest.raises(MessageIllegal, match="more than one time"):
         Message("T", deliver_at=datetime(2030, 1, 1), delay=timedelta(seconds=1))
+
+
+def test_a_route_of_absurdly_many_queues_is_refused() -> None:
+    queues = [QueueData(broker_name="a", read_queue_nums=2**31 - 1, write_queue_nums=1, perm=6)]
+    with pytest.raises(BodyError, match="queues"):
+        Route.of("t", TopicRouteData(queue_datas=queues))
+    with pytest.raises(BodyError, match="queues"):
+        Route.of("t", TopicRouteData(order_topic_conf="a:999999999"))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
@@ -10,9 +11,10 @@ from penstock.client.offsets import RemoteOffsets
 from penstock.client.orderly import OrderlyDispatch, QueueLocks
 from penstock.client.records import ReceivedMessage
 from penstock.client.send_back import SendBack
+from penstock.net.peer import Response
 from penstock.wire.codes import RequestCode
 from tests.unit.consumer_kit import QUEUE, messages, work
-from tests.unit.group_kit import GROUP, Cluster, FakeSession, run
+from tests.unit.group_kit import GROUP, Cluster, FakePeer, FakeSession, run
 
 Verdict = Callable[[ReceivedMessage], Retry | None]
 
@@ -339,5 +341,63 @@ def test_broadcast_needs_no_lock_and_drops_what_fails() -> None:
         await one.clock.elapse(5_000)
         assert one.tried == [1, 1, 2]
         assert one.cluster.log == []
+
+    run(body())
+
+
+def test_a_lock_that_is_lost_while_waiting_for_a_slot_counts() -> None:
+    async def body() -> None:
+        one = Ordered(fails(0))
+        one.dispatch._slots = asyncio.Semaphore(0)
+        one.feed(1)
+        await one.clock.elapse(0)
+        assert one.locks.holds(QUEUE)
+        one.cluster.locked[QUEUE] = ("other", one.clock.now_ms())
+        await one.locks.lock([QUEUE])
+        one.dispatch._slots.release()
+        await one.clock.elapse(2_000)
+        assert one.tried == [], "another member may be at it"
+        one.cluster.locked.clear()
+        await one.clock.elapse(2_000)
+        assert one.seen == [1]
+
+    run(body())
+
+
+class Hangs(FakeSession):
+    """A session one of whose brokers does not answer."""
+
+    def __init__(self, cluster: Cluster, broker_name: str) -> None:
+        super().__init__(cluster)
+        self.broker_name = broker_name
+        self.answers = asyncio.Event()
+
+    async def call(self, peer: FakePeer, *arguments: Any, **options: Any) -> Response:
+        if peer.address == self.broker_name:
+            await self.answers.wait()
+        return await super().call(peer, *arguments, **options)
+
+
+def test_a_broker_that_hangs_holds_up_its_own_locks_only() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 1, "b": 8})
+        session = Hangs(cluster, "b")
+        locks = QueueLocks(session.real, GROUP)
+        late = asyncio.ensure_future(locks.lock(queues[1:]))
+        await cluster.clock.elapse(0)
+        assert await locks.lock(queues[:1]) == set(queues[:1])
+        session.spawn(locks.keep_locked())
+        await cluster.clock.elapse(50_000)
+        assert locks.holds(queues[0]), "it is renewed"
+        back = [asyncio.ensure_future(locks.unlock([queue])) for queue in queues]
+        await cluster.clock.elapse(0)
+        assert queues[0] not in cluster.locked
+        session.answers.set()
+        assert await late == set(queues[1:])
+        await asyncio.gather(*back)
+        assert not cluster.locked
+        assert cluster.count(RequestCode.UNLOCK_BATCH_MQ) <= 3, "not one for each queue"
+        await session.end()
 
     run(body())

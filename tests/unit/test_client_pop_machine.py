@@ -93,8 +93,9 @@ class PopClientMachine(RuleBasedStateMachine):
             self.sent.add(body)
         self.home.store.settle()
 
-    @rule(count_max=st.integers(1, 32), lent_ms=LENT_MS)
-    def receive(self, count_max: int, lent_ms: int) -> None:
+    @rule(count_max=st.integers(1, 32), lent_ms=LENT_MS, new=st.integers(0, 3))
+    def receive(self, count_max: int, lent_ms: int, new: int) -> None:
+        self.send(3, new)
         self.take(count_max, lent_ms)
 
     def take(self, count_max: int, lent_ms: int) -> list[ReceivedMessage]:
@@ -155,9 +156,10 @@ class PopClientMachine(RuleBasedStateMachine):
                 assert began_ms <= self.now_ms
                 self.unsure.add(body)
 
-    @rule(data=st.data(), lent_ms=LENT_MS)
+    @rule(data=st.data(), lent_ms=LENT_MS, then_ack=st.booleans())
     @precondition(lambda self: self.lent)
-    def extend(self, data: st.DataObject, lent_ms: int) -> None:
+    def extend(self, data: st.DataObject, lent_ms: int, then_ack: bool) -> None:
+        self.let_pass(data.draw(st.sampled_from([0, 1, 600])))
         body = data.draw(st.sampled_from(sorted(self.lent)))
         message, until_ms = self.lent[body]
         began_ms = self.now_ms
@@ -170,6 +172,8 @@ class PopClientMachine(RuleBasedStateMachine):
         if began_ms >= until_ms:
             self.unsure.add(body)
         self.lent[body] = message, began_ms + lent_ms
+        if then_ack:
+            self.ack_these([body])
 
     @rule(ms=st.sampled_from([10, 1_500, 4_500, 11_000]))
     def let_pass(self, ms: int) -> None:

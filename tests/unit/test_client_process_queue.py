@@ -1,6 +1,7 @@
 """Messages in work: progress, room, and what a drop leaves."""
 
 import asyncio
+import sys
 
 import pytest
 from hypothesis import strategies as st
@@ -141,6 +142,18 @@ def test_messages_begun_too_long_ago() -> None:
 def test_limits_are_checked() -> None:
     with pytest.raises(BadSetting, match="span_max"):
         FlowLimits(span_max=0)
+
+
+def test_what_is_finished_is_not_kept_behind_what_is_not() -> None:
+    queue = work()
+    queue.add(messages(0), 1)
+    (later,) = got = messages(1)
+    queue.add(got, 2)
+    source = later.source
+    queue.finish_one(later)
+    del later, got
+    assert sys.getrefcount(source) == 2  # here, and for the question
+    assert (queue.progress, queue.count) == (0, 1)
 
 
 class Consuming(RuleBasedStateMachine):

@@ -505,7 +505,7 @@ class PullMachine(RuleBasedStateMachine):
         self.ends = dict.fromkeys(Q[:2], 1)
         self.positions = dict.fromkeys(Q[:2], 0)
         self.paused: set[MessageQueue] = set()
-        self.losing = ""
+        self.losses: list[str] = []
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.loop.run_until_complete(work)
@@ -515,7 +515,9 @@ class PullMachine(RuleBasedStateMachine):
         async def start() -> None:
             self.scene = Scene(self.home, auto_commit=False, pull_batch=batch, messages_max=7)
             self.consumer = self.scene.consumer
-            self.scene.session.lose = lambda code: (self.losing or None) if code == PULL else None
+            self.scene.session.lose = lambda code: (
+                self.losses.pop() if self.losses and code == PULL else None
+            )
             await self.consumer.start()
             self.consumer.assign(Q[:2])
 
@@ -535,8 +537,9 @@ class PullMachine(RuleBasedStateMachine):
             self.ends[queue] += 1
         self.home.store.settle()
 
-    @rule(count_max=st.integers(1, 20))
-    def poll(self, count_max: int) -> None:
+    @rule(count_max=st.integers(1, 20), ms=st.sampled_from([0, 1, 100]))
+    def poll(self, count_max: int, ms: int = 0) -> None:
+        self.let_pass(ms)
         got = self.run(self.consumer.poll(0, count_max=count_max))
         assert len(got) <= count_max
         for message in got:
@@ -562,17 +565,18 @@ class PullMachine(RuleBasedStateMachine):
         self.run(move(queue))
         self.positions[queue] = 0 if begin else self.ends[queue]
 
-    @rule(queue=st.sampled_from(Q[:2]))
-    def pause_or_resume(self, queue: MessageQueue) -> None:
+    @rule(queue=st.sampled_from(Q[:2]), ms=st.sampled_from([0, 100]))
+    def pause_or_resume(self, queue: MessageQueue, ms: int) -> None:
+        self.let_pass(ms)
         if queue in self.paused:
             self.consumer.resume([queue])
         else:
             self.consumer.pause([queue])
         self.paused ^= {queue}
 
-    @rule(losing=st.sampled_from(["", "request", "answer"]))
-    def lose(self, losing: str) -> None:
-        self.losing = losing
+    @rule(lost=st.sampled_from(["request", "answer"]), count=st.integers(1, 3))
+    def lose(self, lost: str, count: int) -> None:
+        self.losses = [lost] * count
 
     @rule(queue=st.sampled_from(Q[:2]), share=st.floats(0, 1.5))
     def commit(self, queue: MessageQueue, share: float) -> None:
@@ -599,17 +603,18 @@ class PullMachine(RuleBasedStateMachine):
 
     @rule()
     def everything_comes_in_the_end(self) -> None:
-        self.losing = ""
+        self.losses = []
         self.consumer.resume(self.paused)
         self.paused.clear()
         for _ in range(40):
-            self.let_pass(3_100 if self.positions != self.ends else 0)
-            self.poll(20)
+            if self.positions == self.ends:
+                break
+            self.poll(20, 3_100)
         assert self.positions == self.ends
 
 
 TestPullMachine = PullMachine.TestCase
 TestPullMachine.settings = settings(
-    max_examples=20, stateful_step_count=25, deadline=None,
+    max_examples=40, stateful_step_count=25, deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
 )  # fmt: skip

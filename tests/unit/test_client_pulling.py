@@ -11,6 +11,7 @@ from penstock.client.pulling import (
     AGAIN_MS,
     AGAIN_MS_MAX,
     BUSY_MS,
+    EMPTY_MS,
     PullAnswer,
     Puller,
     Troubles,
@@ -173,6 +174,7 @@ def test_nothing_for_us_moves_on_and_never_back(code: int) -> None:
     async def test() -> None:
         pull = Pull(nothing(code, 9), nothing(code, 3))
         await pull.idle()
+        await pull.server.clock.elapse(EMPTY_MS)
         assert pull.offsets() == ["5", "9", "9"]
         assert pull.queue.progress == 9
         await pull.end()
@@ -182,13 +184,44 @@ def test_nothing_for_us_moves_on_and_never_back(code: int) -> None:
 
 def test_a_moved_offset_ends_the_pulling(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        pull = Pull(nothing(ResponseCode.PULL_OFFSET_MOVED, 50))
+        pull = Pull(nothing(ResponseCode.PULL_OFFSET_MOVED, 3))
         await pull.task
-        assert pull.moved == [50]
+        assert pull.moved == [3]
         assert pull.queue.dropped
 
     run(test)
-    assert "nothing at offset 5 (0 to 100 are there): on to 50" in caplog.text
+    assert "nothing at offset 5 (0 to 100 are there): on to 3" in caplog.text
+
+
+def test_messages_that_are_deleted_at_the_broker_are_still_handled_here() -> None:
+    async def test() -> None:
+        pull = Pull(found(7, 5, 6), nothing(ResponseCode.PULL_OFFSET_MOVED, 50))
+        await pull.idle()
+        assert pull.moved == []
+        assert (pull.queue.dropped, pull.queue.next_offset, pull.queue.progress) == (False, 50, 5)
+        pull.queue.finish(pull.got)
+        assert pull.queue.progress == 50
+        await pull.end()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "step", [nothing(ResponseCode.PULL_NOT_FOUND, 5), nothing(20, 5), found(5), found(4)]
+)
+def test_answers_that_come_at_once_and_empty_make_no_busy_loop(step: Step) -> None:
+    async def test() -> None:
+        pull = Pull(step, step)
+        clock = pull.server.clock
+        await clock.elapse(0)
+        assert len(pull.server.asked) == 1
+        await clock.elapse(EMPTY_MS)
+        assert len(pull.server.asked) == 2
+        await clock.elapse(EMPTY_MS)
+        assert len(pull.server.asked) == 3
+        await pull.end()
+
+    run(test)
 
 
 def test_a_suggested_replica_is_pulled_and_gets_no_progress() -> None:

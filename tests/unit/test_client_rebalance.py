@@ -2,6 +2,7 @@
 
 import asyncio
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -300,3 +301,92 @@ def test_a_strategy_of_ones_own_may_fail() -> None:
 def test_what_is_no_beginning_is_refused() -> None:
     with pytest.raises(BadSetting, match="newest"):
         Consumer(Cluster(), start_at="newest")  # type: ignore[arg-type]
+
+
+def test_a_queue_whose_lock_is_lost_begins_anew_where_the_other_has_come_to() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with Consumer(cluster, orderly=True) as one:
+            assert one.locks is not None
+            one.session.spawn(one.locks.keep_locked())
+            one.offsets.update(queues[0], 4)
+            cluster.locked[queues[0]] = ("other", cluster.clock.now_ms())
+            cluster.stored[queues[0]] = 200
+            await cluster.clock.elapse(21_000)
+            assert list(one.hands.holds) == queues[1:]
+            assert cluster.stored[queues[0]] == 200, "our progress is not that of the group"
+            cluster.locked.pop(queues[0])
+            await cluster.clock.elapse(10_000)
+            assert one.hands.holds[queues[0]] == 200
+
+    run(body())
+
+
+def test_a_lock_that_a_broker_may_have_given_away_meanwhile_counts_as_lost() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 1})
+        async with Consumer(cluster, orderly=True) as one:
+            assert one.locks is not None
+            one.session.spawn(one.locks.keep_locked())
+            one.offsets.update(queues[0], 4)
+            cluster.down = {"a"}
+            await cluster.clock.elapse(70_000)
+            cluster.down = set()
+            cluster.stored[queues[0]] = 200
+            await cluster.clock.elapse(10_000)
+            assert one.hands.holds == {queues[0]: 200}
+
+    run(body())
+
+
+def test_a_strategy_of_ones_own_may_give_nonsense() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with Consumer(cluster) as one:
+            things: list[list[Any]] = [[None, 3], [[]], [queues[0], "x"]]
+            for nonsense in things:
+                one.rebalancer._strategy = lambda *_, found=nonsense: found
+                assert not await one.rebalancer.rebalance()
+                assert one.rebalancer.shares["t"].problem is not None
+            assert list(one.hands.holds) == queues
+            one.rebalancer._strategy = lambda *_: []
+            assert await one.rebalancer.rebalance()
+            await cluster.clock.elapse(0)
+            one.rebalancer._strategy = lambda *_: [queues[0], queues[0]]
+            assert await one.rebalancer.rebalance()
+            assert list(one.hands.holds) == queues[:1], "taken once"
+
+    run(body())
+
+
+def test_a_refusal_to_tell_the_members_is_said_as_such() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        cluster.add_topic("t", {"a": 2})
+        cluster.refuse[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = 16
+        async with Consumer(cluster) as one:
+            assert "refused by the test" in str(one.rebalancer.shares["t"].problem)
+
+    run(body())
+
+
+def test_a_topic_that_is_not_wanted_any_more_when_its_queue_comes_is_not_taken() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 1})
+        async with Consumer(cluster, topics=()) as one:
+            one.hands.wanted = ["t"]
+            working = asyncio.ensure_future(one.rebalancer.rebalance())
+            while not cluster.count(RequestCode.QUERY_CONSUMER_OFFSET):
+                await asyncio.sleep(0)
+            one.hands.wanted = []
+            await working
+            assert not one.rebalancer.ours
+            one.hands.wanted = ["t"]
+            await one.rebalancer.rebalance()
+            assert list(one.hands.holds) == queues
+
+    run(body())

@@ -185,3 +185,53 @@ def test_retry_is_noted() -> None:
     assert message.again is None
     message.retry(delay_level=4)
     assert message.again == 4
+
+
+def test_offsets_inside_a_batch_stay_within_64_bits() -> None:
+    inner = encode_batch([(b"one", 0, {}), (b"two", 0, {})])
+    bad: list[BadRecord] = []
+    found = decode_records(record(2**63 - 1, inner, sys_flag=0xC0), "b", bad=bad)
+    assert [m.body for m in found] == [b"one"]
+    assert len(bad) == 1
+
+
+def test_a_batch_that_is_a_bomb_is_cut_off() -> None:
+    many = encode_batch([(b"", 0, {})]) * (records.BODY_BYTES_MAX // 100)
+    data = record(1, zlib.compress(many), sys_flag=with_compression(0xC0, Compression.ZLIB))
+    bad: list[BadRecord] = []
+    found = decode_records(data, "b", bad=bad)
+    assert sum(message.size for message in found) <= records.BODY_BYTES_MAX + 1000
+    assert len(bad) == 1
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 160), st.binary(min_size=1, max_size=8)), min_size=1, max_size=3
+    ),
+    st.sampled_from([0, 0x10, 0x20, 0x30, 0xC0, 0xC1, 0x1]),
+    st.sampled_from(["Orders", "%RETRY%" + "g" * 150]),
+)
+def test_hostile_bytes_are_read_as_the_plain_decoder_does(
+    patches: list[tuple[int, bytes]], sys_flag: int, topic: str
+) -> None:
+    made = record(5, properties={"TAGS": "a", "KEYS": "k"}, topic=topic, sys_flag=sys_flag & 0xC1)
+    broken = bytearray(made)
+    broken[39] |= sys_flag
+    for at, patch in patches:
+        broken[at : at + len(patch)] = patch
+    data = bytes(broken)
+    try:
+        found = decode_records(data, "b")
+    except RecordError:
+        return
+    for message in found:
+        for name in ("topic", "keys", "tags", "born_host", "store_host", "offset_id", "queue"):
+            getattr(message, name)
+        assert message.size == len(message.record)
+        if message.source.data is data and message.size == len(data):
+            try:
+                plain = decode_message(data)
+            except (CompressionError, RecordError):
+                continue
+            for name in ("properties", "tags", "keys", "queue_offset", "flag", "message_id"):
+                assert getattr(message, name) == getattr(plain, name), name

@@ -1,7 +1,7 @@
 """Request and reply: the side that asks, and the side that replies."""
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any, cast
 
 import pytest
@@ -12,13 +12,21 @@ from penstock.client.records import ReceivedMessage, decode_records
 from penstock.client.request import Requests, is_reply, reply_message, send_reply
 from penstock.client.routes import Route
 from penstock.client.session import Session
-from penstock.clock import VirtualClock
-from penstock.errors import ClientClosed, MessageIllegal, NoReply, PeerTimeout, Refused
+from penstock.clock import Alarm, VirtualClock
+from penstock.errors import (
+    ClientClosed,
+    MessageIllegal,
+    NoReply,
+    NoRoute,
+    PeerTimeout,
+    Refused,
+)
 from penstock.net.peer import Ask
 from penstock.wire.bodies import BrokerData, QueueData, TopicRouteData
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import decode_properties, encode_properties
 from penstock.wire.record import Record
+from tests.unit.group_kit import FakeNames
 
 
 class Home:
@@ -28,6 +36,7 @@ class Home:
         self.clock = VirtualClock()
         self.options = ClientOptions()
         self.client_id = "10.0.0.1@7"
+        self.names = FakeNames()
         self.known: set[str] = set()
         self.beats = 0
         self.routes = {
@@ -278,5 +287,62 @@ def test_a_reply_goes_by_the_broker_that_brought_the_request_first() -> None:
         sends = Sends()
         await send_reply(cast(Session, home), request, message, sends, timeout_ms=3_000)
         assert sends.sent[0][1] is None
+
+    _run(run())
+
+
+def test_a_reply_counts_even_if_the_sends_answer_was_lost() -> None:
+    async def run() -> None:
+        requests, _ = _made()
+
+        async def send(message: Message, queue: object, timeout_ms: int) -> SendReceipt:
+            properties = {"CORRELATION_ID": message.properties["CORRELATION_ID"]}
+            requests.asked(_push(properties))
+            raise PeerTimeout("no answer")
+
+        reply = await requests.request(Message("T", b"q"), send, timeout_ms=3_000)
+        assert reply.body == b"reply"
+
+    _run(run())
+
+
+def test_a_topic_that_nobody_can_make_is_named() -> None:
+    async def run() -> None:
+        requests, home = _made()
+        home.routes.clear()
+        with pytest.raises(NoRoute, match="'T'"):
+            await requests.request(Message("T", b"q"), Sends(), timeout_ms=3_000)
+
+    _run(run())
+
+
+class SetClock(VirtualClock):
+    """A clock whose time of day is set anew by `step_ms`."""
+
+    step_ms = 0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + self.step_ms
+
+    def wake_at(self, ms: int, callback: Callable[[], object]) -> Alarm:
+        return super().wake_at(ms - self.step_ms, callback)
+
+
+def test_the_time_of_day_may_change_meanwhile() -> None:
+    async def run() -> None:
+        requests, home = _made()
+        home.clock = clock = SetClock()
+
+        async def send(message: Message, queue: object, timeout_ms: int) -> SendReceipt:
+            clock.step_ms = 3_600_000
+            return await sends(message, None, timeout_ms)
+
+        sends = Sends()
+        asking = asyncio.ensure_future(requests.request(Message("T", b"q"), send, timeout_ms=3_000))
+        await clock.elapse(2_999)
+        assert not asking.done()
+        [(message, _, _)] = sends.sent
+        requests.asked(_push({"CORRELATION_ID": message.properties["CORRELATION_ID"]}))
+        assert (await asking).body == b"reply"
 
     _run(run())

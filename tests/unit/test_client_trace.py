@@ -289,3 +289,16 @@ def test_records_are_read_back_also_those_of_older_clients() -> None:
     assert (records[4].code, records[4].time_ms, records[4].group) == (ConsumeCode.SUCCESS, 9, "g")
     assert records[5].code is None
     assert (records[6].state, records[6].from_check) == ("UNKNOW", True)
+
+
+def test_after_the_close_nothing_is_taken_up() -> None:
+    async def run() -> None:
+        tracer, traces, clock = _made()
+        await tracer.close()
+        for _ in range(FLUSH_AT):
+            tracer.recalled(topic="T", message_id=ID, success=True)
+        assert clock.pending() == 0
+        await clock.elapse(10_000)
+        assert not traces.sent
+
+    _run(run())

@@ -1,6 +1,7 @@
 """Transactions: what is sent as a half, how it is ended, what a broker's question leads to."""
 
 import asyncio
+import base64
 import pickle
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import replace
@@ -163,7 +164,8 @@ def test_a_handle_becomes_text_and_back() -> None:
 @pytest.mark.parametrize(
     "text",
     ["", "tx1-", "tx1-!", "tx1-e30", "tx1-WzFd", str(HANDLE)[:-4], str(HANDLE) + "A", "x" * 9000,
-     "tx1-WyJhIiwiYiIsImMiLCJkIiwtMSwxLCJlIiwiZiJd"],
+     "tx1-WyJhIiwiYiIsImMiLCJkIiwtMSwxLCJlIiwiZiJd", "tx1-" + "W1tb" * 1_000,
+     "tx1-" + base64.urlsafe_b64encode(rb'["\ud800","g","b","",1,1,"m","t"]').decode().rstrip("=")],
 )  # fmt: skip
 def test_what_is_no_handle_is_said_so(text: str) -> None:
     with pytest.raises(InvalidParameter, match="no handle"):
@@ -450,5 +452,44 @@ def test_checks_that_run_are_waited_for_a_while() -> None:
         await task
         await producer._checks.finish(3_000)
         assert len(home.calls) == 1
+
+    _run(run())
+
+
+def test_while_a_block_is_open_nobody_knows() -> None:
+    async def run() -> None:
+        asked: list[str] = []
+
+        def check(message: ReceivedMessage) -> bool:
+            asked.append(message.message_id)
+            return False
+
+        producer, home, _ = _made(check)
+        async with producer.transaction(Message("T", b"x")) as transaction:
+            await _answer(producer, _ask())
+            assert not asked, "the work beside it is under way: what could a check say"
+            [(_, told)] = home.oneways
+            assert (told["commitOrRollback"], told["fromTransactionCheck"]) == ("0", "true")
+            transaction.decision = Decision.UNKNOWN
+        await _answer(producer, _ask())
+        assert asked == [HANDLE.message_id]
+        home.outcomes = [Refused("no")]
+        with pytest.raises(Refused):
+            async with producer.transaction(Message("T", b"x")):
+                pass
+        await _answer(producer, _ask())
+        assert len(asked) == 2
+
+    _run(run())
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+def test_what_ends_a_block_early_never_commits(error: type[BaseException]) -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        with pytest.raises(error):
+            async with producer.transaction(Message("T", b"x")):
+                raise error
+        assert [ext["commitOrRollback"] for _, ext in home.calls] == ["12"]
 
     _run(run())

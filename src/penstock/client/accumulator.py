@@ -12,15 +12,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from penstock.client.inflight import InFlight
 from penstock.client.message import Message, MessageQueue, SendReceipt
 from penstock.clock import Alarm, Clock
 from penstock.errors import BadSetting, ClientClosed, MessageIllegal, PenstockError, RecordError
 from penstock.wire.codes import PROPERTY_PRODUCER_GROUP, RETRY_TOPIC_PREFIX
 
 SendBatch: TypeAlias = Callable[
-    [Sequence[Message], MessageQueue | None], Awaitable[Sequence[SendReceipt]]
+    [Sequence[Message], MessageQueue | None], Awaitable[Sequence[SendReceipt | PenstockError]]
 ]
-"""Sends messages of one topic as one request (a single one as a plain send): receipts in order."""
+"""Sends messages of one topic as one request (a single one as a plain send): what became of each,
+in order. Raises if none was sent."""
 
 OVERHEAD_BYTES: Final = 100
 """What a message takes in a batch beside body, tags, keys and properties, with its id."""
@@ -46,9 +48,12 @@ class Batching:
 
 
 class Accumulator:
-    """Messages that wait for company."""
+    """Messages that wait for company. Those without a receipt yet count against `count_max`."""
 
-    def __init__(self, send_batch: SendBatch, batching: Batching, clock: Clock) -> None:
+    def __init__(
+        self, send_batch: SendBatch, batching: Batching, clock: Clock, count_max: int = 10_000
+    ) -> None:
+        self.held = InFlight(count_max, clock)
         self._send_batch = send_batch
         self._batching = batching
         self._clock = clock
@@ -59,16 +64,18 @@ class Accumulator:
     def add(
         self, message: Message, queue: MessageQueue | None = None
     ) -> asyncio.Future[SendReceipt]:
-        """Take a message; its future has the receipt or the error of its own. Never blocks.
+        """Take a message; its future has the receipt or the error of its own. Never blocks, but
+        raises TooMuchInFlight.
 
         A message that waits for its time, or that fills a batch by itself, goes alone, at once.
         """
         if self._closed:
             raise ClientClosed("the producer is closed: it takes no more messages")
         future: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
-        limits, size = self._batching, _size(message)
-        if size >= limits.bytes_max or not _can_be_batched(message):
-            self._start([(message, future)], queue)
+        limits, size, alone = self._batching, _size(message), not _can_be_batched(message)
+        self.held.enter(size)
+        if alone or size >= limits.bytes_max:
+            self._start([_Waiter(message, future, size)], queue)
             return future
         kind = (message.topic, queue, message.wait_stored)
         batch = self._open.get(kind)
@@ -79,7 +86,7 @@ class Accumulator:
             due_ms = self._clock.now_ms() + limits.linger_ms
             alarm = self._clock.wake_at(due_ms, lambda: self._leave(kind))
             batch = self._open[kind] = _Batch(alarm)
-        batch.waiting.append((message, future))
+        batch.waiting.append(_Waiter(message, future, size))
         batch.size += size
         if len(batch.waiting) >= limits.count_max or batch.size >= limits.bytes_max:
             self._leave(kind)
@@ -89,8 +96,8 @@ class Accumulator:
         """Send what waits now; returns when all of it has an answer (errors are the futures')."""
         for kind in list(self._open):
             self._leave(kind)
-        while self._sending:
-            await asyncio.wait(self._sending)
+        if self._sending:  # what is added from now on is none of this flush's
+            await asyncio.wait(list(self._sending))
 
     async def close(self) -> None:
         """The same, and take no more: `add` raises ClientClosed from then on."""
@@ -100,38 +107,62 @@ class Accumulator:
     def _leave(self, kind: _Kind) -> None:
         batch = self._open.pop(kind)
         batch.alarm.cancel()
-        waiting = [one for one in batch.waiting if not one[1].done()]  # some may be cancelled
+        waiting = []
+        for one in batch.waiting:
+            if one.future.done():  # called off
+                self.held.leave(self.held.wave, one.size)
+            else:
+                waiting.append(one)
         if waiting:
             self._start(waiting, kind[1])
 
-    def _start(self, waiting: "_Waiting", queue: MessageQueue | None) -> None:
+    def _start(self, waiting: "list[_Waiter]", queue: MessageQueue | None) -> None:
         task = asyncio.ensure_future(self._send(waiting, queue))
         self._sending.add(task)
-        task.add_done_callback(self._sending.discard)
+        task.add_done_callback(lambda done: self._sent(done, waiting))
 
-    async def _send(self, waiting: "_Waiting", queue: MessageQueue | None) -> None:
+    def _sent(self, task: "asyncio.Task[None]", waiting: "list[_Waiter]") -> None:
+        self._sending.discard(task)
+        for one in waiting:
+            self.held.leave(self.held.wave, one.size)
+            if not one.future.done():  # our task was cancelled: the loop ends
+                one.future.cancel()
+
+    async def _send(self, waiting: "list[_Waiter]", queue: MessageQueue | None) -> None:
+        outcomes: Sequence[SendReceipt | Exception]
         try:
-            receipts = await self._send_batch([message for message, _ in waiting], queue)
-        except (MessageIllegal, RecordError) as error:
-            if len(waiting) == 1:
-                _fail(waiting, error)
-                return
-            # Nothing of it was stored. One of them is wrong: the others are not to suffer from it.
-            for one in waiting:
+            outcomes = await self._send_batch([one.message for one in waiting], queue)
+        except Exception as error:  # also for what is wrong with the application's message
+            outcomes = [error] * len(waiting)
+        wrong = []
+        for one, outcome in zip(waiting, outcomes, strict=True):
+            if len(waiting) > 1 and _is_wrong(outcome):
+                wrong.append(one)
+            else:
+                one.settle(outcome)
+        # Nothing of them was stored. One of them is wrong: the others are not to suffer from it.
+        for one in wrong:
+            if not one.future.done():
                 await self._send([one], queue)
-        except PenstockError as error:
-            _fail(waiting, error)
-        except asyncio.CancelledError:
-            for _, future in waiting:
-                future.cancel()
-            raise
+
+
+class _Waiter:
+    """A message that waits for its receipt."""
+
+    __slots__ = ("future", "message", "size")
+
+    def __init__(self, message: Message, future: "asyncio.Future[SendReceipt]", size: int) -> None:
+        self.message = message
+        self.future = future
+        self.size = size
+
+    def settle(self, outcome: SendReceipt | Exception) -> None:
+        if self.future.done():
+            return
+        if isinstance(outcome, Exception):
+            self.future.set_exception(outcome)
         else:
-            for (_, future), receipt in zip(waiting, receipts, strict=True):
-                if not future.done():
-                    future.set_result(receipt)
-
-
-_Waiting: TypeAlias = list[tuple[Message, asyncio.Future[SendReceipt]]]
+            self.future.set_result(outcome)
 
 
 class _Batch:
@@ -139,14 +170,15 @@ class _Batch:
 
     def __init__(self, alarm: Alarm) -> None:
         self.alarm = alarm
-        self.waiting: _Waiting = []
+        self.waiting: list[_Waiter] = []
         self.size = 0
 
 
-def _fail(waiting: _Waiting, error: PenstockError) -> None:
-    for _, future in waiting:
-        if not future.done():
-            future.set_exception(error)
+def _is_wrong(outcome: SendReceipt | Exception) -> bool:
+    """Whether a message can't be sent as it is, so that nothing of its request was stored."""
+    if isinstance(outcome, PenstockError):
+        return isinstance(outcome, MessageIllegal | RecordError)
+    return isinstance(outcome, Exception)
 
 
 def _can_be_batched(message: Message) -> bool:

@@ -32,6 +32,10 @@ from penstock.errors import BlockingInLoop, ClientClosed, ClientForked
 END_SECONDS = 3.0
 """How long the end of the process waits for clients that nobody closed."""
 
+LOOK_SECONDS = 0.5
+"""How often who waits looks up: a signal that comes while a thread is about to wait is not heard
+before it does something again."""
+
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -61,7 +65,7 @@ class LoopThread:
         call = _Call(self, lambda: function(*args, **kwargs))
         try:
             self.soon(call.begin)
-            return call.result()
+            return await_result(call)
         except BaseException:
             call.cancel()
             raise
@@ -102,7 +106,12 @@ class LoopThread:
 def await_result(future: "Future[T]") -> T:
     """Wait; what is not done when the caller is interrupted is cancelled."""
     try:
-        return future.result()
+        while True:
+            try:
+                return future.result(LOOK_SECONDS)
+            except TimeoutError:
+                if future.done():
+                    return future.result()
     except BaseException:
         future.cancel()
         raise

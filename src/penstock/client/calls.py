@@ -13,8 +13,8 @@ from penstock.client.settling import Settling
 from penstock.client.trace import ConsumeCode, Tracer
 from penstock.errors import ClientError
 
-HANDLING: ContextVar[bool] = ContextVar("penstock_handling", default=False)
-"""Set in tasks that run handlers, and in those that handlers start."""
+_INSIDE: ContextVar[tuple[Settling, ...]] = ContextVar("penstock_inside", default=())
+"""In tasks that run handlers, and in those that handlers start: whose they are."""
 
 
 class Calls:
@@ -37,13 +37,10 @@ class Calls:
         code = ConsumeCode.SUCCESS
         try:
             result = verdict(await self.call(messages))
-        except Exception as error:  # the application's
-            self._settling.complain(messages, error)
-            result, code = Retry(), ConsumeCode.EXCEPTION
-        except asyncio.CancelledError as error:
-            if is_cancelled():
+        except BaseException as error:
+            if is_end(error):
                 raise
-            self._settling.complain(messages, error)  # something inside the handler was cancelled
+            self._settling.complain(messages, error)
             result, code = Retry(), ConsumeCode.EXCEPTION
         if self.tracer is not None:
             failed = result is not None or any(message.again is not None for message in messages)
@@ -59,7 +56,7 @@ class Calls:
             raise no_handler(messages[0])
         argument = handler.argument(messages)
         if handler.is_async:
-            HANDLING.set(True)
+            enter(self._settling)
             return await cast(Awaitable[object], handler.function(argument))
         call = _Call(handler.function, argument, asyncio.get_running_loop().create_future())
         self._threads.submit((call,))
@@ -102,7 +99,24 @@ def no_handler(message: ReceivedMessage) -> ClientError:
     )
 
 
-def is_cancelled() -> bool:
-    """Whether the running task itself is asked to end."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+def enter(settling: Settling) -> None:
+    """Handlers of this consumer run in this task from now on."""
+    inside = _INSIDE.get()
+    if settling not in inside:
+        _INSIDE.set((*inside, settling))
+
+
+def is_handling(settling: Settling) -> bool:
+    """Whether the caller is an async handler of this consumer, or was started by one."""
+    return settling in _INSIDE.get()
+
+
+def is_end(error: BaseException) -> bool:
+    """Whether what a handler raises is meant for the running task, or the whole program.
+
+    Not so a cancellation of something inside the handler: that is the handler's failure.
+    """
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        return task is not None and task.cancelling() > 0
+    return isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)

@@ -10,6 +10,7 @@ still in work, so a message may come again after a crash or while queues change 
 """
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,6 @@ from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, Unpack
 
 from penstock.client.assign import Strategy
-from penstock.client.calls import HANDLING
 from penstock.client.consumer_core import ConsumerCore
 from penstock.client.consumer_options import CONSUME_TIMEOUT_MS, DRAIN_MS, ConsumerOptions
 from penstock.client.handlers import Function, Handlers
@@ -93,8 +93,11 @@ class AsyncConsumer:
         self._session = Session(ClientOptions.of(nameservers, client))
         self._handlers = Handlers(takes_list=handle_batch > 1)
         self._core = ConsumerCore(self._session, self._options, self._handlers)
+        self._starting = asyncio.Lock()
+        self._unwanted = False
         self._closing: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     # --- life
 
@@ -103,35 +106,58 @@ class AsyncConsumer:
 
         Without a subscription it begins with the first one.
         """
-        if self._closing is not None:
-            raise ClientClosed("the consumer was closed", hint="make another one")
-        if self._session.started:
-            self._session.check_alive()
-            return
+        async with self._starting:
+            if self._closing is not None:
+                raise _closed()
+            if self._session.started:
+                self._session.check_alive()
+                return
+            await self._start()
+
+    async def _start(self) -> None:
+        self._unwanted = False
+        self._loop = asyncio.get_running_loop()
         await self._session.start()
-        if self._core.subscribes:
-            try:
-                await self._core.begin()
-            except BaseException:
+        try:
+            if self._unwanted:
+                raise _closed()
+            if self._core.subscribes:
+                await self._begin()
+        except BaseException:
+            if self._closing is None:
+                await self._core.abandon()
                 await self._session.close()
-                raise
+            raise
+
+    async def _begin(self) -> None:
+        """Begin, or wait until another caller has; raises ClientClosed if `close` comes between."""
+        beginning = self._core.begin()
+        await asyncio.wait([beginning])
+        if beginning.cancelled():
+            raise _closed()
+        beginning.result()
 
     def stop(self) -> None:
-        """Let `run` end; a handler may call it."""
-        self._ended.set()
+        """Let `run` end; a handler may call it, also in a thread."""
+        if self._loop is None or self._loop is _running_loop():
+            self._ended.set()
+        else:
+            with contextlib.suppress(RuntimeError):  # that loop is closed: nothing runs
+                self._loop.call_soon_threadsafe(self._ended.set)
 
     async def close(self) -> None:
         """Stop pulling, wait (at most `drain_ms`) for handlers, store progress, say goodbye.
 
         In a handler, which would wait for itself, it only begins with that.
         """
-        if not self._session.started:
-            self._ended.set()
+        if self._session.started:
+            self._session.check_alive()
+            if self._closing is None:
+                self._closing = asyncio.ensure_future(self._close())
+        elif self._closing is None:
+            self._unwanted = True  # a start that is under way goes no further
             return
-        self._session.check_alive()
-        if self._closing is None:
-            self._closing = asyncio.ensure_future(self._close())
-        if not HANDLING.get():
+        if not self._core.is_handling:
             await asyncio.shield(self._closing)
 
     async def _close(self) -> None:
@@ -144,19 +170,30 @@ class AsyncConsumer:
     async def run(self) -> None:
         """Consume until `stop`, `close` or until this is cancelled; closes the consumer then."""
         try:
-            await self._consume()
-            await self._ended.wait()
+            if await self._consume():
+                await self._ended.wait()
         finally:
             await self.close()
 
-    async def _consume(self) -> None:
+    async def _consume(self) -> bool:
+        """Whether it has begun; False if it is closed meanwhile."""
+        closed_before = self._closing is not None
+        try:
+            await self._start_all()
+        except ClientClosed:
+            if closed_before:
+                raise
+            return False
+        return True
+
+    async def _start_all(self) -> None:
         await self.start()
         if not self._core.subscribes:
             raise InvalidParameter(
                 "nothing is subscribed",
                 hint="name topics by @consumer.on(topic) or subscribe(topic)",
             )
-        await asyncio.shield(self._core.begin())
+        await self._begin()
 
     async def __aenter__(self) -> Self:
         await self.start()
@@ -207,8 +244,8 @@ class AsyncConsumer:
         fault = topic_fault(topic)
         if fault is not None:
             raise BadSetting(f"no topic can be called {topic[:80]!r}: {fault}", hint="check it")
-        version = self._session.clock.now_ms()
         name = self._session.name(topic)
+        version = self._core.next_version()
         self._core.subscribe(Subscription.of(name, tags, sql, version=version), merge=merge)
 
     def __aiter__(self) -> MessageIterator:
@@ -218,8 +255,9 @@ class AsyncConsumer:
         """
         return MessageIterator(self._mailbox)
 
-    async def _mailbox(self) -> Mailbox:
-        await self._consume()
+    async def _mailbox(self) -> Mailbox | None:
+        if not await self._consume():
+            return None
         if self._core.mailbox is None:
             raise InvalidParameter(
                 "`async for` over a consumer with handlers", hint="use subscribe() instead of on()"
@@ -282,3 +320,14 @@ class AsyncConsumer:
             self._session, message, answer, self._core.send,
             timeout_ms=self._session.options.timeout_ms,
         )  # fmt: skip
+
+
+def _closed() -> ClientClosed:
+    return ClientClosed("the consumer was closed", hint="make another one")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop | None:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError:
+        return None

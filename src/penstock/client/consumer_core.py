@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import datetime
 
 from penstock.client import inbound
-from penstock.client.calls import Calls
+from penstock.client.calls import Calls, is_handling
 from penstock.client.consumer_options import ConsumerOptions
 from penstock.client.diagnosis import Diagnosis
 from penstock.client.dispatch import ConcurrentDispatch, Dispatch
@@ -22,7 +22,7 @@ from penstock.client.offsets import PERSIST_MS, LocalOffsets, Offsets, RemoteOff
 from penstock.client.orderly import OrderlyDispatch, QueueLocks
 from penstock.client.outgoing import SendOptions
 from penstock.client.process_queue import ProcessQueue
-from penstock.client.pulling import Puller, Troubles
+from penstock.client.pulling import AGAIN_MS_MAX, Puller, Troubles
 from penstock.client.rates import Rates
 from penstock.client.rebalance import Rebalancer, Share
 from penstock.client.records import ReceivedMessage, decode_records
@@ -65,6 +65,7 @@ class ConsumerCore:
         self._pullers: dict[ProcessQueue, asyncio.Task[object]] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._paused: set[str] = set()
+        self._version = 0
         self._troubles = Troubles()
         self._beginning: asyncio.Task[None] | None = None
         self._closing = False
@@ -80,11 +81,11 @@ class ConsumerCore:
         self._sender: Sender | None = None
         self._tracer: Tracer | None = None
         self._locks: QueueLocks | None = None
-        self._settling: Settling
+        self._settling: Settling | None = None
         self._calls: Calls
         self._dispatch: Dispatch
         self._rebalancer: Rebalancer
-        self._diagnosis: Diagnosis
+        self._diagnosis: Diagnosis | None = None
         self._rates = Rates(session.clock)
 
     # --- life
@@ -97,7 +98,7 @@ class ConsumerCore:
         return self._beginning
 
     def _begun(self, beginning: asyncio.Task[None]) -> None:
-        if not beginning.cancelled() and beginning.exception() is not None:
+        if beginning.cancelled() or beginning.exception() is not None:
             self._beginning = None  # it may be tried again
 
     def _begin_beside(self) -> None:
@@ -142,16 +143,17 @@ class ConsumerCore:
         send_back = None
         if not options.broadcast:
             send_back = SendBack(session, self.group, retries_max=options.retries)
-        self._settling = Settling(
+        settling = self._settling = Settling(
             session, options.group, give_back=send_back, retries_max=options.retries
         )
         name = f"penstock-{options.group}"
         self._calls = Calls(
-            self._handlers, self._settling, self._tracer, name=name, threads=options.concurrency
+            self._handlers, settling, self._tracer, name=name, threads=options.concurrency
         )
         handle: Callable[[list[ReceivedMessage]], Awaitable[Retry | None]] = self._calls.handle
+        self.mailbox = None
         if not self._handlers:
-            self.mailbox = Mailbox(session, self._settling)
+            self.mailbox = Mailbox(session, settling)
             handle = self.mailbox.handle
         if options.orderly:
             if not options.broadcast:
@@ -159,21 +161,26 @@ class ConsumerCore:
             self._dispatch = OrderlyDispatch(
                 session, self.group, self.offsets, handle=handle,
                 handler_of=self._handlers.find, locks=self._locks,
-                send_back=send_back, handle_batch=options.handle_batch,
+                send_back=send_back,
+                handle_batch=options.handle_batch if self.mailbox is None else 1,
                 retries_max=options.retries, concurrency=options.concurrency,
             )  # fmt: skip
         elif self.mailbox is not None:
             self._dispatch = self.mailbox
         else:
             self._dispatch = ConcurrentDispatch(
-                session, self._handlers, self._calls, self._settling, name=name,
+                session, self._handlers, self._calls, settling, name=name,
                 concurrency=options.concurrency, handle_batch=options.handle_batch,
             )  # fmt: skip
 
     async def close(self) -> None:
         """Stop pulling, let handlers finish, store progress, unlock, say goodbye."""
         self._closing = True
-        if not await self._has_begun():
+        beginning = self._beginning
+        if beginning is None or not beginning.done():
+            await self.abandon()
+            return
+        if beginning.cancelled() or beginning.exception() is not None:
             return
         for puller in self._pullers.values():
             puller.cancel()
@@ -190,14 +197,17 @@ class ConsumerCore:
             await self._session.leave(self._sender)
         await self._session.leave(self)
 
-    async def _has_begun(self) -> bool:
-        """Whether there is something to end; what is about to begin does not."""
-        if self._beginning is None:
-            return False
-        if not self._beginning.done():
-            self._beginning.cancel()
-            await asyncio.wait([self._beginning])
-        return not self._beginning.cancelled() and self._beginning.exception() is None
+    async def abandon(self) -> None:
+        """What is about to begin does not."""
+        beginning = self._beginning
+        if beginning is not None and not beginning.done():
+            beginning.cancel()
+            await asyncio.wait([beginning])
+
+    @property
+    def is_handling(self) -> bool:
+        """Whether the caller is one of our async handlers, or was started by one."""
+        return self._settling is not None and is_handling(self._settling)
 
     async def _keep_persisting(self) -> None:
         while True:
@@ -207,6 +217,7 @@ class ConsumerCore:
 
     async def _keep_watch(self) -> None:
         timeout_ms = self._options.consume_timeout_ms
+        assert self._settling is not None
         while True:
             await pause(self._session.clock, min(timeout_ms, WATCH_MS))
             await self._settling.expire(list(self.works.values()), timeout_ms)
@@ -218,6 +229,11 @@ class ConsumerCore:
 
     # --- subscriptions
 
+    def next_version(self) -> int:
+        """The version of a subscription: brokers believe in none that is not above the last."""
+        self._version = max(self._version + 1, self._session.clock.now_ms())
+        return self._version
+
     def subscribe(self, subscription: Subscription, *, merge: bool) -> None:
         """Want messages of a topic, from now on; `merge`: besides what is wanted already."""
         known = self._subscriptions.get(subscription.topic)
@@ -228,7 +244,7 @@ class ConsumerCore:
             if self._beginning is None:
                 self._begin_beside()  # in the next turn: more handlers may be named in this one
             else:
-                self._session.spawn(self._announce(subscription))
+                self._session.spawn(self._announce(self._beginning, subscription))
 
     @property
     def subscribes(self) -> bool:
@@ -238,11 +254,14 @@ class ConsumerCore:
     def unsubscribe(self, topic: str) -> None:
         """Want no more messages of a topic."""
         if self._subscriptions.pop(topic, None) is not None and self._beginning is not None:
-            self._session.spawn(self._announce(None))
+            self._session.spawn(self._announce(self._beginning, None))
 
-    async def _announce(self, subscription: Subscription | None) -> None:
-        assert self._beginning is not None
-        await self._beginning
+    async def _announce(
+        self, beginning: asyncio.Task[None], subscription: Subscription | None
+    ) -> None:
+        await asyncio.wait([beginning])
+        if self._beginning is not beginning:  # it failed, and whoever waited for it knows
+            return
         if subscription is not None:
             await self._session.find_route(subscription.topic)
             await self._check_filter(subscription)
@@ -303,7 +322,18 @@ class ConsumerCore:
         )  # fmt: skip
         self.works[queue] = work
         task = self._pullers[work] = self._session.spawn(puller.run())
-        task.add_done_callback(lambda task: self._pullers.pop(work, None))
+        task.add_done_callback(lambda task: self._pulled(work, task))
+
+    def _pulled(self, work: ProcessQueue, puller: asyncio.Task[object]) -> None:
+        """A puller has ended; one that failed as nobody thought of stops no queue for ever."""
+        del self._pullers[work]
+        if not (puller.cancelled() or puller.exception() is None or self._closing):
+            self._session.spawn(self._begin_anew(work))
+
+    async def _begin_anew(self, work: ProcessQueue) -> None:
+        await pause(self._session.clock, AGAIN_MS_MAX)
+        if not work.dropped:
+            await self._rebalancer.give_up(work.queue)
 
     async def drop(self, queue: MessageQueue) -> None:
         """The queue is not ours any more."""
@@ -314,6 +344,8 @@ class ConsumerCore:
         puller = self._pullers.get(work)
         if puller is not None:
             puller.cancel()
+        if self.mailbox is not None:
+            await self.mailbox.stop(work)  # what an ordered queue's worker waits for is let go
         await self._dispatch.stop(work)
         self.offsets.update(queue, work.progress)
 
@@ -409,6 +441,8 @@ class ConsumerCore:
 
     async def explain(self) -> list[str]:
         """Why nothing comes."""
+        if self._diagnosis is None:
+            return ["nothing is subscribed" if not self._subscriptions else "it has not begun yet"]
         return await self._diagnosis.explain()
 
     # --- sending

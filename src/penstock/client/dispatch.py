@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Awaitable, Generator, Iterable
 from typing import Protocol, cast
 
-from penstock.client.calls import HANDLING, Calls, is_cancelled, no_handler
+from penstock.client.calls import Calls, enter, is_end, no_handler
 from penstock.client.handler_threads import HandlerThreads, Result
 from penstock.client.handlers import Handler, Handlers, Retry, verdict
 from penstock.client.process_queue import ProcessQueue
-from penstock.client.records import FINISHED, WORKING, ReceivedMessage
+from penstock.client.records import FINISHED, WAITING, WORKING, ReceivedMessage
 from penstock.client.session import Session
 from penstock.client.settling import Settling
 from penstock.clock import finish_within
@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 RUN_MAX = 128
 """Messages that one worker handles before others on the loop have their turn."""
+END_MS = 1_000
+"""How long handlers that were cancelled may take to end."""
 
 Job = ReceivedMessage | list[ReceivedMessage]
 
@@ -71,7 +73,16 @@ class ConcurrentDispatch:
         self._spread(messages)
 
     async def stop(self, work: ProcessQueue) -> None:
-        """Handlers of a dropped queue may go on: their results count no more."""
+        """Handlers of a dropped queue may go on: their results count no more. What has not begun
+        is let go: where all handlers hang, a queue may come and go many times."""
+
+        def unwanted(job: Job) -> bool:
+            return (job[0] if isinstance(job, list) else job).owner is work
+
+        kept = [job for job in self._jobs if not unwanted(job)]
+        self._jobs.clear()
+        self._jobs.extend(kept)
+        self._threads.forget(unwanted)
 
     async def close(self, drain_ms: int) -> None:
         """Begin no more messages, and wait for the handlers that have begun."""
@@ -96,7 +107,9 @@ class ConcurrentDispatch:
         late = [worker for worker in workers if not worker.done()]
         for worker in late:
             worker.cancel()
-        await asyncio.gather(*late, return_exceptions=True)
+        if late:
+            with contextlib.suppress(TimeoutError):
+                await finish_within(self._clock, END_MS, asyncio.wait(late))
         return len(late)
 
     # --- to tasks or to threads
@@ -163,7 +176,7 @@ class ConcurrentDispatch:
             self._wake_one()
 
     async def _work(self) -> None:
-        HANDLING.set(True)
+        enter(self._settling)
         jobs = self._jobs
         self._waking = False
         while not self._closing:
@@ -202,12 +215,10 @@ class ConcurrentDispatch:
                 if handler is None:
                     raise no_handler(job)
                 result = await cast(Awaitable[object], handler.function(job))
-            except Exception as error:  # the application's
-                await self._failed([job], error)
-            except asyncio.CancelledError as error:
-                if is_cancelled():
+            except BaseException as error:
+                if is_end(error):
                     raise
-                await self._failed([job], error)  # something inside the handler was cancelled
+                await self._failed([job], error)
             else:
                 if (result is None or result is True) and job.again is None:
                     work.finish_one(job)
@@ -262,7 +273,7 @@ class ConcurrentDispatch:
     def _returned_in_thread(self, job: Job) -> None:
         if isinstance(job, list) or job.again is not None:
             self._ran_in_thread(Result(job, None, None))
-        elif job.state == WORKING:
+        elif job.state != WAITING:
             work = cast(ProcessQueue, job.owner)
             work.busy_ms += self._clock.monotonic_ms() - job.since_ms
             work.finish_one(job)

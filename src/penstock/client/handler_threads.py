@@ -3,15 +3,19 @@
 Threads take jobs one by one from a common list and note the results in another, which the loop
 empties once per turn; so a hop between threads is paid per burst, not per message. A thread that
 takes a job while more are waiting wakes (or starts) another one, so a slow job delays no other.
+
+A function may turn out to be an async one in disguise (a lambda, a decorator around it): what it
+gives is awaited on the loop then, while its thread waits.
 """
 
 import asyncio
 import contextlib
+import inspect
 import itertools
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import Generic, NamedTuple, TypeVar
 
 from penstock.clock import Clock, finish_within
@@ -60,6 +64,19 @@ class HandlerThreads(Generic[Job]):
         self._jobs.extend(jobs)
         self._call_one()
 
+    def forget(self, unwanted: Callable[[Job], bool]) -> None:
+        """From the loop: take back such jobs that have not begun."""
+        jobs = self._jobs
+        for _ in range(len(jobs)):
+            try:
+                job = jobs.popleft()
+            except IndexError:  # the threads are faster
+                break
+            if not unwanted(job):
+                jobs.append(job)
+        if jobs:
+            self._call_one()
+
     async def close(self, clock: Clock, drain_ms: int) -> int:
         """Begin no more jobs and wait for those that run; gives the number still running then."""
         with self._lock:
@@ -85,11 +102,23 @@ class HandlerThreads(Generic[Job]):
                 self._waking = True
                 self._lock.notify()
             elif self._living < self._count_max:
-                self._waking = True
-                self._living += 1
-                name = f"{self._name}-{next(self._numbers)}"
-                # A daemon: a handler that never comes back must not keep the program from ending.
-                threading.Thread(target=self._work, name=name, daemon=True).start()
+                self._start_one()
+
+    def _start_one(self) -> None:
+        """Raises RuntimeError if not even one thread can be started."""
+        self._waking = True
+        self._living += 1
+        name = f"{self._name}-{next(self._numbers)}"
+        # A daemon: a handler that never comes back must not keep the program from ending.
+        thread = threading.Thread(target=self._work, name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:  # too many, says the system
+            self._waking = False
+            self._living -= 1
+            if not self._living:
+                raise
+            log.warning("%s: %d threads have to do: %s", self._name, self._living, error)
 
     # --- in the threads
 
@@ -120,6 +149,8 @@ class HandlerThreads(Generic[Job]):
     def _finish(self, job: Job) -> None:
         try:
             value = self._run(job)
+            if value is not None and inspect.isawaitable(value):
+                value = asyncio.run_coroutine_threadsafe(_result(value), self._loop).result()
         except BaseException as error:
             self._results.append(Result(job, None, error))
         else:
@@ -163,3 +194,7 @@ class HandlerThreads(Generic[Job]):
     def _all_ended(self) -> None:
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
+
+
+async def _result(work: Awaitable[object]) -> object:
+    return await work

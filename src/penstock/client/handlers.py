@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from penstock.client.records import ReceivedMessage
 from penstock.client.subscription import split_tags
+from penstock.errors import InvalidParameter
 
 Function = Callable[..., object]
 """Takes a message, or a list of messages where `handle_batch` is more than 1; may be async."""
@@ -45,6 +46,11 @@ class Handlers:
         self._kinds: set[bool] = set()
 
     def add(self, topic: str, tags: str | None, function: Function) -> None:
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidParameter(
+                f"the handler of {topic} is a generator: to call it does nothing",
+                hint="a handler must not yield",
+            )
         handler = Handler(function, topic, split_tags(tags), _is_async(function), self._takes_list)
         self._by_topic.setdefault(topic, []).append(handler)
         self._kinds.add(handler.is_async)

@@ -33,9 +33,10 @@ class InFlight(Tally):
     async def wait(self, timeout_ms: int) -> int:
         """Wait for room; gives what is left of the time. Raises TooMuchInFlight after it."""
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        loop = asyncio.get_running_loop()
         while self.full:
             left_ms = deadline_ms - self._clock.monotonic_ms()
-            waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            waiter: asyncio.Future[None] = loop.create_future()
             self._room.append(waiter)
             self.waiting = True
             give_up = functools.partial(_give_up, waiter)
@@ -50,6 +51,7 @@ class InFlight(Tally):
                 raise
             finally:
                 alarm.cancel()
+        loop.call_soon(self._pass_on)  # when our caller has taken its place, or has not
         return max(deadline_ms - self._clock.monotonic_ms(), 1)
 
     async def flush(self) -> None:
@@ -71,6 +73,11 @@ class InFlight(Tally):
                 waiter.set_result(None)
                 break
         self.waiting = bool(self._room)
+
+    def _pass_on(self) -> None:
+        """More may have become free than one place, or the one was not used."""
+        if self.waiting and not self.full:
+            self.wake()
 
     def refuse(self) -> None:
         raise self._too_much()

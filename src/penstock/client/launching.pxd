@@ -1,5 +1,5 @@
 cimport cython
-from penstock.client.sendcodec cimport Flight, Line, encode_properties, put_send
+from penstock.client.sendcodec cimport Flight, Line, encode_properties, plain_text, put_send
 from penstock.net.calls cimport Calls
 
 cdef long long _UNSENT_BYTES_MAX
@@ -41,6 +41,7 @@ cdef class Launcher:
     cdef readonly long long timeout_ms
     cdef public bint open
     cdef public long pid
+    cdef public object loop
     cdef public object packer
     cdef public object create_future
     cdef readonly dict topics_known
@@ -58,9 +59,10 @@ cdef class Launcher:
     cpdef Flight empty_flight(self, object message, str topic, object timeout_ms)
     @cython.locals(ring=Ring, line=Line, calls=Calls)
     cpdef object depart(self, Flight flight)
+    @cython.locals(opaque=int)
     cpdef object write(self, Calls calls, Flight flight, Line line)
     cpdef object put(self, Calls calls, Flight flight, Line line, int opaque, int command_flag)
-    @cython.locals(latency_ms="long long")
+    @cython.locals(latency_ms="long long", line=Line)
     cpdef object landed(self, Flight flight, object result, object status)
     cpdef object crashed(self, Flight flight, object error)
     cpdef object refuse(self)

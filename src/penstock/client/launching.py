@@ -5,12 +5,13 @@ goes wrong, is the Sender's (a subclass, in `sending`).
 """
 
 import asyncio
+from asyncio import _get_running_loop
 from os import getpid
 from typing import Any
 
 from penstock.client.faults import SLOW_MS, BrokerFaults
 from penstock.client.message import Message, MessageQueue, SendStatus
-from penstock.client.sendcodec import Flight, Line, encode_properties, put_send
+from penstock.client.sendcodec import Flight, Line, encode_properties, plain_text, put_send
 from penstock.clock import Clock
 from penstock.errors import PenstockError
 from penstock.net.calls import Calls
@@ -103,6 +104,7 @@ class Launcher:
         self.timeout_ms: int = timeout_ms
         self.open: bool = False
         self.pid: int = 0
+        self.loop: Any = None
         self.packer: Any = None
         self.create_future: Any = None
         self.topics_known: dict[str, Ring] = {}
@@ -125,10 +127,13 @@ class Launcher:
         self, message: Message, ordering_key: str | None, timeout_ms: int | None, internal: _bool
     ) -> Flight:
         """A message made ready, not on its way yet. Raises what is wrong with it."""
-        if not self.open or self.pid != getpid():
+        if not self.open or _get_running_loop() is not self.loop or self.pid != getpid():
             self.refuse()
         packer = self.packer
-        flight = self.empty_flight(message, message.topic, timeout_ms)
+        topic = message.topic
+        if type(topic) is not str:
+            topic = plain_text("a topic", topic)
+        flight = self.empty_flight(message, topic, timeout_ms)
         body = message.body
         if type(body) is bytes and 0 < len(body) < packer.plain_bytes:
             flight.body = body
@@ -171,8 +176,13 @@ class Launcher:
                 not calls.paused or line.peer.connection.unsent < _UNSENT_BYTES_MAX
             ):
                 flight.wave = self.tally.enter(len(flight.body))
-                self.write(calls, flight, line)
+                try:
+                    self.write(calls, flight, line)
+                except BaseException:  # it has not left, and its caller is told so
+                    self.tally.leave(flight.wave, len(flight.body))
+                    raise
                 return
+            flight.line = line  # its turn is taken: no other is when it leaves
         self.depart_later(flight)
 
     def write(self, calls: Calls, flight: Flight, line: Line) -> None:
@@ -181,7 +191,12 @@ class Launcher:
         flight.sent_ms = flight.deadline_ms - flight.timeout_ms
         if flight.attempts is not None or flight.late:
             flight.sent_ms = self.clock.monotonic_ms()
-        self.put(calls, flight, line, calls.expect(flight), 0)
+        opaque = calls.expect(flight)
+        try:
+            self.put(calls, flight, line, opaque, 0)
+        except BaseException:  # nobody will answer it
+            calls.pending.pop(opaque, None)
+            raise
 
     def put(
         self, calls: Calls, flight: Flight, line: Line, opaque: _int, command_flag: _int
@@ -197,7 +212,10 @@ class Launcher:
     def landed(self, flight: Flight, result: Any, status: SendStatus) -> None:
         """A broker has taken it: `result` is the receipt, or those of a batch."""
         latency_ms = flight.answered_ms - flight.sent_ms
-        if latency_ms >= _SLOW_MS or self.troubled:
+        line = flight.line
+        if latency_ms >= _SLOW_MS or (
+            self.troubled and line is not None and line.broker_name in self.troubled
+        ):
             self.recovered(flight, latency_ms)
         if status is not _OK and self.retry_not_stored and self.not_stored(flight, result, status):
             return

@@ -60,7 +60,7 @@ class Message:
     @property
     def content(self) -> bytes:
         """The body as bytes."""
-        return self.body if isinstance(self.body, bytes) else bytes(self.body, "utf-8")
+        return self.body.encode() if isinstance(self.body, str) else bytes(self.body)
 
 
 class SendReceipt(Struct, frozen=True):

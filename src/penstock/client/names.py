@@ -5,6 +5,7 @@ anew every two minutes, as RocketMQ's clients do.
 """
 
 import asyncio
+import http.client
 import logging
 import urllib.request
 from collections.abc import Mapping
@@ -142,7 +143,7 @@ class NameServers:
             addresses = tuple(piece.strip() for piece in text.split(";") if piece.strip())
             for address in addresses:
                 split_address(address)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, http.client.HTTPException) as error:
             raise NoNameServer(f"{url} can't be read: {error}") from None
         if not addresses:
             raise NoNameServer(f"{url} lists no NameServer")

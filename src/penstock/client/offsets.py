@@ -121,6 +121,10 @@ class RemoteOffsets(OffsetTable):
         self._rounds = 0
         self._failing: dict[str, str] = {}
 
+    def freeze(self, queue: MessageQueue, offset: int) -> None:
+        super().freeze(queue, offset)
+        self._stored.pop(queue, None)  # the broker may have more by now: pulls carry progress too
+
     async def load(self) -> None:
         """Nothing to do: brokers are asked queue by queue."""
 
@@ -252,9 +256,10 @@ class LocalOffsets(OffsetTable):
         problem = ""
         for file in (path, _backup(path)):
             try:
-                data = file.read_bytes() if file.exists() else b""
+                data = _read_some(file)
                 if data.strip():
-                    return dict(fastjson.decode(data, ResetOffsetBody).offset_table)
+                    table = fastjson.decode(data, ResetOffsetBody).offset_table
+                    return {queue: offset for queue, offset in table.items() if offset >= 0}
             except (OSError, BodyError) as error:
                 problem = problem or f"{file}: {error}"
         if problem:
@@ -268,6 +273,17 @@ class LocalOffsets(OffsetTable):
         if path.exists():
             os.replace(path, _backup(path))
         os.replace(new, path)
+
+
+def _read_some(path: Path) -> bytes:
+    """The bytes of a file, none if there is none; raises BodyError where it is too long."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise BodyError(f"more than {FILE_BYTES_MAX} bytes")
+    return data
 
 
 def _backup(path: Path) -> Path:

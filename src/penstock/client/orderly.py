@@ -7,11 +7,15 @@ brokers keep it for 60 s.
 A message whose handler fails stops its queue for a moment and is tried again, with a count of its
 own, until it is done or has been tried often enough: then it goes to the dead letter topic and the
 queue moves on.
+
+A lock that another member got, or may have got, is not simply taken back: what is here of the queue
+is old then. `on_lost` tells the rebalancer, which begins with the queue anew.
 """
 
 import asyncio
 import contextlib
 import logging
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable
 from itertools import takewhile
 
@@ -31,6 +35,8 @@ log = logging.getLogger(__name__)
 
 RENEW_MS = 20_000
 TRUST_MS = 30_000
+KEPT_MS = 60_000
+"""How long a broker keeps a lock that is not asked for again; then any member may get it."""
 CALL_MS = 1_000
 LOCK_AGAIN_MS = 3_000
 """How long a queue waits whose lock another member holds."""
@@ -51,7 +57,13 @@ class QueueLocks:
         self._since_ms: dict[MessageQueue, int] = {}
         self._lost: set[MessageQueue] = set()
         self._failing: dict[str, str] = {}
-        self._turn = asyncio.Lock()  # a lock that was asked for must not arrive after its return
+        # At each broker, a lock that was asked for must not arrive after its return.
+        self._turns: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._asking: Counter[MessageQueue] = Counter()
+        self._returning: set[MessageQueue] = set()
+        self._renewing: set[str] = set()
+        self.on_lost: Callable[[MessageQueue], object] = lambda queue: None
+        """Told of each queue whose lock another member has now, or may have had meanwhile."""
 
     def holds(self, queue: MessageQueue) -> bool:
         """Whether the queue is locked for us, as far as can be known here."""
@@ -69,37 +81,75 @@ class QueueLocks:
 
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock these, or keep them locked; returns those that are ours now."""
-        async with self._turn:
-            return await self._lock(queues)
+        wanted = list(queues)
+        self._asking.update(wanted)
+        try:
+            answers = await asyncio.gather(
+                *(self._lock_in_turn(name, some) for name, some in _by_broker(wanted).items())
+            )
+        finally:
+            self._asking -= Counter(wanted)
+        return {queue for locked in answers for queue in locked}
 
     async def unlock(self, queues: Iterable[MessageQueue]) -> None:
         """Give these back; a broker that does not hear of it lets them go after a minute."""
-        async with self._turn:
-            gone = list(queues)
+        gone = list(queues)
+        self._returning.update(gone)
+        try:
+            await asyncio.gather(
+                *(self._unlock_in_turn(name, some) for name, some in _by_broker(gone).items())
+            )
+        finally:
+            self._returning.difference_update(gone)
+
+    async def keep_locked(self) -> None:
+        """Ask for all locks again and again, also for lost ones; to be spawned.
+
+        Each broker by itself: one that does not answer holds up no other's locks.
+        """
+        while True:
+            await pause(self._session.clock, RENEW_MS)
+            for name in _by_broker(self.held()).keys() - self._renewing:
+                self._renewing.add(name)
+                self._session.spawn(self._renew(name))
+
+    async def _renew(self, broker_name: str) -> None:
+        """Ask a broker until it has confirmed all locks that we want of it."""
+        try:
+            while True:
+                async with self._turns[broker_name]:
+                    wanted = [queue for queue in self.held() if queue.broker_name == broker_name]
+                    locked = await self._lock_at(broker_name, wanted) if wanted else set()
+                if locked.issuperset(wanted):
+                    return
+                await pause(self._session.clock, LOCK_AGAIN_MS)
+        finally:
+            self._renewing.discard(broker_name)
+
+    async def _lock_in_turn(
+        self, broker_name: str, queues: list[MessageQueue]
+    ) -> set[MessageQueue]:
+        async with self._turns[broker_name]:
+            return await self._lock_at(broker_name, queues)
+
+    async def _unlock_in_turn(self, broker_name: str, queues: list[MessageQueue]) -> None:
+        """One request for all that wait for their turn, unless a lock is asked for in between."""
+        async with self._turns[broker_name]:
+            gone = [
+                queue
+                for queue in self._returning
+                if queue in queues or (queue.broker_name == broker_name and not self._asking[queue])
+            ]
+            self._returning.difference_update(gone)
             for queue in gone:
                 self._lost.discard(queue)
                 self._since_ms.pop(queue, None)
-            for name, some in _by_broker(gone).items():
-                try:
-                    await self._call(name, RequestCode.UNLOCK_BATCH_MQ, some)
-                except PenstockError as error:
-                    log.info("%s: %s keeps locks for a minute: %s", self._group, name, error)
-
-    async def keep_locked(self) -> None:
-        """Ask for all locks again and again, also for lost ones; to be spawned."""
-        wait_ms = RENEW_MS
-        while True:
-            await pause(self._session.clock, wait_ms)
-            async with self._turn:
-                wanted = self.held()
-                locked = await self._lock(wanted)
-            wait_ms = RENEW_MS if locked == wanted else LOCK_AGAIN_MS
-
-    async def _lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        answers = await asyncio.gather(
-            *(self._lock_at(name, some) for name, some in _by_broker(queues).items())
-        )
-        return {queue for locked in answers for queue in locked}
+            if not gone:
+                return  # another has done it
+            try:
+                await self._call(broker_name, RequestCode.UNLOCK_BATCH_MQ, gone)
+            except PenstockError as error:
+                log.info("%s: %s keeps locks for a minute: %s", self._group, broker_name, error)
 
     async def _lock_at(self, broker_name: str, queues: list[MessageQueue]) -> set[MessageQueue]:
         asked_ms = self._session.clock.monotonic_ms()
@@ -115,12 +165,18 @@ class QueueLocks:
         self._failing.pop(broker_name, None)
         locked.intersection_update(queues)
         for queue in queues:
-            if queue in locked:
+            since_ms = self._since_ms.get(queue)
+            stale = since_ms is not None and asked_ms - since_ms > KEPT_MS
+            if queue in locked and not stale:
                 self._since_ms[queue] = asked_ms
                 self._lost.discard(queue)
-            elif self._since_ms.pop(queue, None) is not None:
+            elif since_ms is not None:
+                locked.discard(queue)
+                del self._since_ms[queue]
                 self._lost.add(queue)
-                log.warning("%s: another member has the lock of %s now", self._group, queue)
+                have = "may have had" if stale else "has"
+                log.warning("%s: another member %s the lock of %s now", self._group, have, queue)
+                self.on_lost(queue)
         return locked
 
     async def _call(self, broker_name: str, code: int, queues: list[MessageQueue]) -> bytes:
@@ -214,6 +270,8 @@ class OrderlyDispatch:
                 async with self._slots:
                     if work.dropped or self._closing:
                         return
+                    if not self._holds(work):  # any more: the slot has let us wait
+                        continue
                     messages = messages or work.take(self._handle_batch)
                     if not messages:
                         return
@@ -233,7 +291,10 @@ class OrderlyDispatch:
     async def _ours(self, work: ProcessQueue) -> bool:
         """Whether we hold the lock; asks for it if not."""
         locks = self._locks
-        return locks is None or locks.holds(work.queue) or bool(await locks.lock([work.queue]))
+        return locks is None or self._holds(work) or bool(await locks.lock([work.queue]))
+
+    def _holds(self, work: ProcessQueue) -> bool:
+        return self._locks is None or self._locks.holds(work.queue)
 
     async def _attempt(
         self, work: ProcessQueue, messages: list[ReceivedMessage]

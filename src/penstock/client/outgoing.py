@@ -4,7 +4,7 @@ The application's message stays as it is and may be sent again; each time it has
 """
 
 import os
-import random
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
@@ -43,6 +43,9 @@ MESSAGE_BYTES_MAX: Final = 4 * 1024 * 1024
 """Longest body by default: RocketMQ's, on both ends."""
 BATCH_BYTES_MAX: Final = 1024 * 1024
 """Longest body of a batch: brokers count it with the records' heads against their own limit."""
+
+BATCH_COUNT_MAX: Final = 1_000
+"""Most messages of a batch: the answer has an id for each, and its header a limit."""
 
 _BODY_BYTES_LIMIT: Final = FRAME_BYTES_MAX - HEADER_BYTES_MAX
 BATCH_FIELDS: Final = encode_fields({"m": "true"})
@@ -127,8 +130,8 @@ class Packer:
         self.own = encode_more({PROPERTY_INSTANCE_ID: namespace}) if namespace else b""
         """Properties that every message has."""
         self._ids = UniqueIds(
-            ip_address(client_ip).packed, pid=os.getpid(), loader=random.getrandbits(32),
-            counter=random.getrandbits(16),
+            ip_address(client_ip).packed, pid=os.getpid(), loader=secrets.randbits(32),
+            counter=secrets.randbits(16),
         )  # fmt: skip
         self.next_id = self._ids.next
 
@@ -199,28 +202,34 @@ class Packer:
         last: dict[tuple[str, bool], Batch] = {}
         batches: list[Batch] = []
         for place, message in enumerate(messages):
-            self._check_batched(message)
+            content = self._batched_body(message)
             message_id = self.next_id(now_ms)
             more = self.own if ordering_key is None else self.special(message, ordering_key)
             properties = encode_properties(message, message_id, more, False)
-            entry = encode_batched(message.content, self.flag(message), properties)
+            entry = encode_batched(content, self.flag(message), properties)
             key = (message.topic, message.wait_stored)
             batch = last.get(key)
-            if batch is None or batch.length + len(entry) > limit:
+            if (
+                batch is None
+                or batch.length + len(entry) > limit
+                or len(batch.messages) >= BATCH_COUNT_MAX
+            ):
                 batch = last[key] = Batch()
                 batches.append(batch)
             batch.add(place, message, entry, message_id)
         return batches
 
-    def _check_batched(self, message: Message) -> None:
+    def _batched_body(self, message: Message) -> bytes:
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise MessageIllegal(
                 "a message that waits for its time can't be sent in a batch", hint="send it alone"
             )
         if message.topic.startswith(RETRY_TOPIC_PREFIX):
             raise MessageIllegal("retry topics take no batches", hint="send the message alone")
-        if not 0 < len(message.content) <= self._bytes_max:
-            raise _bad_length(len(message.content), self._bytes_max)
+        content = _as_bytes(message.body)
+        if not 0 < len(content) <= self._bytes_max:
+            raise _bad_length(len(content), self._bytes_max)
+        return content
 
 
 def check_topic(topic: str) -> None:

@@ -120,7 +120,8 @@ class Loans:
             )
 
     async def _tell_some(self, broker_name: str, some: Sequence[_Waiter]) -> None:
-        together, alone = [], []
+        together: list[_Waiter] = []
+        alone: list[_Waiter] = []
         for waiter in some:
             fits = _fits(waiter[0].receipt) and broker_name not in self._alone
             (together if fits and len(some) > 1 else alone).append(waiter)

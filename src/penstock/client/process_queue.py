@@ -4,8 +4,8 @@ Messages come in order of their offsets and are finished in any order. Progress 
 offset in work, or the next one to pull when nothing is: what lies before it is handled, sent back
 or not for us. A queue that was dropped takes nothing more and tells nothing more.
 
-Cost: each message is put in and taken out once; finished ones behind the first that is not stay as
-empty places until it is.
+Cost: each message is put in and taken out once. Finished ones are let go at once, also behind the
+first that is not: the limits are for all that is kept alive here.
 """
 
 import asyncio
@@ -67,7 +67,7 @@ class ProcessQueue:
         self.last_pull_ms = 0
         self._limits = limits
         self._span_max = 2**62 if ordered else limits.span_max
-        self._work: deque[ReceivedMessage] = deque()
+        self._work: dict[ReceivedMessage, None] = {}  # in the order of their offsets
         self._waiting: deque[ReceivedMessage] | None = deque() if ordered else None
         self._room: asyncio.Future[None] | None = None
 
@@ -82,7 +82,7 @@ class ProcessQueue:
         for message in messages:
             message.owner = self
             size += message.size
-        self._work += messages
+        self._work.update(dict.fromkeys(messages))
         if self._waiting is not None:
             self._waiting += messages
         self.bytes += size
@@ -114,9 +114,7 @@ class ProcessQueue:
         self.count -= 1
         self.bytes -= message.size
         self.finished += 1
-        work = self._work
-        while work and work[0].state == FINISHED:
-            work.popleft()
+        del self._work[message]
         if self._room is not None:
             self._give_room()
         return True
@@ -124,12 +122,12 @@ class ProcessQueue:
     @property
     def progress(self) -> int:
         """The offset to store: everything before it is settled."""
-        return self._work[0].queue_offset if self._work else self.next_offset
+        return next(iter(self._work)).queue_offset if self._work else self.next_offset
 
     @property
     def oldest(self) -> ReceivedMessage | None:
         """The message in work with the smallest offset: the one that holds up progress."""
-        return self._work[0] if self._work else None
+        return next(iter(self._work), None)
 
     def begun_before(self, ms: int) -> list[ReceivedMessage]:
         """Messages whose handler was called before this moment and has not come back."""
@@ -145,9 +143,10 @@ class ProcessQueue:
             return f"{self.count} messages in work, the limit is {limits.messages_max}"
         if self.bytes >= limits.bytes_max:
             return f"{self.bytes} bytes in work, the limit is {limits.bytes_max}"
-        if self._work and self.next_offset - self._work[0].queue_offset >= self._span_max:
+        progress = self.progress
+        if self.next_offset - progress >= self._span_max:
             return (
-                f"offsets from {self._work[0].queue_offset} to {self.next_offset} in work,"
+                f"offsets from {progress} to {self.next_offset} in work,"
                 f" the limit is {self._span_max}"
             )
         return None

@@ -74,8 +74,9 @@ class AsyncProducer:
         self._sender.tracer = self._tracer
         if self._batching is not None:
             self._accumulator = Accumulator(
-                self._send_together, self._batching, self._session.clock
-            )
+                self._send_together, self._batching, self._session.clock,
+                self._sender.options.in_flight_max,
+            )  # fmt: skip
         await self._session.join(self)
 
     async def close(self) -> None:
@@ -116,6 +117,10 @@ class AsyncProducer:
         same `ordering_key` go to, or to the one that `selector(queues, message)` returns.
         """
         if self._accumulator is not None and _may_wait(message, ordering_key, selector, timeout_ms):
+            held = self._accumulator.held
+            self._sender.check_usable()
+            if held.full:
+                await held.wait(self._session.options.timeout_ms)
             return await self._accumulator.add(message, queue)
         return await self._sender.send(
             message, queue=queue, ordering_key=ordering_key, selector=selector,
@@ -129,6 +134,7 @@ class AsyncProducer:
     ) -> "asyncio.Future[SendReceipt]":  # fmt: skip
         """As `send`, without waiting: the future has the receipt or the error."""
         if self._accumulator is not None and _may_wait(message, ordering_key, selector, timeout_ms):
+            self._sender.check_usable()
             return self._accumulator.add(message, queue)
         return self._sender.submit(
             message, queue=queue, ordering_key=ordering_key, selector=selector,
@@ -249,10 +255,10 @@ class AsyncProducer:
 
     async def _send_together(
         self, messages: Sequence[Message], queue: MessageQueue | None
-    ) -> Sequence[SendReceipt]:
+    ) -> Sequence[SendReceipt | PenstockError]:
         if len(messages) == 1:
             return [await self._sender.send(messages[0], queue=queue)]
-        return await self._sender.send_batch(messages, queue=queue)
+        return await self._sender.send_each(messages, queue=queue)
 
     async def _send_trace(self, message: Message) -> SendReceipt:
         return await self._sender.send(message, traced=False)

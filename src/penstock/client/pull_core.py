@@ -15,6 +15,7 @@ from penstock.client.consumer_options import ConsumerOptions
 from penstock.client.message import MessageQueue
 from penstock.client.offsets import LocalOffsets, Offsets, RemoteOffsets, broker_of, offset_in
 from penstock.client.pull_queues import PulledQueues
+from penstock.client.rates import Rates
 from penstock.client.rebalance import Rebalancer, Share
 from penstock.client.routes import Route
 from penstock.client.session import Answer, Session
@@ -52,6 +53,7 @@ class PullCore:
         self._on_revoked = on_revoked
         self._known: dict[str, frozenset[MessageQueue]] = {}
         self._started_ms = 0
+        self._rates = Rates(session.clock)
         self.offsets: Offsets = (
             LocalOffsets(options.offsets_path)
             if options.broadcast
@@ -253,6 +255,7 @@ class PullCore:
         return inbound.running_info(
             self._session, subscriptions=[s.data() for s in self.subscriptions.values()],
             works=self.queues.works.values(), offsets=self.offsets, started_ms=self._started_ms,
+            rates=self._rates,
             settings={
                 "consumerGroup": options.group,
                 "messageModel": "BROADCASTING" if options.broadcast else "CLUSTERING",

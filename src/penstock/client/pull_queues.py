@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from penstock.client.message import MessageQueue
 from penstock.client.offsets import Offsets
 from penstock.client.process_queue import FlowLimits, ProcessQueue
-from penstock.client.pulling import Puller
+from penstock.client.pulling import Puller, Troubles
 from penstock.client.rebalance import StartAt, first_offset
 from penstock.client.records import ReceivedMessage
 from penstock.client.session import Session
@@ -60,6 +60,7 @@ class PulledQueues:
         self._paused: set[MessageQueue] = set()
         self._withheld: set[MessageQueue] = set()
         self._arrived = asyncio.Event()
+        self._troubles = Troubles()
         self._turn = 0
 
     # --- coming and going
@@ -82,6 +83,7 @@ class PulledQueues:
         puller = CarryingPuller(
             self._session, self._group, work, subscription=lambda: self._subscription(queue.topic),
             received=self._received, moved=self._moved, batch=self._batch, commits=False,
+            troubles=self._troubles,
         )  # fmt: skip
         self._pullers[queue] = self._session.spawn(puller.run())
 

@@ -6,7 +6,8 @@ as long as the queue has room. Progress travels with each pull to a master. What
     0   messages        handed on, pull after them
     19  none in time    pull again
     20  none for us     pull after what was looked through
-    21  offset moved    the queue is given up and begun anew at the broker's offset
+    21  offset moved    forward (messages were deleted): pull on there
+                        back: the queue is given up and begun anew at the broker's offset
     else                said once, tried again after a while that grows up to three seconds
 """
 
@@ -40,6 +41,8 @@ TIMEOUT_MS = 30_000
 AGAIN_MS = 200
 AGAIN_MS_MAX = 3_000
 BUSY_MS = 20
+EMPTY_MS = 100
+"""A broker that has nothing holds a pull for longer than this, or is asked again after it."""
 TROUBLES_MAX = 16
 """Different failures of one broker that are said until it answers again."""
 LOCK_MS = 1_000
@@ -217,11 +220,12 @@ class Puller:
                 queue_text(work.queue), work.next_offset, answer.min_offset, answer.max_offset,
                 answer.next_offset,
             )  # fmt: skip
-            work.drop()
-            self._moved(work, answer.next_offset)
-            return
+            if answer.next_offset <= work.next_offset:
+                work.drop()
+                self._moved(work, answer.next_offset)
+                return
         if answer.code != ResponseCode.SUCCESS:
-            work.add([], max(answer.next_offset, work.next_offset))
+            await self._pass_over(answer.next_offset)
             return
         bad: list[BadRecord] = []
         messages = decode_records(
@@ -232,9 +236,20 @@ class Puller:
         next_offset = max(answer.next_offset, work.next_offset)
         if bad:
             next_offset = self._beyond(bad, messages, next_offset)
-        work.add(messages, next_offset)
         if messages:
+            work.add(messages, next_offset)
             self._received(work, messages)
+        else:
+            await self._pass_over(next_offset)
+
+    async def _pass_over(self, next_offset: int) -> None:
+        """Nothing for us before this offset. An answer that says nothing at all and comes at once
+        must not lead to the next one without a pause."""
+        work, clock = self._work, self._session.clock
+        if next_offset > work.next_offset:
+            work.add([], next_offset)
+        elif clock.now_ms() - work.last_pull_ms < EMPTY_MS:
+            await pause(clock, EMPTY_MS)
 
     def _beyond(
         self, bad: list[BadRecord], messages: list[ReceivedMessage], next_offset: int

@@ -12,7 +12,7 @@ is tried again after half a second, then at growing distances up to five.
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Literal, Protocol, TypeAlias
@@ -25,7 +25,7 @@ from penstock.clock import pause
 from penstock.errors import BadSetting, NoRoute, PenstockError, Refused
 from penstock.wire import fastjson
 from penstock.wire.bodies import GetConsumerListByGroupResponseBody, MessageQueue
-from penstock.wire.codes import RETRY_TOPIC_PREFIX, RequestCode
+from penstock.wire.codes import RETRY_TOPIC_PREFIX, RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +68,9 @@ class Holder(Protocol):
 class Locks(Protocol):
     """Locks at the brokers, for consumers that keep the order (`orderly.QueueLocks`)."""
 
+    on_lost: Callable[[MessageQueue], object]
+    """Told of each queue whose lock another member has now, or may have had meanwhile."""
+
     async def lock(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Lock these; returns those that are ours now."""
 
@@ -109,6 +112,8 @@ class Rebalancer:
         self._strategy = strategy_of(strategy)
         self._start_at = check_start_at(start_at)
         self._locks = locks
+        if locks is not None:
+            locks.on_lost = self._lock_lost
         self._rebalance_ms = rebalance_ms
         self._ours: dict[MessageQueue, int] = {}
         self._leaving: dict[MessageQueue, asyncio.Task[object]] = {}
@@ -232,14 +237,15 @@ class Rebalancer:
         if not queues:
             return []
         try:
-            wanted = list(self._strategy(self._group, self._session.client_id, queues, clients))
+            given = self._strategy(self._group, self._session.client_id, queues, clients)
+            wanted = set(given)
         except Exception as error:  # the application's own strategy, mostly
             log.exception("%s: the strategy failed", self._group)
             raise Refused(f"the strategy failed: {error!r}") from error
-        strange = set(wanted) - set(queues)
+        strange = sorted(map(repr, wanted.difference(queues)))
         if strange:
-            raise Refused(f"the strategy names queues that are not there: {sorted(strange)[:3]}")
-        return wanted
+            raise Refused(f"the strategy names queues that are not there: {', '.join(strange[:3])}")
+        return [queue for queue in queues if queue in wanted]
 
     async def _settle(
         self, topic: str, queues: tuple[MessageQueue, ...], clients: list[str],
@@ -286,18 +292,30 @@ class Rebalancer:
             if self._locks is not None:
                 await self._locks.unlock([queue])
             return f"where to begin is not known: {error}"
+        if queue.topic not in self._holder.topics():  # any more
+            if self._locks is not None:
+                await self._locks.unlock([queue])
+            return None
         self._ours[queue] = offset
         self._holder.take(queue, offset)
         return None
 
-    def _let_go(self, queue: MessageQueue) -> None:
-        self._ours.pop(queue, None)
-        self._leaving[queue] = self._session.spawn(self._leave(queue))
+    def _lock_lost(self, queue: MessageQueue) -> None:
+        """Begin anew, at what the other member has stored: our progress must not undo his."""
+        if queue in self._ours:
+            self._offsets.forget(queue)
+            self._let_go(queue, store=False)
+            self.wake()
 
-    async def _leave(self, queue: MessageQueue) -> None:
+    def _let_go(self, queue: MessageQueue, *, store: bool = True) -> None:
+        self._ours.pop(queue, None)
+        self._leaving[queue] = self._session.spawn(self._leave(queue, store=store))
+
+    async def _leave(self, queue: MessageQueue, *, store: bool) -> None:
         try:
             await self._holder.drop(queue)
-            await self._offsets.persist([queue])
+            if store:
+                await self._offsets.persist([queue])
             self._offsets.forget(queue)
             if self._locks is not None:
                 await self._locks.unlock([queue])
@@ -347,7 +365,9 @@ class Rebalancer:
             answer = await self._session.call(
                 peer, RequestCode.GET_CONSUMER_LIST_BY_GROUP, fields, timeout_ms=CALL_MS
             )
-        except Refused:
+        except Refused as error:
+            if error.answer_code != ResponseCode.SYSTEM_ERROR:
+                raise
             return []  # nobody there: how RocketMQ says it
         return fastjson.decode(answer.body, GetConsumerListByGroupResponseBody).consumer_id_list
 

@@ -27,6 +27,7 @@ from penstock.wire.record import FIXED_BYTES, MAGIC_V1, MAGIC_V2
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 """Most bytes that a compressed body may have unpacked: four times the longest frame."""
+OFFSET_MAX = 2**63 - 1
 
 WAITING = 0
 WORKING = 1
@@ -415,6 +416,8 @@ def _unwrap(
     while len(body) - at >= _INNER_BYTES_MIN:
         total, _, _, flag, length = _INNER_HEAD.unpack_from(body, at)
         if not 0 <= length <= total - _INNER_BYTES_MIN or total > len(body) - at:
+            break
+        if outer.queue_offset + number > OFFSET_MAX or len(records) > BODY_BYTES_MAX:
             break
         rest = body[at + 20 + length : at + total]  # the length of the properties, and they
         record = bytearray(head)

@@ -61,7 +61,7 @@ class Requests:
     ) -> ReceivedMessage:
         """Send and wait for the reply, both within `timeout_ms`; raises NoReply, or as a send."""
         clock = self._session.clock
-        deadline_ms = clock.now_ms() + timeout_ms
+        deadline_ms = clock.monotonic_ms() + timeout_ms
         correlation_id = str(uuid.uuid4())
         asking = replace(
             message,
@@ -76,11 +76,16 @@ class Requests:
         self._waiting[correlation_id] = reply
         try:
             await finish_within(clock, timeout_ms, self._be_known(message.topic))
-            left_ms = max(deadline_ms - clock.now_ms(), 1)
-            await send(asking, queue, left_ms)
-            return await finish_within(clock, max(deadline_ms - clock.now_ms(), 0), reply)
+            left_ms = max(deadline_ms - clock.monotonic_ms(), 1)
+            try:
+                await send(asking, queue, left_ms)
+            except PenstockError:
+                if not _is_there(reply):
+                    raise  # else only the answer to the send was lost
+            left_ms = max(deadline_ms - clock.monotonic_ms(), 0)
+            return await finish_within(clock, left_ms, reply)
         except TimeoutError:
-            if reply.done() and not reply.cancelled():
+            if _is_there(reply):
                 return reply.result()
             raise NoReply(
                 f"{message.topic!r}: nobody replied to the request within {timeout_ms} ms"
@@ -117,7 +122,10 @@ class Requests:
         name = session.name(topic)
         route = session.cached_route(name) or await session.find_route(name)
         if route is None:  # the first message creates it, at one of these brokers
-            route = await session.route(TOPIC_AUTO_CREATE)
+            template = session.cached_route(TOPIC_AUTO_CREATE)
+            route = template or await session.find_route(TOPIC_AUTO_CREATE)
+        if route is None:
+            raise await session.names.no_route(name)
         brokers = set(route.brokers)
         for cluster in {broker.cluster or "" for broker in route.data.broker_datas}:
             reply_topic = cluster + REPLY_TOPIC_SUFFIX
@@ -187,14 +195,14 @@ async def send_reply(
     `send` is the producer's (or the consumer's internal producer's): it must take
     SEND_REPLY_MESSAGE_V2 for messages with `is_reply`, and leave the topic's name as it is.
     """
-    deadline_ms = session.clock.now_ms() + timeout_ms
+    deadline_ms = session.clock.monotonic_ms() + timeout_ms
     route = await session.route(message.topic)
     near = [queue for queue in route.write_queues if queue.broker_name == request.broker_name]
     if near:
         try:
             return await send(message, near[0], timeout_ms)
         except PenstockError as error:
-            left_ms = deadline_ms - session.clock.now_ms()
+            left_ms = deadline_ms - session.clock.monotonic_ms()
             if left_ms <= 0 or len(near) == len(route.write_queues):
                 raise
             log.info("reply to %s: %s does not hand it on: %s",
@@ -206,6 +214,11 @@ async def send_reply(
 def is_reply(message: Message) -> bool:
     """Whether a message has to be sent by SEND_REPLY_MESSAGE_V2 (325) instead of 310."""
     return bool(message.properties) and message.properties.get(PROPERTY_MSG_TYPE) == MSG_TYPE_REPLY
+
+
+def _is_there(reply: "asyncio.Future[ReceivedMessage]") -> bool:
+    """Whether a reply has come. An error there is none, and need not be seen by anybody else."""
+    return reply.done() and not reply.cancelled() and reply.exception() is None
 
 
 def _number(ext: Mapping[str, str], name: str) -> int:

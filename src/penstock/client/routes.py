@@ -1,14 +1,21 @@
 """The route of a topic: its queues, and the brokers that hold them."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Self
 
-from penstock.wire.bodies import MessageQueue, TopicRouteData
+from penstock.errors import BodyError
+from penstock.net.peer import split_address
+from penstock.wire.bodies import BrokerData, MessageQueue, TopicRouteData
 from penstock.wire.codes import PERM_READ, PERM_WRITE
 
+log = logging.getLogger(__name__)
+
 MASTER_ID = 0
+QUEUES_MAX = 100_000
+"""Queues of a topic; a route that claims more is damaged."""
 
 
 @dataclass(frozen=True)
@@ -22,8 +29,13 @@ class Route:
 
     @classmethod
     def of(cls, topic: str, data: TopicRouteData) -> Self:
-        addresses = {b.broker_name: dict(b.broker_addrs) for b in data.broker_datas}
-        return cls(topic, data, addresses)
+        """Raises BodyError where the route can't be meant."""
+        addresses = {b.broker_name: _addresses(b) for b in data.broker_datas}
+        route = cls(topic, data, addresses)
+        numbers = [max(q.read_queue_nums, q.write_queue_nums, 0) for q in data.queue_datas]
+        if max(sum(numbers), sum(count for _, count in route._order())) > QUEUES_MAX:
+            raise BodyError(f"the route of {topic!r} names more than {QUEUES_MAX} queues")
+        return route
 
     @cached_property
     def write_queues(self) -> tuple[MessageQueue, ...]:
@@ -62,9 +74,27 @@ class Route:
 
     def _ordered_queues(self) -> tuple[MessageQueue, ...]:
         """Queues fixed by the NameServers' order configuration: `broker:count;broker:count`."""
-        queues = []
+        return tuple(
+            MessageQueue(self.topic, name, number)
+            for name, count in self._order()
+            for number in range(count)
+        )
+
+    def _order(self) -> Iterator[tuple[str, int]]:
         for piece in (self.data.order_topic_conf or "").split(";"):
             name, _, count = piece.partition(":")
             if name and count.isascii() and count.isdigit() and len(count) < 10:
-                queues += [MessageQueue(self.topic, name, n) for n in range(int(count))]
-        return tuple(queues)
+                yield name, int(count)
+
+
+def _addresses(broker: BrokerData) -> dict[int, str]:
+    """Where a broker listens, as far as these are addresses."""
+    found = {}
+    for number, address in broker.broker_addrs.items():
+        try:
+            split_address(address)
+        except ValueError as error:
+            log.warning("the broker %s of a route can't be reached: %s", broker.broker_name, error)
+        else:
+            found[number] = address
+    return found

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Generic, Protocol, Self, TypeVar
 
 from penstock.client.blocking import Client, Face, await_result, loop_thread
 from penstock.client.handlers import Function
@@ -42,17 +42,24 @@ class RunningFace(Face[Running], Generic[Running]):
 
     def _reset(self) -> None:
         self._declared = False
+        self._entered = False
 
     def _renew(self) -> None:
         raise ClientClosed(
             f"the {type(self).__name__} was closed", hint="make another one, with its handlers"
         )
 
-    def __enter__(self) -> Any:
+    def __enter__(self) -> Self:
         self._live()
+        self._entered = True
         if self._declared:
             self.start()
         return self
+
+    def _open(self) -> Running:
+        if self._entered and not self._started:
+            self.start()
+        return super()._open()
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Consume a topic: all of it, some tags ("a || b"), or what an SQL92 expression selects."""

@@ -238,7 +238,7 @@ def encode_properties(message: Message, message_id: _str, more: _bytes, internal
     text += b"\x02WAIT\x01true\x02" if message.wait_stored else b"\x02WAIT\x01false\x02"
     tags = message.tags
     if tags:
-        text += _property(b"TAGS", tags)
+        text += _property(b"TAGS", tags if type(tags) is str else plain_text("tags", tags))
     keys = message.keys
     if keys:
         text += _property(b"KEYS", " ".join(keys))
@@ -256,13 +256,13 @@ def encode_properties(message: Message, message_id: _str, more: _bytes, internal
 
 
 def _own_property(name: _str, value: _str, internal: _bool) -> _bytes:
+    if not isinstance(name, str) or not isinstance(value, str):
+        raise MessageIllegal(f"property {name!r}: names and values are text", hint="use str()")
     if not internal and name in _RESERVED:
         raise MessageIllegal(
             f"the property name {name!r} belongs to RocketMQ",
             hint="use another name; tags, keys and delays have fields of their own in Message",
         )
-    if not isinstance(name, str) or not isinstance(value, str):
-        raise MessageIllegal(f"property {name!r}: names and values are text", hint="use str()")
     if not name or not value:
         raise MessageIllegal(
             f"the property {name!r} has no {'value' if name else 'name'}",
@@ -271,7 +271,14 @@ def _own_property(name: _str, value: _str, internal: _bool) -> _bytes:
     encoded = name.encode("utf-8", "replace")
     if 1 in encoded or 2 in encoded:
         raise _separator(name)
-    return _property(encoded, value)
+    return _property(encoded, value if type(value) is str else plain_text("a value", value))
+
+
+def plain_text(what: _str, value: object) -> _str:
+    """Text without a class of its own, such as a member of an enum; raises MessageIllegal."""
+    if not isinstance(value, str):
+        raise MessageIllegal(f"{what} of type {type(value).__name__}", hint="give text (str)")
+    return str.__str__(value)
 
 
 def _property(name: _bytes, value: _str) -> _bytes:

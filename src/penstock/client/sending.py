@@ -6,16 +6,18 @@ messages of that topic queue up behind it until it has left.
 
 After a failed attempt a message goes to another broker, unless it is bound to its queue; then, and
 where there is no other, to the same one after a moment. Tried again are attempts without an answer
-and the answers of RETRYABLE_RESPONSES; all attempts share one timeout.
+and the answers of RETRYABLE_RESPONSES; all attempts share one timeout. What its caller has given up
+(by cancelling its future) does not leave any more.
 """
 
 import asyncio
 import logging
 import os
+from asyncio import _get_running_loop
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
-from penstock.client.faults import BrokerFaults
+from penstock.client.faults import SLOW_MS, BrokerFaults
 from penstock.client.inflight import InFlight
 from penstock.client.launching import Launcher
 from penstock.client.lines import Selector, TopicLines, choice_of
@@ -38,6 +40,7 @@ from penstock.client.session import Answer, Session
 from penstock.clock import finish_within, pause
 from penstock.errors import (
     ClientClosed,
+    ClientError,
     NoNameServer,
     PeerError,
     PeerLost,
@@ -45,6 +48,7 @@ from penstock.errors import (
     PeerUnreachable,
     PenstockError,
     SendFailed,
+    TooMuchInFlight,
 )
 from penstock.net.peer import Ask, Connection
 from penstock.wire.bodies import ConsumerData, ProducerData
@@ -82,15 +86,19 @@ class Sender(Launcher):
         """Begin; the session has begun before."""
         ip = self._session.client_id.partition("@")[0]
         self.packer = Packer(self.options, self._session.options.namespace, ip)
-        self.create_future = asyncio.get_running_loop().create_future
+        self.loop = asyncio.get_running_loop()
+        self.create_future = self.loop.create_future
         self.faults.probe_through(self._session)
         self.pid = os.getpid()
+        self._lines.clear()  # those of an earlier life hold connections that are closed
         self.open = True
 
     async def close(self, timeout_ms: int) -> None:
         """Take no more, and wait a while for what is under way."""
         self.open = False
         await self.drain(timeout_ms)
+        for task in list(self._finding.values()):
+            task.cancel()
 
     async def drain(self, timeout_ms: int) -> None:
         """Wait a while for what is under way."""
@@ -181,33 +189,53 @@ class Sender(Launcher):
         timeout_ms: int | None = None,
     ) -> list[SendReceipt]:  # fmt: skip
         """Send messages in as few requests as possible; their receipts in the same order."""
-        if not self.open or self.pid != os.getpid():
-            self.refuse()
+        outcomes = await self.send_each(
+            messages, queue=queue, ordering_key=ordering_key, selector=selector,
+            timeout_ms=timeout_ms,
+        )  # fmt: skip
+        receipts = [outcome for outcome in outcomes if isinstance(outcome, SendReceipt)]
+        for outcome in outcomes:
+            if isinstance(outcome, PenstockError):
+                outcome.add_note(f"{len(receipts)} of {len(messages)} messages were acknowledged")
+                raise outcome
+        return receipts
+
+    async def send_each(
+        self, messages: Sequence[Message], *, queue: MessageQueue | None = None,
+        ordering_key: str | None = None, selector: Selector | None = None,
+        timeout_ms: int | None = None,
+    ) -> list[SendReceipt | PenstockError]:  # fmt: skip
+        """As `send_batch`; gives what became of each message. Raises if nothing was sent: what is
+        wrong with one of them."""
+        self.check_usable()
         batches: list[Batch] = self.packer.batches(messages, self.clock.now_ms(), ordering_key)
         for batch in batches:
             check_topic(batch.messages[0].topic)
+        outcomes: dict[int, SendReceipt | PenstockError] = {}
         flights: list[asyncio.Future[Any]] = []
-        for batch in batches:
-            if self.in_flight.full:
-                await self.in_flight.wait(timeout_ms or self._session.options.timeout_ms)
-            flights.append(self._submit_batch(batch, queue, ordering_key, selector, timeout_ms))
-        receipts: list[SendReceipt | None] = [None] * len(messages)
-        failure: BaseException | None = None
-        for batch, flight in zip(batches, flights, strict=True):
-            try:
-                found = await flight
-            except PenstockError as error:
-                failure = failure or error
-                continue
-            for place, receipt in zip(
-                batch.places, found if isinstance(found, list) else [found], strict=True
-            ):
-                receipts[place] = receipt
-        if failure is not None:
-            stored = sum(receipt is not None for receipt in receipts)
-            failure.add_note(f"{stored} of {len(messages)} messages were acknowledged")
-            raise failure
-        return [receipt for receipt in receipts if receipt is not None]
+        try:
+            no_room: TooMuchInFlight | None = None
+            for batch in batches:
+                try:
+                    if self.in_flight.full and no_room is None:
+                        await self.in_flight.wait(timeout_ms or self._session.options.timeout_ms)
+                    flight = self._submit_batch(batch, queue, ordering_key, selector, timeout_ms)
+                except TooMuchInFlight as error:
+                    flight, no_room = self.create_future(), error
+                    flight.set_exception(error)
+                flights.append(flight)
+            for batch, flight in zip(batches, flights, strict=True):
+                try:
+                    found = await flight
+                except PenstockError as error:
+                    found = [error] * len(batch.places)
+                found = found if isinstance(found, list) else [found]
+                outcomes.update(zip(batch.places, found, strict=True))
+        finally:
+            for flight in flights:  # of those that nobody awaits any more
+                if not flight.cancel() and not flight.cancelled():
+                    flight.exception()
+        return [outcomes[place] for place in range(len(messages))]
 
     def _submit_batch(
         self, batch: Batch, queue: MessageQueue | None, ordering_key: str | None,
@@ -218,7 +246,8 @@ class Sender(Launcher):
                 batch.messages[0], queue=queue, ordering_key=ordering_key, selector=selector,
                 timeout_ms=timeout_ms,
             )  # fmt: skip
-        flight = self.empty_flight(batch, batch.messages[0].topic, timeout_ms)
+        topic = str.__str__(batch.messages[0].topic)  # members of enums are text too
+        flight = self.empty_flight(batch, topic, timeout_ms)
         flight.choice = choice_of(batch.messages[0], queue, ordering_key, selector)
         flight.body = batch.body
         flight.properties = batch.properties
@@ -232,8 +261,18 @@ class Sender(Launcher):
 
     # --- what can't leave at once
 
+    def check_usable(self) -> None:
+        """Raise why nothing can be sent from here, if so."""
+        if not self.open or _get_running_loop() is not self.loop or self.pid != os.getpid():
+            self.refuse()
+
     def refuse(self) -> None:
         self._session.check_alive()
+        if self.open:
+            raise ClientError(
+                "the client is called from another thread or event loop than it was started on",
+                hint="call it there (asyncio.run_coroutine_threadsafe), or use the blocking client",
+            )
         raise ClientClosed("the client is not started, or closed")
 
     def depart_later(self, flight: Flight) -> None:
@@ -258,10 +297,15 @@ class Sender(Launcher):
     async def _attempt(self, flight: Flight, last_broker: str | None) -> None:
         """Get a message on its way, to another broker than the last one if it may choose."""
         try:
-            line = flight.line = await self._line(flight, last_broker)
-            if line.broker_name == last_broker and flight.attempts:
-                await pause(self.clock, AGAIN_MS * len(flight.attempts))
+            line = flight.line or await self._line(flight, last_broker)
+            count = len(flight.attempts or ())
+            if count and (line.broker_name == last_broker or count > self.options.retries):
+                await pause(self.clock, AGAIN_MS * count)
+            if self._is_over(flight):
+                return
             connection = await self._connection(flight, line)
+            if self._is_over(flight):
+                return
             if connection.transport is None:
                 raise PeerLost("the connection ended", address=line.peer.address)
             self.write(connection.calls, flight, line)
@@ -272,6 +316,16 @@ class Sender(Launcher):
             raise
         except Exception as error:  # of the application's selector
             self._end(flight, error)
+
+    def _is_over(self, flight: Flight) -> bool:
+        """Whether nobody waits for it any more, or no time is left to try it again."""
+        if flight.future.done():
+            self._end(flight, None)
+        elif flight.attempts and self.clock.monotonic_ms() >= flight.deadline_ms:
+            self._give_up(flight)
+        else:
+            return False
+        return True
 
     async def _line(self, flight: Flight, last_broker: str | None) -> Line:
         lines = self._lines.get(flight.topic) or await self._find_lines(flight)
@@ -296,6 +350,11 @@ class Sender(Launcher):
                 f"no route of {topic} within {flight.timeout_ms} ms from the NameServers "
                 + self._session.names.text()
             ) from None
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if task.cancelled() and not (me is not None and me.cancelling()):
+                raise ClientClosed("the client was closed before the message had left") from None
+            raise
 
     def _found_lines(self, topic: str, done: "asyncio.Task[TopicLines]") -> None:
         del self._finding[topic]
@@ -344,10 +403,17 @@ class Sender(Launcher):
         retryable = _is_retryable(error)
         if self._try_again(flight, error, retryable=retryable):
             return
+        if retryable or flight.fallback is not None:
+            self._give_up(flight)
+        else:
+            self._end(flight, error)
+
+    def _give_up(self, flight: Flight) -> None:
+        """No further attempt: what is stored less safely is better than an error."""
         if flight.fallback is not None:
             self._end(flight, flight.fallback)
         else:
-            self._end(flight, _failure(flight, self.clock.monotonic_ms()) if retryable else error)
+            self._end(flight, _failure(flight, self.clock.monotonic_ms()))
 
     def _try_again(self, flight: Flight, error: PenstockError, *, retryable: bool) -> bool:
         flight.attempts = [*(flight.attempts or ()), error]
@@ -360,6 +426,7 @@ class Sender(Launcher):
         ):
             return False
         last = None if flight.line is None else flight.line.broker_name
+        flight.line = None
         log.debug(
             "%s: attempt %d failed, trying again: %s", flight.topic, len(flight.attempts), error
         )
@@ -397,8 +464,12 @@ class Sender(Launcher):
 
     def recovered(self, flight: Flight, latency_ms: int) -> None:
         if flight.line is not None:
-            self.faults.report(flight.line.broker_name, latency_ms)
-            self.troubled.discard(flight.line.broker_name)
+            name = flight.line.broker_name
+            self.faults.report(name, latency_ms)
+            if latency_ms >= SLOW_MS:
+                self.troubled.add(name)
+            else:
+                self.troubled.discard(name)
 
     async def _refresh(self, topic: str) -> None:
         try:

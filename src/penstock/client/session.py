@@ -9,6 +9,7 @@ import asyncio
 import itertools
 import logging
 import os
+import secrets
 import socket
 from collections.abc import Awaitable, Iterable, Mapping
 from typing import Protocol
@@ -18,7 +19,14 @@ from penstock.client.namespace import with_namespace, without_namespace
 from penstock.client.options import ClientOptions
 from penstock.client.routes import MASTER_ID, Route
 from penstock.clock import Clock, LoopClock, pause
-from penstock.errors import ClientClosed, ClientForked, NoRoute, PenstockError, refusal
+from penstock.errors import (
+    ClientClosed,
+    ClientForked,
+    NoNameServer,
+    NoRoute,
+    PenstockError,
+    refusal,
+)
 from penstock.net.peer import Ask, Peer, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies import ConsumerData, HeartbeatData, ProducerData
@@ -71,7 +79,7 @@ class Session:
         self._members: list[Member] = []
         self._tasks: set[asyncio.Task[object]] = set()
         self._beaten: set[str] = set()
-        self._beating: asyncio.Task[object] | None = None
+        self._beating: dict[str, asyncio.Task[object]] = {}
         self._started = False
         self.brokers: dict[str, dict[int, str]] = {}
         """Broker name → broker id → address, of all routes."""
@@ -85,7 +93,9 @@ class Session:
         if self._started:
             return
         self._pid = os.getpid()
-        instance = self.options.instance_name or f"{self._pid}#{next(_numbers)}"
+        # Containers of different machines often share both address and process number.
+        instance = f"{self._pid}#{next(_numbers)}#{secrets.token_hex(4)}"
+        instance = self.options.instance_name or instance
         self.client_id = f"{_local_ip()}@{instance}"
         await self.names.start()
         self._started = True
@@ -96,9 +106,10 @@ class Session:
         """End the connections; members have said goodbye before (`leave`)."""
         self._started = False
         tasks, self._tasks = self._tasks, set()
+        tasks |= set(self._asking.values())
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, *self._asking.values(), return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         peers, self._peers = self._peers, {}
         await asyncio.gather(*(peer.close() for peer in peers.values()))
         await self.names.close()
@@ -140,23 +151,20 @@ class Session:
         if member not in self._members:
             return
         self._members.remove(member)
-        for producer in member.producers():
-            await self._unregister({"producerGroup": producer.group_name})
-        for consumer in member.consumers():
-            await self._unregister({"consumerGroup": consumer.group_name})
+        groups = [{"producerGroup": producer.group_name} for producer in member.producers()]
+        groups += [{"consumerGroup": consumer.group_name} for consumer in member.consumers()]
+        peers = [self._peers[address] for address in sorted(self._beaten & self._peers.keys())]
+        await asyncio.gather(
+            *(self._unregister(peer, group) for peer in peers if peer.connected for group in groups)
+        )
 
-    async def _unregister(self, group: Mapping[str, str]) -> None:
+    async def _unregister(self, peer: Peer, group: Mapping[str, str]) -> None:
         ext = {"clientID": self.client_id, **group}
-        for address in sorted(self._beaten):
-            peer = self._peers.get(address)
-            if peer is None or not peer.connected:
-                continue
-            try:
-                await peer.call(
-                    RequestCode.UNREGISTER_CLIENT, ext, timeout_ms=self.options.timeout_ms
-                )
-            except PenstockError as error:
-                log.info("%s is not told that %s ends: %s", address, group, error)
+        timeout_ms = self.options.timeout_ms
+        try:
+            await peer.call(RequestCode.UNREGISTER_CLIENT, ext, timeout_ms=timeout_ms)
+        except PenstockError as error:
+            log.info("%s is not told that %s ends: %s", peer.address, group, error)
 
     # --- names
 
@@ -188,7 +196,13 @@ class Session:
         if asking is None:
             asking = self._asking[topic] = asyncio.ensure_future(self._ask_route(topic))
             asking.add_done_callback(lambda done: self._asked_route(topic, done))
-        return await asyncio.shield(asking)
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            me = asyncio.current_task()
+            if not self._started and not (me is not None and me.cancelling()):
+                raise ClientClosed("the client was closed before the route was known") from None
+            raise
 
     def _asked_route(self, topic: str, done: asyncio.Task[Route | None]) -> None:
         del self._asking[topic]
@@ -200,11 +214,11 @@ class Session:
         old = self._routes.get(topic)
         if data is None or not data.queue_datas:
             return None  # what is known may still work: a NameServer may just have begun
-        for broker in data.broker_datas:
-            self.brokers[broker.broker_name] = dict(broker.broker_addrs)
-        if old is not None and old.data == data:
+        route = old if old is not None and old.data == data else Route.of(topic, data)
+        self.brokers.update((name, dict(ids)) for name, ids in route.addresses.items())
+        if route is old:
             return old
-        route = self._routes[topic] = Route.of(topic, data)
+        self._routes[topic] = route
         log.debug("route of %s: %d brokers", topic, len(route.brokers))
         for member in list(self._members):
             member.route_changed(route)
@@ -216,13 +230,19 @@ class Session:
             await self._forget_brokers(await self.refresh())
 
     async def refresh(self) -> set[str]:
-        """Ask for the routes of all members' topics now; gives these topics."""
+        """Ask for the routes of all members' topics now; gives these topics.
+
+        Other routes that were asked for are looked at too, and forgotten when their topic is gone.
+        """
         topics = {topic for member in self._members for topic in member.topics()}
-        try:
-            for topic in sorted(topics):
-                await self.find_route(topic)
-        except PenstockError as error:
-            log.warning("routes are not fresh: %s", error)
+        for topic in sorted(topics | self._routes.keys()):
+            try:
+                if await self.find_route(topic) is None and topic not in topics:
+                    self._routes.pop(topic, None)
+            except PenstockError as error:
+                log.warning("the route of %s is not fresh: %s", topic, error)
+                if isinstance(error, NoNameServer):
+                    break
         return topics
 
     async def _forget_brokers(self, topics: set[str]) -> None:
@@ -281,19 +301,24 @@ class Session:
 
     async def beat(self) -> None:
         """Tell all known brokers now which groups are here."""
+        body = self._heartbeat()
+        if body is not None:
+            await asyncio.gather(*(self._beat(address, body) for address in self._to_beat()))
+
+    def _heartbeat(self) -> bytes | None:
         producers = [data for member in self._members for data in member.producers()]
         consumers = [data for member in self._members for data in member.consumers()]
         if not producers and not consumers:
-            return
-        body = fastjson.encode(
+            return None
+        return fastjson.encode(
             HeartbeatData(
                 client_id=self.client_id, producer_data_set=producers, consumer_data_set=consumers
             )
         )
-        await asyncio.gather(*(self._beat(a, body) for a in self._to_beat(bool(consumers))))
 
-    def _to_beat(self, consumers: bool) -> list[str]:
+    def _to_beat(self) -> list[str]:
         """Masters; consumers may read from replicas too, and these want to know them."""
+        consumers = any(True for member in self._members for _ in member.consumers())
         return sorted(
             {
                 address
@@ -308,9 +333,14 @@ class Session:
         address = self.address_of(broker_name)
         if address is None or address in self._beaten:
             return
-        if self._beating is None or self._beating.done():
-            self._beating = self.spawn(self.beat())  # one for all who wait for it
-        await asyncio.shield(self._beating)
+        beating = self._beating.get(address)
+        if beating is None:
+            body = self._heartbeat()
+            if body is None:
+                return
+            beating = self._beating[address] = self.spawn(self._beat(address, body))
+            beating.add_done_callback(lambda done: self._beating.pop(address))
+        await asyncio.shield(beating)  # one for all who wait for it
 
     def is_known_at(self, broker_name: str) -> bool:
         """Whether a broker has our groups from a heartbeat on this connection."""

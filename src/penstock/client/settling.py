@@ -6,7 +6,7 @@ from typing import cast
 
 from penstock.client.handlers import Retry, again
 from penstock.client.process_queue import ProcessQueue, queue_text
-from penstock.client.records import FINISHED, WAITING, ReceivedMessage
+from penstock.client.records import FINISHED, WAITING, WORKING, ReceivedMessage
 from penstock.client.session import Session
 from penstock.clock import pause
 from penstock.errors import PenstockError
@@ -15,6 +15,8 @@ log = logging.getLogger(__name__)
 
 AGAIN_MS = 5_000
 """When a message that no broker takes back is handled again here."""
+RETURNING = 3
+"""State of a message, besides those in `records`: on its way back, or soon to be handled again."""
 TIMEOUT_LEVEL = 3
 """Delay level of messages whose handler did not come back."""
 
@@ -48,13 +50,14 @@ class Settling:
         """Let a message come again later. Nothing is done for a queue that is not ours any more:
         its next owner gets the message anyway."""
         work = cast(ProcessQueue, message.owner)
-        if work.dropped or message.state == FINISHED:
+        if work.dropped or message.state in (FINISHED, RETURNING):
             return
         work.failed += 1
         if self._give_back is None:
             log.info("%s: %r failed: %s", self._group, message, self.next_step(message))
             work.finish_one(message)
             return
+        message.state = RETURNING
         try:
             await self._give_back(message, retry.delay_level)
         except PenstockError as error:
@@ -63,6 +66,9 @@ class Settling:
                 self._group, message, AGAIN_MS // 1000, error.remark(),
             )  # fmt: skip
             self._session.spawn(self._handle_again(message))
+        except BaseException:
+            message.state = WORKING  # it is handed back when its handler's time is over
+            raise
         else:
             work.finish_one(message)
 

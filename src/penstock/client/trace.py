@@ -83,6 +83,7 @@ class Tracer:
         self._alarm: Alarm | None = None
         self._worker: asyncio.Task[object] | None = None
         self._failing = False
+        self._closed = False
         self.dropped = 0
         ip, _, _ = session.client_id.partition("@")
         self._ids = UniqueIds(
@@ -184,10 +185,13 @@ class Tracer:
         except TimeoutError:
             log.warning("%d trace records of %s are lost", len(self._waiting), self._group)
             self._waiting.clear()
+        self._closed = True
         if self._alarm is not None:
             self._alarm.cancel()
 
     def _add(self, topic: str, message_id: str, keys: str | None, *fields: object) -> None:
+        if self._closed:
+            return
         if len(self._waiting) >= WAITING_MAX:
             if self.dropped == 0:
                 log.warning("traces of %s come too fast to be sent: some are lost", self._group)

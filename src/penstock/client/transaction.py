@@ -10,6 +10,7 @@ of the group (CHECK_TRANSACTION_STATE), and `check` answers from what the applic
 """
 
 import logging
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -39,6 +40,7 @@ from penstock.wire.codes import (
     PROPERTY_MSG_REGION,
     PROPERTY_PRODUCER_GROUP,
     PROPERTY_TRANSACTION_PREPARED,
+    TOPIC_AUTO_CREATE,
     RequestCode,
     ResponseCode,
 )
@@ -101,27 +103,34 @@ class Transaction:
 
     async def __aenter__(self) -> Self:
         self._handle = await self._producer.prepare(self.message, timeout_ms=self._timeout_ms)
+        self._producer.begun(self._handle)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:  # fmt: skip
-        if error is None:
-            await self._producer.end(self.handle, self.decision, self.message, self._timeout_ms)
-            return
+        handle, producer = self.handle, self._producer
+        decision = self.decision if error is None else Decision.ROLLBACK
         try:
-            await self._producer.end(self.handle, Decision.ROLLBACK, self.message, self._timeout_ms)
-        except PenstockError as failure:  # the application's own error is the one to be seen
+            await producer.end(handle, decision, self.message, self._timeout_ms)
+        except PenstockError as failure:
+            if error is None:
+                raise
+            # The application's own error is the one to be seen.
             log.warning("the transaction is not rolled back: %s", failure)
+        finally:
+            producer.left(handle)
 
 
 class AsyncTransactionProducer(AsyncProducer):
     """A producer whose messages may be tied to other work.
 
     `check` is asked about messages whose fate no producer has told; it may be a plain function
-    (called in a thread) or a coroutine function. Brokers ask producers that they know: those of
-    `topics` know this one from its start on, others from its first message to them on.
+    (called in a thread) or a coroutine function. It is not asked about blocks of `transaction` that
+    are still open here. Brokers ask producers that they know: those of `topics`, and those where
+    topics are made by sending to them, know this one soon after its start, others from its first
+    message to them on.
     """
 
     def __init__(
@@ -137,11 +146,34 @@ class AsyncTransactionProducer(AsyncProducer):
         super().__init__(nameservers, group=group, **options)
         self._checks = Checks(self._session, check, self._trace_check)
         self._check_topics = (topics,) if isinstance(topics, str) else tuple(topics)
+        self._introduces = False
 
     def checker(self, check: C) -> C:
         """Decorator: this function is the check."""
         self._checks.check = check
         return check
+
+    async def start(self) -> None:
+        """As any producer; then brokers are told, beside, that they may ask."""
+        if self._session.started:
+            return
+        try:
+            await super().start()
+        except BaseException:  # no NameServer tells of `topics`: nothing stays behind
+            await super().close()
+            raise
+        self._introduces = True
+        self._session.spawn(self._introduce())
+
+    async def _introduce(self) -> None:
+        """A process that comes back has to answer for its old transactions before it sends."""
+        try:
+            route = await self._session.find_route(TOPIC_AUTO_CREATE)
+        except PenstockError as error:
+            log.info("%s can't be asked about transactions yet: %s", self.group, error)
+            return
+        if route is not None:
+            await self._session.beat()
 
     async def close(self) -> None:
         """Finish checks that run, then as any producer."""
@@ -246,6 +278,14 @@ class AsyncTransactionProducer(AsyncProducer):
             tags=message.tags if message is not None else None, keys=keys,
         )  # fmt: skip
 
+    def begun(self, handle: TransactionHandle) -> None:
+        """The work beside a message begins here: until `left`, checks are told "unknown"."""
+        self._checks.open[handle.message_id] += 1
+
+    def left(self, handle: TransactionHandle) -> None:
+        """It has ended, and what became of it is told or not."""
+        self._checks.open -= Counter((handle.message_id,))
+
     async def _address_of(self, handle: TransactionHandle, *, fresh: bool) -> str:
         """Where the broker that keeps a half listens now; by the handle if no route tells."""
         session = self._session
@@ -284,6 +324,8 @@ class AsyncTransactionProducer(AsyncProducer):
     def topics(self) -> Iterable[str]:
         yield from super().topics()
         yield from map(self._session.name, self._check_topics)
+        if self._introduces:  # not sooner: without a NameServer the start would fail
+            yield TOPIC_AUTO_CREATE
 
     def asked(self, ask: Ask, address: str) -> Answer | bool:
         if ask.code == RequestCode.CHECK_TRANSACTION_STATE:

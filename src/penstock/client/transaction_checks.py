@@ -7,6 +7,7 @@ check that is lost, fails or is not taken up does no harm: it is asked again lat
 import asyncio
 import inspect
 import logging
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
@@ -40,6 +41,8 @@ class Checks:
         self.check = check
         self._answered = answered
         self._running: dict[str, asyncio.Future[None]] = {}
+        self.open: Counter[str] = Counter()
+        """Ids of messages whose local work is under way here: nobody knows yet how it ends."""
         self._threads = asyncio.Semaphore(CHECK_THREADS_MAX)
 
     def asked(self, ask: Ask, address: str, group: str) -> Answer | bool:
@@ -87,6 +90,8 @@ class Checks:
 
     async def _decide(self, message: ReceivedMessage) -> Decision | None:
         """What the check says; None if there is no check."""
+        if self.open[message.message_id]:
+            return Decision.UNKNOWN
         check = self.check
         if check is None:
             log.warning(

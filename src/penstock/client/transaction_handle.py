@@ -73,7 +73,7 @@ class TransactionHandle:
         try:
             data = base64.b64decode(coded + "=" * (-len(coded) % 4), altchars=b"-_", validate=True)
             values = json.loads(data)
-        except (binascii.Error, ValueError):
+        except (binascii.Error, ValueError, RecursionError):
             raise _bad(text) from None
         if not isinstance(values, list) or len(values) != 8:
             raise _bad(text)
@@ -81,7 +81,7 @@ class TransactionHandle:
             if place in (4, 5):
                 good = type(value) is int and 0 <= value <= _LONG_MAX
             else:
-                good = isinstance(value, str)
+                good = isinstance(value, str) and _is_text(value)
             if not good:
                 raise _bad(text)
         handle = cls(*values)
@@ -91,6 +91,11 @@ class TransactionHandle:
             except ValueError:
                 raise _bad(text) from None
         return handle
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be sent: JSON can spell halves of characters."""
+    return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _bad(text: str) -> InvalidParameter:

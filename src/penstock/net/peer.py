@@ -19,7 +19,7 @@ from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from penstock.clock import Clock, LoopClock, finish_within
-from penstock.errors import PeerLost, PeerTimeout, PeerUnreachable, PenstockError, WireError
+from penstock.errors import PeerLost, PeerTimeout, PeerUnreachable, PenstockError
 from penstock.net.calls import Call, Calls
 from penstock.net.peer_connection import Ask, Connection, Response
 from penstock.wire.codes import ResponseCode
@@ -128,19 +128,29 @@ class Peer:
     async def close(self) -> None:
         """Fail what waits and end the connection after what was written has left."""
         self._closed = True
-        if self._connecting is not None:
-            self._connecting.cancel()
+        connecting = self._connecting
+        if connecting is not None:
+            connecting.cancel()
         connection, self._connection, self.calls = self._connection, None, None
         if connection is not None:
             await connection.close()
+        if connecting is not None:
+            await asyncio.wait([connecting])
 
     async def writable(self, timeout_ms: int) -> Connection:
-        """A connection that takes bytes now; others who wait may fill it up meanwhile."""
+        """A connection that takes bytes now; others who wait may fill it up meanwhile.
+
+        Connects once: a server that hangs up on a new connection is not called again and again.
+        """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
+        fresh = False
         while (connection := self._connection) is None or connection.full:
+            if connection is None and fresh and not self._closed:
+                raise PeerLost("the connection was closed at once", address=self.address)
             left_ms = deadline_ms - self._clock.monotonic_ms()
             try:
                 await finish_within(self._clock, left_ms, self._become_writable())
+                fresh = connection is None
             except TimeoutError:
                 if self._connection is not None:
                     message = f"the server took no bytes for {timeout_ms} ms"
@@ -157,30 +167,27 @@ class Peer:
         """One attempt at a time, shared by all who wait for it."""
         if self._closed:
             raise PeerUnreachable("closed on our side", address=self.address)
-        if self._connecting is None:
-            self._connecting = asyncio.ensure_future(self._connect())
-            self._connecting.add_done_callback(self._connect_done)
+        connecting = self._connecting
+        if connecting is None:
+            connecting = self._connecting = asyncio.ensure_future(self._connect())
+            connecting.add_done_callback(self._connect_done)
         try:
-            return await asyncio.shield(self._connecting)
+            return await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            if self._closed:
+            me = asyncio.current_task()
+            if connecting.cancelled() and not (me is not None and me.cancelling()):
                 raise PeerUnreachable("closed on our side", address=self.address) from None
             raise
 
     async def _connect(self) -> Connection:
         try:
-            connection = await finish_within(self._clock, self._connect_ms, self._open())
+            return await finish_within(self._clock, self._connect_ms, self._open())
         except TimeoutError:
             message = f"no connection within {self._connect_ms} ms"
             raise PeerUnreachable(message, address=self.address) from None
-        except OSError as error:  # refused, no such name, TLS failed
+        except (OSError, UnicodeError) as error:  # refused, no such name, TLS failed
             message = f"can't connect: {_reason(error)}"
             raise PeerUnreachable(message, address=self.address) from None
-        if connection.transport is None:  # it ended before we got here
-            raise PeerLost("the connection was closed at once", address=self.address)
-        self._connection = connection
-        self.calls = connection.calls
-        return connection
 
     async def _open(self) -> Connection:
         """A connection to the first address of the host that answers."""
@@ -198,9 +205,20 @@ class Peer:
             except OSError as error:
                 failure = failure or error
             else:
-                return connection
+                return self._use(connection)
         assert failure is not None, "a name has at least one address"
         raise failure
+
+    def _use(self, connection: Connection) -> Connection:
+        """Take a new connection, in the very step in which it is there: `close` then finds it."""
+        if connection.transport is None:  # it ended before we got here
+            raise PeerLost("the connection was closed at once", address=self.address)
+        if self._closed:
+            connection.abort("closed on our side")
+            raise PeerUnreachable("closed on our side", address=self.address)
+        self._connection = connection
+        self.calls = connection.calls
+        return connection
 
     def _connect_done(self, task: asyncio.Task[Connection]) -> None:
         self._connecting = None
@@ -256,7 +274,7 @@ class _Call(Call, Generic[T]):
             return
         try:
             self._answer.set_result(self._reader(request))
-        except WireError as error:  # its header is not what this kind of answer has to be
+        except PenstockError as error:  # it is not what this kind of answer has to be
             self._answer.set_exception(error)
 
     def failed(self, error: PenstockError) -> None:
@@ -295,8 +313,8 @@ async def _numbers_of(host: str, port: int) -> list[str]:
     return [host]
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: OSError | UnicodeError) -> str:
     """What went wrong, without the loops' own words for it."""
-    if isinstance(error, tls.SSLError | socket.gaierror) or not error.errno:
+    if isinstance(error, tls.SSLError | socket.gaierror | UnicodeError) or not error.errno:
         return str(error)
     return os.strerror(error.errno)
