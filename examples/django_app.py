@@ -1,12 +1,15 @@
 """Django in one file: a view that sends. The producer survives the fork of a server's workers.
 
-DJANGO_SETTINGS_MODULE=examples.django_app django-admin runserver
+    export DJANGO_SETTINGS_MODULE=examples.django_app
+    python -m django runserver
+    gunicorn "django.core.wsgi:get_wsgi_application()"
+
 NameServers: NAMESRV_ADDR, else 127.0.0.1:9876
 """
 
 import json
 
-from django.core.wsgi import get_wsgi_application
+from django.apps import AppConfig
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.urls import path
 from django.views.decorators.csrf import csrf_exempt
@@ -15,10 +18,21 @@ from penstock import Message, Producer
 
 SECRET_KEY = "only an example"
 ALLOWED_HOSTS = ["*"]
+DEBUG = True
+INSTALLED_APPS = [f"{__name__}.Signup"]
 ROOT_URLCONF = __name__
 USE_TZ = True
 
 producer = Producer(group="signup")
+
+
+class Signup(AppConfig):
+    """The application: Django calls `ready` once it is set up, in each process."""
+
+    name = __name__
+
+    def ready(self) -> None:
+        producer.start()
 
 
 @csrf_exempt
@@ -28,9 +42,3 @@ def register(request: HttpRequest, user: int) -> HttpResponse:
 
 
 urlpatterns = [path("users/<int:user>", register)]
-
-
-def application() -> object:
-    """What a WSGI server runs; `with producer` in a script of your own does as well."""
-    producer.start()
-    return get_wsgi_application()

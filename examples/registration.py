@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
 from statistics import mean
 
 from rich.console import Console
@@ -61,6 +62,15 @@ class Service:
         writer.close()
 
 
+def _serve(
+    connections: asyncio.TaskGroup,
+    service: Service,
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+) -> None:
+    connections.create_task(service.serve(reader, writer))
+
+
 class Services:
     """The three services and how to call them."""
 
@@ -71,9 +81,11 @@ class Services:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator["Services"]:
-        async with AsyncExitStack() as stack:
+        async with asyncio.TaskGroup() as connections, AsyncExitStack() as stack:
             for name, service in self.all.items():
-                server = await asyncio.start_server(service.serve, "127.0.0.1", 0)
+                server = await asyncio.start_server(
+                    partial(_serve, connections, service), "127.0.0.1", 0
+                )
                 await stack.enter_async_context(server)
                 self._ports[name] = server.sockets[0].getsockname()[1]
                 self._idle[name] = []

@@ -4,23 +4,32 @@ python examples/script.py [NAMESERVERS]    default: NAMESRV_ADDR, else 127.0.0.1
 """
 
 import sys
+import threading
 
-from penstock import Consumer, Message, Producer
+from penstock import Consumer, Message, Producer, ReceivedMessage
 
 
 def main() -> None:
     nameservers = sys.argv[1] if len(sys.argv) > 1 else None
+    unread = set()
     with Producer(nameservers, group="greeters") as producer:
         for name in ("Ada", "Grace", "Barbara"):
             receipt = producer.send(Message("Greetings", f"hello, {name}", keys=[name]))
+            unread.add(receipt.message_id)
             print(f"sent {receipt.message_id} to queue {receipt.queue.queue_id}")
 
-    with Consumer(nameservers, group="readers", start_at="first") as consumer:
-        consumer.subscribe("Greetings")
-        for number, message in enumerate(consumer, 1):
-            print(message.keys[0], message.body.decode())
-            if number == 3:
-                break
+    all_read = threading.Event()
+    consumer = Consumer(nameservers, group="readers", start_at="first", concurrency=1)
+
+    @consumer.on("Greetings")
+    def read(message: ReceivedMessage) -> None:
+        print(message.keys[0], message.body.decode())
+        unread.discard(message.message_id)
+        if not unread:
+            all_read.set()
+
+    with consumer:
+        all_read.wait()
 
 
 if __name__ == "__main__":

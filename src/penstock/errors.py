@@ -404,7 +404,7 @@ class QueueNotOurs(ClientError):
 class NotLent(ClientError):
     """The message is not lent to this consumer: not popped, or given back already."""
 
-    hint = "acknowledge or extend a message that `receive` returned, and not after it was given back"
+    hint = "acknowledge or extend what `receive` returned, and not after it was given back"
 
 
 def refusal(code: int, remark: str | None, address: str = "") -> PenstockError:
@@ -422,8 +422,8 @@ _REFUSALS: dict[int, type[PenstockError]] = {}
 def _refusals() -> dict[int, type[PenstockError]]:
     if not _REFUSALS:
         kinds: list[type[PenstockError]] = [Refused]
-        for kind in kinds:
-            kinds += kind.__subclasses__()
+        for kind in kinds:  # a broker in the same process has classes of its own besides
+            kinds += [sub for sub in kind.__subclasses__() if sub.__module__ == __name__]
         _REFUSALS.update((kind.code, kind) for kind in kinds if kind.code != Refused.code)
         _REFUSALS[NotWriteable.code] = NotWriteable
         _REFUSALS[MessageIllegal.code] = MessageIllegal

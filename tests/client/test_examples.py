@@ -65,8 +65,9 @@ def test_the_fastapi_application(up: penstock.Up, monkeypatch: pytest.MonkeyPatc
 DJANGO = """
 import json, os, sys
 os.environ["DJANGO_SETTINGS_MODULE"] = "examples.django_app"
+import django
+django.setup()
 from examples import django_app
-application = django_app.application()
 from django.test import Client
 pid = os.fork()  # a server's worker: the producer opens itself anew
 answer = Client().post("/users/42")

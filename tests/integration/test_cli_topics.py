@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,9 @@ def test_a_topic_from_its_creation_to_its_end(up: Up) -> None:
     )
     assert changed["brokers"]["broker-b"]["perm"] == "r"
     assert changed["brokers"]["broker-b"]["write_queues"] == 3
-    assert run(up, "topic", "delete", "life", stdin="n\n", code=130).stdout == ""
+    asked = run(up, "topic", "delete", "life", stdin="n\n", code=130)
+    assert asked.stdout == ""
+    assert "with all its messages on broker-a, broker-b?" in asked.stderr
     gone = run(up, "topic", "delete", "life", "--yes").stdout
     assert gone == "deleted topic life on broker-a, broker-b\n"
     error = run(up, "topic", "describe", "life", code=1).stderr
@@ -114,6 +116,8 @@ def test_what_can_not_be_done_is_one_line(up: Up, arguments: tuple[str, ...], te
         ("send", "t", "b", "--delay", "1s", "--at", "1"),
         ("send", "t", "b", "-p", "novalue"),
         ("tail", "t", "--from", "somewhere"),
+        ("tail", "t", "--from", "1000000d"),
+        ("send", "t", "b", "--at", "1794804755"),
         ("topic", "create", "t", "--queues", "0"),
         ("topic", "list", "--access-key", "only"),
     ],
@@ -158,6 +162,54 @@ def test_bodies_from_stdin_and_files(up: Up, tmp_path: Path) -> None:
         "from\nstdin", None, "one", "two", "three", "four", "five", "again", "again"
     ]  # fmt: skip
     assert told[1]["body_base64"] == "/wA="
+
+
+def test_what_stdin_may_be(up: Up) -> None:
+    run(up, "topic", "create", "stdins", "--queues", 1, "-b", "broker-a")
+    with open(os.devnull) as nothing:  # a device that no loop can wait for
+        result = subprocess.run(
+            command("send", "stdins", "-", "--lines"), stdin=nothing, capture_output=True,
+            text=True, timeout=PATIENCE_S, env=environment(up),
+        )  # fmt: skip
+    assert result.stdout.startswith("sent 0 messages")
+    assert result.stderr == ""
+    closed = " ".join([*command("send", "stdins", "-"), "<&-"])
+    result = subprocess.run(
+        ["bash", "-c", closed], capture_output=True, text=True, env=environment(up)
+    )
+    assert result.returncode == 2
+    assert "stdin, which is closed" in result.stderr
+    long = run(up, "send", "stdins", "-", "--lines", stdin="a\n" + "b" * 5_000_000, code=1).stderr
+    assert long.startswith("penstock: 1 messages were sent; a line of stdin is longer than")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_body_that_does_not_come_can_be_interrupted(up: Up, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        command("send", "never", "-"), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
+        env=environment(up),
+    ) as process:  # fmt: skip
+        try:
+            waits_in_read(process.pid)
+            process.send_signal(number)
+            assert process.wait(PATIENCE_S) in (130, -signal.SIGTERM)
+        finally:
+            process.kill()
+
+
+def waits_in_read(pid: int) -> None:
+    """Return when a process waits for its stdin."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not Path(f"/proc/{pid}/wchan").read_text().endswith("pipe_read"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_line_of_tail_is_one_message(up: Up) -> None:
+    run(up, "topic", "create", "escaped", "--queues", 1, "-b", "broker-a")
+    run(up, "send", "escaped", "a\nb\tc\x1b[31m")
+    line = run(up, "tail", "escaped", "--from", "first", "--count", 1).stdout
+    assert line.endswith("@0 a\\nb\tc\\x1b[31m\n")
 
 
 def test_filters_choose(up: Up) -> None:
@@ -214,6 +266,57 @@ def test_tail_ends_quietly_where_nobody_reads_on(up: Up) -> None:
     )  # fmt: skip
     assert len(result.stdout.splitlines()) == 2
     assert result.stderr == ""
+
+
+# --- a broker that is away
+
+
+def test_what_is_told_when_one_of_two_brokers_is_away(tmp_path: Path) -> None:
+    with (
+        NameServer(tmp_path / "names") as names,
+        Broker(tmp_path / "a", tmp_path / "sa", names.address, brokerName="broker-a") as here,
+        Broker(tmp_path / "b", tmp_path / "sb", names.address, brokerName="broker-b") as away,
+    ):
+        at = ("-n", names.address)
+        run(None, "topic", "create", "halved", "--queues", 1, *at)
+        run(None, "send", "halved", "old", "--count", 4, *at)
+        os.kill(away.pid, signal.SIGSTOP)  # it is there, and does not answer
+        at = (*at, "--timeout-ms", "2000")
+        listed = run(None, "topic", "list", *at)
+        assert re.search(r"^halved .* broker-a$", listed.stdout, re.MULTILINE)
+        assert f"penstock: broker-b is left out: {away.address}" in listed.stderr
+        out, errors = tmp_path / "out", tmp_path / "errors"
+        with (
+            out.open("wb") as stdout,
+            errors.open("wb") as stderr,
+            subprocess.Popen(command("tail", "halved", *at), stdout=stdout, stderr=stderr) as tail,
+        ):
+            try:
+                until(lambda: away.address in errors.read_text())
+                os.kill(away.pid, signal.SIGCONT)
+                until(
+                    lambda: (
+                        run(None, "send", "halved", "new", "--count", 2, *at)
+                        and {"broker-a", "broker-b"}
+                        <= {line.split()[2].split("/")[0] for line in out.read_text().splitlines()}
+                    )
+                )
+            finally:
+                tail.send_signal(signal.SIGINT)
+                assert tail.wait(PATIENCE_S) == 0
+        assert "old" not in out.read_text()
+        created = run(
+            None, "user", "create", "eve", "--password", "hidden12", "-b", here.address, "-b",
+            "127.0.0.1:1", code=1,
+        ).stderr  # fmt: skip
+        assert f"done on {here.address}" in created
+
+
+def until(is_so: Callable[[], object]) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while not is_so():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 # --- rights

@@ -232,3 +232,70 @@ def test_a_consumer_that_is_started_in_the_child_belongs_to_it() -> None:
             wait(pid)
         """
     )
+
+
+def test_signals_for_a_child_of_a_handler_are_the_childs() -> None:
+    """`run` listens to SIGTERM; `multiprocessing` ends its workers by it."""
+    run(
+        """
+        import signal, time
+        codes = []
+        consumer = Consumer(broker.address, group="G", start_at="first")
+
+        @consumer.on("T")
+        def handle(message):
+            reading, writing = os.pipe()
+            pid = child(lambda: (os.write(writing, b"!"), time.sleep(60)))
+            os.read(reading, 1)
+            os.kill(pid, signal.SIGTERM)
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+            consumer.stop()
+
+        with Producer(broker.address) as producer:
+            producer.send(Message("T", "hello"))
+        consumer.run()
+        assert codes == [-signal.SIGTERM], codes
+        """
+    )
+
+
+def test_an_iteration_and_a_future_do_not_go_on_in_the_child() -> None:
+    run(
+        """
+        from penstock.errors import ClientClosed
+        consumer = Consumer(broker.address, group="G", start_at="first")
+        consumer.subscribe("T")
+        producer = Producer(broker.address)
+        producer.start()
+        producer.send(Message("T", "first"))
+        messages = iter(consumer)
+        assert next(messages).body == b"first"
+        admin = Admin(broker.address)
+        admin.start()
+        follow = admin.follow("T", start_at="first")
+        next(follow)
+        from penstock.client.blocking import loop_thread
+        hold = threading.Event()  # so that the future is not done at the fork
+        loop_thread().soon(lambda: hold.wait(30))
+        future = producer.submit(Message("T", "second"))
+
+        def work():
+            for call, kind in (
+                (lambda: next(messages), ClientForked), (lambda: next(follow), ClientForked),
+                (future.result, ClientClosed),
+            ):
+                try:
+                    call()
+                except kind:
+                    continue
+                raise AssertionError(f"{call} went on")
+
+        pid = child(work, sys.exit)
+        hold.set()
+        wait(pid)
+        assert future.result(10)
+        assert next(messages).body == b"second"
+        for client in (consumer, producer, admin):
+            client.close()
+        """
+    )

@@ -3,6 +3,7 @@
 import asyncio
 import importlib
 import os
+import socket
 import subprocess
 import sys
 import textwrap
@@ -29,7 +30,7 @@ from penstock import (
     ReceivedMessage,
     TransactionProducer,
 )
-from penstock.testing import InProcessBroker
+from penstock.testing import InProcessBroker, house, passage
 from penstock.testing.plugin import (  # noqa: F401
     penstock_broker,
     penstock_consumer,
@@ -294,7 +295,7 @@ def test_a_restart_keeps_messages_and_time(
     assert broker.clock.now_ms() - before < 40_000
     assert bodies(broker.messages("T")) == [b"1"]
     broker.clock.advance(seconds=30)
-    assert bodies(broker.messages("T")) == [b"1", b"2"]
+    assert sorted(bodies(broker.messages("T"))) == [b"1", b"2"]
     penstock_producer.send(Message("T", b"3"))
     assert sorted(bodies(broker.messages("T"))) == [b"1", b"2", b"3"]
 
@@ -324,6 +325,122 @@ def test_brokers_stand_beside_each_other_and_leave_nothing() -> None:
         assert one.clock.now_ms() - other.clock.now_ms() > 80_000_000
     assert "penstock-test-broker" not in [thread.name for thread in threading.enumerate()]
     assert threading.active_count() <= before + 1  # that of the blocking clients
+
+
+# --- what goes wrong
+
+
+def test_a_broker_that_can_not_start_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(TypeError, match="no_such"):
+        InProcessBroker({"broker.no_such": 1}).start()
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+    with taken, pytest.raises(OSError, match=str(port)):
+        InProcessBroker({"nameserver.port": port}).start()
+    assert "penstock-test-broker" not in [thread.name for thread in threading.enumerate()]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_port_that_somebody_takes_meanwhile_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_port = house._free_port
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        ports = iter([taken.getsockname()[1], free_port()])
+        monkeypatch.setattr(house, "_free_port", lambda: next(ports))
+        with InProcessBroker() as broker:
+            broker.create_topic("T")
+
+
+def test_a_broker_that_is_started_again_has_time_that_stands(tmp_path: Path) -> None:
+    broker = InProcessBroker(data=tmp_path)
+    for _ in range(2):
+        with broker:
+            with Producer(broker.address) as producer:
+                producer.send(Message("T", b"late", delay_level=1))
+            before = broker.clock.now_ms()
+            time.sleep(0.05)
+            assert broker.clock.now_ms() - before < 20
+            broker.clock.advance(seconds=2)
+    with broker:
+        assert bodies(broker.messages("T")) == [b"late"] * 2
+
+
+def test_a_forgotten_broker_leaves_no_files(tmp_path: Path) -> None:
+    code = """if True:
+        import os, sys
+        from penstock.testing import InProcessBroker
+        broker = InProcessBroker()
+        broker.start()
+        if os.fork() == 0:
+            sys.exit(0)  # this one must not remove its parent's files
+        os.wait()
+        broker.create_topic("T")
+        print(len(os.listdir(os.environ["TMPDIR"])))
+    """
+    env = {**os.environ, "TMPDIR": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60
+    )
+    assert (done.stdout, done.stderr) == ("1\n", "")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_clients_that_never_rest_do_not_stop_time(
+    penstock_broker: Broker,  # noqa: F811
+    penstock_producer: Producer,  # noqa: F811
+    penstock_consumer: Make,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(passage, "BUSY_MS", 300)
+    penstock_broker.create_topic("T")
+    consumer = penstock_consumer(group="G")
+
+    @consumer.on("T")
+    def answer(message: ReceivedMessage) -> None:
+        penstock_producer.send(Message("T", b"another"))
+
+    consumer.start()
+    penstock_producer.send(Message("T", b"first"))
+    before = penstock_broker.clock.now_ms()
+    penstock_broker.clock.advance(days=1)
+    assert penstock_broker.clock.now_ms() - before >= 86_400_000
+    assert "never rest" in caplog.text
+
+
+def test_a_consumer_that_can_not_be_closed_does_not_keep_the_others_open(tmp_path: Path) -> None:
+    (tmp_path / "test_sample.py").write_text(
+        textwrap.dedent(
+            """
+            from penstock import Consumer
+
+            close = Consumer.close
+            made = []
+
+            def close_and_fail(self):
+                close(self)
+                if self is made[-1]:
+                    raise LookupError("not today")
+
+            def test_two(penstock_consumer, monkeypatch):
+                monkeypatch.setattr(Consumer, "close", close_and_fail)
+                for name in ("first", "second"):
+                    made.append(penstock_consumer(group=name))
+                    made[-1].subscribe("T")
+                    made[-1].start()
+                raise KeyError("the test itself")
+
+            def test_nothing_is_left():
+                assert not any(consumer._started for consumer in made)
+            """
+        )
+    )
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "penstock.testing.plugin"]
+    env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True)
+    assert "1 failed, 1 passed, 1 error" in done.stdout, done.stdout + done.stderr
 
 
 # --- the plugin

@@ -136,7 +136,7 @@ class HouseSession:
 
     async def elapse(self, ms: int) -> None:
         """Let time pass here and at the broker."""
-        most = max(500, ms // 20)
+        most = 500 if ms < 20_000 else 1_000
         while ms > 0:
             step = min(ms, most)
             await self.clock.elapse(step)

@@ -33,3 +33,9 @@ def test_moments() -> None:
 def test_what_is_no_moment(text: str) -> None:
     with pytest.raises(ValueError, match="is no time"):
         read_moment(text)
+
+
+@pytest.mark.parametrize("text", ["1794804755", "20260801", "0"])
+def test_seconds_and_dates_are_not_taken_for_milliseconds(text: str) -> None:
+    with pytest.raises(ValueError, match="13 digits"):
+        read_moment(text)

@@ -4,14 +4,17 @@ import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.admin_browse import Span, read_page
+from penstock.client.admin import AsyncAdmin
+from penstock.client.admin_browse import Pulled, Span, read_page
 from penstock.client.admin_cluster import figures_of
 from penstock.client.admin_core import AdminCore
+from penstock.client.admin_follow import Follower
 from penstock.client.admin_members import version_text
 from penstock.client.admin_topics import kind_of, read_pages
 from penstock.client.admin_values import (
@@ -24,6 +27,7 @@ from penstock.client.admin_values import (
     TopicKind,
 )
 from penstock.client.subscription import Subscription
+from penstock.clock import VirtualClock
 from penstock.errors import HeaderError, NoPermission, NoRoute, PeerUnreachable
 from penstock.net.peer import Response
 from penstock.wire import fastjson
@@ -324,3 +328,170 @@ def test_a_pull_without_its_numbers_is_refused() -> None:
 
     with pytest.raises(HeaderError, match="maxOffset"):
         asyncio.run(page_after_page(Broken({0: (0, [1])}), Span(None, None, False), 10))
+
+
+# --- changes at several brokers
+
+
+class Scripted(AsyncAdmin):
+    """Two masters and a NameServer's values; `refuse` says who does not do what."""
+
+    def __init__(self, refuse: Mapping[tuple[str, int], Exception] | None = None) -> None:
+        super().__init__("127.0.0.1:1")
+        self.refuse = refuse or {}
+        self.asked: list[tuple[str, int]] = []
+        self.values: dict[str, str] = {}
+        self.known = [BrokerAddress("C", "a", 0, "a"), BrokerAddress("D", "b", 0, "b")]
+        self.bodies: dict[int, bytes] = {}
+
+    async def brokers(self, cluster: str | None = None) -> list[BrokerAddress]:
+        return [broker for broker in self.known if cluster in (None, broker.cluster)]
+
+    async def ask(self, address: str, code: int, *rest: Any, **more: Any) -> Response:
+        self.asked.append((address, code))
+        failure = self.refuse.get((address, code))
+        if failure is not None:
+            raise failure
+        return Response(body=self.bodies.get(code, b"{}"))
+
+    async def kv(self, namespace: str, key: str) -> str | None:
+        return self.values.get(key)
+
+    async def put_kv(self, namespace: str, key: str, value: str) -> None:
+        self.values[key] = value
+
+    async def delete_kv(self, namespace: str, key: str) -> None:
+        del self.values[key]
+
+    async def _await_route(self, *route: Any) -> None:
+        pass
+
+
+def test_a_topic_or_group_is_made_where_it_can_be_and_the_error_tells_where() -> None:
+    for code, make in (
+        (RequestCode.UPDATE_AND_CREATE_TOPIC, Scripted.create_topic),
+        (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Scripted.create_group),
+    ):
+        admin = Scripted({("a", code): NoPermission("a: not you")})
+        with pytest.raises(NoPermission, match="a: not you; done on b"):
+            asyncio.run(make(admin, "new"))  # type: ignore[operator]
+        assert ("b", code) in admin.asked
+
+
+def test_ordered_queues_of_other_clusters_and_brokers_stay() -> None:
+    async def check() -> None:
+        admin = Scripted()
+        await admin.create_topic("t", queues=4, order=True)
+        assert admin.values == {"t": "a:4;b:4"}
+        await admin.create_topic("t", queues=2, order=True, cluster="D")
+        assert admin.values == {"t": "a:4;b:2"}
+        await admin.create_topic("t", order=False, brokers=["b"])
+        assert admin.values == {"t": "a:4"}
+        await admin.create_topic("t", queues=4, order=True)
+        with patch.object(type(admin.session.names), "call_all", nothing):
+            await admin.delete_topic("t", cluster="C")
+            assert admin.values == {"t": "b:4"}
+            await admin.delete_topic("t")
+        assert admin.values == {}
+
+    asyncio.run(check())
+
+
+async def nothing(*arguments: Any) -> None:
+    pass
+
+
+def test_unknown_is_not_the_same_as_not_there() -> None:
+    away = PeerUnreachable("refused", address="b")
+
+    async def check() -> None:
+        admin = Scripted({("b", RequestCode.VIEW_MESSAGE_BY_ID): away})
+        admin.bodies = {RequestCode.VIEW_MESSAGE_BY_ID: b""}
+        with pytest.raises(PeerUnreachable):
+            await admin.message_by_offset_id("7F00000100002A9F0000000000000000")
+
+    asyncio.run(check())
+
+
+def test_a_broker_whose_master_is_away_makes_the_lag_unknown() -> None:
+    admin = Scripted()
+    admin.known += [BrokerAddress("C", "c", 1, "c")]
+    assert asyncio.run(admin.leaderless()) == ("c",)
+    progress = asyncio.run(admin.progress("g"))
+    assert progress.unreachable == ("c",)
+    assert progress.lag is None
+
+
+# --- following
+
+
+class View:
+    """Queues that can be read, each once it is there."""
+
+    def __init__(self) -> None:
+        self.away: set[MessageQueue] = set()
+        self.starts: list[tuple[str, MessageQueue]] = []
+
+    async def check_filter(self, wanted: Subscription) -> None:
+        pass
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        return self._start("max", queue)
+
+    async def offset_at(self, queue: MessageQueue, at_ms: int) -> int:
+        return self._start("time", queue)
+
+    def _start(self, how: str, queue: MessageQueue) -> int:
+        if queue in self.away:
+            raise PeerUnreachable("refused", address=queue.broker_name)
+        self.starts.append((how, queue))
+        return 7
+
+    async def pull(self, queue: MessageQueue, offset: int, *rest: Any, **more: Any) -> Pulled:
+        assert offset == 7
+        await asyncio.Event().wait()
+        raise AssertionError
+
+
+async def settle() -> None:
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+def test_queues_that_come_later_begin_where_the_others_did() -> None:
+    here, away, new = (MessageQueue("t", name, 0) for name in ("a", "b", "c"))
+
+    async def check() -> None:
+        clock = VirtualClock()
+        route = SimpleNamespace(read_queues=[here, away])
+
+        async def find_route(topic: str) -> SimpleNamespace:
+            return route
+
+        options = SimpleNamespace(route_refresh_ms=30_000, namespace="")
+        session = SimpleNamespace(
+            clock=clock, route=find_route, find_route=find_route, options=options
+        )
+        core = AdminCore("127.0.0.1:1")
+        core.session = session  # type: ignore[assignment]
+        follower = Follower(core, Subscription("t"), "last", "g")
+        view = View()
+        view.away = {away}
+        follower._view = view  # type: ignore[assignment]
+        messages = follower.messages()
+        first = asyncio.ensure_future(anext(messages))
+        await settle()
+        assert view.starts == [("max", here)]
+        view.away = set()
+        route.read_queues = [here, away, new]
+        for _ in range(2):
+            clock.advance(30_000)
+            await settle()
+        assert view.starts == [("max", here), ("time", away), ("time", new)]
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        view.away = {here, away, new}
+        with pytest.raises(PeerUnreachable):
+            await anext(follower.messages())
+
+    asyncio.run(check())

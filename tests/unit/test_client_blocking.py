@@ -9,11 +9,13 @@ import sys
 import textwrap
 import threading
 import time
-from concurrent.futures import CancelledError, Future
+from collections.abc import AsyncIterator
+from concurrent.futures import CancelledError, Future, wait
 from types import TracebackType
 
 import pytest
 
+import penstock.client.blocking as module
 from penstock.client.blocking import Face, LoopThread, blocking, in_loop, loop_thread
 from penstock.client.handlers import Function
 from penstock.client.running import RunningFace
@@ -212,6 +214,160 @@ def test_a_forgotten_client_is_closed_with_a_warning() -> None:
     assert inner.events == ["start", "close"]
 
 
+def test_an_interrupt_while_the_loop_is_woken_does_not_leave_it_asleep(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    thread = LoopThread("test", asyncio.new_event_loop())
+    wake = thread.loop.call_soon_threadsafe
+
+    def interrupt(*_: object) -> None:
+        monkeypatch.setattr(thread.loop, "call_soon_threadsafe", wake)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(thread.loop, "call_soon_threadsafe", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        thread.begin(AsyncEcho().echo, "interrupted")
+    assert thread.begin(AsyncEcho().echo, "x").result(10) == "x"
+    thread.end()
+
+
+def test_who_calls_after_the_end_is_told() -> None:
+    thread, inner = LoopThread("test"), AsyncEcho()
+    waiting = thread.begin(inner.wait)
+    inner.waiting.wait()
+    thread.end()
+    assert waiting.cancelled()
+    for _ in range(2):
+        with pytest.raises(ClientClosed, match="has ended"):
+            thread.run(inner.echo, "x")
+    assert not waiting.cancel() or waiting.cancelled()
+
+
+def test_who_waits_for_what_never_comes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What comes between the last look at the mail and the end is never begun."""
+    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+    thread = LoopThread("test")
+    monkeypatch.setattr(thread, "soon", lambda call: None)
+    future = thread.begin(AsyncEcho().echo, "x")
+    with pytest.raises(TimeoutError):
+        future.result(0.05)
+    thread.end()
+    with pytest.raises(ClientClosed, match="has ended"):
+        future.result()
+
+
+def test_a_future_that_is_cancelled_before_it_begins_is_done() -> None:
+    thread, held = LoopThread("test"), threading.Event()
+    thread.soon(lambda: held.wait(10))
+    future = thread.begin(AsyncEcho().echo, "x")
+    assert future.cancel()
+    assert future.cancel()
+    held.set()
+    assert wait([future], 10).done == {future}
+    thread.end()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_work_is_cancelled_once(count: int) -> None:
+    thread, told, tidied = LoopThread("test"), threading.Event(), threading.Event()
+
+    async def work() -> None:
+        try:
+            told.set()
+            await asyncio.get_running_loop().create_future()
+        finally:
+            told.set()
+            await asyncio.sleep(0.02)
+            tidied.set()
+
+    future = thread.begin(work)
+    told.wait(10)
+    told.clear()
+    for _ in range(count):
+        future.cancel()
+        told.wait(10)
+    assert tidied.wait(10)
+    thread.end()
+
+
+@pytest.mark.parametrize("kind", ["uvloop", "asyncio"])
+def test_work_that_exits_does_not_end_the_loop(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    async def leave() -> None:
+        raise SystemExit(3)
+
+    thread = LoopThread("test", None if kind == "uvloop" else asyncio.new_event_loop())
+    with pytest.raises(SystemExit):
+        thread.run(leave)
+    assert thread.run(AsyncEcho().echo, "x") == "x"
+    assert "SystemExit(3)" in caplog.text
+    thread.end()
+
+
+def test_a_notebook_does_not_make_the_loop_wait_for_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "_in_notebook", lambda: True)
+    with Echo() as echo:
+
+        async def cell() -> str:
+            return echo.echo("x")
+
+        assert asyncio.run(cell()) == "x"
+        with pytest.raises(BlockingInLoop):
+            loop_thread().run(cell)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_forgotten_client_is_closed_where_warnings_are_errors(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
+    faces = [Echo()]
+    faces[0].start()
+    inner = faces[0].inner
+    faces.clear()
+    loop_thread().run(inner.echo, "after the close")
+    assert inner.events == ["start", "close"]
+
+
+def test_threads_that_start_a_face_together_start_it_once() -> None:
+    echo, both = Echo(), threading.Barrier(2)
+
+    async def start() -> None:
+        await asyncio.to_thread(both.wait, 10)
+
+    echo.inner.start = start  # type: ignore[method-assign]
+    threads = [threading.Thread(target=echo.start) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    echo.close()
+    del echo  # no second goodbye warns
+
+
+async def count(ended: threading.Event) -> AsyncIterator[int]:
+    try:
+        for number in range(10):
+            yield number
+    finally:
+        ended.set()
+
+
+def test_an_iteration_may_be_forgotten_in_the_loop() -> None:
+    with Echo() as echo:
+        ended = threading.Event()
+        for number in echo._each(count(ended)):
+            assert number == 0
+            break
+        assert ended.is_set()
+        ended.clear()
+        numbers = [echo._each(count(ended))]
+        assert next(numbers[0]) == 0
+        loop_thread().soon(numbers.clear)
+        assert ended.wait(10)
+
+
 # --- consumers
 
 
@@ -292,6 +448,30 @@ def test_run_ends_by_stop_from_another_thread() -> None:
         runner.start()
 
 
+def test_a_block_that_has_ended_starts_nothing() -> None:
+    with Runner() as runner:
+        pass
+    with pytest.raises(ClientClosed):
+        runner._open()
+    assert runner.inner.events == []
+
+
+def test_signals_that_are_ignored_stay_so() -> None:
+    runner, before = Runner(), signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+    def tell() -> None:
+        runner.inner.waiting.wait()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+        runner.stop()
+
+    try:
+        threading.Thread(target=tell).start()
+        runner.run()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # --- the process
 
 
@@ -338,6 +518,29 @@ def test_the_end_of_the_process_does_not_wait_for_ever() -> None:
     assert time.monotonic() - began < 30
 
 
+def test_calls_at_the_very_end_do_not_hang() -> None:
+    out = run(
+        """
+        import atexit
+        def late():
+            for _ in range(2):
+                try:
+                    echo.echo("x")
+                except Exception as error:
+                    print(type(error).__name__)
+        atexit.register(late)
+        from tests.unit.test_client_blocking import Echo, count
+        import threading
+        echo = Echo()
+        echo.start()
+        numbers = [echo._each(count(threading.Event())) for _ in range(3)]
+        for each in numbers:
+            next(each)
+        """
+    )
+    assert out.split() == ["ClientClosed"] * 2
+
+
 def test_importing_penstock_loads_nothing_big() -> None:
     out = run(
         """
@@ -357,9 +560,9 @@ def test_every_export_can_be_had() -> None:
     import penstock
     import penstock.client
 
-    for module in (penstock, penstock.client):
-        for name in module.__all__:
-            assert getattr(module, name) is not None
+    for package in (penstock, penstock.client):
+        for name in package.__all__:
+            assert getattr(package, name) is not None
     assert set(penstock.client.__all__) <= set(penstock.__all__)
     with pytest.raises(AttributeError, match="no attribute 'Nonsense'"):
         _ = penstock.Nonsense
@@ -374,8 +577,8 @@ def test_every_asynchronous_method_has_its_blocking_twin() -> None:
 
     session = {"asked", "consumers", "producers", "route_changed", "topics"}  # for its session
     transaction = {"begun", "end", "left"}  # for `Transaction`
-    building = {"from_each", "ask_each", "tell_each", "for_each", "bare_queue", "full_queue",
-                "is_ours"}  # fmt: skip
+    building = {"from_each", "ask_each", "tell_each", "change_each", "for_each", "bare_queue",
+                "full_queue", "is_ours"}  # fmt: skip
     for name in [name for name in penstock.__all__ if name.startswith("Async")]:
         asynchronous, face = getattr(penstock, name), getattr(penstock, name.removeprefix("Async"))
         public = {

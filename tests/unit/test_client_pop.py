@@ -252,7 +252,8 @@ def test_wrong_calls_say_what_to_do(play: Any) -> None:
         await consumer.start()
 
     play(body, subscribe=False)
-    for wrong in ({"group": "a b"}, {"start_at": "now"}, {"concurrency": 0}):
+    wrongs: list[dict[str, Any]] = [{"group": "a b"}, {"start_at": "now"}, {"concurrency": 0}]
+    for wrong in wrongs:
         with pytest.raises(BadSetting):
             AsyncPopConsumer(**{"group": "G", **wrong})
 

@@ -3,6 +3,9 @@
 - What was acknowledged in time never comes again.
 - What is lent to us does not come meanwhile.
 - Everything else comes again: nothing is lost.
+
+(In order, what was acknowledged behind a message that was not comes again with it: brokers begin
+anew at the first that is open.)
 """
 
 import asyncio
@@ -47,25 +50,27 @@ class PopClientMachine(RuleBasedStateMachine):
         self.losses: dict[int, tuple[str, int]] = {}
         self.send(0, 1)
 
-    @initialize(fifo=st.booleans())
-    def begin(self, fifo: bool) -> None:
+    @initialize()
+    def begin(self) -> None:
         async def start() -> None:
             self.session = HouseSession(self.home)
             self.session.lose = self.is_lost
             with session_of("pop", self.session):
-                self.consumer = AsyncPopConsumer(group="G", start_at="first", fifo=fifo)
+                self.consumer = AsyncPopConsumer(group="G", start_at="first")
             self.consumer.subscribe("T")
             await self.consumer.start()
 
         self.loop.run_until_complete(start())
 
     def teardown(self) -> None:
-        if hasattr(self, "consumer"):
-            self.everything_comes_in_the_end()
+        try:
+            if hasattr(self, "consumer"):
+                self.everything_comes_in_the_end()
+        finally:
             self.loop.run_until_complete(self.consumer.close())
-        self.home.close()
-        self.loop.close()
-        self.folder.cleanup()
+            self.loop.close()
+            self.home.close()
+            self.folder.cleanup()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Do it while time passes as it must."""

@@ -431,7 +431,7 @@ def test_subscriptions_are_in_heartbeats(play: Any) -> None:
         scene.consumer.subscribe("T", "a || b")
         (data,) = scene.session.members[0].consumers()
         (subscription,) = data.subscription_data_set
-        assert (subscription.topic, subscription.tags_set) == ("T", {"a", "b"})
+        assert (subscription.topic, subscription.tags_set) == ("T", frozenset({"a", "b"}))
 
     play(subscribed)
 
@@ -484,7 +484,10 @@ def test_wrong_calls_say_what_to_do(play: Any) -> None:
         await consumer.start()
 
     play(body)
-    for wrong in ({"group": ""}, {"auto_commit_ms": 0}, {"model": "x"}, {"offsets_path": "x"}):
+    wrongs: list[dict[str, Any]] = [
+        {"group": ""}, {"auto_commit_ms": 0}, {"model": "x"}, {"offsets_path": "x"},
+    ]  # fmt: skip
+    for wrong in wrongs:
         with pytest.raises(BadSetting):
             AsyncPullConsumer(**{"group": "G", **wrong})
 

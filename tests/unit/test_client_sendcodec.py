@@ -6,6 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import errors
+from penstock.broker.pull import Forbidden
 from penstock.client.message import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.sendcodec import (
     JOIN_BYTES_MAX,
@@ -19,7 +21,14 @@ from penstock.client.sendcodec import (
     encode_properties,
     put_send,
 )
-from penstock.errors import HeaderError, MessageIllegal, PeerLost, PenstockError, SystemBusy
+from penstock.errors import (
+    HeaderError,
+    MessageIllegal,
+    NoPermission,
+    PeerLost,
+    PenstockError,
+    SystemBusy,
+)
 from penstock.wire.frame import BINARY, JSON, Request
 from penstock.wire.message import decode_properties, encode_batch
 from penstock.wire.output import Output, response
@@ -244,3 +253,15 @@ def test_broker_switches_traces_off(text: str | None, on: bool) -> None:
     flight = make_flight(traced=True)
     answer(flight, response(0, 1, JSON, ext=ANSWER | ({"TRACE_ON": text} if text else {})))
     assert flight.trace_on is on
+
+
+def test_refusals_are_the_same_with_a_broker_in_the_process(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert issubclass(Forbidden, NoPermission)  # whose constructor is another
+    monkeypatch.setattr(errors, "_REFUSALS", {})
+    owner = Owner()
+    flight = make_flight(owner)
+    ((request, _, _),) = read(response(16, 1, BINARY, remark="not you"))
+    flight.answered(request)
+    assert [type(error) for error in owner.errors] == [NoPermission]

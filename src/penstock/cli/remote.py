@@ -4,6 +4,7 @@ They speak the protocol only, so they serve Apache's servers as well.
 """
 
 import asyncio
+import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.errors import BadSetting
+from penstock.errors import BadSetting, PenstockError
 
 if TYPE_CHECKING:
     from penstock.client.admin import AsyncAdmin
@@ -79,7 +80,7 @@ class Brokers(Access):
     def ask_each(
         self, code: int, ext: Mapping[str, str], body: bytes = b""
     ) -> list[tuple[str, bytes]]:
-        """Address and body of the answer of each broker; the first refusal ends it."""
+        """Address and body of the answer of each broker; an error tells where it was done."""
         return run(self._ask(code, ext, body, only_first=False))
 
     def ask_first(self, code: int, ext: Mapping[str, str]) -> bytes:
@@ -95,10 +96,16 @@ class Brokers(Access):
             addresses = self.addresses or [DEFAULT_BROKER]
             if self.nameserver is not None:
                 addresses = await self._find(admin)
-            return [
-                (address, (await admin.ask(address, code, ext, body)).body)
-                for address in addresses[: 1 if only_first else None]
-            ]
+            found: list[tuple[str, bytes]] = []
+            for address in addresses[: 1 if only_first else None]:
+                try:
+                    found.append((address, (await admin.ask(address, code, ext, body)).body))
+                except PenstockError as error:
+                    if not found:
+                        raise
+                    done = ", ".join(address for address, _ in found)
+                    raise type(error)(f"{error.message}; done on {done}", hint=error.hint) from None
+            return found
 
     async def _find(self, admin: "AsyncAdmin") -> list[str]:
         """The addresses of one cluster."""
@@ -113,7 +120,14 @@ class Brokers(Access):
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` comes to; SIGTERM ends it as Ctrl-C does, with its connections closed."""
+    """What `work` comes to; SIGTERM ends it as Ctrl-C does, with its connections closed.
+
+    What a client warns of, such as a broker that is left out, goes to stderr.
+    """
+    warnings = logging.StreamHandler()
+    warnings.setFormatter(logging.Formatter("penstock: %(message)s"))
+    log = logging.getLogger("penstock")
+    log.addHandler(warnings)
 
     async def main() -> T:
         task = asyncio.current_task()
@@ -125,6 +139,8 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return asyncio.run(main())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    finally:
+        log.removeHandler(warnings)
 
 
 _ACCESS = (

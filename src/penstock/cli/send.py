@@ -32,7 +32,8 @@ class Job:
     """What is to be sent, and how often."""
 
     topic: str
-    body: str
+    body: str | bytes
+    """The whole body, or where its lines come from."""
     tags: str | None
     keys: tuple[str, ...]
     properties: dict[str, str]
@@ -40,7 +41,6 @@ class Job:
     at: datetime | None
     ordering_key: str | None
     count: int
-    lines: bool
 
     async def messages(self) -> AsyncIterator["Message"]:
         """One message after the other, read as they are sent."""
@@ -50,10 +50,9 @@ class Job:
             self.topic, tags=self.tags, keys=self.keys, properties=self.properties,
             delay=self.delay, deliver_at=self.at,
         )  # fmt: skip
-        if not self.lines:
-            body = _whole(self.body)
+        if isinstance(self.body, bytes):
             for _ in range(self.count):
-                yield replace(shape, body=body)
+                yield replace(shape, body=self.body)
             return
         async for line in _lines(self.body):
             for _ in range(self.count if line else 0):  # a message has a body
@@ -104,7 +103,11 @@ def send(
     """
     if delay is not None and at is not None:
         raise click.UsageError("--delay and --at exclude each other")
-    job = Job(topic, body, tags, keys, properties, delay, at, ordering_key, count, lines)
+    if body == "-" and sys.stdin is None:
+        raise click.UsageError("a body of - is read from stdin, which is closed")
+    # Read before the loop runs: there a read that waits for a terminal would not hear Ctrl-C.
+    content = body if lines else _whole(body)
+    job = Job(topic, content, tags, keys, properties, delay, at, ordering_key, count)
     return run(_send(cluster, group, job, as_json=as_json))
 
 
@@ -114,40 +117,55 @@ async def _send(cluster: Cluster, group: str, job: Job, *, as_json: bool) -> int
 
     began = time.monotonic()
     sent: list[SendReceipt] = []
-    total = 0
+    total = less_safe = 0
     async with AsyncProducer(cluster.nameserver, group=group, **cluster.keywords()) as producer:
         try:
             async for receipt in _receipts(producer, job):
                 total += 1
+                less_safe += bool(receipt.status)
                 sent = [receipt]
                 if as_json:
                     print(json.dumps(_as_json(receipt)), flush=True)
         except PenstockError as error:
-            before = f"{total:,} messages were sent before; " if total else ""
-            raise type(error)(before + error.message, hint=error.hint) from None
+            others = f"{total:,} messages were sent; " if total else ""
+            raise type(error)(others + error.message, hint=error.hint) from None
     if as_json:
         return 0
     if total == 1:
         print(_as_text(sent[0]))
     else:
         print(f"sent {total:,} messages to {job.topic} in {time.monotonic() - began:.2f} s")
+        if less_safe:
+            print(f"{less_safe:,} of them less safely than they should be; --json tells each")
     return 0
 
 
 async def _receipts(producer: "AsyncProducer", job: Job) -> AsyncIterator["SendReceipt"]:
-    """The receipts in the order of the messages, some way behind the sending."""
+    """The receipts in the order of the messages, some way behind the sending.
+
+    After a failure no more are sent; it is raised when all that were under way have ended.
+    """
+    from penstock.errors import PenstockError
+
     ahead_max = AHEAD_MAX if job.ordering_key is None else 0
     waiting: deque[asyncio.Future[SendReceipt]] = deque()
+    failure: PenstockError | None = None
     try:
         async for message in job.messages():
             waiting.append(producer.submit(message, ordering_key=job.ordering_key))
             while waiting and (waiting[0].done() or len(waiting) > ahead_max):
                 yield await waiting.popleft()
-        while waiting:
-            yield await waiting.popleft()
-    finally:
-        for left in waiting:  # the first failure is told; the others are not to be forgotten
-            left.add_done_callback(lambda done: done.cancelled() or done.exception())
+    except PenstockError as error:
+        failure = error
+    while waiting:
+        try:
+            receipt = await waiting.popleft()
+        except PenstockError as error:
+            failure = failure or error
+        else:
+            yield receipt
+    if failure is not None:
+        raise failure
 
 
 def _as_text(receipt: "SendReceipt") -> str:
@@ -187,16 +205,20 @@ def _whole(text: str) -> bytes:
 
 async def _lines(text: str) -> AsyncIterator[bytes]:
     """The lines of a text, a file or stdin, without their ends; stdin may take its time."""
-    if text == "-" and not stat.S_ISREG(os.fstat(sys.stdin.fileno()).st_mode):
+    if text == "-" and _may_wait(sys.stdin.fileno()):
         reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
         loop = asyncio.get_running_loop()
+        same = os.dup(sys.stdin.fileno())
         transport, _ = await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
         )
         try:
-            while line := await reader.readline():
+            while line := await _next_line(reader):
                 yield line.rstrip(b"\r\n")
         finally:
+            # The shell that goes on with this terminal does not expect another mode.
+            os.set_blocking(same, True)
+            os.close(same)
             transport.close()
         return
     if text == "-":
@@ -209,3 +231,21 @@ async def _lines(text: str) -> AsyncIterator[bytes]:
     else:
         for line in text.encode().splitlines():
             yield line
+
+
+def _may_wait(number: int) -> bool:
+    """Whether a loop can wait for what comes there: not for files and devices as /dev/null."""
+    mode = os.fstat(number).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number)
+
+
+async def _next_line(reader: asyncio.StreamReader) -> bytes:
+    from penstock.errors import MessageIllegal
+
+    try:
+        return await reader.readline()
+    except ValueError:
+        raise MessageIllegal(
+            f"a line of stdin is longer than {LINE_BYTES_MAX} bytes, the most of a message",
+            hint="send shorter lines",
+        ) from None

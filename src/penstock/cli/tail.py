@@ -19,18 +19,30 @@ if TYPE_CHECKING:
     from penstock.client.admin_follow import StartAt
     from penstock.client.records import ReceivedMessage
 
+_CONTROLS = {
+    code: chr(code).encode("unicode_escape").decode()
+    for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
+    if chr(code) != "\t"
+}
+"""A message is one line, and does not command the terminal."""
+
 
 def _read_start(context: click.Context, option: click.Parameter, text: str) -> "StartAt":
     if text == "first":
         return "first"
     if text == "last":
         return "last"
-    with contextlib.suppress(ValueError):
-        return datetime.now().astimezone() - read_duration(text)
     try:
-        return read_moment(text)
-    except ValueError as error:
-        raise click.BadParameter(f"{error}; or 10m ago as 10m, or first, or last") from None
+        ago = read_duration(text)
+    except ValueError:
+        try:
+            return read_moment(text)
+        except ValueError as error:
+            raise click.BadParameter(f"{error}; or 10m ago as 10m, or first, or last") from None
+    try:
+        return datetime.now().astimezone() - ago
+    except OverflowError:
+        raise click.BadParameter(f"{text} ago is too long ago; from the start is first") from None
 
 
 @click.command(short_help="Follow a topic without being one of its consumers.")
@@ -96,7 +108,8 @@ def _as_text(message: "ReceivedMessage") -> str:
         words.append(f"[{message.tags}]")
     if message.keys:
         words.append(f"({' '.join(message.keys)})")
-    return " ".join([*words, message.body.decode("utf-8", "backslashreplace")])
+    text = " ".join([*words, message.body.decode("utf-8", "backslashreplace")])
+    return text.translate(_CONTROLS)
 
 
 def _as_json(message: "ReceivedMessage") -> str:

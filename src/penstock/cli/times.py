@@ -6,6 +6,8 @@ from datetime import datetime, timedelta
 import click
 
 _UNITS = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+MOMENT_MS_MIN = 10**11
+"""Smaller numbers (before March 1973) are seconds, or a date as 20260801, and no milliseconds."""
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
 
 
@@ -26,12 +28,14 @@ def read_duration(text: str) -> timedelta:
 def read_moment(text: str) -> datetime:
     """The moment that a text stands for, local unless it has a zone; raises ValueError."""
     try:
-        if text.isdecimal():
+        if text.isdecimal() and int(text) >= MOMENT_MS_MIN:
             return datetime.fromtimestamp(int(text) / 1000).astimezone()
+        if text.isdecimal():
+            raise ValueError
         return datetime.fromisoformat(text).astimezone()
     except (OverflowError, OSError, ValueError):
         raise ValueError(
-            f"{text!r} is no time: 2026-08-01T12:00:00, or milliseconds since 1970"
+            f"{text!r} is no time: 2026-08-01T12:00:00, or milliseconds (13 digits) since 1970"
         ) from None
 
 

@@ -117,14 +117,25 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 def delete(cluster: Cluster, name: str, in_cluster: str | None, yes: bool) -> None:
-    """Delete a topic with its messages, from brokers and NameServers."""
-    if not yes:
-        click.confirm(f"Delete the topic {name} with all its messages?", abort=True, err=True)
+    """Delete a topic with its messages, from brokers and NameServers.
+
+    Without --cluster it is deleted in all clusters. The question names the brokers.
+    """
+
+    async def where() -> list[str]:
+        async with cluster.admin() as admin:
+            described = await admin.describe_topic(name)
+            brokers = {broker.name for broker in await admin.masters(in_cluster)}
+            return [broker for broker in described.topic.brokers if broker in brokers]
 
     async def work() -> list[str]:
         async with cluster.admin() as admin:
             return await admin.delete_topic(name, cluster=in_cluster)
 
+    if not yes:
+        brokers = ", ".join(run(where())) or "the NameServers"
+        text = f"Delete the topic {name} with all its messages on {brokers}?"
+        click.confirm(text, abort=True, err=True)
     print(f"deleted topic {name} on {', '.join(run(work())) or 'the NameServers'}")
 
 

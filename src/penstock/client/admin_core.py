@@ -37,6 +37,8 @@ class Found(Generic[T]):
 
     items: Sequence[tuple[BrokerAddress, T]]
     unreachable: tuple[str, ...]
+    problem: PenstockError | None = None
+    """Why the first of these could not be asked."""
 
 
 class AdminCore:
@@ -106,6 +108,12 @@ class AdminCore:
             )
         return chosen
 
+    async def leaderless(self) -> tuple[str, ...]:
+        """The names of brokers of which the NameServers know replicas only: their master is away."""
+        brokers = await self.brokers()
+        masters = {broker.name for broker in brokers if broker.is_master}
+        return tuple(sorted({broker.name for broker in brokers} - masters))
+
     async def broker(self, name: str, broker_id: int = MASTER_ID) -> BrokerAddress:
         """One broker by its name; raises NoRoute."""
         if broker_id == MASTER_ID:
@@ -160,12 +168,14 @@ class AdminCore:
                 found.append((broker, result))
             elif isinstance(result, PeerError | SystemBusy):
                 failures[broker.name] = result
-                log.warning("%s is left out: %s", broker.name, result)
             else:
                 raise result
-        if failures and not found:
-            raise next(iter(failures.values()))
-        return Found(found, tuple(sorted(failures)))
+        first = next(iter(failures.values()), None)
+        if first is not None and not found:
+            raise first
+        for name, failure in failures.items():
+            log.warning("%s is left out: %s", name, failure)
+        return Found(found, tuple(sorted(failures)), first)
 
     async def ask_each(
         self, brokers: Iterable[BrokerAddress], code: int, ext: Mapping[str, str] | None = None,
@@ -180,10 +190,16 @@ class AdminCore:
         self, brokers: Iterable[BrokerAddress], code: int, ext: Mapping[str, str] | None = None,
         body: bytes = b"",
     ) -> None:  # fmt: skip
-        """Change something on each; the error tells where it was done all the same."""
+        """Change the same on each; the error tells where it was done all the same."""
+        await self.change_each([(broker, code, ext, body) for broker in brokers])
+
+    async def change_each(
+        self, changes: Iterable[tuple[BrokerAddress, int, Mapping[str, str] | None, bytes]]
+    ) -> None:
+        """Make a change at each broker; the error tells where it was done all the same."""
         done: list[str] = []
         failures: list[PenstockError] = []
-        for broker in brokers:
+        for broker, code, ext, body in changes:
             try:
                 await self.ask(broker.address, code, ext, body)
                 done.append(broker.name)

@@ -23,6 +23,7 @@ class Admin(Face[AsyncAdmin]):
     brokers = blocking(AsyncAdmin.brokers)
     masters = blocking(AsyncAdmin.masters)
     broker = blocking(AsyncAdmin.broker)
+    leaderless = blocking(AsyncAdmin.leaderless)
     ask = blocking(AsyncAdmin.ask)
     ask_nameserver = blocking(AsyncAdmin.ask_nameserver)
 

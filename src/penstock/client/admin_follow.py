@@ -1,7 +1,8 @@
 """A topic's messages as they come: one pull per queue that waits at its broker.
 
-Queues that the topic gets later are followed from their first message on. A broker that can't be
-reached is tried again; a refusal ends it.
+A broker that can't be reached is tried again; a refusal ends it. Queues that come later, because
+the topic has grown or because their broker was away, begin where the others did: one followed from
+the last message on begins with what was stored since.
 """
 
 import asyncio
@@ -39,6 +40,7 @@ class Follower:
         self._view = QueueView(core, group)
         self._wanted = wanted
         self._start_at = start_at
+        self._began_ms = core.session.clock.now_ms()
         self._tasks: dict[MessageQueue, asyncio.Task[None]] = {}
 
     async def messages(self) -> AsyncGenerator[ReceivedMessage, None]:
@@ -47,9 +49,12 @@ class Follower:
         held: _Held = asyncio.Queue(HELD_MAX)
         route = await session.route(self._wanted.topic)
         await self._view.check_filter(self._wanted)
-        starts = await self._core.for_each(route.read_queues, self._start)
-        for queue, offset in zip(route.read_queues, starts, strict=True):
-            self._begin(queue, offset, held)
+        starts = await self._core.for_each(route.read_queues, self._try_start)
+        failures = [start for start in starts if isinstance(start, PenstockError)]
+        if failures and len(failures) == len(starts):
+            raise failures[0]
+        for queue, start in zip(route.read_queues, starts, strict=True):
+            self._begin(queue, None if isinstance(start, PenstockError) else start, held)
         watch = asyncio.ensure_future(self._watch_route(held))
         try:
             while True:
@@ -63,19 +68,32 @@ class Follower:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _start(self, queue: MessageQueue) -> int:
+    async def _start(self, queue: MessageQueue, *, late: bool) -> int:
         if self._start_at == "first":
             return await self._view.min_offset(queue)
-        if self._start_at == "last":
-            return await self._view.max_offset(queue)
-        return await self._view.offset_at(queue, moment_ms(self._start_at))
+        if self._start_at != "last":
+            return await self._view.offset_at(queue, moment_ms(self._start_at))
+        if late:
+            return await self._view.offset_at(queue, self._began_ms)
+        return await self._view.max_offset(queue)
 
-    def _begin(self, queue: MessageQueue, offset: int, held: _Held) -> None:
+    async def _try_start(self, queue: MessageQueue) -> int | PenstockError:
+        """Where to begin, or why its broker can't tell now; raises what it refuses for good."""
+        try:
+            return await self._start(queue, late=False)
+        except PenstockError as error:
+            if not error.retry:
+                raise
+            return error
+
+    def _begin(self, queue: MessageQueue, offset: int | None, held: _Held) -> None:
         self._tasks[queue] = asyncio.ensure_future(self._follow(queue, offset, held))
 
-    async def _follow(self, queue: MessageQueue, offset: int, held: _Held) -> None:
+    async def _follow(self, queue: MessageQueue, offset: int | None, held: _Held) -> None:
         while True:
             try:
+                if offset is None:
+                    offset = await self._start(queue, late=True)
                 pulled = await self._view.pull(queue, offset, PIECE, self._wanted, wait_ms=WAIT_MS)
             except PenstockError as error:
                 if not error.retry:
@@ -99,4 +117,4 @@ class Follower:
                 continue
             for queue in route.read_queues if route is not None else ():
                 if queue not in self._tasks:
-                    self._begin(queue, 0, held)
+                    self._begin(queue, None, held)

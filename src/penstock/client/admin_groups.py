@@ -1,5 +1,6 @@
 """Consumer groups: list, create, change, delete, how far they are."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TypedDict, Unpack
 
@@ -15,7 +16,7 @@ from penstock.client.admin_values import (
     QueueProgress,
 )
 from penstock.client.offsets import offset_in
-from penstock.errors import GroupNotExist, InvalidParameter
+from penstock.errors import GroupNotExist, InvalidParameter, PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies import MessageQueue, SubscriptionGroupConfig, TopicList
 from penstock.wire.bodies_admin import (
@@ -32,6 +33,8 @@ from penstock.wire.codes import (
     group_fault,
     is_system_group,
 )
+
+log = logging.getLogger(__name__)
 
 _NO_AGE_MS = 20 * 365 * 86_400_000
 """An age that no message has: a broker took a time it does not know for 1970."""
@@ -98,15 +101,15 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         masters = await self.masters(cluster, brokers)
         known = await self._group_at(masters, name)
         settings = {}
+        requests = []
         for master in masters:
             shape = known.get(master.name) or SubscriptionGroupConfig(group_name=name)
             renamed = {_NAMES[key]: value for key, value in changes.items()}
             config = msgspec.structs.replace(shape, **renamed)
             settings[master.name] = _settings(config)
-            body = fastjson.encode(config)
-            await self.tell_each(
-                [master], RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {}, body
-            )
+            code = RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP
+            requests.append((master, code, {}, fastjson.encode(config)))
+        await self.change_each(requests)
         return GroupInfo(group, is_system_group(name), settings)
 
     async def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupInfo:
@@ -145,6 +148,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
             self.session.bare(topic)
             for _, answer in found.items
             for topic in fastjson.decode(answer.body, TopicList).topic_list
+            if self.is_ours(topic)
         }
         return sorted(topics)
 
@@ -169,9 +173,9 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
             stats = fastjson.decode(answer.body, ConsumeStats)
             tps += stats.consume_tps
             queues += await self._progress_at(broker, name, stats.offset_table, owned)
-        return GroupProgress(
-            group, tuple(sorted(queues, key=lambda at: at.queue)), tps, found.unreachable
-        )
+        unreachable = {*found.unreachable, *await self.leaderless()}
+        ordered = sorted(queues, key=lambda at: at.queue)
+        return GroupProgress(group, tuple(ordered), tps, tuple(sorted(unreachable)))
 
     # --- private
 
@@ -231,10 +235,14 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         }
 
     async def _owners(self, group: str) -> dict[MessageQueue, str]:
-        """Queue (as servers know it) → client id."""
+        """Queue (as servers know it) → client id; of a client that does not answer nobody knows."""
         owned = {}
         for member in (await self.members(group)).members:
-            info = await self.running_info(group, member.client_id)
+            try:
+                info = await self.running_info(group, member.client_id)
+            except PenstockError as error:
+                log.warning("%s does not tell its queues: %s", member.client_id, error)
+                continue
             for queue in (*info.mq_table, *info.mq_pop_table):
                 owned[queue] = member.client_id
         return owned

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.client.admin_browse import QueueView, Span, read_page
-from penstock.client.admin_core import moment_ms
+from penstock.client.admin_core import Found, moment_ms
 from penstock.client.admin_follow import Follower, StartAt
 from penstock.client.admin_groups import GroupAdmin
 from penstock.client.admin_members import RELAY_MS
@@ -14,7 +14,7 @@ from penstock.client.admin_values import DirectResult, MessagePage, Track, Track
 from penstock.client.message import SendReceipt, SendStatus
 from penstock.client.records import ReceivedMessage, decode_records
 from penstock.client.subscription import Subscription
-from penstock.errors import ConsumerNotOnline, HeaderError, InvalidParameter
+from penstock.errors import ConsumerNotOnline, HeaderError, InvalidParameter, PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies import MessageQueue
 from penstock.wire.bodies_admin import ConsumeMessageDirectlyResult
@@ -71,10 +71,16 @@ class MessageAdmin(GroupAdmin):
     async def message_by_unique_id(
         self, topic: str, unique_id: str, *, since: datetime | None = None
     ) -> ReceivedMessage | None:
-        """A message by the id that its producer gave it; of several the last."""
+        """A message by the id that its producer gave it; of several the last.
+
+        None if it is not (or no longer) there: raises if that is unknown, because a broker that may
+        have it can't be asked.
+        """
         found = await self._by_key(topic, unique_id, since, None, FOUND_MAX, unique=True)
-        found = [message for message in found if message.unique_id == unique_id]
-        return found[-1] if found else None
+        messages = [message for message in _sorted(found) if message.unique_id == unique_id]
+        if not messages and found.problem is not None:
+            raise found.problem
+        return messages[-1] if messages else None
 
     async def message_by_offset_id(
         self, offset_id: str, *, topic: str | None = None
@@ -94,6 +100,8 @@ class MessageAdmin(GroupAdmin):
                 for message in self._decode(answer.body, broker.name):
                     if message.offset_id == offset_id.upper():
                         return message
+        if found.problem is not None:
+            raise found.problem
         return None
 
     async def messages_by_key(
@@ -102,7 +110,7 @@ class MessageAdmin(GroupAdmin):
     ) -> list[ReceivedMessage]:  # fmt: skip
         """Messages with a key, oldest first; each broker gives its newest `count_max`."""
         found = await self._by_key(topic, key, since, until, count_max, unique=False)
-        return [message for message in found if key in message.keys]
+        return [message for message in _sorted(found) if key in message.keys]
 
     async def message_at(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
         """The message at a place of a queue; None if it is not (or no longer) there."""
@@ -246,26 +254,14 @@ class MessageAdmin(GroupAdmin):
         attempts before them again; the dead letter topic stays as it is. Consumers that pop have
         other retry topics: for these choose "topic".
         """
-        receipts = []
-        for message in messages:
-            origin = message.properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or message.properties.get(
-                PROPERTY_RETRY_TOPIC
-            )
-            if not message.stored_topic.startswith(DLQ_TOPIC_PREFIX) or origin is None:
-                raise InvalidParameter(
-                    f"the message {message.message_id} of {message.stored_topic} is no dead letter",
-                    hint="take messages that dead_letters() gives",
-                )
-            properties = {
-                name: value
-                for name, value in message.properties.items()
-                if name in _KEPT or name not in RESERVED_PROPERTIES
-            }
-            target = origin
-            if to == "group":
-                target = self.session.name(RETRY_TOPIC_PREFIX + group)
-                properties[PROPERTY_RETRY_TOPIC] = origin
-            receipts.append(await self._send_copy(message, target, properties))
+        copies = [(message, *self._copy(group, message, to)) for message in messages]
+        receipts: list[SendReceipt] = []
+        for message, topic, properties in copies:
+            try:
+                receipts.append(await self._send_copy(message, topic, properties))
+            except PenstockError as error:
+                before = f"{len(receipts)} of {len(copies)} messages were sent before; "
+                raise type(error)(before + error.message, hint=error.hint) from None
         return receipts
 
     # --- private
@@ -273,7 +269,7 @@ class MessageAdmin(GroupAdmin):
     async def _by_key(
         self, topic: str, key: str, since: datetime | None, until: datetime | None,
         count_max: int, *, unique: bool,
-    ) -> list[ReceivedMessage]:  # fmt: skip
+    ) -> Found[list[ReceivedMessage]]:  # fmt: skip
         name = self.session.name(topic)
         having = set((await self.route(topic)).brokers)
         masters = [broker for broker in await self.masters() if broker.name in having]
@@ -287,19 +283,46 @@ class MessageAdmin(GroupAdmin):
         }
         found = await self.ask_each(masters, RequestCode.QUERY_MESSAGE, fields, good=_FOUND)
         messages = [
-            message
+            (
+                broker,
+                [
+                    message
+                    for message in self._decode(answer.body, broker.name)
+                    if message.stored_topic == name  # brokers choose by hashes
+                ],
+            )
             for broker, answer in found.items
             if answer.code == ResponseCode.SUCCESS
-            for message in self._decode(answer.body, broker.name)
-            if message.stored_topic == name  # brokers choose by hashes
         ]
-        return sorted(messages, key=lambda message: (message.store_ms, message.physical_offset))
+        return Found(messages, found.unreachable, found.problem)
 
     def _decode(self, body: bytes, broker_name: str) -> list[ReceivedMessage]:
         return decode_records(
             body, broker_name, namespace=self.session.options.namespace,
             received_ms=self.session.clock.now_ms(),
         )  # fmt: skip
+
+    def _copy(
+        self, group: str, message: ReceivedMessage, to: Literal["group", "topic"]
+    ) -> tuple[str, dict[str, str]]:
+        """Where a dead letter goes and which properties it has there; raises InvalidParameter."""
+        origin = message.properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or message.properties.get(
+            PROPERTY_RETRY_TOPIC
+        )
+        if not message.stored_topic.startswith(DLQ_TOPIC_PREFIX) or origin is None:
+            raise InvalidParameter(
+                f"the message {message.message_id} of {message.stored_topic} is no dead letter",
+                hint="take messages that dead_letters() gives",
+            )
+        properties = {
+            name: value
+            for name, value in message.properties.items()
+            if name in _KEPT or name not in RESERVED_PROPERTIES
+        }
+        if to == "topic":
+            return origin, properties
+        properties[PROPERTY_RETRY_TOPIC] = origin
+        return self.session.name(RETRY_TOPIC_PREFIX + group), properties
 
     async def _send_copy(
         self, message: ReceivedMessage, topic: str, properties: Mapping[str, str]
@@ -333,6 +356,11 @@ class MessageAdmin(GroupAdmin):
             MessageQueue(self.session.bare(topic), broker.name, int(ext["queueId"])),
             int(ext["queueOffset"]),
         )  # fmt: skip
+
+
+def _sorted(found: Found[list[ReceivedMessage]]) -> list[ReceivedMessage]:
+    messages = [message for _, part in found.items for message in part]
+    return sorted(messages, key=lambda message: (message.store_ms, message.physical_offset))
 
 
 def _is_offset_id(text: str) -> bool:

@@ -103,6 +103,7 @@ class TopicAdmin(KeyValueAdmin):
         masters = await self.masters(cluster, brokers)
         known = await self._settings_at(masters, name)
         settings = {}
+        requests = []
         for master in masters:
             old = known.get(master.name)
             shape = old or TopicConfig(
@@ -116,11 +117,13 @@ class TopicAdmin(KeyValueAdmin):
                 attributes=shape.attributes,
             )
             fields = _create_fields(name, wanted, shape, attributes or {})
-            await self.tell_each([master], RequestCode.UPDATE_AND_CREATE_TOPIC, fields)
-        if order:
-            await self._order_queues(name, settings, keep_others=bool(brokers))
-        elif order is False and await self.kv(ORDER_NAMESPACE, name) is not None:
-            await self.delete_kv(ORDER_NAMESPACE, name)
+            requests.append((master, RequestCode.UPDATE_AND_CREATE_TOPIC, fields, b""))
+        await self.change_each(requests)
+        if order is not None:
+            counts = {
+                broker: topic.write_queues if order else 0 for broker, topic in settings.items()
+            }
+            await self._order_queues(name, counts, keep_others=bool(brokers or cluster))
         await self._await_route(name, masters)
         return self._info(name, masters, await self._settings_at(masters, name))
 
@@ -160,7 +163,7 @@ class TopicAdmin(KeyValueAdmin):
             for queue, ends in table.offset_table.items()
         ]  # fmt: skip
         route = await self.session.find_route(name)
-        unreachable = {*settings.unreachable, *stats.unreachable}
+        unreachable = {*settings.unreachable, *stats.unreachable, *await self.leaderless()}
         return TopicDescription(
             topic=self._info(name, masters, known),
             addresses=route.addresses if route is not None else {},
@@ -180,13 +183,14 @@ class TopicAdmin(KeyValueAdmin):
             self.session.bare(group)
             for _, answer in found.items
             for group in fastjson.decode(answer.body, GroupList).group_list
+            if self.is_ours(group)
         }
         return sorted(groups)
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> list[str]:
         """Delete a topic with its messages, from brokers and NameServers; where it was.
 
-        Raises NoRoute if nobody has it.
+        Raises NoRoute if nobody has it. A broker that is away keeps it, and brings it back.
         """
         name = self.session.name(topic)
         masters = await self.masters(cluster)
@@ -197,8 +201,9 @@ class TopicAdmin(KeyValueAdmin):
         await self.tell_each(having, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name})
         fields = {"topic": name, **({"clusterName": cluster} if cluster else {})}
         await self.session.names.call_all(RequestCode.DELETE_TOPIC_IN_NAMESRV, fields)
-        if await self.kv(ORDER_NAMESPACE, name) is not None:
-            await self.delete_kv(ORDER_NAMESPACE, name)
+        await self._order_queues(
+            name, {broker.name: 0 for broker in masters}, keep_others=cluster is not None
+        )
         return [broker.name for broker in having]
 
     # --- private
@@ -236,18 +241,24 @@ class TopicAdmin(KeyValueAdmin):
         return TopicInfo(self.session.bare(name), kind, brokers)
 
     async def _order_queues(
-        self, name: str, settings: Mapping[str, TopicSettings], *, keep_others: bool
+        self, name: str, counts: Mapping[str, int], *, keep_others: bool
     ) -> None:
-        """Tell the NameServers which queues the topic has for ever, whichever brokers are up."""
-        counts: dict[str, str] = {}
-        if keep_others:
-            for piece in (await self.kv(ORDER_NAMESPACE, name) or "").split(";"):
-                broker, colon, count = piece.partition(":")
-                if colon:
-                    counts[broker] = count
-        counts |= {broker: str(topic.write_queues) for broker, topic in settings.items()}
-        text = ";".join(f"{broker}:{count}" for broker, count in counts.items())
-        await self.put_kv(ORDER_NAMESPACE, name, text)
+        """Tell the NameServers which queues the topic has for ever, whichever brokers are up.
+
+        A broker with 0 of them, and, unless they are kept, brokers that are not named, have none.
+        """
+        old = await self.kv(ORDER_NAMESPACE, name)
+        told: dict[str, str] = {}
+        for piece in (old or "").split(";") if keep_others else ():
+            broker, colon, count = piece.partition(":")
+            if colon:
+                told[broker] = count
+        told |= {broker: str(count) for broker, count in counts.items()}
+        text = ";".join(f"{broker}:{count}" for broker, count in told.items() if count != "0")
+        if text:
+            await self.put_kv(ORDER_NAMESPACE, name, text)
+        elif old is not None:
+            await self.delete_kv(ORDER_NAMESPACE, name)
 
     async def _await_route(self, name: str, masters: Iterable[BrokerAddress]) -> None:
         """Wait until producers find the topic: brokers tell the NameServers on their own."""

@@ -14,23 +14,29 @@ started before the fork, for two processes must not be one member of a group.
 import asyncio
 import atexit
 import ctypes
+import logging
 import os
 import sys
 import threading
-import time
 import warnings
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
+from contextlib import suppress
 from functools import wraps
 from types import TracebackType
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 from penstock.errors import BlockingInLoop, ClientClosed, ClientForked
 
+log = logging.getLogger(__name__)
+
 END_SECONDS = 3.0
 """How long the end of the process waits for clients that nobody closed."""
+
+CANCEL_SECONDS = 2.0
+"""How long it then waits for what is cancelled; on a busy machine a moment is not enough."""
 
 LOOK_SECONDS = 0.5
 """How often who waits looks up: a signal that comes while a thread is about to wait is not heard
@@ -76,15 +82,27 @@ class LoopThread:
         A call that finds the flag set is seen by the reader, who takes it down before reading.
         """
         self._mail.append(call)
-        if not self._called:
+        if self._called:
+            return
+        try:
             self._called = True
             self.loop.call_soon_threadsafe(self._read_mail)
+        except BaseException as error:  # an interrupt, or the loop is closed
+            self._called = False  # else nobody would ever wake it again
+            if self.loop.is_closed():
+                raise _ended() from error
+            raise
+
+    def runs(self) -> bool:
+        """Whether it answers: neither after its end, nor in a child process, nor at the very end
+        of the interpreter."""
+        return self._thread.is_alive() and not sys.is_finalizing()
 
     def is_here(self) -> bool:
         """Whether the caller is in this thread."""
         return threading.current_thread() is self._thread
 
-    def end(self, seconds: float = END_SECONDS) -> None:
+    def end(self, seconds: float = CANCEL_SECONDS) -> None:
         """Cancel what still runs there and end the thread."""
         if self._thread.is_alive():
             self.loop.call_soon_threadsafe(self.loop.stop)
@@ -97,7 +115,12 @@ class LoopThread:
             mail.popleft()()
 
     def _main(self) -> None:
-        self.loop.run_forever()
+        while True:
+            try:
+                self.loop.run_forever()
+                break
+            except (SystemExit, KeyboardInterrupt) as error:  # asyncio lets these two through
+                log.error("%r in the event loop of the blocking clients, which goes on", error)
         self.loop.run_until_complete(_cancel_all())
         self.loop.run_until_complete(self.loop.shutdown_asyncgens())
         self.loop.close()
@@ -106,12 +129,7 @@ class LoopThread:
 def await_result(future: "Future[T]") -> T:
     """Wait; what is not done when the caller is interrupted is cancelled."""
     try:
-        while True:
-            try:
-                return future.result(LOOK_SECONDS)
-            except TimeoutError:
-                if future.done():
-                    return future.result()
+        return future.result()
     except BaseException:
         future.cancel()
         raise
@@ -129,6 +147,7 @@ class _Call(Future[T]):
     def begin(self) -> None:
         """In the loop."""
         if self.cancelled():
+            self.set_running_or_notify_cancel()
             return
         try:
             self._work = asyncio.ensure_future(self._make())
@@ -137,10 +156,26 @@ class _Call(Future[T]):
         else:
             self._work.add_done_callback(self._work_done)
 
+    def result(self, timeout: float | None = None) -> T:
+        """As that of every future; it does not wait for a loop that has ended."""
+        if timeout is not None:
+            return super().result(timeout)
+        while True:
+            try:
+                return super().result(LOOK_SECONDS)
+            except TimeoutError:
+                runs = self._thread.runs()
+                if self.done():
+                    return super().result()
+                if not runs:
+                    raise _ended() from None
+
     def cancel(self) -> bool:
+        again = self.cancelled()
         cancelled = super().cancel()
-        if cancelled:
-            self._thread.soon(self._cancel_work)
+        if cancelled and not again:  # a second time would disturb how the work tidies up
+            with suppress(ClientClosed):
+                self._thread.soon(self._cancel_work)
         return cancelled
 
     def _cancel_work(self) -> None:
@@ -165,10 +200,17 @@ class _Call(Future[T]):
 
 
 async def _cancel_all() -> None:
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _ended() -> ClientClosed:
+    return ClientClosed(
+        "the event loop of the blocking clients has ended",
+        hint="it ends with the process, and a child process does not have its parent's",
+    )
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -189,6 +231,7 @@ class _Process:
         self.lock = threading.RLock()
         self.thread: LoopThread | None = None
         self.open: weakref.WeakSet[Face[Any]] = weakref.WeakSet()
+        self.iterations: weakref.WeakSet[AsyncGenerator[Any, Any]] = weakref.WeakSet()
 
 
 _process = _Process()
@@ -208,7 +251,11 @@ def loop_thread() -> LoopThread:
 def _leave_parent_alone() -> None:
     """In a child process: never touch what the parent's thread works with, not even at the end."""
     global _process
-    left = (_process.thread, [face._inner for face in list(_process.open)])
+    left = (
+        _process.thread,
+        [face._inner for face in list(_process.open)],
+        list(_process.iterations),
+    )
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(left))
     _process = _Process()
 
@@ -218,21 +265,18 @@ def _close_all() -> None:
     thread = _process.thread
     if thread is None:
         return
-    until = time.monotonic() + END_SECONDS
-    closing = [thread.begin(face._inner.close) for face in list(_process.open)]
-    for future in closing:
-        try:
-            future.exception(max(until - time.monotonic(), 0))
-        except TimeoutError:
-            break
-    thread.end(max(until - time.monotonic(), 0.1))
+    ends = [items.aclose for items in list(_process.iterations)]  # before their clients
+    ends += [face._inner.close for face in list(_process.open)]
+    wait([thread.begin(end) for end in ends], END_SECONDS)
+    thread.end()
 
 
 def _close_forgotten(pid: int, inner: "Client", name: str) -> None:
     """Nobody has the face of an open client any more."""
     if pid == os.getpid():
+        with suppress(ClientClosed):
+            loop_thread().begin(inner.close)
         warnings.warn(f"a {name} was not closed", ResourceWarning, stacklevel=2)
-        loop_thread().begin(inner.close)
 
 
 os.register_at_fork(after_in_child=_leave_parent_alone)
@@ -279,7 +323,8 @@ class Face(Generic[Inner]):
             if self._goodbye is not None:
                 self._renew()
             self._run(self._inner.start)
-            self._note_started()
+            if not self._started:  # another thread may have been faster
+                self._note_started()
 
     def close(self) -> None:
         """End, in order; `with` does so."""
@@ -327,15 +372,18 @@ class Face(Generic[Inner]):
         """First use in a child process; what was not started has nothing of the parent's."""
         if self._started:
             if not self._reopens:
-                raise ClientForked(
-                    f"this {type(self).__name__} was started in process {self._pid}, and this is "
-                    f"process {os.getpid()}: two processes can't be one member of a group",
-                    hint="start it after the fork: in the worker's own start-up code",
-                )
+                raise self._forked(self._pid)
             self._renew()
             self._run(self._inner.start)
             self._note_started()
         self._pid = os.getpid()
+
+    def _forked(self, pid: int) -> ClientForked:
+        return ClientForked(
+            f"this {type(self).__name__} was started in process {pid}, and this is process "
+            f"{os.getpid()}: two processes can't be one member of a group",
+            hint="start it after the fork: in the worker's own start-up code",
+        )
 
     def _note_started(self) -> None:
         self._started = True
@@ -373,19 +421,33 @@ class Face(Generic[Inner]):
         async def next_one() -> T:
             return await anext(items)
 
+        pid = os.getpid()
+        if isinstance(items, AsyncGenerator):
+            _process.iterations.add(items)
         try:
             while True:
+                if pid != os.getpid():
+                    raise self._forked(pid)
                 try:
                     item = self._run(next_one)
                 except StopAsyncIteration:
                     return
                 yield item
         finally:
-            if isinstance(items, AsyncGenerator):
-                self._run(items.aclose)
+            if isinstance(items, AsyncGenerator) and pid == os.getpid():
+                self._end(items)
+
+    def _end(self, items: AsyncGenerator[Any, Any]) -> None:
+        """The garbage collector may ask for it, in whatever thread, and at the very end."""
+        with suppress(ClientClosed):
+            ending = loop_thread().begin(items.aclose)
+            if asyncio._get_running_loop() is None:
+                await_result(ending)
 
     def _check_caller(self) -> None:
-        if asyncio._get_running_loop() is not None and not _in_notebook():
+        if asyncio._get_running_loop() is None:
+            return
+        if loop_thread().is_here() or not _in_notebook():
             name = type(self).__name__
             raise BlockingInLoop(
                 f"{name} blocks, and an event loop runs in this thread: use Async{name} there",

@@ -1,5 +1,6 @@
 """Blocking consumers that run until they are told to stop: by `stop`, SIGINT or SIGTERM."""
 
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -56,6 +57,11 @@ class RunningFace(Face[Running], Generic[Running]):
             self.start()
         return self
 
+    def _ends(self) -> bool:
+        ends = super()._ends()
+        self._entered = False
+        return ends
+
     def _open(self) -> Running:
         if self._entered and not self._started:
             self.start()
@@ -111,7 +117,15 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    # Whoever started the process with a signal ignored, as nohup does, wants that; and a handler
+    # that is not Python's (None) could not be put back.
+    handlers = {number: signal.getsignal(number) for number in _SIGNALS}
+    before = {
+        number: handler
+        for number, handler in handlers.items()
+        if handler not in (None, signal.SIG_IGN)
+    }
+    pid = os.getpid()
 
     def give_back() -> None:
         for number, handler in before.items():
@@ -119,9 +133,12 @@ def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def heard(number: int, frame: FrameType | None) -> None:
         give_back()
-        stop()
+        if pid == os.getpid():
+            stop()
+        else:  # in a child that a handler has forked: the signal is for the child
+            signal.raise_signal(number)
 
-    for number in _SIGNALS:
+    for number in before:
         signal.signal(number, heard)
     try:
         yield

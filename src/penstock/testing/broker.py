@@ -10,6 +10,7 @@ import os
 import shutil
 import tempfile
 import time
+import weakref
 from collections.abc import Awaitable, Callable, Generator
 from concurrent.futures import Future
 from pathlib import Path
@@ -43,7 +44,7 @@ class InProcessBroker:
         self._given = settings or {}
         self._data = data
         self._pid = 0
-        self._folder: str | None = None
+        self._remove_folder: Callable[[], object] = _nothing
         self._thread: LoopThread | None = None
         self._house: House | None = None
         self.clock = BrokerClock(LoopClock().now_ms(), self._move)
@@ -55,14 +56,17 @@ class InProcessBroker:
 
     def start(self) -> None:
         """Begin; `with` does so."""
+        assert self._thread is None, "the broker is started already"
         self._pid = os.getpid()
         data = self._data
         if data is None:
-            data = self._folder = tempfile.mkdtemp(prefix="penstock-test-")
-        # Not uvloop: whoever forks after it has looked up a name has children that crash.
-        self._thread = LoopThread("penstock-test-broker", asyncio.new_event_loop())
-        self._house = house = House(self.clock, Path(data), self._given)
+            data = tempfile.mkdtemp(prefix="penstock-test-")
+            # Also at the end of a process that forgot to close it.
+            self._remove_folder = weakref.finalize(self, _remove, data, self._pid)
         try:
+            self._house = house = House(self.clock, Path(data), self._given)
+            # Not uvloop: whoever forks after it has looked up a name has children that crash.
+            self._thread = LoopThread("penstock-test-broker", asyncio.new_event_loop())
             self._thread.run(house.start)
         except BaseException:
             self.close()
@@ -73,14 +77,17 @@ class InProcessBroker:
         """End; `with` does so."""
         thread, house = self._thread, self._house
         self._thread = self._house = None
-        folder, self._folder = self._folder, None
+        remove, self._remove_folder = self._remove_folder, _nothing
         if self._pid != os.getpid():
             return  # a child process: the broker is its parent's
-        if thread is not None and house is not None:
-            thread.run(house.stop)
-            thread.end()
-        if folder is not None:
-            shutil.rmtree(folder)
+        try:
+            if thread is not None and house is not None:
+                try:
+                    thread.run(house.stop)
+                finally:
+                    thread.end()
+        finally:
+            remove()
 
     def __enter__(self) -> Self:
         self.start()
@@ -165,6 +172,15 @@ class _Done(Generic[T]):
     def __await__(self) -> Generator[Any, None, T]:
         return self._value
         yield
+
+
+def _nothing() -> None:
+    """There is no folder to remove."""
+
+
+def _remove(folder: str, pid: int) -> None:
+    if pid == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _either(future: "Future[T]") -> Awaitable[T]:

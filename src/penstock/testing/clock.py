@@ -84,6 +84,11 @@ class BrokerClock:
         self._now_ms = self.now_ms()
         self._flows_from = None
 
+    def forget(self) -> None:
+        """The servers are gone: nobody is to be woken any more."""
+        self._alarms.clear()
+        self._creep()
+
     def _ring(self) -> None:
         # What is set meanwhile for now has its turn next time: a callback may set itself again.
         now_ms, last = self.now_ms(), self._made

@@ -97,9 +97,13 @@ class House:
     async def stop(self) -> None:
         """End."""
         self._clock.flow()
-        await self._stop_broker()
-        if self._names is not None:
-            await self._names.stop()
+        try:
+            await self._stop_broker()
+            if self._names is not None:
+                await self._names.stop()
+        finally:
+            self._clock.stand()
+            self._clock.forget()
 
     async def restart(self) -> None:
         """Stop the broker in order, and start it with what it has stored."""

@@ -28,6 +28,8 @@ log = logging.getLogger(__name__)
 LOOK_MS = 1
 """A broker that was asked nothing for so long is left alone, as far as can be seen."""
 PATIENCE_MS = 250
+BUSY_MS = 5_000
+"""Nor is anybody who always finds something to do: one that sends for each message another one."""
 ASK_MS = 1_000
 
 
@@ -61,8 +63,11 @@ class Passage:
 
     async def _carry_out(self, now_ms: int) -> None:
         """It is that late now: do what is due, and wait for what follows from it."""
+        until_ms = self._real.monotonic_ms() + BUSY_MS
         while await self._tick(now_ms):
             await self._settle()
+            if self._real.monotonic_ms() > until_ms:
+                return
 
     async def _tick(self, now_ms: int) -> bool:
         """Let the broker look what is due by now; whether anything came of it."""
@@ -86,8 +91,12 @@ class Passage:
     async def _settle(self) -> None:
         """Wait until all have done what there is to do."""
         since_ms, seen, idle = self._real.monotonic_ms(), (-1, -1), 0
+        until_ms = since_ms + BUSY_MS
         while idle < 2:  # an answer may be older than the message that was on its way then
-            await self._wait_for_silence()
+            await self._wait_for_silence(until_ms)
+            if self._real.monotonic_ms() > until_ms:
+                log.warning("clients never rest: time goes on without waiting for them")
+                return
             held = await self._held_by_consumers()
             state = (self._broker.parts.store.path.puts, held)
             idle = idle + 1 if held == 0 and state == seen else 0
@@ -97,9 +106,11 @@ class Passage:
                 log.debug("consumers hold %d messages: time goes on without them", held)
                 return
 
-    async def _wait_for_silence(self) -> None:
+    async def _wait_for_silence(self, until_ms: int) -> None:
         before = None
         while self._busy() or before != self._done():
+            if self._real.monotonic_ms() > until_ms:
+                return
             before = self._done()
             await pause(self._real, LOOK_MS)
 

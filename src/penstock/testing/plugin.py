@@ -17,6 +17,7 @@ Nothing of the broker is loaded before a test asks for it.
 """
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -58,15 +59,14 @@ def penstock_consumer(
     the first message, and are closed at the end. Add handlers, then call `start()`."""
     from penstock.client import Consumer
 
-    made: list[Consumer] = []
+    made = ExitStack()
 
     def make(*, group: str, **options: Any) -> Consumer:
         consumer = Consumer(
             penstock_broker.address, group=group, **{"start_at": "first", **options}
         )
-        made.append(consumer)
+        made.callback(consumer.close)
         return consumer
 
-    yield make
-    for consumer in reversed(made):
-        consumer.close()
+    with made:
+        yield make
