@@ -82,11 +82,12 @@ def lanes(depth: str) -> list[Lane]:
         {"PENSTOCK_PURE": "1", "PENSTOCK_EXPECT": "pure"},
     )  # fmt: skip
     rest = Step(
-        "documents, integration, faults, simulation, client",
-        ["tests", "--ignore=tests/unit", "--ignore=tests/compat"], as_built,
+        "documents, integration, faults, simulation",
+        ["tests", *(f"--ignore=tests/{other}" for other in ("unit", "client", "compat"))], as_built,
     )  # fmt: skip
+    client = Step("the client, on our servers and on Apache's", ["tests/client"], as_built)
     compat = Step("compatibility with real clients and servers", ["tests/compat"], as_built)
-    first = [unit, rest]
+    first = [unit, rest, client]
     second = [compat] if compiled == "pure" else [pure, compat]
     return [Lane(first, depth), Lane(second, depth)]
 

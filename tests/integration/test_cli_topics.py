@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from penstock import Admin
 from tests.compat.penstock import Broker, NameServer, Up
 
 PATIENCE_S = 60
@@ -80,6 +81,43 @@ def test_a_topic_from_its_creation_to_its_end(up: Up) -> None:
     error = run(up, "topic", "describe", "life", code=1).stderr
     assert error.startswith("penstock: no broker has the topic 'life'")
     assert len(error.splitlines()) == 1
+
+
+def test_every_setting_of_a_topic(up: Up) -> None:
+    made = run(
+        up, "topic", "create", "shaped", "--read-queues", 4, "--write-queues", 2, "--order",
+        "--attribute", "message.type=DELAY", "--cluster", "DefaultCluster", "--broker",
+        "broker-a", "--json",
+    ).stdout  # fmt: skip
+    assert json.loads(made)["brokers"] == {
+        "broker-a": {
+            "read_queues": 4, "write_queues": 2, "perm": "rw", "order": True,
+            "type": "DELAY", "attributes": {"message.type": "DELAY"},
+        }
+    }  # fmt: skip
+    made = run(up, "topic", "create", "shaped", "--no-order", "--attribute", "message.type=",
+               "-b", "broker-a", "--json").stdout  # fmt: skip
+    changed = json.loads(made)["brokers"]["broker-a"]
+    assert (changed["order"], changed["attributes"]) == (False, {})
+    assert "shaped" in run(up, "topic", "list", "--cluster", "DefaultCluster").stdout
+    gone = run(up, "topic", "delete", "shaped", "--yes", "--cluster", "DefaultCluster").stdout
+    assert gone == "deleted topic shaped on broker-a\n"
+
+
+def test_names_in_a_namespace(up: Up) -> None:
+    inside = ("--namespace", "ns", "--nameserver", up.address)
+    run(None, "topic", "create", "named", "--queues", 1, *inside)
+    run(None, "send", "named", "x", "--group", "senders", "--tags", "t", "--keys", "k",
+        "--property", "p=v", *inside)  # fmt: skip
+    told = run(None, "tail", "named", "--from", "first", "--count", 1, "--json", *inside).stdout
+    assert json.loads(told)["topic"] == "named"
+    assert "named" in run(None, "topic", "list", *inside).stdout
+    assert "ns%named" in run(up, "topic", "list").stdout
+    with Admin(up.address) as admin:  # to look is not to found a group
+        assert not [group.name for group in admin.groups(system=True) if "ns%" in group.name]
+    run(None, "tail", "named", "--from", "first", "--count", 1, "--group", "lookers", "--tags", "t",
+        *inside)  # fmt: skip
+    run(None, "topic", "delete", "named", "--yes", *inside)
 
 
 def test_an_error_names_similar_topics(up: Up) -> None:
@@ -277,7 +315,7 @@ def test_what_is_told_when_one_of_two_brokers_is_away(tmp_path: Path) -> None:
         Broker(tmp_path / "a", tmp_path / "sa", names.address, brokerName="broker-a") as here,
         Broker(tmp_path / "b", tmp_path / "sb", names.address, brokerName="broker-b") as away,
     ):
-        at = ("-n", names.address)
+        at: tuple[str, ...] = ("-n", names.address)
         run(None, "topic", "create", "halved", "--queues", 1, *at)
         run(None, "send", "halved", "old", "--count", 4, *at)
         os.kill(away.pid, signal.SIGSTOP)  # it is there, and does not answer
@@ -310,6 +348,37 @@ def test_what_is_told_when_one_of_two_brokers_is_away(tmp_path: Path) -> None:
             "127.0.0.1:1", code=1,
         ).stderr  # fmt: skip
         assert f"done on {here.address}" in created
+
+
+def test_tail_goes_on_after_a_broker_was_killed_and_started_again(tmp_path: Path) -> None:
+    with (
+        NameServer(tmp_path / "names") as names,
+        Broker(tmp_path / "b", tmp_path / "s", names.address, flushDiskType="SYNC_FLUSH") as broker,
+    ):
+        at = ("-n", names.address)
+        run(None, "topic", "create", "again", "--queues", 2, *at)
+        out = tmp_path / "out"
+        program = command("tail", "again", "--from", "first", "--json", *at)
+
+        def offsets() -> list[tuple[int, int]]:
+            told = [json.loads(line) for line in out.read_text().splitlines()]
+            return sorted((item["queue"], item["offset"]) for item in told)
+
+        with (
+            out.open("wb") as stdout,
+            subprocess.Popen(program, stdout=stdout, stderr=subprocess.DEVNULL) as tail,
+        ):
+            try:
+                run(None, "send", "again", "before", "--count", 40, *at)
+                until(lambda: len(offsets()) == 40)
+                broker.kill()
+                broker.start()
+                run(None, "send", "again", "after", "--count", 40, *at)
+                until(lambda: len(offsets()) >= 80)
+            finally:
+                tail.send_signal(signal.SIGINT)
+                assert tail.wait(PATIENCE_S) == 0
+        assert offsets() == [(queue, offset) for queue in (0, 1) for offset in range(40)]
 
 
 def until(is_so: Callable[[], object]) -> None:

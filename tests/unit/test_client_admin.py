@@ -374,7 +374,7 @@ def test_a_topic_or_group_is_made_where_it_can_be_and_the_error_tells_where() ->
     ):
         admin = Scripted({("a", code): NoPermission("a: not you")})
         with pytest.raises(NoPermission, match="a: not you; done on b"):
-            asyncio.run(make(admin, "new"))  # type: ignore[operator]
+            asyncio.run(make(admin, "new"))
         assert ("b", code) in admin.asked
 
 

@@ -109,7 +109,7 @@ class AdminCore:
         return chosen
 
     async def leaderless(self) -> tuple[str, ...]:
-        """The names of brokers of which the NameServers know replicas only: their master is away."""
+        """The names of brokers whose master is away: the NameServers know replicas only."""
         brokers = await self.brokers()
         masters = {broker.name for broker in brokers if broker.is_master}
         return tuple(sorted({broker.name for broker in brokers} - masters))

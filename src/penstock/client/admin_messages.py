@@ -38,6 +38,7 @@ from penstock.wire.codes import (
     TOPIC_AUTO_CREATE,
     RequestCode,
     ResponseCode,
+    is_system_group,
 )
 from penstock.wire.ids import decode_offset_id
 from penstock.wire.message import encode_properties
@@ -159,7 +160,9 @@ class MessageAdmin(GroupAdmin):
         """
         name = self.session.name(topic)
         wanted = Subscription.of(name, tags, sql, version=0)
-        follower = Follower(self, wanted, start_at, self.session.name(group))
+        # RocketMQ's own group is in no namespace: there it would be a new group of that name.
+        named = group if is_system_group(group) else self.session.name(group)
+        follower = Follower(self, wanted, start_at, named)
         async with contextlib.aclosing(follower.messages()) as messages:
             async for message in messages:
                 yield message

@@ -118,12 +118,13 @@ class TopicAdmin(KeyValueAdmin):
             )
             fields = _create_fields(name, wanted, shape, attributes or {})
             requests.append((master, RequestCode.UPDATE_AND_CREATE_TOPIC, fields, b""))
+        limited = bool(brokers or cluster)
+        if order is False:  # first: a broker that still finds its queues there keeps the order
+            await self._order_queues(name, dict.fromkeys(settings, 0), keep_others=limited)
         await self.change_each(requests)
-        if order is not None:
-            counts = {
-                broker: topic.write_queues if order else 0 for broker, topic in settings.items()
-            }
-            await self._order_queues(name, counts, keep_others=bool(brokers or cluster))
+        if order:
+            counts = {broker: topic.write_queues for broker, topic in settings.items()}
+            await self._order_queues(name, counts, keep_others=limited)
         await self._await_route(name, masters)
         return self._info(name, masters, await self._settings_at(masters, name))
 

@@ -107,7 +107,10 @@ class RunningFace(Face[Running], Generic[Running]):
             self.close()
 
     def stop(self) -> None:
-        """Let `run`, in whatever thread it is, come to its end. Does not wait for that."""
+        """Let `run`, in whatever thread it is, come to its end; a handler may call it.
+
+        Does not wait for that: `close`, in a handler, waits `drain_ms` for the handler itself.
+        """
         if self._started:
             loop_thread().begin(self._inner.close)
 
