@@ -83,9 +83,7 @@ class Services:
     async def running(self) -> AsyncIterator["Services"]:
         async with asyncio.TaskGroup() as tasks, AsyncExitStack() as stack:
             for name, service in self.all.items():
-                server = await asyncio.start_server(
-                    partial(_serve, tasks, service), "127.0.0.1", 0
-                )
+                server = await asyncio.start_server(partial(_serve, tasks, service), "127.0.0.1", 0)
                 await stack.enter_async_context(server)
                 self._ports[name] = server.sockets[0].getsockname()[1]
                 self._idle[name] = []

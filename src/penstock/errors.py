@@ -330,9 +330,7 @@ class NoQueue(ClientError):
 
     code = 16  # NO_PERMISSION
     retry = True
-    hint = (
-        "look at its permissions (`penstock topic describe`), and whether its master runs"
-    )
+    hint = "look at its permissions (`penstock topic describe`), and whether its master runs"
 
 
 class SendFailed(ClientError):

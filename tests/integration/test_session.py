@@ -14,7 +14,6 @@ import pytest
 from penstock.client.options import ClientKeywords, ClientOptions
 from penstock.client.routes import Route
 from penstock.client.session import Answer, Session
-from penstock.client.transaction import AsyncTransactionProducer
 from penstock.clock import VirtualClock
 from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
 from penstock.net.peer import Ask, Response
@@ -541,21 +540,6 @@ def test_a_list_that_is_no_http_is_said_as_any_other(
     run(body())
 
 
-def test_a_transaction_producer_can_be_asked_before_it_has_sent_anything(run: Run) -> None:
-    async def body() -> None:
-        world = World(("TBW102",))
-        async with serving(world.names) as names, serving(world.serve_broker) as broker:
-            world.broker = broker.address
-            async with AsyncTransactionProducer(names.address, group="g"):
-                await world.heard.wait()
-                (beat,) = world.beats()
-                assert [data.group_name for data in beat.producer_data_set] == ["g"]
-        async with AsyncTransactionProducer(DEAD, group="g"):
-            pass  # no reason not to start
-
-    run(body())
-
-
 def test_a_refresh_under_way_ends_with_the_session(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -575,30 +559,3 @@ def test_a_refresh_under_way_ends_with_the_session(
         await asyncio.wait_for(session.close(), 10)
 
     run(with_world(body, clock=clock))
-
-
-def test_a_transaction_producer_that_can_not_start_leaves_nothing_behind(run: Run) -> None:
-    async def body() -> None:
-        producer = AsyncTransactionProducer(DEAD, group="g", topics=["Orders"])
-        with pytest.raises(NoNameServer):
-            await producer.start()
-        assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    run(body())
-
-
-def test_a_transaction_producer_is_known_once_there_is_a_nameserver(run: Run) -> None:
-    clock = VirtualClock()
-
-    async def body() -> None:
-        world = World(())
-        async with serving(world.names) as names, serving(world.serve_broker) as broker:
-            world.broker = broker.address
-            async with AsyncTransactionProducer(names.address, group="g", clock=clock):
-                while not world.asked:
-                    await asyncio.sleep(0)
-                world.topics.add("TBW102")
-                while not world.beats():
-                    await clock.elapse(30_000)
-
-    run(body())

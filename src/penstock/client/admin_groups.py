@@ -101,7 +101,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         masters = await self.masters(cluster, brokers)
         known = await self._group_at(masters, name)
         settings = {}
-        requests = []
+        requests: list[tuple[BrokerAddress, int, Mapping[str, str], bytes]] = []
         for master in masters:
             shape = known.get(master.name) or SubscriptionGroupConfig(group_name=name)
             renamed = {_NAMES[key]: value for key, value in changes.items()}
