@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import TracebackType
-from typing import Generic, Self, TypeVar, Unpack
+from typing import Generic, TypeVar, Unpack
 
 from penstock.client.admin_values import BrokerAddress
+from penstock.client.lifetime import Lifetime
 from penstock.client.options import ClientKeywords, ClientOptions
 from penstock.client.session import Session
 from penstock.errors import NoRoute, PeerError, PenstockError, SystemBusy, refusal
@@ -41,7 +41,7 @@ class Found(Generic[T]):
     """Why the first of these could not be asked."""
 
 
-class AdminCore:
+class AdminCore(Lifetime):
     """Session, brokers and calls."""
 
     def __init__(
@@ -56,16 +56,6 @@ class AdminCore:
     async def close(self) -> None:
         """End the connections."""
         await self.session.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        await self.close()
 
     # --- brokers
 

@@ -14,13 +14,13 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack
+from typing import Any, Literal, TypeVar, Unpack
 
 from penstock.client.assign import Strategy
 from penstock.client.consumer_core import ConsumerCore
 from penstock.client.consumer_options import CONSUME_TIMEOUT_MS, DRAIN_MS, ConsumerOptions
 from penstock.client.handlers import Function, Handlers
+from penstock.client.lifetime import Lifetime
 from penstock.client.mailbox import Mailbox, MessageIterator
 from penstock.client.message import MessageQueue, SendReceipt
 from penstock.client.options import ClientKeywords, ClientOptions
@@ -60,7 +60,7 @@ class QueueState:
     """How often pulling has waited because too much was in work."""
 
 
-class AsyncConsumer:
+class AsyncConsumer(Lifetime):
     """Consumes topics for a group. Options are described at `ConsumerOptions`.
 
     A handler takes a message (a list of messages where `handle_batch` is more than 1). It is done
@@ -194,16 +194,6 @@ class AsyncConsumer:
                 hint="name topics by @consumer.on(topic) or subscribe(topic)",
             )
         await self._begin()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        await self.close()
 
     # --- what to consume
 

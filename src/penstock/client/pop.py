@@ -8,10 +8,10 @@ a handler for each message and do the rest (pop_push.py).
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import TracebackType
-from typing import Literal, Self, TypeVar, Unpack
+from typing import Literal, TypeVar, Unpack
 
 from penstock.client.handlers import Function, Handlers
+from penstock.client.lifetime import Lifetime
 from penstock.client.options import ClientKeywords, ClientOptions
 from penstock.client.pop_loans import Loans, loan_of
 from penstock.client.pop_push import PopPush, PushOptions
@@ -38,7 +38,7 @@ QUICK_MS = 100
 let us wait answers at once."""
 
 
-class AsyncPopConsumer:
+class AsyncPopConsumer(Lifetime):
     """Receives messages that are lent to its group.
 
     With `fifo` the messages of a queue are lent in order, and no more of it before those are
@@ -96,16 +96,6 @@ class AsyncPopConsumer:
         await self._source.close()
         await self._session.leave(self)
         await self._session.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        await self.close()
 
     # --- messages
 

@@ -4,10 +4,10 @@ import asyncio
 import base64
 import binascii
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
 from penstock.client.accumulator import Accumulator, Batching
+from penstock.client.lifetime import Lifetime
 from penstock.client.lines import Selector
 from penstock.client.message import Message, MessageQueue, SendReceipt
 from penstock.client.options import ClientKeywords, ClientOptions
@@ -27,7 +27,7 @@ GROUP_DEFAULT = "penstock"
 REQUEST_MS = 3_000
 
 
-class AsyncProducer:
+class AsyncProducer(Lifetime):
     """Sends messages. Made, started and used on one event loop, in one process.
 
     `retries` are further attempts, on another broker where there is one; all attempts share
@@ -93,16 +93,6 @@ class AsyncProducer:
         await self._sender.close(timeout_ms)
         await self._session.leave(self)
         await self._session.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:  # fmt: skip
-        await self.close()
 
     # --- sending
 

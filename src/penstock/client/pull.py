@@ -16,10 +16,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Self, Unpack
+from typing import Literal, Unpack
 
 from penstock.client.assign import Strategy
 from penstock.client.consumer_options import ConsumerOptions
+from penstock.client.lifetime import Lifetime
 from penstock.client.message import MessageQueue
 from penstock.client.options import ClientKeywords, ClientOptions
 from penstock.client.process_queue import BYTES_MAX, MESSAGES_MAX
@@ -37,7 +38,7 @@ POLL_MS = 5_000
 POLL_COUNT = 100
 
 
-class AsyncPullConsumer:
+class AsyncPullConsumer(Lifetime):
     """Polls messages of queues that are assigned to it, or that its group shares out.
 
     `start_at` is where a group begins that has no progress. Up to `messages_max` messages and
@@ -94,10 +95,6 @@ class AsyncPullConsumer:
                 await self._core.close(done=done)
             finally:
                 await self._session.close()
-
-    async def __aenter__(self) -> Self:
-        await self.start()
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None,

@@ -1,0 +1,25 @@
+"""`async with`, for all that is started and closed."""
+
+from abc import ABC, abstractmethod
+from types import TracebackType
+from typing import Self
+
+
+class Lifetime(ABC):
+    """A client from its start to its end."""
+
+    @abstractmethod
+    async def start(self) -> None: ...
+
+    @abstractmethod
+    async def close(self) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:  # fmt: skip
+        await self.close()
