@@ -111,6 +111,7 @@ async def test_a_broker_is_killed_and_comes_back(world: World) -> None:
     consumer = world.consumer(start_at="first")
     consumer.on(topic)(inbox)
     kills = rounds(ci=1, proof=6)
+    again_max = 0
     async with running(consumer), world.producer(retries=3, timeout_ms=5_000) as producer:
         async with Flood(producer, topic) as flood:
             await flood.more(100)
@@ -120,6 +121,7 @@ async def test_a_broker_is_killed_and_comes_back(world: World) -> None:
                 await flood.more(200)  # the other one is enough
                 await asyncio.to_thread(broker.start)
                 await asyncio.to_thread(world.house.await_route, topic, [broker.name])
+                again_max += flood.sent
                 await flood.more(100)
         await inbox.distinct(flood.acknowledged)
         held = [state.in_work for state in consumer.queues()]
@@ -129,9 +131,9 @@ async def test_a_broker_is_killed_and_comes_back(world: World) -> None:
             lambda: world.progress(topic, group) >= len(flood.acknowledged), within_s=60
         )
     twice = report("broker killed -9", world, flood, inbox, kills=kills)
-    # Again comes what was sent again, and what a dead broker had not noted as done: at most what
-    # came within the 5 s between two commits.
-    assert twice < flood.sent
+    # Again comes what was sent again, and what a dead broker had not noted as done. It notes
+    # progress every 5 s, and here it is killed more often: so at most all it had by then.
+    assert twice <= again_max
 
 
 async def test_the_nameserver_is_killed_and_comes_back(world: World) -> None:
