@@ -17,9 +17,11 @@ from typing import Any
 
 import uvloop
 
+from tests.depth import rounds
+
 from .houses import THREADS
 
-LIMIT_S = 100.0
+LIMIT_S = rounds(ci=100, proof=500)
 SETTLE_S = 2.0
 
 LOOPS: tuple[Callable[[], asyncio.AbstractEventLoop], ...] = (
