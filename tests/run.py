@@ -6,6 +6,7 @@ beside each other, because the tests with real Java clients mostly wait for thes
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -67,7 +68,7 @@ class Lane:
         if (output := self.output) is not None:
             size = os.fstat(output.fileno()).st_size
             tail = os.pread(output.fileno(), 200, max(size - 200, 0)).decode(errors="replace")
-            done = tail[tail.rfind("[") :].strip() if "[" in tail else ""
+            done = (re.findall(r"\[ *\d+%\]", tail) or [""])[-1]
         return f"{self.doing} {done}".strip()
 
 
