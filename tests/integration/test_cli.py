@@ -2,9 +2,9 @@
 
 import json
 import os
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,13 +14,18 @@ from penstock.store.store import MessageStore
 from penstock.wire.record import Record
 from tests.unit.store import inspect_kit as kit
 
-HELP_SECONDS_MAX = 0.3
+HELP_CPU_SECONDS_MAX = 0.3
 
 
 def run(*arguments: object, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)]
     environment = {**os.environ, **(env or {})}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+
+
+def children_cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 @pytest.fixture(scope="module")
@@ -33,13 +38,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("arguments", [("--help",), ("store", "--help")])
 def test_help_answers_at_once(arguments: tuple[str, ...]) -> None:
     best = 10.0
-    for _ in range(6):  # the machine may be busy: the best of a few tells
-        began = time.monotonic()
+    for _ in range(6):  # the machine may be busy: its own CPU time counts, the best of a few
+        began = children_cpu_seconds()
         result = run(*arguments)
-        best = min(best, time.monotonic() - began)
+        best = min(best, children_cpu_seconds() - began)
         assert result.returncode == 0
         assert "Usage: penstock" in result.stdout
-    assert best < HELP_SECONDS_MAX
+    assert best < HELP_CPU_SECONDS_MAX
 
 
 def test_help_imports_nothing_heavy() -> None:
