@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -48,7 +49,9 @@ def test_the_story_of_a_registration_has_no_error_with_a_queue(up: penstock.Up) 
 
 
 def test_the_fastapi_application(up: penstock.Up, monkeypatch: pytest.MonkeyPatch) -> None:
-    testclient = pytest.importorskip("fastapi.testclient")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it tells its own authors which HTTP client to use
+        from fastapi import testclient
     monkeypatch.setenv("NAMESRV_ADDR", up.address)
     monkeypatch.syspath_prepend(EXAMPLES)
     import fastapi_app

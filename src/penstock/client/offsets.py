@@ -129,23 +129,17 @@ class RemoteOffsets(OffsetTable):
         """Nothing to do: brokers are asked queue by queue."""
 
     async def read(self, queue: MessageQueue, *, exact: bool = False) -> int | None:
-        peer = await broker_of(self._session, queue)
-        fields = self._fields(queue)
-        if exact:
-            fields["setZeroIfNotFound"] = "false"
-        answer = await self._session.call(
-            peer, RequestCode.QUERY_CONSUMER_OFFSET, fields, timeout_ms=CALL_MS,
-            good=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
-        )  # fmt: skip
-        if answer.code == ResponseCode.QUERY_NOT_FOUND:
+        offset = await stored_offset(
+            self._session, self._group, queue, exact=exact, timeout_ms=CALL_MS
+        )
+        if offset is None:
             return None
-        offset = offset_in(answer.ext)
         self.update(queue, offset, only_up=False)
         self._stored[queue] = offset
         return offset
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        fields = {**self._fields(queue), "commitOffset": str(offset)}
+        fields = {**_fields(self._group, queue), "commitOffset": str(offset)}
         peer = await broker_of(self._session, queue)
         await self._session.call(
             peer, RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout_ms=CALL_MS
@@ -182,13 +176,30 @@ class RemoteOffsets(OffsetTable):
                 self._group, queue.broker_name, offset, queue.topic, queue.queue_id, problem,
             )  # fmt: skip
 
-    def _fields(self, queue: MessageQueue) -> dict[str, str]:
-        return {
-            "consumerGroup": self._group,
-            "topic": queue.topic,
-            "queueId": str(queue.queue_id),
-            "bname": queue.broker_name,
-        }
+
+async def stored_offset(
+    session: Session, group: str, queue: MessageQueue, *, exact: bool,
+    timeout_ms: int | None = None,
+) -> int | None:  # fmt: skip
+    """What the queue's broker has stored for a group; None, and `exact`, as for `Offsets.read`."""
+    peer = await broker_of(session, queue)
+    fields = _fields(group, queue)
+    if exact:
+        fields["setZeroIfNotFound"] = "false"
+    answer = await session.call(
+        peer, RequestCode.QUERY_CONSUMER_OFFSET, fields, timeout_ms=timeout_ms,
+        good=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
+    )  # fmt: skip
+    return offset_in(answer.ext) if answer.code == ResponseCode.SUCCESS else None
+
+
+def _fields(group: str, queue: MessageQueue) -> dict[str, str]:
+    return {
+        "consumerGroup": group,
+        "topic": queue.topic,
+        "queueId": str(queue.queue_id),
+        "bname": queue.broker_name,
+    }
 
 
 async def broker_of(session: Session, queue: MessageQueue) -> Peer:

@@ -13,7 +13,7 @@ from typing import TypeAlias
 from penstock.client import inbound
 from penstock.client.consumer_options import ConsumerOptions
 from penstock.client.message import MessageQueue
-from penstock.client.offsets import LocalOffsets, Offsets, RemoteOffsets, broker_of, offset_in
+from penstock.client.offsets import LocalOffsets, Offsets, RemoteOffsets, stored_offset
 from penstock.client.pull_queues import PulledQueues
 from penstock.client.rates import Rates
 from penstock.client.rebalance import Rebalancer, Share
@@ -25,7 +25,6 @@ from penstock.errors import InvalidParameter
 from penstock.net.peer import Ask
 from penstock.wire.bodies import ConsumerData, ProducerData
 from penstock.wire.bodies_admin import ConsumeMessageDirectlyResult, ConsumerRunningInfo
-from penstock.wire.codes import RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -100,16 +99,7 @@ class PullCore:
         """What is stored for the group; None if nothing is, also where brokers would say 0."""
         if self._options.broadcast:
             return await self.offsets.read(queue)
-        session = self._session
-        fields = {
-            "consumerGroup": self.group, "topic": queue.topic, "queueId": str(queue.queue_id),
-            "bname": queue.broker_name, "setZeroIfNotFound": "false",
-        }  # fmt: skip
-        answer = await session.call(
-            await broker_of(session, queue), RequestCode.QUERY_CONSUMER_OFFSET, fields,
-            good=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
-        )  # fmt: skip
-        return offset_in(answer.ext) if answer.code == ResponseCode.SUCCESS else None
+        return await stored_offset(self._session, self.group, queue, exact=True)
 
     async def _keep_committing(self, every_ms: int) -> None:
         while True:
