@@ -18,7 +18,7 @@ setup: .venv/kernel.stamp ## make .venv, install everything, compile the kernel
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer on the PATH"; exit 1; }
 	@echo "== set-up: virtual environment and packages ($(PYTHON))"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@PENSTOCK_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@PENSTOCK_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,dev]'
 	@touch $@
 
 .venv/kernel.stamp: .venv/env.stamp $(KERNEL)

@@ -1,7 +1,9 @@
 """Pulling one queue: a request waits at the broker for messages, then the next goes out.
 
 An answer's messages are handed on at once, so the next pull is on its way while they are handled,
-as long as the queue has room. Progress travels with each pull to a master. What the broker answers:
+as long as the queue has room. New progress travels with a pull to a master; old progress never
+does: Apache's brokers handle pulls and commits in different threads, and one that overtakes the
+last commit of a consumer would undo it. What the broker answers:
 
     0   messages        handed on, pull after them
     19  none in time    pull again
@@ -130,6 +132,7 @@ class Puller:
         self._again_ms = AGAIN_MS
         self._troubles = troubles
         self._full = False
+        self._carried = work.progress
         self._known: Subscription | None = None
         self._tags: frozenset[bytes] | None = None
         queue = work.queue
@@ -200,7 +203,9 @@ class Puller:
         if subscription is not self._known:
             self._known, self._tags = subscription, subscription.tag_bytes
         progress = work.progress
-        commits = self._commits and master and progress > 0
+        commits = self._commits and master and progress > self._carried
+        if commits:
+            self._carried = progress
         fields["queueOffset"] = str(work.next_offset)
         fields["commitOffset"] = str(progress if commits else 0)
         fields["sysFlag"] = str(PULL_SUSPEND | (PULL_COMMIT_OFFSET if commits else 0))

@@ -1,0 +1,73 @@
+"""The columns of the source: names, Spark types, Arrow types, and which of them a reader wants."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+
+from penstock.errors import BadSetting
+
+if TYPE_CHECKING:
+    from pyspark.sql.types import StructType
+
+_MAP: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.string())
+_TIME: Final = pa.timestamp("us", tz="UTC")
+
+FIELDS: Final[dict[str, tuple[pa.DataType, str, bool]]] = {
+    # name: Arrow type, Spark type, nullable
+    "topic": (pa.string(), "string", False),
+    "broker": (pa.string(), "string", True),
+    "queue_id": (pa.int32(), "int", False),
+    "queue_offset": (pa.int64(), "bigint", False),
+    "message_id": (pa.string(), "string", False),
+    "tags": (pa.string(), "string", True),
+    "keys": (pa.string(), "string", True),
+    "body": (pa.binary(), "binary", False),
+    "properties": (_MAP, "map<string,string>", False),
+    "born_timestamp": (_TIME, "timestamp", False),
+    "store_timestamp": (_TIME, "timestamp", False),
+    "reconsume_times": (pa.int32(), "int", False),
+    "delay_level": (pa.int32(), "int", True),
+    "deliver_timestamp": (_TIME, "timestamp", True),
+    # only where `columns` asks for them
+    "flag": (pa.int32(), "int", False),
+    "sys_flag": (pa.int32(), "int", False),
+    "born_host": (pa.string(), "string", False),
+    "store_host": (pa.string(), "string", False),
+    "offset_id": (pa.string(), "string", False),
+    "commit_log_offset": (pa.int64(), "bigint", False),
+    "transaction_id": (pa.string(), "string", True),
+}
+DEFAULT_COLUMNS: Final = tuple(FIELDS)[:14]
+
+
+def wanted_columns(text: str | None) -> tuple[str, ...]:
+    """The option `columns`: names with commas between, in the order wanted; none means the usual
+    ones, `*` means all. Raises BadSetting."""
+    if text is None:
+        return DEFAULT_COLUMNS
+    if text.strip() == "*":
+        return tuple(FIELDS)
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if name not in FIELDS:
+            raise BadSetting(
+                f"columns: {name!r} is no column of a message",
+                hint=f"there are {', '.join(FIELDS)}",
+            )
+    if len(set(names)) < len(names):
+        raise BadSetting(f"columns: {text!r} names a column twice")
+    return names
+
+
+def arrow_schema(columns: Sequence[str]) -> pa.Schema:
+    return pa.schema([pa.field(n, FIELDS[n][0], nullable=FIELDS[n][2]) for n in columns])
+
+
+def spark_schema(columns: Sequence[str]) -> "StructType":
+    from pyspark.sql.types import StructType
+
+    ddl = ", ".join(f"{n} {FIELDS[n][1]}{'' if FIELDS[n][2] else ' NOT NULL'}" for n in columns)
+    schema = StructType.fromDDL(ddl)
+    assert isinstance(schema, StructType)
+    return schema
