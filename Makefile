@@ -28,7 +28,7 @@ setup: .venv/kernel.stamp ## make .venv, install everything, compile the kernel
 	@$(BIN)/python -m penstock.build_report
 	@touch $@
 
-demo: setup ## send a million messages to a broker, kill it, recover, verify
+demo: setup ## a million messages and a killed broker; then registrations with a spike, on Spark
 	@$(BIN)/penstock demo
 
 test: setup ## all tests, a few rounds and seeds of each (what CI runs)

@@ -41,6 +41,9 @@ COMPILED = (
     "client/launching",
     "net/turn",
     "client/records",
+    "spark/placed",
+    "spark/batch",
+    "spark/columns",
 )
 
 DIRECTIVES = {

@@ -22,6 +22,8 @@ import penstock
 ROOT = Path(__file__).parent.parent
 NEWS_S = 60.0
 """How often the lanes say how far they are."""
+APART = ("unit", "client", "compat", "spark")
+"""Folders of tests that have a step of their own."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +86,12 @@ def lanes(depth: str) -> list[Lane]:
     )  # fmt: skip
     rest = Step(
         "documents, integration, faults, simulation",
-        ["tests", *(f"--ignore=tests/{other}" for other in ("unit", "client", "compat"))], as_built,
+        ["tests", *(f"--ignore=tests/{other}" for other in APART)], as_built,
     )  # fmt: skip
     client = Step("the client, on our servers and on Apache's", ["tests/client"], as_built)
     compat = Step("compatibility with real clients and servers", ["tests/compat"], as_built)
-    first = [unit, rest, client]
+    spark = Step("Spark, on this machine and on a cluster", ["tests/spark"], as_built)
+    first = [unit, rest, client, spark]
     second = [compat] if compiled == "pure" else [pure, compat]
     return [Lane(first, depth), Lane(second, depth)]
 

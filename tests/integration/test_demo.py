@@ -1,4 +1,4 @@
-"""`penstock demo`, small: the writer is killed, nothing acknowledged is lost, nothing is left."""
+"""`penstock demo broker`, small: it is killed, nothing acknowledged is lost, nothing is left."""
 
 import os
 import subprocess
@@ -10,7 +10,7 @@ import pytest
 
 @pytest.mark.parametrize("flush", [[], ["--sync-flush"]])
 def test_the_demo_loses_nothing_and_cleans_up(tmp_path: Path, flush: list[str]) -> None:
-    command = [sys.executable, "-m", "penstock.cli.main", "demo", "--messages", "20000"]
+    command = [sys.executable, "-m", "penstock.cli.main", "demo", "broker", "--messages", "20000"]
     command += ["--dir", str(tmp_path), "--seed", "7", *flush]
     environment = {**os.environ, "COLUMNS": "120"}
     result = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)

@@ -19,8 +19,9 @@ from penstock.errors import PenstockError
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Say what users may do: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker:broker", "Run a broker."),
-    "demo": ("penstock.cli.demo:demo", "Send a million messages to a broker, kill it, recover."),
+    "demo": ("penstock.cli.demo:demo", "See it work: a killed broker, a pipeline on Spark."),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
+    "pipeline": ("penstock.cli.pipeline:pipeline", "Run pipelines on Spark: list, describe, run."),
     "send": ("penstock.cli.send:send", "Send messages to a topic."),
     "store": ("penstock.cli.store:store", "Look into a store's files: stat, verify, dump."),
     "tail": ("penstock.cli.tail:tail", "Follow a topic without being one of its consumers."),

@@ -65,9 +65,17 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def spark_schema(columns: Sequence[str]) -> "StructType":
-    from pyspark.sql.types import StructType
+    """The same for Spark. Built by hand: workers have no session that could parse DDL."""
+    from pyspark.sql import types
 
-    ddl = ", ".join(f"{n} {FIELDS[n][1]}{'' if FIELDS[n][2] else ' NOT NULL'}" for n in columns)
-    schema = StructType.fromDDL(ddl)
-    assert isinstance(schema, StructType)
-    return schema
+    plain: dict[str, types.DataType] = {
+        "string": types.StringType(),
+        "int": types.IntegerType(),
+        "bigint": types.LongType(),
+        "binary": types.BinaryType(),
+        "timestamp": types.TimestampType(),
+        "map<string,string>": types.MapType(types.StringType(), types.StringType()),
+    }
+    return types.StructType(
+        [types.StructField(n, plain[FIELDS[n][1]], nullable=FIELDS[n][2]) for n in columns]
+    )

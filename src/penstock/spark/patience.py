@@ -1,0 +1,39 @@
+"""Trying again for as long as it is worth it."""
+
+import logging
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from penstock.clock import Clock, pause
+from penstock.errors import PenstockError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+AGAIN_MS: Final = 100
+AGAIN_MS_MAX: Final = 2_000
+"""Pauses before a broker is asked again."""
+
+
+async def insist(
+    clock: Clock, patience_ms: int, attempt: Callable[[], Awaitable[T]],
+    refresh: Callable[[], Awaitable[object]] | None = None,
+) -> T:  # fmt: skip
+    """What `attempt` comes to, tried again while its error says so and there is time left."""
+    deadline_ms = clock.monotonic_ms() + patience_ms
+    wait_ms = AGAIN_MS
+    while True:
+        try:
+            return await attempt()
+        except PenstockError as error:
+            if not error.retry or clock.monotonic_ms() + wait_ms >= deadline_ms:
+                raise
+            log.info("tried again in %d ms: %s", wait_ms, error)
+        await pause(clock, wait_ms)
+        wait_ms = min(2 * wait_ms, AGAIN_MS_MAX)
+        if refresh is not None:
+            try:
+                await refresh()
+            except PenstockError as error:
+                log.info("no fresh route: %s", error)

@@ -1,0 +1,197 @@
+"""How the files of a batch get into a lake exactly once, whatever is killed when.
+
+    data/date=2026-08-01/topic=orders/batch-0000000012-00003-<query>.parquet    what readers see
+    bad/date=…/topic=…/…                                    rows whose body did not fit the schema
+    _penstock/staging/<query>-<batch>/<attempt>/{data,bad}/…    written by Spark's tasks
+    _penstock/manifests/<query>-<batch>.json                the attempt that counts, file by file
+    _penstock/commits/<query>-<batch>.json                  the same file, when all are in place
+
+1. Spark writes a batch below staging. Each attempt has a directory of its own: tasks of a driver
+   that was killed may go on writing for a while, where nobody looks.
+2. The manifest is made, whole or not at all: from here on this attempt is the batch.
+3. Its files are renamed to where readers see them, under names that belong to query and batch.
+4. The manifest is renamed to be the mark of the commit.
+
+A batch that Spark runs again finds the mark, and nothing is done; or the manifest, and steps 3 and
+4 are finished without reading a message; or neither, and it starts clean. Readers ignore names that
+begin with an underscore. Only the newest marks are kept: batches are committed one after another.
+"""
+
+import re
+import uuid
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from penstock.errors import LakeDamaged
+from penstock.spark.pipelines.files import File, Files
+
+ROOM: Final = "_penstock"
+STAGING: Final = f"{ROOM}/staging"
+MANIFESTS: Final = f"{ROOM}/manifests"
+COMMITS: Final = f"{ROOM}/commits"
+TABLES: Final = ("data", "bad")
+MARKS_KEPT: Final = 20
+"""One would do for Spark; the others tell people what happened lately."""
+
+_BATCH_FILE: Final = re.compile(r"batch-(\d+)-\d+-([0-9a-f-]{36})\.parquet")
+_STAGED: Final = re.compile(r"[0-9a-f-]{36}-\d+")
+_BOOK_FILE: Final = re.compile(r"([0-9a-f-]{36})-(\d+)\.json")
+
+
+class Move(msgspec.Struct, frozen=True):
+    """A file's way from staging to its readers; paths are relative to the lake."""
+
+    staged: str
+    final: str
+    size: int
+
+
+class Manifest(msgspec.Struct, frozen=True):
+    """What one batch of one query adds to a lake."""
+
+    query: str
+    batch: int
+    moves: tuple[Move, ...]
+    offsets: tuple[str, ...] = ()
+    """Where the batch ended in each source, as in Spark's checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """The batches of a lake: which are in it, and how one gets in."""
+
+    files: Files
+
+    def settle(self, query: str, batch: int) -> bool:
+        """Whether this batch is in the lake, finishing it if its manifest stands; else clean up."""
+        done = self.files.size(_commit(query, batch)) is not None
+        if not done and self.files.size(_manifest(query, batch)) is not None:
+            self._finish(self._read(_manifest(query, batch)))
+            done = True
+        if done:  # a rename that copies leaves the manifest behind where it was cut short
+            self.files.remove(_manifest(query, batch))
+        self.files.remove(_staging(query, batch))
+        return done
+
+    def settle_all(self) -> None:
+        """Finish every batch whose manifest stands, whoever began it."""
+        for path, _ in self.files.walk(MANIFESTS):
+            if _BOOK_FILE.fullmatch(path.rpartition("/")[2]):
+                manifest = self._read(path)
+                self.settle(manifest.query, manifest.batch)
+
+    def sweep(self) -> None:
+        """Remove what tasks of killed drivers have written since; whoever calls it has the lake."""
+        for folder in {"/".join(path.split("/")[:3]) for path, _ in self.files.walk(STAGING)}:
+            if _STAGED.fullmatch(folder.rpartition("/")[2]):
+                self.files.remove(folder)
+
+    def attempt(self, query: str, batch: int) -> str:
+        """A new directory for Spark to write to."""
+        return f"{_staging(query, batch)}/{uuid.uuid4().hex[:12]}"
+
+    def publish(
+        self, query: str, batch: int, attempt: str, offsets: tuple[str, ...] = ()
+    ) -> Manifest:
+        """Put what is in the directory of an attempt into the lake."""
+        written = [f for f in self.files.walk(attempt) if _is_data(f.path, attempt)]
+        moves = tuple(
+            Move(
+                file.path,
+                _place(file.path, attempt, f"batch-{batch:010}-{i:05}-{query}"),
+                file.size,
+            )
+            for i, file in enumerate(written)
+        )
+        manifest = Manifest(query, batch, moves, offsets)
+        if not self.files.write_new(_manifest(query, batch), msgspec.json.encode(manifest)):
+            raise LakeDamaged(
+                f"batch {batch} of query {query} is being published by somebody else",
+                hint="one query may run once at a time: stop the other one",
+            )
+        for move in moves:
+            self.files.move(move.staged, move.final)
+        self._commit(manifest)
+        self.files.remove(_staging(query, batch))
+        return manifest
+
+    def last(self, query: str) -> Manifest | None:
+        """The newest batch of a query that is in the lake."""
+        newest = self.newest().get(query)
+        return None if newest is None else self._read(_commit(query, newest))
+
+    def newest(self) -> dict[str, int]:
+        """The newest batch in the lake of each query."""
+        found: dict[str, int] = {}
+        for path, _ in self.files.walk(COMMITS):
+            if name := _BOOK_FILE.fullmatch(path.rpartition("/")[2]):
+                found[name[1]] = max(found.get(name[1], -1), int(name[2]))
+        return found
+
+    def _finish(self, manifest: Manifest) -> None:
+        for move in manifest.moves:
+            self._finish_move(move)
+        self._commit(manifest)
+
+    def _finish_move(self, move: Move) -> None:
+        """On object stores a rename is a copy and a deletion, so both files may be there."""
+        final = self.files.size(move.final)
+        if final == move.size:
+            self.files.remove(move.staged)
+            return
+        if self.files.size(move.staged) != move.size:
+            raise LakeDamaged(
+                f"{move.staged} should have {move.size:,} bytes and be renamed to {move.final}, "
+                "and neither is there as it should be"
+            )
+        if final is not None:
+            self.files.remove(move.final)
+        self.files.move(move.staged, move.final)
+
+    def _commit(self, manifest: Manifest) -> None:
+        query, batch = manifest.query, manifest.batch
+        self.files.move(_manifest(query, batch), _commit(query, batch))
+        if batch >= MARKS_KEPT:
+            self.files.remove(_commit(query, batch - MARKS_KEPT))
+
+    def _read(self, path: str) -> Manifest:
+        try:
+            return msgspec.json.decode(self.files.read(path), type=Manifest)
+        except msgspec.DecodeError as error:
+            raise LakeDamaged(f"{path} can't be read: {error}") from None
+
+
+def batch_of(file: File) -> tuple[str, int] | None:
+    """Query and batch that brought a file of data; None for other files."""
+    name = _BATCH_FILE.fullmatch(file.path.rpartition("/")[2])
+    return None if name is None else (name[2], int(name[1]))
+
+
+def _is_data(path: str, attempt: str) -> bool:
+    """Whether Spark's committer has put this file where finished ones go."""
+    inside = path.removeprefix(attempt + "/").split("/")
+    return (
+        inside[0] in TABLES
+        and path.endswith(".parquet")
+        and not any(part.startswith(("_", ".")) for part in inside)
+    )
+
+
+def _place(staged: str, attempt: str, name: str) -> str:
+    """Where readers find a staged file: the same table and partition, under a name of its own."""
+    folder = staged.removeprefix(attempt + "/").rpartition("/")[0]
+    return f"{folder}/{name}.parquet"
+
+
+def _staging(query: str, batch: int) -> str:
+    return f"{STAGING}/{query}-{batch}"
+
+
+def _manifest(query: str, batch: int) -> str:
+    return f"{MANIFESTS}/{query}-{batch}.json"
+
+
+def _commit(query: str, batch: int) -> str:
+    return f"{COMMITS}/{query}-{batch}.json"

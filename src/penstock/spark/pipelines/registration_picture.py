@@ -1,0 +1,108 @@
+"""The tables of pipeline `registration` as a picture: registrations, latencies, stuck users."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.spark.pipelines.registration import COUNTS, LATENCIES, table_path
+from penstock.spark.pipelines.registration_events import STEP_NAMES
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+COLORS: Final = ("#2a6f97", "#61a5c2", "#a9d6e5", "#d9ae94", "#b23a48")
+_HEIGHT: Final = 8.5
+_WIDTH: Final = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What the tables say, by minute."""
+
+    counts: Mapping[tuple[datetime, str, str], int]
+    """Minute, channel and outcome → registrations."""
+    latencies: Mapping[tuple[datetime, str], Mapping[str, Any]]
+    """Minute and step → the other columns."""
+
+    @property
+    def minutes(self) -> list[datetime]:
+        return sorted({key[0] for key in self.counts} | {key[0] for key in self.latencies})
+
+
+def read_figures(spark: "SparkSession", output: str) -> Figures:
+    """The tables below `output`, which must have rows."""
+    from pyspark.sql import functions as f
+
+    counts, latencies = (
+        spark.read.parquet(table_path(output, table))
+        # As a number: a time would be taken for one of the session's zone.
+        .withColumn("minute", f.unix_seconds("minute"))
+        .collect()
+        for table in (COUNTS, LATENCIES)
+    )
+    return Figures(
+        {(_time(r.minute), r.channel, r.outcome): r.registrations for r in counts},
+        {(_time(r.minute), r.step): r.asDict() for r in latencies},
+    )
+
+
+def _time(seconds: int) -> datetime:
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STEP_NAMES) -> None:
+    """Write the picture; the name's ending says in which format (png, svg, pdf)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import StrMethodFormatter
+
+    figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
+    FigureCanvasAgg(figure)
+    above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.4))
+    minutes = figures.minutes
+    labels = [f"{minute:%H:%M}" for minute in minutes]
+    places = range(len(minutes))
+
+    heights = [0] * len(minutes)
+    for color, kind in zip(COLORS * 9, sorted({key[1:] for key in figures.counts}), strict=False):
+        values = [figures.counts.get((minute, *kind), 0) for minute in minutes]
+        above.bar(places, values, bottom=heights, color=color, label=", ".join(kind))
+        heights = [sum(pair) for pair in zip(heights, values, strict=True)]
+    above.set_ylabel("registrations per minute")
+    above.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+
+    for color, step in zip((COLORS[0], COLORS[3], COLORS[4]) * 9, steps, strict=False):
+        for percentile, style in (("p50_ms", ":"), ("p95_ms", "-"), ("p99_ms", "--")):
+            values_s = [_seconds(figures, minute, step, percentile) for minute in minutes]
+            name = f"{step}, {percentile.removesuffix('_ms')}"
+            middle.plot(places, values_s, style, marker=".", color=color, label=name)
+        missing = [_figure(figures, minute, step, "missing") for minute in minutes]
+        shift = (steps.index(step) - (len(steps) - 1) / 2) * 0.8 / len(steps)
+        bars = [place + shift for place in places]
+        below.bar(bars, missing, width=0.8 / len(steps), color=color, label=step)
+    middle.set_yscale("log")
+    middle.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    middle.set_ylabel("seconds until the step is done")
+    below.set_ylabel("users stuck")
+    below.yaxis.get_major_locator().set_params(integer=True)
+    below.set_xticks(places, labels, rotation=45)
+    below.set_xlabel("minute of the registration (UTC)")
+    for axes in (above, middle, below):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", alpha=0.3)
+        axes.legend(fontsize="x-small", ncols=3, loc="upper right")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=130)
+
+
+def _figure(figures: Figures, minute: datetime, step: str, column: str) -> float:
+    """NaN where there is none: nothing is drawn there."""
+    row = figures.latencies.get((minute, step))
+    value = None if row is None else row[column]
+    return float("nan") if value is None else float(value)
+
+
+def _seconds(figures: Figures, minute: datetime, step: str, column: str) -> float:
+    return max(_figure(figures, minute, step, column) / 1000, 0.001)

@@ -1,0 +1,63 @@
+"""Parts of queues: what one task of Spark's reads."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Final
+
+PACKED_ROWS_MAX: Final = 4_096
+"""Small ranges share a task up to so many messages: a task costs Spark some 50 ms of its own."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class QueueRange:
+    """The messages of a queue from offset `first` to before `until`; topics without namespace."""
+
+    topic: str
+    broker: str
+    queue_id: int
+    first: int
+    until: int
+
+    @property
+    def rows(self) -> int:
+        return max(self.until - self.first, 0)
+
+
+def split(ranges: Iterable[QueueRange], partitions_min: int | None) -> list[tuple[QueueRange, ...]]:
+    """What each task reads: one queue's messages each, in at least so many tasks if there are as
+    many messages; small ranges share a task where that leaves enough of them."""
+    full = [part for part in ranges if part.rows]
+    wanted = partitions_min or 1
+    if wanted > len(full):
+        return [(part,) for part in _cut(full, wanted)]
+    packed = _packed(full)
+    return packed if len(packed) >= wanted else [(part,) for part in full]
+
+
+def _cut(ranges: Sequence[QueueRange], wanted: int) -> list[QueueRange]:
+    """Large ranges in several pieces of about the same size."""
+    total = sum(part.rows for part in ranges)
+    found = []
+    for part in ranges:
+        pieces = min(-(-part.rows * wanted // total), part.rows)
+        marks = [part.first + part.rows * n // pieces for n in range(pieces + 1)]
+        found += [
+            QueueRange(part.topic, part.broker, part.queue_id, first, until)
+            for first, until in pairwise(marks)
+        ]
+    return found
+
+
+def _packed(ranges: Sequence[QueueRange]) -> list[tuple[QueueRange, ...]]:
+    """Small ranges together, in their order."""
+    found: list[tuple[QueueRange, ...]] = []
+    pack: list[QueueRange] = []
+    for part in sorted(ranges):
+        if pack and sum(p.rows for p in pack) + part.rows > PACKED_ROWS_MAX:
+            found.append(tuple(pack))
+            pack = []
+        pack.append(part)
+    if pack:
+        found.append(tuple(pack))
+    return found

@@ -1,0 +1,209 @@
+"""Which slices the log of a store is read in: files, their order, and what is missing between."""
+
+import itertools
+import logging
+import os
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from penstock.client.subscription import split_tags
+from penstock.errors import BadSetting, DataLost, ReadFailed
+from penstock.spark.columns import LogFilter, is_user_topic
+from penstock.store.layout import Layout
+from penstock.store.pieces import LogFile, read_piece
+from penstock.store.segment import NAME_DIGITS
+from penstock.wire import octets
+from penstock.wire.record import BLANK_BYTES, BORN_HOST_V6, MAGIC_V1, MAGIC_V2
+
+log = logging.getLogger(__name__)
+
+SLICE_BYTES: Final = 128 * 1024 * 1024
+"""As much as Spark gives a task of a file by default (spark.sql.files.maxPartitionBytes)."""
+SLICE_BYTES_MIN: Final = 1024 * 1024
+CLOCK_MS: Final = 60_000
+"""How far store times may run backwards in a log, where a broker's clock was set."""
+_PROBE_BYTES: Final = 64 * 1024
+_EVER_MS: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What to take of a log; goes to the workers by pickle."""
+
+    columns: tuple[str, ...]
+    topics: frozenset[str] | None = None
+    """Topics by name; None: all that are not RocketMQ's own."""
+    pattern: str | None = None
+    """Topics whose whole name matches this regular expression; instead of `topics`."""
+    tags: str | None = None
+    """Tags as `a || b`; None: all messages."""
+    from_ms: int | None = None
+    """Stored at this time or later."""
+    until_ms: int | None = None
+    """Stored before this time."""
+    broker: str | None = None
+    """What the column `broker` says: files do not know."""
+    check_crc: bool = True
+    fail_on_data_loss: bool = True
+
+    def filter(self) -> LogFilter:
+        """The same as records are compared with it."""
+        tags = split_tags(self.tags)
+        return LogFilter(
+            topics=self._chosen(),
+            tags=None if tags is None else frozenset(tag.encode() for tag in tags),
+            first_ms=self.from_ms or 0,
+            until_ms=_EVER_MS if self.until_ms is None else self.until_ms,
+            check_crc=self.check_crc,
+        )
+
+    def _chosen(self) -> Callable[[bytes], bool]:
+        """Whether a topic is wanted."""
+        if self.pattern is not None:
+            pattern = re.compile(self.pattern)
+            return lambda topic: (
+                is_user_topic(topic)
+                and pattern.fullmatch(topic.decode("utf-8", "replace")) is not None
+            )
+        if self.topics is not None:
+            return frozenset(name.encode() for name in self.topics).__contains__
+        return is_user_topic
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """The records that begin in bytes [begin, end) of a file."""
+
+    path: str
+    start: int
+    """The log offset of the file's first byte."""
+    begin: int
+    end: int
+    following: int | None
+    """The log offset at which the next file begins; None where the log may just end."""
+
+
+def plan_scan(
+    path: str, scan: Scan, *, slices_min: int | None = None, slice_bytes: int = SLICE_BYTES
+) -> list[LogSlice]:
+    """The slices of the log of a store: its directory, its `commitlog` directory, or one file.
+
+    Raises BadSetting where there is no log, DataLost where files are missing between others.
+    """
+    files = _used(_files(_local(path)))
+    kept = _in_time(files, scan)
+    ends = [_data_end(file) for file in kept]
+    if slices_min is not None:
+        slice_bytes = min(slice_bytes, max(sum(ends) // slices_min, SLICE_BYTES_MIN))
+    _check_order(files, fail=scan.fail_on_data_loss)
+    following: dict[int, int | None] = {
+        one.start: other.start for one, other in itertools.pairwise(files)
+    }
+    slices = []
+    for file, data_end in zip(kept, ends, strict=True):
+        count = max(round(data_end / slice_bytes), 1)
+        edges = [data_end * number // count for number in range(count)] + [file.length]
+        slices += [
+            LogSlice(str(file.path), file.start, begin, end, following.get(file.start))
+            for begin, end in itertools.pairwise(edges)
+        ]
+    return slices
+
+
+def _local(path: str) -> Path:
+    parts = urlsplit(path)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if parts.scheme and "//" in path:
+        raise BadSetting(
+            f"path: {path} is not a local path", hint="copy or mount the files where workers run"
+        )
+    return Path(path)
+
+
+def _files(path: Path) -> list[LogFile]:
+    """The commit-log files at a path, in order."""
+    folder = Layout(path).log if Layout(path).log.is_dir() else path
+    try:
+        found = [folder] if folder.is_file() else list(folder.iterdir())
+        files = [
+            LogFile(file, int(file.name), file.stat().st_size)
+            for file in found
+            if len(file.name) == NAME_DIGITS and file.name.isascii() and file.name.isdigit()
+        ]
+    except FileNotFoundError as error:
+        raise BadSetting(
+            f"path: {error.filename} does not exist",
+            hint="give a store's directory, or its directory commitlog",
+        ) from None
+    except OSError as error:
+        raise ReadFailed(f"path: {error.filename} can't be read: {error.strerror}") from error
+    if not files and folder is path:
+        raise BadSetting(
+            f"path: {path} holds no commit log",
+            hint="give a store's directory, or its directory commitlog with files such as "
+            + "0" * NAME_DIGITS,
+        )
+    return sorted(files, key=lambda file: file.start)
+
+
+def _used(files: list[LogFile]) -> list[LogFile]:
+    """Without those at the end that were made ahead and hold nothing yet."""
+    while files and not any(read_piece(files[-1].path, 0, BLANK_BYTES)):
+        files = files[:-1]
+    return files
+
+
+def _in_time(files: list[LogFile], scan: Scan) -> list[LogFile]:
+    """Without those whose messages were all stored too early or too late."""
+    if scan.from_ms is None and scan.until_ms is None:
+        return files
+    from_ms = 0 if scan.from_ms is None else scan.from_ms
+    until_ms = _EVER_MS if scan.until_ms is None else scan.until_ms
+    times = [_first_ms(file) for file in files]
+    kept = []
+    for file, own_ms, next_ms in zip(files, times, [*times[1:], None], strict=True):
+        too_early = next_ms is not None and next_ms < from_ms - CLOCK_MS
+        too_late = own_ms is not None and own_ms > until_ms + CLOCK_MS
+        if not too_early and not too_late:
+            kept.append(file)
+    return kept
+
+
+def _first_ms(file: LogFile) -> int | None:
+    """When a file's first record was stored; None if that can't be told."""
+    head = read_piece(file.path, 0, 80)
+    if len(head) < 80 or octets.get_i32(head, 4) not in (MAGIC_V1, MAGIC_V2):
+        return None
+    return octets.get_i64(head, 68 if octets.get_i32(head, 36) & BORN_HOST_V6 else 56)
+
+
+def _data_end(file: LogFile) -> int:
+    """About how far a file is written: only to share the work, so zeros in a body do no harm."""
+    low, high = 0, file.length
+    while high - low > SLICE_BYTES_MIN:
+        middle = (low + high) // 2
+        if any(read_piece(file.path, middle, _PROBE_BYTES)):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _check_order(files: list[LogFile], *, fail: bool) -> None:
+    """Retention deletes from the front: a file that is missing in between is a loss."""
+    steps = [other.start - one.start for one, other in itertools.pairwise(files)]
+    for file, step in zip(files, steps, strict=False):
+        if step <= min(steps):
+            continue
+        message = (
+            f"{file.path.parent}{os.sep}: the files from log offset {file.start + min(steps)} to"
+            f" {file.start + step - 1} are missing"
+        )
+        if fail:
+            raise DataLost(message)
+        log.warning("data loss: %s", message)

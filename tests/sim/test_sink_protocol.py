@@ -1,0 +1,216 @@
+"""The transactional sink under crashes at every step: consumers see each row exactly once.
+
+A model of Spark runs batches: tasks that fail or run twice, a commit that raises, an abort after
+it, the same batch again. Its driver dies at any step (`crashing`), a second driver may run beside
+the first, and the broker is restarted meanwhile. What it knows for sure is only what Spark's
+checkpoint has: which batches ended. The broker is a real one with its store, in this process.
+"""
+
+import asyncio
+import random
+from collections import Counter
+from collections.abc import Coroutine, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from penstock.client.message import Message
+from penstock.errors import PenstockError
+from penstock.spark.delivery import TaskId, TransactionalTask, abort_batch, commit_batch
+from penstock.spark.rows import Outgoing
+from penstock.spark.sink_options import SinkOptions
+from penstock.testing import InProcessBroker
+from tests.depth import rounds
+from tests.sim.crashing import Died, Fate, process, run
+
+TASKS = 2
+ROWS = 3
+"""Of each task."""
+
+
+class TaskError(Exception):
+    """A task of the application's failed."""
+
+
+@pytest.fixture(scope="module")
+def broker() -> Iterator[InProcessBroker]:
+    with InProcessBroker() as broker:
+        yield broker
+
+
+class Query:
+    """A streaming query: its checkpoint, and what its drivers do."""
+
+    def __init__(self, broker: InProcessBroker, name: str, batches: int, seed: int) -> None:
+        self.broker = broker
+        self.topic = f"sim-{name}"
+        self.random = random.Random(seed)
+        self.batches = batches
+        self.ended = 0  # Spark's commit log: batches before this one
+        self.fails = 0.0
+        broker.create_topic(self.topic, queues=2)
+        self.options = SinkOptions.of(
+            {
+                "nameserver": broker.address, "topic": self.topic, "delivery": "transactional",
+                "sinkId": name, "requestTimeout": "3s", "deliveryTimeout": "20s",
+            },
+            stream=True,
+        )  # fmt: skip
+        self.sink_id = name
+
+    def _happens(self, weight: int = 1) -> bool:
+        return self.random.random() < self.fails * weight
+
+    async def drive(self) -> None:
+        """A driver: from where the checkpoint stands to the end."""
+        while self.ended < self.batches:
+            batch = self.ended
+            await self.run_batch(batch)
+            self.ended = max(self.ended, batch + 1)
+
+    async def run_batch(self, batch: int) -> None:
+        """One run of a batch after another, as Spark does until one succeeds."""
+        for attempt in range(100):
+            messages: list[tuple[tuple[bytes, ...], bool]] = []
+            try:
+                for partition in range(TASKS):
+                    if self._happens():  # a speculative attempt whose outcome nobody takes
+                        await self.run_task(batch, partition, attempt)
+                    messages.append(await self.run_task(batch, partition, attempt))
+                handles = [data for given, _ in messages for data in given]
+                decided = any(found for _, found in messages)
+                await self.perhaps_break(
+                    commit_batch(self.options, self.sink_id, batch, handles, decided=decided)
+                )
+                return
+            except (TaskError, PenstockError):
+                handles = [data for given, _ in messages for data in given]
+                await abort_batch(self.options, self.sink_id, batch, handles)
+        raise AssertionError(f"batch {batch} never ends")
+
+    async def perhaps_break(self, commit: Coroutine[Any, Any, None]) -> None:
+        """A commit that raises somewhere on its way, and whose worker goes on for a while."""
+        if not self._happens(weight=5):
+            await commit
+            return
+        task = asyncio.ensure_future(commit)
+        await asyncio.wait([task], timeout=self.random.random() * 0.08)
+        if self.random.random() < 0.5 and not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        else:
+            task.add_done_callback(lambda done: done.cancelled() or done.exception())
+        raise TaskError("commit")
+
+    async def run_task(
+        self, batch: int, partition: int, attempt: int
+    ) -> tuple[tuple[bytes, ...], bool]:
+        identity = TaskId(self.sink_id, batch, partition, attempt, query_id="q")
+        task = TransactionalTask(self.options, identity)
+        if not await task.begin():
+            return (), True
+        try:
+            for row in self.rows(batch, partition):
+                await task.send([row])
+                if self._happens():
+                    raise TaskError(f"partition {partition} of batch {batch}")
+            return await task.finish(), False
+        except (TaskError, PenstockError):
+            await task.roll_back()
+            raise
+
+    def rows(self, batch: int, partition: int) -> list[Outgoing]:
+        return [
+            Outgoing(n, Message(self.topic, f"{batch}.{partition}.{n}"), None) for n in range(ROWS)
+        ]
+
+    def check(self) -> None:
+        """Each row once, and nothing else."""
+        wanted = Counter(
+            row.message.content
+            for batch in range(self.ended)
+            for partition in range(TASKS)
+            for row in self.rows(batch, partition)
+        )
+        assert Counter(message.body for message in self.broker.messages(self.topic)) == wanted
+
+
+def test_the_driver_dies_at_every_step(broker: InProcessBroker) -> None:
+    async def body() -> None:
+        fate = Fate()
+        query = Query(broker, "whole", 1, seed=0)
+        await process(fate, query.drive)
+        query.check()
+        steps = fate.steps
+        assert steps > 60
+        stride = rounds(ci=max(steps // 40, 1), proof=1)
+        for dies_at in range(1, steps + 1, stride):
+            query = Query(broker, f"step-{dies_at}", 2, seed=dies_at)
+            with suppress(Died):
+                await process(Fate(dies_at), query.drive)
+            await process(Fate(), query.drive)
+            query.check()
+
+    run(body())
+
+
+@pytest.mark.parametrize("seed", range(rounds(ci=6, proof=150)))
+def test_random_failures(broker: InProcessBroker, seed: int) -> None:
+    """Tasks fail, commits raise, drivers die or live on beside their successors, and the broker is
+    restarted."""
+
+    async def body() -> None:
+        query = Query(broker, f"seed-{seed}", 3, seed)
+        query.fails = 0.08
+        chance = random.Random(seed)
+        drivers: list[asyncio.Task[None]] = []
+        for _ in range(chance.randint(1, 4)):
+            fate = Fate(chance.randint(1, 600), dawdles=random.Random(chance.random()))
+            drivers.append(asyncio.ensure_future(_live(fate, query)))
+            if chance.random() < 0.6:
+                await asyncio.wait(drivers[-1:])
+            else:
+                await asyncio.sleep(chance.random() * 0.3)
+            if chance.random() < 0.3:
+                await broker.restart()
+        await asyncio.wait(drivers)
+        query.fails = 0.0
+        await process(Fate(), query.drive)
+        query.check()
+
+    run(body())
+
+
+@pytest.mark.parametrize("seed", range(rounds(ci=4, proof=60)))
+def test_drivers_side_by_side(broker: InProcessBroker, seed: int) -> None:
+    """Some that do not know of each other, and each takes its time."""
+
+    async def body() -> None:
+        query = Query(broker, f"beside-{seed}", 3, seed)
+        fates = [Fate(dawdles=random.Random(10 * seed + n), dawdling=0.1) for n in range(3)]
+        await asyncio.gather(*(_live(fate, query) for fate in fates))
+        await process(Fate(), query.drive)
+        query.check()
+
+    run(body())
+
+
+async def _live(fate: Fate, query: Query) -> None:
+    """A driver that may die, or give up because another one goes on with its batches."""
+    with suppress(Died, PenstockError):
+        await process(fate, query.drive)
+
+
+def test_what_nobody_mentions_expires(broker: InProcessBroker) -> None:
+    async def body() -> None:
+        query = Query(broker, "forgotten", 1, seed=0)
+        for attempt in range(3):  # attempts whose worker is killed
+            await query.run_task(0, 0, attempt)
+        await process(Fate(), query.drive)
+        query.check()
+        await broker.clock.advance(hours=25)
+        query.ended = query.batches
+        query.check()
+
+    run(body())

@@ -1,0 +1,38 @@
+"""Fixtures of the tests with Spark."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.spark.session import spark_session
+from tests.compat.penstock import Up
+from tests.spark.kit import SESSION_CONF
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """The one Spark session of this run, two tasks at a time; tests must not stop it."""
+    session = spark_session("penstock-tests", master="local[2]", conf=SESSION_CONF)
+    yield session
+    session.stop()
+
+
+@pytest.fixture(scope="session")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One NameServer and broker (`house.address`) for all tests that do not stop them."""
+    with Up(tmp_path_factory.mktemp("house")) as up:
+        yield up
+
+
+@pytest.fixture
+def fresh(request: pytest.FixtureRequest) -> str:
+    """A name for this test's topics and groups that no other test used."""
+    name: str = getattr(request.node, "originalname", request.node.name)
+    return f"{name.removeprefix('test_')[:40]}-{uuid.uuid4().hex[:8]}"

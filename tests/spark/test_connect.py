@@ -1,0 +1,30 @@
+"""Spark Connect: source and sink through a server that the client only talks gRPC to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.spark import kit
+from tests.spark.standalone import Connect, run_job
+
+if TYPE_CHECKING:
+    from tests.compat.penstock import Up
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def test_read_write_and_stream_through_connect(house: Up, fresh: str, tmp_path: Path) -> None:
+    topic = kit.create_topic(house, fresh)
+    copy = kit.create_topic(house, f"{fresh}-copy")
+    kit.send_numbers(house, topic, 200)
+    with Connect(tmp_path / "connect") as connect:
+        found = run_job(
+            "pipe", master=connect.url, conf={}, source=kit.source_options(house, topic),
+            sink={"nameserver": house.address, "topic": copy}, checkpoint=tmp_path / "checkpoint",
+        )  # fmt: skip
+    assert (found["count"], found["sum"]) == (200, sum(range(200)))
+    bodies = sorted(int(message.body) for message in kit.read_topic(house, copy, 200))
+    assert bodies == list(range(200))

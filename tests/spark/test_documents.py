@@ -1,0 +1,54 @@
+"""docs/spark.md: its examples run, and it names every option and column that there is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock import Message
+from penstock.spark.options import CONNECTION_OPTIONS
+from penstock.spark.rows import _PARTS as WRITTEN_COLUMNS
+from penstock.spark.schema import FIELDS
+from penstock.spark.sink_options import SINK_OPTIONS
+from penstock.spark.source_options import SOURCE_OPTIONS
+from tests.spark import kit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.compat.penstock import Up
+
+PAGE = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "name", sorted({*CONNECTION_OPTIONS, *SOURCE_OPTIONS, *SINK_OPTIONS, *FIELDS, *WRITTEN_COLUMNS})
+)
+def test_the_page_has_every_option_and_column(name: str) -> None:
+    assert f"`{name}`" in PAGE
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_examples_run(
+    spark: SparkSession, house: Up, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """In one namespace, in the order of the page, against a topic with three orders."""
+    monkeypatch.chdir(tmp_path)
+    kit.create_topic(house, "orders")
+    kit.send(house, [Message("orders", f'{{"id": {n}}}', tag) for n, tag in enumerate("abb")])
+    store = next(path.parent for path in house.log.parent.rglob("commitlog"))
+    places = {"localhost:9876": house.address, "penstock-data/broker-a": str(store)}
+    names: dict[str, object] = {}
+    for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
+        for shown, here in places.items():
+            block = block.replace(shown, here)
+        exec(compile(block, "docs/spark.md", "exec"), names)
+    printed = capsys.readouterr().out
+    assert printed.count('{"id": ') == 3
+    assert re.search(r"\|\s*b\|\s*2\|", printed)
+    assert len(kit.read_topic(house, "orders", 5)) == 5

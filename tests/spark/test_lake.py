@@ -1,0 +1,331 @@
+"""The pipeline `lake` on real servers, files and processes; its steps alone are in tests/unit."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from penstock import Admin, Message, Producer
+from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute
+from penstock.spark.pipelines.compaction import compact_lake
+from penstock.spark.pipelines.lake import LakeSettings, write_lake
+from penstock.spark.pipelines.progress import Batch
+from penstock.spark.pipelines.running import find_pipeline, run_pipeline
+from tests.compat.penstock import Up
+from tests.depth import rounds
+from tests.spark.kit import create_topic, send, send_numbers, stream_reader
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+
+def fill(
+    spark: SparkSession, house: Up, lake: Path, topics: str, *, checkpoint: Path | None = None,
+    **options: Any,
+) -> list[Batch]:  # fmt: skip
+    """Run the pipeline on all that is there; what it told."""
+    batches: list[Batch] = []
+    run_pipeline(
+        find_pipeline("lake"),
+        {"lake": str(lake), "topics": topics, **options},
+        spark=spark,
+        connection={"nameserver": house.address},
+        checkpoint=checkpoint and str(checkpoint),
+        trigger="available-now",
+        tell=batches.append,
+    )
+    return batches
+
+
+def rows_in(lake: Path, table: str = "data") -> list[dict[str, Any]]:
+    """All rows as a plain reader of Parquet sees them."""
+    found: list[dict[str, Any]] = (
+        ds.dataset(lake / table, format="parquet", partitioning="hive").to_table().to_pylist()
+    )
+    return found
+
+
+def bodies_in(lake: Path) -> Counter[bytes]:
+    return Counter(row["body"] for row in rows_in(lake))
+
+
+def files_in(lake: Path, table: str = "data") -> list[Path]:
+    return sorted((lake / table).rglob("*.parquet"))
+
+
+def test_each_message_is_in_the_lake_once_by_date_and_topic(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    first, second = create_topic(house, f"{fresh}-1", 2), create_topic(house, f"{fresh}%2", 1)
+    sent = send_numbers(house, first, 300)
+    send(house, [Message(second, "other", "t", ["k"], {"p": "v"})])
+    lake = tmp_path / "lake"
+    batches = fill(spark, house, lake, f"{first},{second}", max_rows=200)
+    assert sum(batch.rows for batch in batches) == 301
+    assert len(batches) > 1
+    assert batches[-1].lag == 0
+    rows = rows_in(lake)
+    assert Counter(row["topic"] for row in rows) == {first: 300, second: 1}
+    assert sorted(row["body"] for row in rows if row["topic"] == first) == sorted(sent)
+    [other] = [row for row in rows if row["topic"] == second]
+    assert other["tags"] == "t"
+    assert other["keys"] == "k"
+    assert dict(other["properties"])["p"] == "v"
+    assert str(other["date"]) == other["store_timestamp"].astimezone(UTC).date().isoformat()
+    assert [p for p in (lake / "data").rglob("*") if p.is_file() and p.suffix != ".parquet"] == []
+
+    before = files_in(lake)
+    assert fill(spark, house, lake, f"{first},{second}") == []
+    assert files_in(lake) == before
+    more = send_numbers(house, first, range(300, 340))
+    fill(spark, house, lake, f"{first},{second}")
+    assert bodies_in(lake) == Counter([*sent, *more, b"other"])
+
+
+def test_json_bodies_become_columns_and_bad_ones_are_kept_apart(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 1)
+    good = [{"id": "a", "amount": 1.5, "extra": 1}, {"id": "b", "lines": [{"n": 1}, {"n": 2}]}]
+    bad = {
+        b"nonsense": "the body is no JSON",
+        b'{"id": "c", "amount": "much"}': "amount is no double",
+        b'{"amount": 2}': "id is missing",
+        b'[{"id": "d"}]': "the body is no JSON object",
+        b'{"id": "e"} {"id": "f"}': "something follows the JSON object",
+        b'{"id": "\xff"}': "the body is no UTF-8",
+    }
+    send(house, [Message(topic, json.dumps(body)) for body in good])
+    send(house, [Message(topic, body) for body in bad])
+    schema = "id STRING NOT NULL, amount DOUBLE, lines ARRAY<STRUCT<n: INT>>"
+    fill(spark, house, tmp_path, topic, schema=schema, columns="store_timestamp,message_id")
+    rows = {row["id"]: row for row in rows_in(tmp_path)}
+    assert rows.keys() == {"a", "b"}
+    assert rows["a"].keys() == {
+        "store_timestamp", "message_id", "id", "amount", "lines", "date", "topic",
+    }  # fmt: skip
+    assert (rows["a"]["amount"], rows["a"]["lines"]) == (1.5, None)
+    assert rows["b"]["lines"] == [{"n": 1}, {"n": 2}]
+    assert {row["body"]: row["reason"] for row in rows_in(tmp_path, "bad")} == bad
+
+    send(house, [Message(topic, '{"id": "g", "amount": 2}')])  # none is bad in this batch
+    bad_files = files_in(tmp_path, "bad")
+    fill(spark, house, tmp_path, topic, schema=schema, columns="store_timestamp,message_id")
+    assert sorted(row["id"] for row in rows_in(tmp_path)) == ["a", "b", "g"]
+    assert files_in(tmp_path, "bad") == bad_files
+    with pytest.raises(LakeRefused, match=r"column amount of the lake .* is double"):
+        fill(spark, house, tmp_path, topic, schema="id STRING NOT NULL, amount INT")
+
+
+def test_another_checkpoint_is_refused_or_goes_on_where_the_lake_ends(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 2)
+    lake, new = tmp_path / "lake", tmp_path / "new"
+    sent = send_numbers(house, topic, 50)
+    fill(spark, house, lake, topic)
+    sent += send_numbers(house, topic, range(50, 80))
+    with pytest.raises(LakeRefused, match="belongs to the query with checkpoint") as refused:
+        fill(spark, house, lake, topic, checkpoint=new)
+    assert "--adopt" in refused.value.hint
+    batches = fill(spark, house, lake, topic, checkpoint=new, adopt=True)
+    assert sum(batch.rows for batch in batches) == 30
+    assert bodies_in(lake) == Counter(sent)
+    with pytest.raises(LakeRefused):
+        fill(spark, house, lake, topic)
+    sent += send_numbers(house, topic, range(80, 90))
+    fill(spark, house, lake, topic, checkpoint=new)
+    assert bodies_in(lake) == Counter(sent)
+
+
+def test_closed_dates_are_compacted_while_the_lake_grows(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 2)
+    sent = send_numbers(house, topic, 60)
+    fill(spark, house, tmp_path, topic, max_rows=20)
+    small = len(files_in(tmp_path))
+    assert small >= 3
+    done = compact_lake(spark, str(tmp_path))
+    assert done.files_before == 0, "today is not over"
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    done = compact_lake(spark, str(tmp_path), before=tomorrow)
+    assert (done.files_before, done.files_after) == (small, 1)
+    sent += send_numbers(house, topic, range(60, 80))
+    fill(spark, house, tmp_path, topic)
+    assert bodies_in(tmp_path) == Counter(sent)
+    compact_lake(spark, str(tmp_path), before=tomorrow)
+    assert len(files_in(tmp_path)) == 1
+    assert bodies_in(tmp_path) == Counter(sent)
+    spark_rows = spark.read.parquet(str(tmp_path / "data"))
+    assert spark_rows.where(f"topic = '{topic}'").count() == len(sent)
+    assert dict(rows_in(tmp_path)[0]["properties"])["n"]
+
+
+def test_a_function_writes_any_stream_of_messages(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 1)
+    sent = send_numbers(house, topic, 20)
+    stream = stream_reader(spark, house, topic, startingOffsets="earliest").load()
+    only = stream.where("tags = 'even'")
+    settings = LakeSettings(columns=("body",), date_from="born_timestamp", compression="zstd")
+    query = write_lake(only, str(tmp_path), trigger="available-now", settings=settings)
+    query.awaitTermination()
+    assert bodies_in(tmp_path) == Counter(body for body in sent if int(body) % 2 == 0)
+    assert rows_in(tmp_path)[0].keys() == {"body", "date", "topic"}
+
+
+# --- what goes wrong -----------------------------------------------------------------------------
+
+
+def test_errors_are_for_people(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
+    with pytest.raises(NoRoute, match=fresh) as missing:
+        fill(spark, house, tmp_path / "a", fresh)
+    assert "Traceback" not in missing.value.remark()
+    assert "java" not in missing.value.remark()
+    for options, text in (
+        ({"schema": "id STRNG"}, "can't be read"),
+        ({"schema": "topic STRING"}, "as the messages themselves have"),
+        ({"prefix": "x"}, "--prefix is for"),
+        ({"columns": "nonsense"}, "no column of a message"),
+        ({"files_per_batch": 0}, "less than 1"),
+        ({"start": "yesterday"}, "startingOffsets"),
+        ({"nonsense": 1}, "no option 'nonsense'"),
+    ):
+        with pytest.raises(BadSetting, match=text):
+            fill(spark, house, tmp_path / "b", fresh, **options)
+
+
+def test_messages_that_are_gone_end_the_lake_or_are_left_out(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 1)
+    send_numbers(house, topic, 10)
+    fill(spark, house, tmp_path, topic)
+    with Admin(house.address) as admin:
+        admin.delete_topic(topic)
+    create_topic(house, topic, 1)
+    send_numbers(house, topic, range(100, 103))
+    with pytest.raises(DataLost, match=topic) as lost:
+        fill(spark, house, tmp_path, topic)
+    assert "\n" not in lost.value.remark()
+    fill(spark, house, tmp_path, topic, skip_lost=True)
+    assert len(rows_in(tmp_path)) >= 10
+
+
+# --- exactly once --------------------------------------------------------------------------------
+
+
+class Sender:
+    """Sends without a pause, and knows what was acknowledged."""
+
+    def __init__(self, house: Up, topic: str) -> None:
+        self.acknowledged: set[bytes] = set()
+        self._house, self._topic = house, topic
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Sender:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        with Producer(self._house.address, group="lake-tests") as producer:
+            number = 0
+            while not self._stop.wait(0.02):
+                messages = [Message(self._topic, str(number + i)) for i in range(20)]
+                for future in [producer.submit(message) for message in messages]:
+                    future.result()
+                self.acknowledged |= {message.content for message in messages}
+                number += len(messages)
+
+
+@contextmanager
+def driver(house: Up, lake: Path, topic: str, log: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
+    """`penstock pipeline run lake` as a process; whatever is left of it is killed at the end."""
+    process = subprocess.Popen(
+        [
+            str(Path(sys.executable).with_name("penstock")), "pipeline", "run", "lake",
+            "--nameserver", house.address, "--lake", str(lake), "--topics", topic,
+            "--master", "local[2]", "--trigger", "100 ms", "--max-rows", "500",
+            "--conf", "spark.driver.memory=512m",
+        ],
+        stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with_group(process, signal.SIGKILL)
+        process.wait()
+        if process.stdout:
+            process.stdout.close()
+
+
+def with_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signal the driver and its JVM, if any of them is left."""
+    try:
+        os.killpg(process.pid, number)
+    except ProcessLookupError:
+        return
+
+
+def wait_for_batches(process: subprocess.Popen[str], count: int) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        count -= ": " in line and line.startswith("batch ")
+        if count <= 0:
+            return
+    raise AssertionError(f"the pipeline ended with {process.wait()}")
+
+
+@pytest.mark.timeout(rounds(ci=600, proof=1800))
+def test_a_killed_driver_neither_loses_nor_repeats_a_message(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 2)
+    lake = tmp_path / "lake"
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    with (tmp_path / "log").open("wb") as log, Sender(house, topic) as sender:
+        for number in range(rounds(ci=1, proof=5)):
+            with driver(house, lake, topic, log) as process:
+                wait_for_batches(process, chance.randrange(1, 6))
+                time.sleep(chance.uniform(0, 1.5))  # so that it dies anywhere in a batch
+                if chance.random() < 0.5 or number == 0:
+                    process.kill()  # its JVM goes on for a while
+                    process.wait()
+                else:
+                    with_group(process, signal.SIGKILL)
+        with driver(house, lake, topic, log) as process:
+            wait_for_batches(process, 1)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0, (tmp_path / "log").read_text()
+    fill(spark, house, lake, topic)
+    found = bodies_in(lake)
+    twice = [body for body, count in found.items() if count > 1]
+    assert twice == [], f"seed {seed}"
+    assert sender.acknowledged - found.keys() == set(), f"seed {seed}"
+    assert len(sender.acknowledged) > 100
+    assert "java" not in (tmp_path / "log").read_text()

@@ -1,0 +1,293 @@
+"""Pipeline `registration`: its functions on ordinary DataFrames, and the whole of it on streams."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock import Message
+from penstock.errors import BadSetting, LakeRefused, NoRoute, PenstockError
+from penstock.spark.pipelines import registration_events as events
+from penstock.spark.pipelines import registration_tables as tables
+from penstock.spark.pipelines.publication import Ledger
+from penstock.spark.pipelines.registration import PIPELINE, table_path
+from penstock.spark.pipelines.registration_events import Registration, Step, body_of
+from penstock.spark.pipelines.running import run_pipeline
+from tests.spark.kit import create_topic, read_topic, send
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from tests.compat.penstock import Up
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+NOON = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
+Event = Registration | Step | bytes
+
+
+def at(seconds: float) -> datetime:
+    return NOON + timedelta(seconds=seconds)
+
+
+def user(name: str, seconds: float, outcome: str = "ok", channel: str = "web") -> Registration:
+    return Registration(name, channel, outcome, at(seconds))
+
+
+def done(name: str, seconds: float, *steps: str, ok: bool = True) -> list[Event]:
+    return [Step(name, step, at(seconds), ok) for step in steps or events.STEP_NAMES]
+
+
+def topic_of(event: Event) -> str:
+    return events.REGISTRATIONS if isinstance(event, Registration) else events.STEPS
+
+
+def body(event: Event) -> bytes:
+    return event if isinstance(event, bytes) else body_of(event)
+
+
+def table(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
+    """Messages as the source gives them."""
+    rows = [
+        (topic_of(event), "broker", 0, place, f"id-{place}", body(event), at(3600))
+        for place, event in enumerate(happened)
+    ]
+    ddl = (
+        "topic string, broker string, queue_id int, queue_offset long, message_id string, "
+        "body binary, store_timestamp timestamp"
+    )
+    return spark.createDataFrame(rows, ddl)
+
+
+def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
+    """Sorted; times as seconds after noon."""
+    return sorted(
+        tuple(
+            (value.astimezone(UTC) - NOON).total_seconds() if isinstance(value, datetime) else value
+            for value in row
+        )
+        for row in frame.select(*columns).collect()
+    )
+
+
+def happenings(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
+    return events.events_of(table(spark, happened))
+
+
+def journeys(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
+    return tables.journeys(happenings(spark, happened), stuck_after_ms=120_000, late_ms=30_000)
+
+
+def test_each_id_counts_once_in_its_minute(spark: SparkSession) -> None:
+    happened = [
+        user("a", 10), user("a", 10), user("b", 59.999), user("c", 60, channel="app"),
+        user("d", 61, outcome="rejected"), user("a", 10),
+    ]  # fmt: skip
+    counted = tables.counts(events.registrations_of(happenings(spark, happened)), late_ms=1)
+    assert rows_of(counted, "minute", "channel", "outcome", "registrations") == [
+        (0.0, "web", "ok", 2),
+        (60.0, "app", "ok", 1),
+        (60.0, "web", "rejected", 1),
+    ]
+
+
+def test_a_journey_knows_what_was_done_what_failed_and_what_is_missing(spark: SparkSession) -> None:
+    happened: list[Event] = [
+        *done("early", 9, "sms"),  # a clock that is a second behind
+        user("early", 10),
+        *done("early", 11, "push", "coupon"),
+        user("again", 20),
+        *done("again", 21, "sms", ok=False),
+        *done("again", 25, "sms"),
+        *done("again", 24, "sms"),
+        *done("again", 22, "push", "coupon"),
+        user("stuck", 30),
+        *done("stuck", 31, "push", "fax"),
+        *done("stuck", 32, "coupon", ok=False),
+        *done("stuck", 600, "sms"),  # far too late
+        user("no", 40, outcome="rejected"),
+        *done("unknown", 41),
+    ]
+    found = {row.id: row for row in journeys(spark, happened).collect()}
+    assert found.keys() == {"early", "again", "stuck", "no"}
+    assert found["early"].took == {"sms": 0, "push": 1000, "coupon": 1000}
+    assert found["again"].took == {"sms": 4000, "push": 2000, "coupon": 2000}
+    assert (found["again"].failed, found["again"].missing) == (["sms"], [])
+    assert found["stuck"].took == {"sms": None, "push": 1000, "coupon": None}
+    assert (found["stuck"].failed, found["stuck"].missing) == (["coupon"], ["sms", "coupon"])
+    assert found["no"].missing == []
+
+
+def test_a_user_is_in_time_until_the_minute_is_stuck_after_past(spark: SparkSession) -> None:
+    happened = [
+        user("last", 0), *done("last", 179.999), user("next", 0), *done("next", 180.5),
+        user("edge", 0), *done("edge", 180),
+    ]  # fmt: skip
+    found = journeys(spark, happened)
+    stuck = {row.id: bool(row.missing) for row in found.collect()}
+    assert (stuck["last"], stuck["next"]) == (False, True)
+    assert rows_of(found, "minute", "id") == [(0.0, "edge"), (0.0, "last"), (0.0, "next")]
+
+
+def test_latencies_are_by_minute_and_step(spark: SparkSession) -> None:
+    happened: list[Event] = []
+    for number in range(100):
+        happened += [
+            user(f"u{number}", number / 2),
+            *done(f"u{number}", number / 2 + number, "sms"),
+        ]
+    happened += [user("other", 70), *done("other", 71, "sms", ok=False)]
+    found = tables.latencies(journeys(spark, happened))
+    columns = ("minute", "step", "users", "done", "failed", "missing")
+    assert rows_of(found, *columns) == [
+        (0.0, "coupon", 100, 0, 0, 100),
+        (0.0, "push", 100, 0, 0, 100),
+        (0.0, "sms", 100, 100, 0, 0),
+        (60.0, "coupon", 1, 0, 0, 1),
+        (60.0, "push", 1, 0, 0, 1),
+        (60.0, "sms", 1, 0, 1, 1),
+    ]
+    sms = found.where("step = 'sms' AND done > 0")
+    assert rows_of(sms, *tables.PERCENTILES) == [(49_000, 94_000, 98_000)]
+
+
+def test_an_alert_names_user_and_steps(spark: SparkSession) -> None:
+    happened: list[Event] = [
+        user("one", 1), *done("one", 2, "sms", "push"), user("all", 3), user("good", 4),
+        *done("good", 5), user("no", 6, outcome="rejected"),
+    ]  # fmt: skip
+    found = {row["keys"]: row for row in tables.alerts(journeys(spark, happened)).collect()}
+    assert {name: row.tags for name, row in found.items()} == {
+        "one": "coupon",
+        "all": tables.SEVERAL,
+    }
+    assert json.loads(found["one"].body) == {
+        "id": "one", "channel": "web", "registered_at": "2026-08-01T12:00:01.000Z",
+        "missing": ["coupon"], "failed": [],
+    }  # fmt: skip
+
+
+def test_what_is_no_event_is_kept_apart_with_the_reason(spark: SparkSession) -> None:
+    happened: list[Event] = [
+        user("good", 1), user("future", 3600 * 10), b"{nonsense", b'{"id": "x", "step": "sms"}',
+        b'{"id": "x", "step": "sms", "done_at": "soon", "ok": true}',
+    ]  # fmt: skip
+    read = happenings(spark, happened)
+    found = {row.queue_offset: row for row in events.unreadable(read).collect()}
+    assert found.keys() == {1, 2, 3, 4}
+    assert "lies ahead" in found[1].reason
+    assert bytes(found[1].body) == body(happened[1])
+    assert found[2].reason == "the body is no JSON"
+    assert "done_at is missing" in found[3].reason
+    assert "done_at is no timestamp" in found[4].reason
+    assert [row.id for row in events.registrations_of(read).collect()] == ["good"]
+    assert events.steps_of(read).count() == 0
+
+
+class Site:
+    """The topics of one test, and the pipeline over them."""
+
+    def __init__(self, spark: SparkSession, house: Up, name: str, folder: Path) -> None:
+        self.spark, self.house, self.output = spark, house, str(folder / "out")
+        self.users, self.steps, self.alerts = (f"{name}-{kind}" for kind in ("u", "s", "a"))
+        for topic in (self.users, self.steps, self.alerts):
+            create_topic(house, topic, queues=2)
+
+    def send(self, happened: Iterable[Event]) -> None:
+        topics = {events.REGISTRATIONS: self.users, events.STEPS: self.steps}
+        send(self.house, [Message(topics[topic_of(each)], body(each)) for each in happened])
+
+    def run(self, **options: Any) -> None:
+        given = {
+            "output": self.output, "registrations": self.users, "steps": self.steps,
+            "alerts": self.alerts, "late": "30s", "stuck_after": "2m", **options,
+        }  # fmt: skip
+        checkpoint = given.pop("checkpoint", None)
+        run_pipeline(
+            PIPELINE, given, spark=self.spark, connection={"nameserver": self.house.address},
+            trigger="available-now", checkpoint=checkpoint,
+        )  # fmt: skip
+
+    def read(self, name: str, *columns: str) -> list[tuple[Any, ...]]:
+        return rows_of(self.spark.read.parquet(table_path(self.output, name)), *columns)
+
+    def alerted(self, count: int) -> Counter[str]:
+        found = read_topic(self.house, self.alerts, count)
+        return Counter(json.loads(message.body)["id"] for message in found)
+
+
+@pytest.fixture
+def site(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> Site:
+    return Site(spark, house, fresh, tmp_path)
+
+
+COUNTS = ("minute", "channel", "outcome", "registrations")
+
+
+def test_minutes_come_out_once_over_restarts(site: Site) -> None:
+    site.send([user("a", 10), user("a", 10), user("b", 20), b"nonsense", *done("a", 12)])
+    site.run()
+    site.send([*done("b", 50, "sms"), user("c", 70), *done("c", 75), user("a", 10)])
+    site.run()
+    assert list(Path(table_path(site.output, "latencies")).glob("*")) == []
+    site.send([user("d", 300), user("late", 15), *done("d", 301)])
+    site.run()
+    assert site.read("counts", *COUNTS) == [(0.0, "web", "ok", 2), (60.0, "web", "ok", 1)]
+    assert site.read("latencies", "minute", "step", "users", "done", "missing") == [
+        (0.0, "coupon", 2, 1, 1),
+        (0.0, "push", 2, 1, 1),
+        (0.0, "sms", 2, 2, 0),
+        (60.0, "coupon", 1, 1, 0),
+        (60.0, "push", 1, 1, 0),
+        (60.0, "sms", 1, 1, 0),
+    ]
+    assert site.alerted(1) == {"b": 1}
+    site.send([user("e", 900)])
+    site.run()
+    assert site.alerted(1) == {"b": 1}
+    assert site.read("counts", *COUNTS)[2:] == [(300.0, "web", "ok", 1)]
+    assert site.read("unreadable", "topic", "reason") == [(site.steps, "the body is no JSON")]
+
+
+def test_a_crash_between_alerts_and_table_repeats_nothing(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch of the latencies fails after its alerts were sent; it is run again."""
+    site.run(delivery="transactional")
+    site.send([user("stuck", 1), user("good", 2), *done("good", 3), user("mover", 400)])
+    publish = Ledger.publish
+
+    def fail(ledger: Ledger, query: str, batch: int, attempt: str, *rest: Any) -> Any:
+        if "latencies" in ledger.files.url() and ledger.files.walk(attempt):  # type: ignore[attr-defined]
+            raise OSError("the disk is gone")
+        return publish(ledger, query, batch, attempt, *rest)
+
+    monkeypatch.setattr(Ledger, "publish", fail)
+    with pytest.raises(PenstockError, match="the disk is gone"):
+        site.run(delivery="transactional")
+    monkeypatch.undo()
+    site.run(delivery="transactional")
+    assert site.alerted(1) == {"stuck": 1}
+    found = site.read("latencies", "minute", "step", "users", "missing")
+    assert found == [(0.0, "coupon", 2, 1), (0.0, "push", 2, 1), (0.0, "sms", 2, 1)]
+
+
+def test_what_can_not_be_is_refused_at_the_start(site: Site, tmp_path: Path) -> None:
+    with pytest.raises(NoRoute, match="NoSuchAlerts"):
+        site.run(alerts="NoSuchAlerts")
+    with pytest.raises(BadSetting, match="different topics"):
+        site.run(alerts=site.steps)
+    with pytest.raises(BadSetting, match="late"):
+        site.run(late="soon")
+    with pytest.raises(BadSetting, match="names"):
+        site.run(names="sms,,push")
+    site.send([user("a", 1)])
+    site.run()
+    with pytest.raises(LakeRefused, match="another"):
+        site.run(checkpoint=str(tmp_path / "elsewhere"))

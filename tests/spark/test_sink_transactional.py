@@ -1,0 +1,114 @@
+"""Each row once, through Spark: whatever breaks, and whenever the driver is killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.depth import rounds
+from tests.spark import kit
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tests.compat.penstock import Up
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+ROWS = 400
+
+
+def check(house: Up, topic: str, wanted: list[bytes]) -> None:
+    """Each row once, and nothing else."""
+    found = Counter(message.body for message in kit.read_topic(house, topic, len(wanted)))
+    assert found == Counter(wanted)
+
+
+def test_a_batch_write_is_written_once(spark: SparkSession, house: Up, fresh: str) -> None:
+    from pyspark.errors import PySparkException
+
+    topic = kit.create_topic(house, fresh)
+    rows = spark.range(0, 1_000, 1, 2).selectExpr("cast(id as string) as body")
+
+    def write(sink: str, batch: int) -> None:
+        options = {"nameserver": house.address, "topic": topic, "delivery": "transactional"}
+        options |= {"sinkId": sink, "batchId": str(batch)}
+        rows.write.format("penstock").mode("append").options(**options).save()
+
+    for _ in range(2):
+        write(fresh, 0)
+    check(house, topic, [str(n).encode() for n in range(1_000)])
+    with pytest.raises(PySparkException, match="controlBroker"):
+        write(f"{fresh}-2", 5)
+    write(fresh, 1)
+    with pytest.raises(PySparkException, match="comes after its batch 1"):
+        write(fresh, 0)
+    found = kit.read_topic(house, topic, 2_000)
+    assert Counter(m.properties["PENSTOCK_BATCH"] for m in found) == {"0": 1_000, "1": 1_000}
+
+
+def test_tasks_commits_and_aborts_that_break(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    from pyspark.errors import StreamingQueryException
+
+    from tests.spark.flaky import FlakySource
+
+    source, topic = kit.create_topic(house, f"{fresh}-1"), kit.create_topic(house, f"{fresh}-2")
+    bodies = kit.send_numbers(house, source, ROWS)
+    breaks = tmp_path / "breaks"
+    breaks.mkdir()
+    spark.dataSource.register(FlakySource)
+    stream = kit.stream_reader(
+        spark, house, source, startingOffsets="earliest", maxOffsetsPerTrigger=ROWS // 4
+    )
+    writer = (
+        stream.load()
+        .select("body")
+        .writeStream.format("flaky")
+        .options(nameserver=house.address, topic=topic, delivery="transactional")
+        .options(breaks=str(breaks), breaksMax=rounds(ci=8, proof=60))
+        .option("checkpointLocation", str(tmp_path / "checkpoint"))
+        .trigger(availableNow=True)
+    )
+    failures = 0
+    while True:
+        try:
+            writer.start().awaitTermination()
+            break
+        except StreamingQueryException:
+            failures += 1
+            assert len(list(breaks.iterdir())) >= failures, "it fails without a break"
+    check(house, topic, bodies)
+
+
+def test_the_driver_is_killed(house: Up, fresh: str, tmp_path: Path) -> None:
+    source, topic = kit.create_topic(house, f"{fresh}-1"), kit.create_topic(house, f"{fresh}-2")
+    bodies = kit.send_numbers(house, source, 3 * ROWS)
+    command = [
+        sys.executable, "-m", "tests.spark.transactional_job", house.address, source, topic,
+        str(tmp_path / "checkpoint"),
+    ]  # fmt: skip
+    chance = random.Random(fresh)
+    for last in (*(False,) * rounds(ci=2, proof=12), True):
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, text=True, start_new_session=True
+        ) as driver:
+            assert driver.stdout is not None
+            assert any(line == "begun\n" for line in driver.stdout)
+            if last:
+                assert any(line == "ended\n" for line in driver.stdout)
+                continue
+            try:
+                driver.wait(chance.random() * 8)
+            except subprocess.TimeoutExpired:
+                os.killpg(driver.pid, signal.SIGKILL)
+    check(house, topic, bodies)

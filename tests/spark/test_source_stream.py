@@ -1,0 +1,296 @@
+"""The source as a stream: checkpoints, limits, queues and brokers that come and go, losses."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.errors import StreamingQueryException
+
+from penstock import Admin
+from penstock.client.admin import QueueState
+from penstock.wire.codes import RequestCode
+from tests.compat.penstock import Broker, NameServer
+from tests.spark.kit import create_topic, send_numbers, source_options, stream_reader
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+    from tests.compat.penstock import Up
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+WAIT_SECONDS = 90
+
+House = tuple[Any, Broker]
+"""A NameServer, ours or Apache's, and a broker."""
+
+
+class Rows:
+    """What the batches of a stream brought, each batch by its number."""
+
+    def __init__(self) -> None:
+        self.batches: dict[int, list[bytes]] = {}
+        self.fails = False
+        self.first: Callable[[], object] = list
+        """What to do while the first batch runs."""
+
+    def take(self, frame: DataFrame, batch: int) -> None:
+        if batch == 0:
+            self.first()
+        rows = frame.select("body").collect()
+        if self.fails:
+            raise RuntimeError("the batch fails")
+        self.batches[batch] = [bytes(row.body) for row in rows]
+
+    @property
+    def all(self) -> list[int]:
+        return sorted(int(body) for batch in self.batches.values() for body in batch)
+
+
+def start(frame: DataFrame, rows: Rows, checkpoint: Path, **trigger: Any) -> StreamingQuery:
+    stream = frame.writeStream.foreachBatch(rows.take)
+    stream = stream.option("checkpointLocation", str(checkpoint))
+    return stream.trigger(**(trigger or {"processingTime": "200 milliseconds"})).start()
+
+
+def run_now(frame: DataFrame, checkpoint: Path) -> Rows:
+    """All there is now, and no more."""
+    rows = Rows()
+    query = start(frame, rows, checkpoint, availableNow=True)
+    assert query.awaitTermination(WAIT_SECONDS)
+    return rows
+
+
+def wait_for(query: StreamingQuery, done: Callable[[], bool]) -> None:
+    """Until `done`; raises what ends the query before."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while not done():
+        if not query.isActive:
+            raise AssertionError(f"the query has ended: {query.exception()}")
+        assert time.monotonic() < deadline, f"not done yet: {query.lastProgress}"
+        query.awaitTermination(1)
+
+
+def wait_ready(query: StreamingQuery) -> None:
+    """Until the query has begun where it begins: then `latest` is fixed."""
+    wait_for(query, lambda: query.lastProgress is not None)
+
+
+def progress(query: StreamingQuery) -> list[dict[str, Any]]:
+    return [json.loads(each.json) for each in query.recentProgress]
+
+
+def described(house: Any, topic: str) -> tuple[QueueState, ...]:
+    with Admin(house.address) as admin:
+        return admin.describe_topic(topic).queues
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A NameServer and a broker that can be stopped, with a log in small files."""
+    path = tmp_path_factory.mktemp("small")
+    conf: dict[str, Any] = {"mappedFileSizeCommitLog": 65_536, "fileReservedTime": 0}
+    names = NameServer(path / "ns")
+    with names, Broker(path / "b", path / "store", names.address, **conf) as broker:
+        yield names, broker
+
+
+def test_from_the_end_and_on_from_the_checkpoint(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    create_topic(house, fresh, 3)
+    send_numbers(house, fresh, 5)
+    frame, rows = stream_reader(spark, house, fresh).load(), Rows()
+    query = start(frame, rows, tmp_path)
+    wait_ready(query)
+    send_numbers(house, fresh, range(5, 20))
+    wait_for(query, lambda: len(rows.all) >= 15)
+    query.stop()
+    assert rows.all == list(range(5, 20))
+
+    send_numbers(house, fresh, range(20, 30))
+    earliest = stream_reader(spark, house, fresh, startingOffsets="earliest").load()
+    assert run_now(earliest, tmp_path).all == list(range(20, 30))
+    assert run_now(earliest, tmp_path).all == []
+
+
+def test_a_first_batch_that_failed_is_run_again_from_the_same_place(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    create_topic(house, fresh, 2)
+    send_numbers(house, fresh, 10)
+    moment = 1 + max(q.updated_ms or 0 for q in described(house, fresh))
+    frame = stream_reader(spark, house, fresh, startingTimestamp=moment).load()
+    rows = Rows()
+    rows.fails = True
+    query = start(frame, rows, tmp_path / "empty")
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(WAIT_SECONDS)
+    send_numbers(house, fresh, range(10, 20))
+    query = start(frame, rows, tmp_path / "full")
+    with pytest.raises(StreamingQueryException):
+        query.awaitTermination(WAIT_SECONDS)
+    send_numbers(house, fresh, range(20, 30))
+    # By now the option means another place.
+    later = stream_reader(spark, house, fresh).load()
+    assert run_now(later, tmp_path / "empty").all == list(range(10, 30))
+    assert run_now(later, tmp_path / "full").all == list(range(10, 30))
+
+
+def test_limits_and_a_fixed_end(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
+    create_topic(house, fresh, 4)
+    send_numbers(house, fresh, 50)
+    frame = stream_reader(
+        spark, house, fresh, startingOffsets="earliest", maxOffsetsPerTrigger=20
+    ).load()
+    rows = Rows()
+    rows.first = lambda: send_numbers(house, fresh, range(50, 60))  # after the end was fixed
+    query = start(frame, rows, tmp_path, availableNow=True)
+    assert query.awaitTermination(WAIT_SECONDS)
+    assert rows.all == list(range(50))
+    assert [len(batch) for batch in rows.batches.values()] == [20, 20, 10]
+    first = progress(query)[0]["sources"][0]
+    assert sum(first["latestOffset"][fresh]["broker-a"].values()) == 50
+    assert run_now(frame, tmp_path).all == list(range(50, 60))
+
+
+def test_few_messages_wait_for_more(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    create_topic(house, fresh, 2)
+    send_numbers(house, fresh, 4)
+    frame = stream_reader(
+        spark, house, fresh, startingOffsets="earliest", minOffsetsPerTrigger=10,
+        maxTriggerDelay="1h",
+    ).load()  # fmt: skip
+    rows = Rows()
+    query = start(frame, rows, tmp_path)
+    wait_for(query, lambda: len(rows.all) == 4)  # the first batch does not wait
+    send_numbers(house, fresh, range(4, 8))
+    query.awaitTermination(2)
+    assert rows.all == list(range(4))
+    send_numbers(house, fresh, range(8, 14))
+    wait_for(query, lambda: len(rows.all) == 14)
+    query.stop()
+    assert len(rows.batches) == 2
+    # A run to the end of what is there does not wait for more that may never come.
+    send_numbers(house, fresh, range(14, 16))
+    assert run_now(frame, tmp_path).all == [14, 15]
+
+
+def test_new_queues_and_topics_are_found_while_it_runs(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    create_topic(house, f"{fresh}-a", 1)
+    options = source_options(house, "", subscribePattern=f"{fresh}-.*")
+    del options["subscribe"]
+    frame, rows = spark.readStream.format("penstock").options(**options).load(), Rows()
+    query = start(frame, rows, tmp_path)
+    wait_ready(query)
+    send_numbers(house, f"{fresh}-a", 4)
+    wait_for(query, lambda: len(rows.all) == 4)
+    create_topic(house, f"{fresh}-b", 2)
+    send_numbers(house, f"{fresh}-b", range(4, 8))
+    wait_for(query, lambda: len(rows.all) == 8)
+    create_topic(house, f"{fresh}-a", 4)
+    send_numbers(house, f"{fresh}-a", range(8, 16))
+    wait_for(query, lambda: len(rows.all) == 16)
+    query.stop()
+    assert rows.all == list(range(16))
+
+
+def test_progress_is_seen_as_a_group(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    create_topic(house, fresh, 2)
+    send_numbers(house, fresh, 10)
+    frame = stream_reader(
+        spark, house, fresh, startingOffsets="earliest", commitGroup=f"g-{fresh}"
+    ).load()
+    assert len(run_now(frame, tmp_path).all) == 10
+    send_numbers(house, fresh, 6)
+    with Admin(house.address) as admin:
+        queues = admin.progress(f"g-{fresh}").queues
+    assert {(q.queue.topic, q.committed, q.max_offset) for q in queues} == {(fresh, 5, 8)}
+
+
+def test_a_broker_that_restarts_does_not_end_the_query(
+    spark: SparkSession, small: House, fresh: str, tmp_path: Path
+) -> None:
+    names, broker = small
+    create_topic(names, fresh, 2)
+    send_numbers(names, fresh, 10)
+    frame = stream_reader(spark, names, fresh, startingOffsets="earliest").load()
+    rows = Rows()
+    query = start(frame, rows, tmp_path)
+    wait_for(query, lambda: len(rows.all) == 10)
+    broker.kill()
+    query.awaitTermination(3)
+    assert query.isActive
+    broker.start()
+    send_numbers(names, fresh, range(10, 20))
+    wait_for(query, lambda: len(rows.all) == 20)
+    query.stop()
+    assert rows.all == list(range(20))
+
+
+def test_a_topic_made_anew_is_a_loss(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    create_topic(house, fresh, 1)
+    send_numbers(house, fresh, 10)
+    frame = stream_reader(spark, house, fresh, startingOffsets="earliest").load()
+    assert len(run_now(frame, tmp_path).all) == 10
+    with Admin(house.address) as admin:
+        admin.delete_topic(fresh)
+    with pytest.raises(StreamingQueryException, match=f"{fresh}, queue 0 at broker-a.* offset 10"):
+        run_now(frame, tmp_path)
+    create_topic(house, fresh, 1)
+    send_numbers(house, fresh, range(100, 103))
+    with pytest.raises(StreamingQueryException, match="ends at 3 now"):
+        run_now(frame, tmp_path)
+    lenient = stream_reader(spark, house, fresh, failOnDataLoss="false").load()
+    assert run_now(lenient, tmp_path).all == [100, 101, 102]
+    assert run_now(frame, tmp_path).all == []
+
+
+def test_messages_that_retention_took_are_a_loss(
+    spark: SparkSession, small: House, fresh: str, tmp_path: Path
+) -> None:
+    names, broker = small
+    create_topic(names, fresh, 1)
+    send_numbers(names, fresh, 10)
+    frame = stream_reader(spark, names, fresh, startingOffsets="earliest").load()
+    assert len(run_now(frame, tmp_path).all) == 10
+    send_numbers(names, fresh, range(10, 2_000))
+    [queue] = described(names, fresh)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while queue.min_offset <= 10:  # a file counts as old once it is flushed
+        assert time.monotonic() < deadline
+        with Admin(names.address) as admin:
+            admin.ask(broker.address, RequestCode.DELETE_EXPIRED_COMMITLOG, {})
+        [queue] = described(names, fresh)
+    lost = f"offsets 10 to {queue.min_offset - 1} are not there, the first there is"
+    with pytest.raises(StreamingQueryException, match=lost):
+        run_now(frame, tmp_path)
+    lenient = stream_reader(spark, names, fresh, failOnDataLoss="false").load()
+    assert run_now(lenient, tmp_path).all == list(range(queue.min_offset, 2_000))
+
+
+def test_a_stream_refuses_what_it_cannot_do(spark: SparkSession, house: Up, fresh: str) -> None:
+    create_topic(house, fresh, 1)
+    for options, text in (
+        ({"endingOffsets": "latest"}, "batch reads only"),
+        ({"mode": "log", "path": "/x"}, "can't be a stream"),
+    ):
+        frame = stream_reader(spark, house, fresh, **options).load()
+        query = frame.writeStream.format("noop").start()
+        with pytest.raises(StreamingQueryException, match=text):
+            query.awaitTermination(WAIT_SECONDS)
