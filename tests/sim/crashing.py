@@ -20,7 +20,7 @@ class Died(BaseException):
 
 
 class Fate:
-    """What becomes of a process: it dies at the step `dies_at`, and dawdles at some of the others."""
+    """What becomes of a process: it dies at the step `dies_at`, and dawdles at others."""
 
     def __init__(
         self, dies_at: int | None = None, dawdles: random.Random | None = None,

@@ -11,6 +11,7 @@ import random
 from collections import Counter
 from collections.abc import Coroutine, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import pytest
@@ -151,6 +152,30 @@ def test_the_driver_dies_at_every_step(broker: InProcessBroker) -> None:
                 await process(Fate(dies_at), query.drive)
             await process(Fate(), query.drive)
             query.check()
+
+    run(body())
+
+
+def test_the_commit_breaks_at_every_step(broker: InProcessBroker) -> None:
+    """Then Spark aborts the batch with all its messages, and runs it again."""
+
+    async def body() -> None:
+        steps = 0
+        for dies_at in range(1, 1_000, rounds(ci=4, proof=1)):
+            query = Query(broker, f"commit-{dies_at}", 1, seed=dies_at)
+            name, options = query.sink_id, query.options
+            written = [await query.run_task(0, partition, 0) for partition in range(TASKS)]
+            handles = [data for given, _ in written for data in given]
+            fate = Fate(dies_at)
+            with suppress(Died):
+                await process(fate, partial(commit_batch, options, name, 0, handles))
+            await abort_batch(options, name, 0, handles)
+            await process(Fate(), query.drive)
+            query.check()
+            steps = fate.steps
+            if not fate.died.is_set():
+                break
+        assert 40 < steps < 900
 
     run(body())
 

@@ -34,15 +34,17 @@ def test_the_page_has_every_option_and_column(name: str) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_examples_run(
-    spark: SparkSession, house: Up, monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, house: Up, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """In one namespace, in the order of the page, against a topic with three orders."""
-    monkeypatch.chdir(tmp_path)
     kit.create_topic(house, "orders")
     kit.send(house, [Message("orders", f'{{"id": {n}}}', tag) for n, tag in enumerate("abb")])
     store = next(path.parent for path in house.log.parent.rglob("commitlog"))
-    places = {"localhost:9876": house.address, "penstock-data/broker-a": str(store)}
+    places = {
+        "localhost:9876": house.address,
+        "penstock-data/broker-a": str(store),
+        "checkpoints/": f"{tmp_path}/",  # the JVM's directory is not the one of this test
+    }
     names: dict[str, object] = {}
     for block in re.findall(r"^```python\n(.*?)^```$", PAGE, re.DOTALL | re.MULTILINE):
         for shown, here in places.items():

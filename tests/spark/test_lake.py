@@ -21,8 +21,9 @@ import pyarrow.dataset as ds
 import pytest
 
 from penstock import Admin, Message, Producer
-from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute
+from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, PipelineFailed
 from penstock.spark.pipelines.compaction import compact_lake
+from penstock.spark.pipelines.failures import for_people
 from penstock.spark.pipelines.lake import LakeSettings, write_lake
 from penstock.spark.pipelines.progress import Batch
 from penstock.spark.pipelines.running import find_pipeline, run_pipeline
@@ -212,6 +213,20 @@ def test_errors_are_for_people(spark: SparkSession, house: Up, fresh: str, tmp_p
     ):
         with pytest.raises(BadSetting, match=text):
             fill(spark, house, tmp_path / "b", fresh, **options)
+
+
+def test_a_batch_that_fails_ends_the_query_with_its_reason(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 1)
+    send_numbers(house, topic, 5)
+    stream = stream_reader(spark, house, topic, startingOffsets="earliest").load()
+    broken = stream.selectExpr("topic", "store_timestamp", "raise_error('too bad') AS x")
+    query = write_lake(broken, str(tmp_path), trigger="available-now")
+    with pytest.raises(PipelineFailed, match="too bad") as failed, for_people():
+        query.awaitTermination()
+    assert "\n" not in failed.value.remark()
+    assert files_in(tmp_path) == []
 
 
 def test_messages_that_are_gone_end_the_lake_or_are_left_out(

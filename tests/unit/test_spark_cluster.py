@@ -6,11 +6,13 @@ import pytest
 
 from penstock.client import Admin, Message, Producer
 from penstock.errors import NoQueue, NoRoute, ReadGaveUp
+from penstock.net.peer import Peer, Response
 from penstock.spark.cluster import Cluster
 from penstock.spark.options import Connection
 from penstock.spark.source_options import SourceOptions, Topics
 from penstock.testing.broker import InProcessBroker
 from penstock.wire.bodies import MessageQueue
+from penstock.wire.codes import ResponseCode
 
 BROKER = "broker-a"
 
@@ -101,6 +103,43 @@ def test_a_broker_that_is_away_is_told_or_waited_for(
     assert ends.by_replica == {away}
     with pytest.raises(ReadGaveUp, match=r"broker-z.*waited 0.3 s"):
         cluster.all_ends([here, away])
+
+
+def test_a_queue_without_messages_by_apaches_word(
+    penstock_broker: InProcessBroker, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says -1 of a queue that it has not made yet, and where a search finds nothing."""
+    penstock_broker.create_topic("orders", queues=1)
+    [queue] = queues("orders", 1)
+    answer_with(monkeypatch, cluster, Response(ResponseCode.SUCCESS, {"offset": "-1"}))
+    assert cluster.all_begins([queue]) == cluster.all_ends([queue]) == {queue: 0}
+    assert cluster.all_at([queue], 1) == {queue: 0}
+
+
+@pytest.mark.parametrize("code", [ResponseCode.SYSTEM_ERROR, ResponseCode.FLOW_CONTROL])
+def test_a_broker_that_can_not_answer_now_is_away(
+    penstock_broker: InProcessBroker, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    penstock_broker.create_topic("orders", queues=1)
+    [queue] = queues("orders", 1)
+    answer_with(monkeypatch, cluster, Response(code, remark="not now"))
+    assert list(cluster.ends([queue]).away) == [queue]
+    with pytest.raises(ReadGaveUp, match="not now"):
+        cluster.all_ends([queue])
+
+
+def answer_with(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, answer: Response) -> None:
+    """Let brokers say this, whatever they are asked."""
+
+    async def call(self: Peer, *args: object, **how: object) -> Response:
+        return answer
+
+    cluster.queues(chosen(subscribe="orders"))  # the NameServer is asked before
+    monkeypatch.setattr(Peer, "call", call)
+    monkeypatch.setattr(cluster._inner._session, "find_route", _no_news)
+
+
+async def _no_news(topic: str) -> None: ...
 
 
 def test_no_broker_and_no_nameserver() -> None:

@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import uuid
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,6 +39,13 @@ def test_every_pipeline_can_be_described(name: str) -> None:
     assert found.tables
     assert all(option.help.endswith(".") for option in found.options)
     Trigger.parse(found.trigger)
+
+
+def test_every_option_of_the_lake_is_on_its_page() -> None:
+    page = Path(__file__).parents[2] / "docs" / "pipelines.md"
+    section = page.read_text().partition("\n## lake\n")[2].partition("\n## ")[0]
+    for option in find_pipeline("lake").options:
+        assert f"| `{option.flag}` |" in section
 
 
 def test_a_pipeline_that_is_not_there_is_refused_with_those_that_are() -> None:

@@ -139,6 +139,16 @@ def test_gaps_are_nothing_special_where_tags_are_wanted(monkeypatch: pytest.Monk
     assert (found, work.lost) == ([12, 20], 0)
 
 
+def test_entries_that_are_not_there_are_a_loss_where_tags_are_wanted_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Brokers say "not found", and not "none of these", where a queue has a hole."""
+    answers = {10: answer(NOTHING, 20), 20: answer(OK, 30, range(20, 30))}
+    text, found, lost = lost_and_found(monkeypatch, answers, tags="a")
+    assert "offsets 10 to 19 are wanted" in text
+    assert (found, lost) == (list(range(20, 30)), 10)
+
+
 def test_a_record_that_cant_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
     bad = bytearray(record(15))
     bad[4] ^= 1  # its magic

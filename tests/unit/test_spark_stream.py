@@ -40,6 +40,8 @@ class MadeUp:
         self.names_away = False
         self.stored: dict[MessageQueue, int] = {}
         self.asked = 0
+        self.asked_gone = 0
+        self.commits: list[set[MessageQueue]] = []
 
     def queues(self, topics: Topics) -> set[MessageQueue]:
         self.asked += 1
@@ -76,10 +78,12 @@ class MadeUp:
         return ends.found
 
     def gone(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        self.asked_gone += 1
         return set(queues) & self.lost
 
     def commit(self, group: str, marks: Marks) -> dict[MessageQueue, int]:
-        done = {queue: n for queue, n in marks.items() if queue not in self.away}
+        self.commits.append(set(marks))
+        done = {q: n for q, n in marks.items() if q not in self.away | self.lost}
         self.stored.update(done)
         return done
 
@@ -151,6 +155,32 @@ def test_the_first_batch_is_the_same_when_it_is_run_again(come: int) -> None:
     assert parts == ({a(0): (5, 9)} if come else {})
     again.at = end
     assert again.batch() == {a(0): (5 + come, 100)}
+
+
+def test_a_first_batch_of_topics_that_came_late_is_the_same_when_it_is_run_again() -> None:
+    cluster = MadeUp({})
+    stream = Stream(cluster)
+    start = stream.reader.initialOffset()
+    cluster.there[Q[0]] = 5
+    end = stream.reader.latestOffset(start, ALL)
+    again = Stream(cluster)
+    assert again.parts(again.reader.initialOffset(), end) == {a(0): (0, 5)}
+
+
+def test_a_new_queue_in_a_batch_that_is_run_again_after_its_first_messages_expired() -> None:
+    cluster = MadeUp({Q[0]: 5})
+    stream = Stream(cluster)
+    stream.batch()
+    start = stream.at
+    assert start is not None
+    cluster.there[Q[1]] = 3
+    assert stream.batch() == {a(1): (0, 3)}
+    assert stream.at is not None
+    cluster.first[Q[1]] = 2
+    with pytest.raises(DataLost, match="offsets 0 to 1 are not there, the first there is 2"):
+        Stream(cluster).parts(start, stream.at)
+    assert Stream(cluster, failOnDataLoss="false").parts(start, stream.at) == {a(1): (2, 3)}
+    assert stream.batch() == {}
 
 
 def test_new_queues_are_read_from_their_first_message() -> None:
@@ -252,6 +282,53 @@ def test_a_run_to_a_fixed_end_waits_for_brokers_that_it_knows() -> None:
     cluster.away = set()
     cluster.there[B] = 5
     assert stream.batch() == {("broker-b", 0): (3, 5)}
+
+
+def test_a_run_to_a_fixed_end_waits_for_the_broker_of_a_new_queue() -> None:
+    cluster = MadeUp({Q[0]: 10, B: 5})
+    stream = Stream(cluster, now=True)
+    stream.at = {"orders": {"broker-a": {"0": 10}}}
+    cluster.away = {B}
+    with pytest.raises(ReadGaveUp):
+        stream.batch()
+    cluster.away = set()
+    assert stream.batch() == {("broker-b", 0): (0, 5)}
+    assert stream.batch() == {}
+
+
+@pytest.mark.parametrize("is_back", [False, True])
+def test_a_run_to_a_fixed_end_by_a_replica_that_is_behind_is_no_loss(is_back: bool) -> None:
+    cluster = MadeUp({Q[0]: 3, Q[1]: 9})
+    cluster.replicas = {Q[0]}
+    stream = Stream(cluster, now=True)
+    stream.at = {"orders": {"broker-a": {"0": 5, "1": 7}}}
+    if is_back:
+        cluster.replicas = set()
+        cluster.there[Q[0]] = 6
+    assert stream.batch() == {a(1): (7, 9), **({a(0): (5, 6)} if is_back else {})}
+    assert stream.batch() == {}
+
+
+def test_a_broker_that_is_away_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = MadeUp({Q[0]: 5, B: 5})
+    stream = Stream(cluster)
+    stream.batch()
+    cluster.away = {B}
+    del cluster.there[B]
+    for _ in range(3):
+        stream.batch()
+    assert stream.at is not None
+    asked = cluster.asked_gone
+    for _ in range(10):
+        stream.reader.latestOffset(stream.at, ALL)
+    assert cluster.asked_gone == asked
+    assert len([r for r in caplog.records if "stay where they are" in r.message]) == 1
+    cluster.away = set()
+    cluster.there[B] = 5
+    stream.batch()
+    cluster.away = {B}
+    stream.batch()
+    assert len([r for r in caplog.records if "stay where they are" in r.message]) == 2
 
 
 def test_queues_of_a_broker_that_is_away_stay_where_they_are() -> None:
@@ -360,6 +437,28 @@ def test_a_batch_that_is_run_again_after_its_end_was_cut_off() -> None:
         stream.parts(start, end)
     cluster.replicas = {Q[0]}
     assert stream.parts(start, end) == {a(0): (5, 30)}
+
+
+def test_a_batch_that_is_run_again_after_its_topic_was_deleted() -> None:
+    """The NameServers do not know where it was: only its broker can say that it is gone."""
+    cluster = MadeUp({B: 20})
+    cluster.away = cluster.lost = {Q[0]}
+    start = {"orders": {"broker-a": {"0": 5}, "broker-b": {"0": 5}}}
+    end = {"orders": {"broker-a": {"0": 30}, "broker-b": {"0": 20}}}
+    with pytest.raises(DataLost, match="queue 0 at broker-a: offsets 5 to 29 are not there"):
+        Stream(cluster).parts(start, end)
+    lenient = Stream(cluster, failOnDataLoss="false")
+    assert lenient.parts(start, end) == {("broker-b", 0): (5, 20)}
+
+
+def test_progress_of_a_queue_that_is_gone_is_not_stored_for_ever() -> None:
+    cluster = MadeUp({Q[0]: 5})
+    cluster.lost = {B}
+    stream = Stream(cluster, commitGroup="billing", failOnDataLoss="false")
+    stream.at = {"orders": {"broker-a": {"0": 5}, "broker-b": {"0": 3}}}
+    for _ in range(3):
+        stream.batch()
+    assert cluster.commits == [{Q[0], B}]
 
 
 def test_progress_for_a_group() -> None:

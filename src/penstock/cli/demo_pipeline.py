@@ -2,8 +2,7 @@
 
 A broker runs in a process of its own. Registrations come, twenty times as many for a while, and
 three services follow at their own pace. Meanwhile the pipelines `registration` and `lake` read the
-topics on a local Spark; at the end both are stopped and started once more for the rest. Then all
-that they have written is compared with what was sent.
+topics on a local Spark. Then all that they have written is compared with what was sent.
 """
 
 import contextlib
@@ -12,7 +11,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -71,12 +69,11 @@ def pipeline(usual: int, seconds: float, seed: int, picture: Path, parent: Path 
         with _broker(folder) as address, _spark(folder) as spark:
             demonstration = Demonstration(folder, address, story, spark)
             demonstration.tell(seconds)
-            demonstration.finish()
             return demonstration.report(picture, began)
 
 
 class Demonstration:
-    """The pipelines over the story's topics: while it is told, and for the rest."""
+    """The story, the pipelines over its topics, and what comes of both."""
 
     def __init__(self, folder: Path, address: str, story: "Story", spark: "SparkSession") -> None:
         self._output, self._lake = str(folder / "registration"), str(folder / "lake")
@@ -88,16 +85,17 @@ class Demonstration:
         self._told_s = 0.0
 
     def tell(self, seconds: float) -> None:
-        """Send the story while the pipelines run."""
+        """Send the story while the pipelines run, until they have it all."""
         from penstock import Admin, Producer
         from penstock.cli.demo_story import tell_story
         from penstock.cli.terminal import progress_bars
+        from penstock.spark.pipelines.failures import for_people
         from penstock.spark.pipelines.registration_events import ALERTS, REGISTRATIONS, STEPS
 
         with Admin(self._address) as admin:
             for topic in (REGISTRATIONS, STEPS, ALERTS):
                 admin.create_topic(topic, queues=4)
-        queries = self._start(LIVE)
+        queries = self._start()
         count = len(self._story.messages)
         print(f"== telling {count:,} messages; pipelines: registration, lake", flush=True)
         looked = time.monotonic()
@@ -114,19 +112,13 @@ class Demonstration:
                     self._look(queries)
 
             self._told_s = tell_story(self._story, producer, seconds=seconds, tell=told)
-        print("== stopping the pipelines", flush=True)
+        print("== the story is told; the pipelines catch up", flush=True)
+        for query in queries:
+            with for_people():
+                query.processAllAvailable()
+            self._look(queries)
         for query in queries:
             query.stop()
-        self._look(queries)
-
-    def finish(self) -> None:
-        """Start the pipelines again, to the end of what there is."""
-        from penstock.spark.pipelines.failures import for_people
-        from penstock.spark.pipelines.running import follow
-
-        print("== starting them again, for the rest", flush=True)
-        with for_people():
-            follow(self._start("available-now"), self._say, threading.Event())
 
     def report(self, picture: Path, began: float) -> int:
         """Compare and show; the exit code."""
@@ -144,7 +136,7 @@ class Demonstration:
         print(f"the picture: {picture.absolute()}")
         return 0 if findings.good else 1
 
-    def _start(self, trigger: str) -> "list[StreamingQuery]":
+    def _start(self) -> "list[StreamingQuery]":
         from penstock.cli.demo_story import LATE_S, STUCK_AFTER_S
         from penstock.spark.pipelines.failures import for_people
         from penstock.spark.pipelines.registration_events import REGISTRATIONS, STEPS
@@ -163,7 +155,7 @@ class Demonstration:
                 found = find_pipeline(name)
                 job = Job(
                     options=found.check(given), connection={"nameserver": self._address},
-                    trigger=Trigger.parse(trigger), say=print,
+                    trigger=Trigger.parse(LIVE), say=print,
                 )  # fmt: skip
                 queries += found.start(self._spark, job)
         return queries
@@ -211,9 +203,8 @@ def _broker(folder: Path) -> Iterator[str]:
         up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=lines)
     assert up.stdout is not None
     try:
-        with up.stdout:
-            if not up.stdout.readline():
-                raise click.ClickException(f"no broker started: {log.read_text()[-1000:]}")
+        if not up.stdout.readline():
+            raise click.ClickException(f"no broker started: {log.read_text()[-1000:]}")
         yield f"127.0.0.1:{ports[0]}"
     finally:
         up.send_signal(signal.SIGTERM)
@@ -222,6 +213,7 @@ def _broker(folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             up.kill()
             up.wait()
+        up.stdout.close()  # only now: it says more than its first line
 
 
 def _free_port() -> int:

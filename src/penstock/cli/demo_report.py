@@ -75,7 +75,7 @@ class Findings:
         rows = [
             ("sent", f"{len(self.story.messages):,} messages in {told_s:.1f} s"),
             ("the spike", f"minute {self.story.began + timedelta(minutes=SPIKE_MINUTE):%H:%M}"),
-            ("batches of Spark", f"{batches:,} of four queries, stopped and started once"),
+            ("batches of Spark", f"{batches:,} of four queries"),
             ("lake", f"{self.lake_rows:,} rows, {self.lake_messages:,} different messages"),
             ("minutes counted", f"{len({key[0] for key in self.figures.counts}):,}, "
                                 f"{self.wrong_minutes:,} wrong"),

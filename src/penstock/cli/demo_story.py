@@ -8,7 +8,7 @@ well: how many users each minute has, and who is stuck.
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Final
@@ -34,8 +34,9 @@ SPIKE_FACTOR: Final = 20
 LATE_S: Final = 120
 """Some seconds of real time, which messages under way may differ by."""
 STUCK_AFTER_S: Final = 300
-PER_SECOND: Final = {"sms": 120.0, "push": 400.0, "coupon": 60.0}
-"""What each service can do: the spike takes the coupons minutes to work off."""
+CAPACITY: Final = {"sms": 16, "push": 80, "coupon": 8}
+"""How many times the usual rate each service can do: the spike is too much for two of them, and
+takes the coupons minutes to work off."""
 SERVICE_S: Final = 1.5
 CHANNELS: Final = ("web", "app", "partner")
 _CHANNEL_WEIGHTS: Final = (5, 4, 1)
@@ -88,14 +89,14 @@ def write_story(seed: int, usual_per_minute: int) -> Story:
     chance = random.Random(seed)
     start = (time.time() // 60 - MINUTES - 1) * 60
     story = Story(moment(start))
-    free = dict.fromkeys(STEP_NAMES, 0.0)
+    services = [Service(name, usual_per_minute / 60 * CAPACITY[name]) for name in STEP_NAMES]
     moments = []
     for minute in range(MINUTES):
         number = usual_per_minute * (SPIKE_FACTOR if minute == SPIKE_MINUTE else 1)
         moments += [60 * minute + 60 * chance.random() for _ in range(number)]
     # Somebody registers in the last second, so that the watermark comes as far as is promised.
     for number, at in enumerate(sorted([*moments, 60 * MINUTES - 0.5])):
-        _register(story, chance, free, start, f"user-{number:06}", round(at, 3))
+        _register(story, chance, services, start, f"user-{number:06}", round(at, 3))
     for number in range(UNREADABLE):
         at = 60 * MINUTES * chance.random()
         story.messages.append(Told(at, STEPS, f"nobody-{number}", b'{"id": "nobody-%d", ' % number))
@@ -104,8 +105,9 @@ def write_story(seed: int, usual_per_minute: int) -> Story:
 
 
 def _register(
-    story: Story, chance: random.Random, free: dict[str, float], start: float, user: str, at: float
-) -> None:
+    story: Story, chance: random.Random, services: Sequence["Service"], start: float, user: str,
+    at: float,
+) -> None:  # fmt: skip
     channel = chance.choices(CHANNELS, _CHANNEL_WEIGHTS)[0]
     outcome = "rejected" if chance.random() < REJECTED else ACCEPTED
     body = body_of(Registration(user, channel, outcome, moment(start + at)))
@@ -118,31 +120,34 @@ def _register(
     if outcome != ACCEPTED:
         return
     end = 60 * (minute + 1) + STUCK_AFTER_S
-    done = [_serve(story, chance, free, start, user, name, at) for name in STEP_NAMES]
-    if any(moment_done is None or moment_done >= end for moment_done in done):
+    is_stuck = False
+    for service in services:
+        steps = service.serve(chance, at)
+        is_stuck |= not steps or steps[-1] >= end
+        for number, done in enumerate(steps):
+            step = Step(user, service.name, moment(start + done), number == len(steps) - 1)
+            if done < 60 * MINUTES:  # the story ends with its last minute
+                story.messages.append(Told(done, STEPS, user, body_of(step), service.name))
+    if is_stuck:
         story.stuck[user] = minute
 
 
-def _serve(
-    story: Story, chance: random.Random, free: dict[str, float], start: float, user: str,
-    name: str, at: float,
-) -> float | None:  # fmt: skip
-    """What a service does for a user: when it is done, or None if it never is."""
-    if chance.random() < FORGOTTEN:
-        return None
-    free[name] = max(free[name], at) + 1 / PER_SECOND[name]
-    done = round(free[name] + SERVICE_S * chance.lognormvariate(0, 0.5), 3)
-    if chance.random() < FAILED_FIRST:
-        story.messages.append(_step(user, name, done, start, ok=False))
-        done = round(done + 2 * SERVICE_S, 3)
-    if done < 60 * MINUTES:  # the story ends with its last minute
-        story.messages.append(_step(user, name, done, start, ok=True))
-    return done
+@dataclass(slots=True)
+class Service:
+    """Takes one user after the other, as fast as it can."""
 
+    name: str
+    per_second: float
+    free_at: float = 0.0
 
-def _step(user: str, name: str, done: float, start: float, *, ok: bool) -> Told:
-    body = body_of(Step(user, name, moment(start + done), ok))
-    return Told(done, STEPS, user, body, name)
+    def serve(self, chance: random.Random, at: float) -> list[float]:
+        """When it tries for a user who comes at `at`: the last time it succeeds. Never, if none."""
+        if chance.random() < FORGOTTEN:
+            return []
+        self.free_at = max(self.free_at, at) + 1 / self.per_second
+        done = self.free_at + SERVICE_S * chance.lognormvariate(0, 0.5)
+        tries = [done, done + 2 * SERVICE_S] if chance.random() < FAILED_FIRST else [done]
+        return [round(each, 3) for each in tries]
 
 
 def tell_story(

@@ -59,7 +59,7 @@ class BodySchema:
         return cls(tuple(schema.fields), prefix)
 
     def parsed(self, messages: "DataFrame") -> "DataFrame":
-        """The messages with what was made of their bodies; the column `BAD` says whether it fits."""
+        """The messages with what was made of their bodies; the column `BAD` tells if it fits."""
         from pyspark.sql import functions as f
 
         text = messages.withColumn(_TEXT, f.col("body").cast("string"))

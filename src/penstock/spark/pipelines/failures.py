@@ -4,6 +4,7 @@ An error of ours that was raised in a Python worker comes back as text inside a 
 last line of a traceback in the middle of others. Here it becomes what it was.
 """
 
+import logging
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from typing import Final
 
 from penstock import errors
 from penstock.errors import BadSetting, PenstockError, PipelineFailed
+from penstock.spark.hints import hints_shown
 
 _OURS: Final = re.compile(r"penstock\.errors\.(\w+): (.+)(?:\n *What to do: (.+))?")
 """With the note that `hints.py` leaves."""
@@ -21,6 +23,8 @@ _HINTS: Final = {
     "CONCURRENT_STREAM_LOG_UPDATE": "another run uses this checkpoint: stop it first",
     "STREAMING_PYTHON_RUNNER_INITIALIZATION_FAILURE": "--debug shows what the Python worker said",
 }
+
+log = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -33,6 +37,22 @@ def for_people() -> Iterator[None]:
         yield
     except (PySparkException, Py4JError) as error:
         raise as_penstock_error(str(error)) from error
+
+
+@contextmanager
+def in_batch() -> Iterator[None]:
+    """The same inside of a function that Spark calls for each batch: what was before is cut off.
+
+    Spark searches the whole text of such an error by a regular expression that needs a level of
+    the stack for each character. With a Java stack inside the thread of the query dies of it, and
+    nobody is told that the query has failed.
+    """
+    try:
+        with hints_shown(), for_people():
+            yield
+    except PenstockError as error:
+        log.debug("a batch failed", exc_info=True)
+        raise error from None
 
 
 def as_penstock_error(text: str) -> PenstockError:

@@ -16,6 +16,7 @@ from penstock.errors import BadSetting, LakeDamaged
 from penstock.spark.offsets import EARLIEST, LATEST, from_json, to_json
 from penstock.spark.pipelines.bodies import BAD, BodySchema
 from penstock.spark.pipelines.compaction import LARGE_BYTES, Compacted, compact_lake
+from penstock.spark.pipelines.failures import in_batch
 from penstock.spark.pipelines.files import HadoopFiles
 from penstock.spark.pipelines.ownership import Claim, Deed
 from penstock.spark.pipelines.publication import ROOM, Ledger
@@ -123,6 +124,7 @@ class LakeWriter:
         )
         return trigger.on(writer.foreachBatch(self.write_batch)).start()
 
+    @in_batch()
     def write_batch(self, rows: "DataFrame", number: int) -> None:
         """Bring a batch into the lake, if it is not there yet."""
         if not self._is_tuned:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 import msgspec
 
-from penstock.spark.pipelines.bodies import REASON, BodySchema
+from penstock.spark.pipelines.bodies import BAD, REASON, BodySchema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -105,10 +105,10 @@ def events_of(
         values = {field.name: schema.value(field) for field in schema.fields}
         told = f.unix_micros(values[time])
         ahead = told > f.unix_micros("store_timestamp") + AHEAD_SECONDS_MAX * 1_000_000
-        reason = f.when(schema.is_bad(), schema.reason()).when(
+        reason = f.when(f.col(BAD), schema.reason()).when(
             ahead, f.concat(f.lit(f"{time} lies ahead: "), values[time].cast("string"))
         )
-        fits = is_one & ~schema.is_bad() & ~ahead
+        fits = is_one & ~f.col(BAD) & ~ahead
         rows = schema.parsed(rows).withColumns(
             {
                 kind: f.when(fits, f.struct(*(v.alias(name) for name, v in values.items()))),

@@ -1,18 +1,22 @@
 """The tables of pipeline `registration` as a picture: registrations, latencies, stuck users."""
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.spark.pipelines.registration import COUNTS, LATENCIES, table_path
-from penstock.spark.pipelines.registration_events import STEP_NAMES
+from penstock.spark.pipelines.registration_events import ACCEPTED, STEP_NAMES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-COLORS: Final = ("#2a6f97", "#61a5c2", "#a9d6e5", "#d9ae94", "#b23a48")
+ACCEPTED_COLORS: Final = ("#2a6f97", "#61a5c2", "#a9d6e5")
+OTHER_COLORS: Final = ("#b23a48", "#e07a5f", "#f2cc8f")
+STEP_COLORS: Final = ("#2a6f97", "#e9a03b", "#b23a48")
 _HEIGHT: Final = 8.5
 _WIDTH: Final = 10
 
@@ -56,7 +60,7 @@ def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STE
     """Write the picture; the name's ending says in which format (png, svg, pdf)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from matplotlib.ticker import StrMethodFormatter
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     FigureCanvasAgg(figure)
@@ -66,14 +70,13 @@ def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STE
     places = range(len(minutes))
 
     heights = [0] * len(minutes)
-    for color, kind in zip(COLORS * 9, sorted({key[1:] for key in figures.counts}), strict=False):
-        values = [figures.counts.get((minute, *kind), 0) for minute in minutes]
-        above.bar(places, values, bottom=heights, color=color, label=", ".join(kind))
+    for label, color, values in _bars(figures):
+        above.bar(places, values, bottom=heights, color=color, label=label)
         heights = [sum(pair) for pair in zip(heights, values, strict=True)]
     above.set_ylabel("registrations per minute")
     above.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
-    for color, step in zip((COLORS[0], COLORS[3], COLORS[4]) * 9, steps, strict=False):
+    for color, step in zip(cycle(STEP_COLORS), steps, strict=False):
         for percentile, style in (("p50_ms", ":"), ("p95_ms", "-"), ("p99_ms", "--")):
             values_s = [_seconds(figures, minute, step, percentile) for minute in minutes]
             name = f"{step}, {percentile.removesuffix('_ms')}"
@@ -84,6 +87,8 @@ def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STE
         below.bar(bars, missing, width=0.8 / len(steps), color=color, label=step)
     middle.set_yscale("log")
     middle.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    middle.yaxis.set_minor_formatter(NullFormatter())
+    middle.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
     middle.set_ylabel("seconds until the step is done")
     below.set_ylabel("users stuck")
     below.yaxis.get_major_locator().set_params(integer=True)
@@ -95,6 +100,17 @@ def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STE
         axes.legend(fontsize="x-small", ncols=3, loc="upper right")
     figure.suptitle(title)
     figure.savefig(path, dpi=130)
+
+
+def _bars(figures: Figures) -> Iterator[tuple[str, str, list[int]]]:
+    """Accepted users by channel, all others by outcome: a label, a colour and the heights."""
+    kinds: dict[tuple[bool, str], Counter[datetime]] = {}
+    for (minute, channel, outcome), count in figures.counts.items():
+        key = (False, channel) if outcome == ACCEPTED else (True, outcome)
+        kinds.setdefault(key, Counter())[minute] += count
+    colors = {False: cycle(ACCEPTED_COLORS), True: cycle(OTHER_COLORS)}
+    for (is_other, label), minutes in sorted(kinds.items()):
+        yield label, next(colors[is_other]), [minutes[minute] for minute in figures.minutes]
 
 
 def _figure(figures: Figures, minute: datetime, step: str, column: str) -> float:
