@@ -51,6 +51,7 @@ class Bench:
         self.spark = spark
         self.up = up
         self.folder = folder
+        self._store = next(path.parent for path in folder.rglob("commitlog"))
         self._lakes = 0
         spark.dataSource.register(ToySource)
 
@@ -71,7 +72,7 @@ class Bench:
 
     def log(self) -> DataFrame:
         reader = self.spark.read.format("penstock").option("mode", "log")
-        return reader.option("path", str(self.up.store_dir)).option("subscribe", TOPIC).load()
+        return reader.option("path", str(self._store)).option("subscribe", TOPIC).load()
 
     def parquet(self) -> DataFrame:
         return self.spark.read.parquet(str(self.folder / "toy"))
@@ -85,7 +86,7 @@ class Bench:
         self._lakes += 1
         lake = self.folder / f"lake-{self._lakes}"
         run_pipeline(
-            find_pipeline("lake"), {"topics": TOPIC, "path": str(lake), "from": "earliest"},
+            find_pipeline("lake"), {"topics": TOPIC, "lake": str(lake)},
             spark=self.spark, connection={"nameserver": self.up.address}, trigger="available-now",
         )  # fmt: skip
         shutil.rmtree(lake)

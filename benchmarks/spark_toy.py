@@ -5,6 +5,7 @@ same batch. What our source takes longer than this one is our own doing.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 
 import pyarrow as pa
 from pyspark.sql.datasource import (
@@ -90,6 +91,7 @@ class ToyStreamReader(DataSourceStreamReader):
         return read(partition)
 
 
+@cache  # Spark's Python workers live on from task to task
 def prebuilt(rows: int) -> pa.RecordBatch:
     """So many messages as the benchmark sends them."""
     values = {

@@ -447,7 +447,7 @@ class WriteGaveUp(PenstockError):
     """Rows could not be sent for as long as `deliveryTimeout` allows; some may be stored."""
 
     retry = True
-    hint = "check that the brokers run and are reachable from Spark's workers, or raise deliveryTimeout"
+    hint = "check that Spark's workers can reach the brokers, or raise deliveryTimeout"
 
 
 class PipelineFailed(PenstockError):

@@ -16,6 +16,7 @@ from penstock.spark.rows import Outgoing
 from penstock.spark.sink_options import SinkOptions
 
 TASKS = 2
+QUERY = "query"
 
 
 def options_of(nameservers: str, topic: str, sink_id: str, *, patience: str = "60s") -> SinkOptions:
@@ -40,7 +41,7 @@ async def write_task(
     """A task: what it sent, and whether the batch was decided before."""
     assert options.topic is not None
     assert options.sink_id is not None
-    task = TransactionalTask(options, TaskId(options.sink_id, batch, partition, 0, "query"))
+    task = TransactionalTask(options, TaskId(options.sink_id, batch, partition, 0, QUERY))
     if not await task.begin():
         return (), True
     texts = bodies(batch, partition, rows)
@@ -58,7 +59,7 @@ async def write_batch(options: SinkOptions, batch: int, rows: int) -> None:
     )
     handles = [data for given, _ in written for data in given]
     decided = any(found for _, found in written)
-    await commit_batch(options, options.sink_id, batch, handles, decided=decided)
+    await commit_batch(options, options.sink_id, batch, handles, query_id=QUERY, decided=decided)
 
 
 async def main(nameservers: str, topic: str, sink: str, batches: int, rows: int, at: Path) -> None:

@@ -19,7 +19,7 @@ from penstock.spark import sink_client
 from penstock.spark.delivery import TaskId, TransactionalTask, commit_batch
 from tests.client.houses import House
 from tests.depth import rounds
-from tests.integration.sink_driver import TASKS, bodies, options_of, write_batch, write_task
+from tests.integration.sink_driver import QUERY, TASKS, bodies, options_of, write_batch, write_task
 
 pytestmark = pytest.mark.slow
 
@@ -144,13 +144,15 @@ def test_the_home_of_a_sink_is_never_another_broker(house: House) -> None:
             while set(house.route(topic)) != {other}:
                 await asyncio.sleep(0.05)
             quick = options_of(house.nameservers, topic, topic, patience="1s")
-            task = TransactionalTask(quick, TaskId(topic, 1, 0, 1, "query"))
+            task = TransactionalTask(quick, TaskId(topic, 1, 0, 1, QUERY))
             with pytest.raises(NoRoute, match="decisions of the sink 'homeless' is away"):
                 await task.begin()
         finally:
             house.broker(home).start()
         house.await_route(topic, [home, other])
-        await commit_batch(options, topic, 1, [data for given in handles for data in given])
+        await commit_batch(
+            options, topic, 1, [data for given in handles for data in given], query_id=QUERY
+        )
 
     asyncio.run(body())
     check(house, topic, 2)
@@ -160,6 +162,6 @@ async def _home(house: House, sink_id: str) -> str:
     async with sink_client.SinkClient(
         options_of(house.nameservers, sink_id, sink_id), lambda client: lambda message: None
     ) as client:
-        control = client.control(sink_id)
+        control = client.control(sink_id, QUERY)
         await control.locate(1)
         return control.home

@@ -82,12 +82,14 @@ class Query:
                 handles = [data for given, _ in messages for data in given]
                 decided = any(found for _, found in messages)
                 await self.perhaps_break(
-                    commit_batch(self.options, self.sink_id, batch, handles, decided=decided)
+                    commit_batch(
+                        self.options, self.sink_id, batch, handles, query_id="q", decided=decided
+                    )
                 )
                 return
             except (TaskError, PenstockError):
                 handles = [data for given, _ in messages for data in given]
-                await abort_batch(self.options, self.sink_id, batch, handles)
+                await abort_batch(self.options, self.sink_id, batch, handles, "q")
         raise AssertionError(f"batch {batch} never ends")
 
     async def perhaps_break(self, commit: Coroutine[Any, Any, None]) -> None:
@@ -168,8 +170,8 @@ def test_the_commit_breaks_at_every_step(broker: InProcessBroker) -> None:
             handles = [data for given, _ in written for data in given]
             fate = Fate(dies_at)
             with suppress(Died):
-                await process(fate, partial(commit_batch, options, name, 0, handles))
-            await abort_batch(options, name, 0, handles)
+                await process(fate, partial(commit_batch, options, name, 0, handles, query_id="q"))
+            await abort_batch(options, name, 0, handles, "q")
             await process(Fate(), query.drive)
             query.check()
             steps = fate.steps

@@ -24,9 +24,10 @@ from penstock import Admin, Message, Producer
 from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, PipelineFailed
 from penstock.spark.pipelines.compaction import compact_lake
 from penstock.spark.pipelines.failures import for_people
-from penstock.spark.pipelines.lake import LakeSettings, write_lake
+from penstock.spark.pipelines.files import HadoopFiles
+from penstock.spark.pipelines.lake import LakeSettings, LakeWriter, write_lake
 from penstock.spark.pipelines.progress import Batch
-from penstock.spark.pipelines.running import find_pipeline, run_pipeline
+from penstock.spark.pipelines.running import Trigger, find_pipeline, run_pipeline
 from tests.compat.penstock import Up
 from tests.depth import rounds
 from tests.spark.kit import create_topic, send, send_numbers, stream_reader
@@ -112,11 +113,16 @@ def test_json_bodies_become_columns_and_bad_ones_are_kept_apart(
         b'[{"id": "d"}]': "the body is no JSON object",
         b'{"id": "e"} {"id": "f"}': "something follows the JSON object",
         b'{"id": "\xff"}': "the body is no UTF-8",
+        b'{"id": "h"} x}': "something follows the JSON object",
+        b'{"id": "i"}]{"id": "j"}': "something follows the JSON object",
+        b"{'id': 'k'}": "the body is no JSON",
     }
     send(house, [Message(topic, json.dumps(body)) for body in good])
     send(house, [Message(topic, body) for body in bad])
     schema = "id STRING NOT NULL, amount DOUBLE, lines ARRAY<STRUCT<n: INT>>"
-    fill(spark, house, tmp_path, topic, schema=schema, columns="store_timestamp,message_id")
+    columns = "store_timestamp,message_id"
+    batches = fill(spark, house, tmp_path, topic, schema=schema, columns=columns)
+    assert sum(batch.rows for batch in batches) == len(good) + len(bad), "they are read twice"
     rows = {row["id"]: row for row in rows_in(tmp_path)}
     assert rows.keys() == {"a", "b"}
     assert rows["a"].keys() == {
@@ -128,10 +134,10 @@ def test_json_bodies_become_columns_and_bad_ones_are_kept_apart(
 
     send(house, [Message(topic, '{"id": "g", "amount": 2}')])  # none is bad in this batch
     bad_files = files_in(tmp_path, "bad")
-    fill(spark, house, tmp_path, topic, schema=schema, columns="store_timestamp,message_id")
+    fill(spark, house, tmp_path, topic, schema=schema, columns=columns)
     assert sorted(row["id"] for row in rows_in(tmp_path)) == ["a", "b", "g"]
     assert files_in(tmp_path, "bad") == bad_files
-    with pytest.raises(LakeRefused, match=r"column amount of the lake .* is double"):
+    with pytest.raises(LakeRefused, match=r"column amount double .* would be amount int"):
         fill(spark, house, tmp_path, topic, schema="id STRING NOT NULL, amount INT")
 
 
@@ -156,12 +162,50 @@ def test_another_checkpoint_is_refused_or_goes_on_where_the_lake_ends(
     assert bodies_in(lake) == Counter(sent)
 
 
+def test_of_two_runs_the_second_has_the_lake(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 1)
+    sent = send_numbers(house, topic, 20)
+    stream = stream_reader(spark, house, topic, startingOffsets="earliest").load()
+    first = write_lake(stream, str(tmp_path), trigger="available-now")
+    first.awaitTermination()
+    first = write_lake(stream, str(tmp_path), trigger="100 ms")
+    try:
+        second = LakeWriter(spark, str(tmp_path), LakeSettings())
+        sent += send_numbers(house, topic, range(20, 30))
+        with pytest.raises(LakeRefused, match="another run has taken the lake"), for_people():
+            first.awaitTermination()
+    finally:
+        first.stop()
+    assert len(rows_in(tmp_path)) == 20
+    query = second.start(stream, Trigger.parse("available-now"), "second")
+    query.awaitTermination()
+    assert bodies_in(tmp_path) == Counter(sent)
+
+
+def test_a_checkpoint_writes_nothing_beside_itself(spark: SparkSession, tmp_path: Path) -> None:
+    moves = []
+
+    class Watched(HadoopFiles):
+        def move(self, source: str, target: str) -> None:
+            moves.append(self.url(source))
+            super().move(source, target)
+
+    files = Watched(spark, str(tmp_path / "checkpoint"))
+    assert files.write_new("metadata", b"{}")
+    assert files.read("metadata") == b"{}"
+    assert not files.write_new("metadata", b"[]")
+    assert [move.rpartition("/")[0] for move in moves] == [files.url()]
+
+
 def test_closed_dates_are_compacted_while_the_lake_grows(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 2)
+    tmp_path = tmp_path / "no [pattern] {a,b}"
     sent = send_numbers(house, topic, 60)
-    fill(spark, house, tmp_path, topic, max_rows=20)
+    fill(spark, house, tmp_path, topic, max_rows=20, compression="lz4")
     small = len(files_in(tmp_path))
     assert small >= 3
     done = compact_lake(spark, str(tmp_path))
@@ -202,6 +246,7 @@ def test_errors_are_for_people(spark: SparkSession, house: Up, fresh: str, tmp_p
         fill(spark, house, tmp_path / "a", fresh)
     assert "Traceback" not in missing.value.remark()
     assert "java" not in missing.value.remark()
+    create_topic(house, fresh, 1)
     for options, text in (
         ({"schema": "id STRNG"}, "can't be read"),
         ({"schema": "topic STRING"}, "as the messages themselves have"),

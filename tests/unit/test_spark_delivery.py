@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 
-from penstock.client.message import Message
 from penstock.client.transaction import AsyncTransactionProducer
 from penstock.errors import (
     BadSetting,
@@ -19,11 +18,9 @@ from penstock.errors import (
 )
 from penstock.spark import control as control_module
 from penstock.spark import decisions, delivery, sink_client
-from penstock.spark.delivery import TaskId, TransactionalTask, abort_batch, commit_batch
 from penstock.spark.parcels import decode
-from penstock.spark.rows import Outgoing
-from penstock.spark.sink_options import SinkOptions
 from penstock.testing import InProcessBroker
+from tests.unit.sink_kit import Sink, row
 
 PARKED = "TRANS_CHECK_MAX_TIME_TOPIC"
 
@@ -33,51 +30,6 @@ def broker() -> Iterator[InProcessBroker]:
     with InProcessBroker({"store.retain_hours": 72}) as broker:
         broker.create_topic("orders", queues=2)
         yield broker
-
-
-class Sink:
-    """A sink as one query has it."""
-
-    def __init__(self, broker: InProcessBroker, **options: str) -> None:
-        self.broker = broker
-        given = {
-            "nameserver": broker.address, "topic": "orders", "delivery": "transactional",
-            "sinkId": "s", "requestTimeout": "3s", "deliveryTimeout": "3s",
-        }  # fmt: skip
-        self.options = SinkOptions.of(given | options, stream=True)
-        assert self.options.sink_id is not None
-        self.sink_id = self.options.sink_id
-
-    def task(self, batch: int = 0, query: str = "q", partition: int = 0) -> TransactionalTask:
-        return TransactionalTask(
-            self.options, TaskId(self.sink_id, batch, partition, 0, query_id=query)
-        )
-
-    async def begins(self, batch: int = 0, query: str = "q") -> bool:
-        """Whether a task would send."""
-        task = self.task(batch, query)
-        sends = await task.begin()
-        await task.roll_back()
-        return sends
-
-    async def halves(self, *bodies: str, batch: int = 0) -> tuple[bytes, ...]:
-        task = self.task(batch)
-        assert await task.begin()
-        await task.send([_row(n, body) for n, body in enumerate(bodies)])
-        return await task.finish()
-
-    async def commit(self, *handles: bytes, batch: int = 0, decided: bool = False) -> None:
-        await commit_batch(self.options, self.sink_id, batch, handles, decided=decided)
-
-    async def abort(self, *handles: bytes, batch: int = 0) -> None:
-        await abort_batch(self.options, self.sink_id, batch, handles)
-
-    def seen(self) -> list[str]:
-        return sorted(message.body.decode() for message in self.broker.messages("orders"))
-
-
-def _row(number: int, body: str, **fields: Any) -> Outgoing:
-    return Outgoing(number, Message("orders", body, **fields), None)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:
@@ -107,7 +59,7 @@ def test_a_failed_task_and_an_aborted_batch_leave_nothing(broker: InProcessBroke
         sink = Sink(broker)
         task = sink.task()
         assert await task.begin()
-        await task.send([_row(0, "lost")])
+        await task.send([row(0, "lost")])
         await task.roll_back()
         handles = await sink.halves("lost too")
         await sink.abort(*handles)
@@ -336,9 +288,9 @@ def test_rows_that_can_not_be_halves(broker: InProcessBroker) -> None:
         sink = Sink(broker)
         task = sink.task(partition=3)
         assert await task.begin()
-        for row in (_row(5, "x", delay_level=1), _row(5, "")):
+        for bad in (row(5, "x", delay_level=1), row(5, "")):
             with pytest.raises(RowRefused, match="row 5 of partition 3"):
-                await task.send([_row(4, "good"), row])
+                await task.send([row(4, "good"), bad])
         await task.roll_back()
         assert sink.seen() == []
 
@@ -354,7 +306,7 @@ def test_brokers_of_apache_are_refused(
         assert await task.begin()
         monkeypatch.setattr(sink_client, "PENSTOCK", "what Apache's brokers do not have")
         with pytest.raises(NotTransactional, match="broker-a is not one"):
-            await task.send([_row(0, "a")])
+            await task.send([row(0, "a")])
         await task.roll_back()
         assert broker.messages("RMQ_SYS_TRANS_HALF_TOPIC") == []
         await broker.restart()

@@ -1,12 +1,13 @@
 """The steps of a lake on a file system in memory that is killed before any of its changes."""
 
 import json
+import time
 from collections.abc import Callable, Iterator
 from datetime import date
 
 import pytest
 
-from penstock.errors import LakeDamaged, LakeRefused
+from penstock.errors import LakeDamaged, LakeRefused, PipelineFailed
 from penstock.spark.pipelines.compaction import (
     JOURNALS,
     Swap,
@@ -16,7 +17,7 @@ from penstock.spark.pipelines.compaction import (
     swap_in,
 )
 from penstock.spark.pipelines.files import File
-from penstock.spark.pipelines.ownership import Claim, Deed
+from penstock.spark.pipelines.ownership import DEEDS_KEPT, Claim, Deed
 from penstock.spark.pipelines.publication import MARKS_KEPT, STAGING, Ledger
 
 QUERY = "6f2b7a34-0000-4000-8000-000000000001"
@@ -56,8 +57,10 @@ class MemoryFiles:
         return True
 
     def move(self, source: str, target: str) -> None:
-        assert target not in self.files, f"{target} is overwritten"
+        if source not in self.files:
+            raise PipelineFailed(f"{source} could not be renamed")
         data = self.files[source]
+        assert target not in self.files, f"{target} is overwritten"
         if self.copies:
             self._step(lambda: self.files.update({target: data}))
             self._step(lambda: self.files.pop(source))
@@ -93,9 +96,15 @@ def run_batch(files: MemoryFiles, number: int, rows: list[bytes]) -> None:
     """As the writer does for each batch, and again after it was killed."""
     ledger = Ledger(files)
     if not ledger.settle(QUERY, number):
-        attempt = ledger.attempt(QUERY, number)
+        attempt = ledger.attempt(QUERY, number, 1)
         stage(files, attempt, rows)
-        ledger.publish(QUERY, number, attempt, (f"offsets-{number}",))
+        publish(files, number, attempt)
+
+
+def publish(
+    files: MemoryFiles, number: int, attempt: str, check_held: Callable[[], None] = lambda: None
+) -> None:
+    Ledger(files).publish(QUERY, number, attempt, (f"offsets-{number}",), check_held)
 
 
 def kills(work: Callable[[], None], files: MemoryFiles) -> Iterator[int]:
@@ -157,30 +166,32 @@ def test_a_batch_that_is_there_is_left_alone() -> None:
 def test_what_tasks_of_a_killed_driver_write_later_is_not_published() -> None:
     files = MemoryFiles()
     ledger = Ledger(files)
-    zombie = ledger.attempt(QUERY, 0)
+    zombie = ledger.attempt(QUERY, 0, 1)
     stage(files, zombie, [b"one"])
     assert not ledger.settle(QUERY, 0)
-    attempt = ledger.attempt(QUERY, 0)
+    attempt = ledger.attempt(QUERY, 0, 2)
     stage(files, attempt, [b"one"])
     stage(files, zombie, [b"one"])
-    ledger.publish(QUERY, 0, attempt)
+    publish(files, 0, attempt)
     assert seen(files) == [b"one"]
     stage(files, zombie, [b"one"])
-    files.files[f"{STAGING}/compact-0123456789ab/part-0.parquet"] = b"another's"
-    ledger.sweep()
-    assert [path for path, _ in files.walk(STAGING)] == [
-        f"{STAGING}/compact-0123456789ab/part-0.parquet"
+    others = [
+        f"{STAGING}/{QUERY}-1/000003-0123456789ab/data/date=2026-08-01/topic=x/part-0.parquet",
+        f"{STAGING}/compact-0123456789ab-1785600000/part-0.parquet",
     ]
+    files.files |= dict.fromkeys(others, b"another's")
+    ledger.sweep(QUERY, 3)
+    assert [path for path, _ in files.walk(STAGING)] == others
 
 
 def test_a_file_that_is_gone_before_it_is_published_is_damage() -> None:
     files = MemoryFiles()
     ledger = Ledger(files)
-    attempt = ledger.attempt(QUERY, 0)
+    attempt = ledger.attempt(QUERY, 0, 1)
     stage(files, attempt, [b"one", b"two"])
     files.fuse = 2
     with pytest.raises(Killed):
-        ledger.publish(QUERY, 0, attempt)
+        publish(files, 0, attempt)
     files.fuse = -1
     for path, _ in files.walk(attempt):
         del files.files[path]
@@ -191,11 +202,11 @@ def test_a_file_that_is_gone_before_it_is_published_is_damage() -> None:
 def test_a_batch_that_somebody_else_publishes_is_refused() -> None:
     files = MemoryFiles()
     ledger = Ledger(files)
-    attempt = ledger.attempt(QUERY, 0)
+    attempt = ledger.attempt(QUERY, 0, 1)
     stage(files, attempt, [b"one"])
     files.files[f"_penstock/manifests/{QUERY}-0.json"] = b"{}"
     with pytest.raises(LakeDamaged, match="somebody else"):
-        ledger.publish(QUERY, 0, attempt)
+        publish(files, 0, attempt)
     with pytest.raises(LakeDamaged, match="can't be read"):
         ledger.settle(QUERY, 0)
 
@@ -219,7 +230,7 @@ def claim(lake: MemoryFiles, checkpoint: MemoryFiles) -> Claim:
 
 def spark_ran(checkpoint: MemoryFiles, *batches: int) -> None:
     for number in batches:
-        checkpoint.files[f"offsets/{number}"] = b"v1"
+        checkpoint.files[f"offsets/{number}"] = f"v1\n{{}}\noffsets-{number}".encode()
         checkpoint.files[f"commits/{number}"] = b"v1"
 
 
@@ -245,8 +256,17 @@ def used_lake() -> tuple[MemoryFiles, MemoryFiles, Deed]:
 
 def test_the_same_checkpoint_goes_on() -> None:
     lake, checkpoint, deed = used_lake()
-    assert claim(lake, checkpoint).take(adopt=False) == deed
-    assert claim(lake, checkpoint).take(adopt=True) == deed
+    for adopt in (False, True):
+        again = claim(lake, checkpoint).take(adopt=adopt)
+        assert (again.query, again.start) == (deed.query, deed.start)
+
+
+def test_only_the_newest_deeds_are_kept() -> None:
+    lake, checkpoint, _ = used_lake()
+    for _ in range(DEEDS_KEPT + 5):
+        deed = claim(lake, checkpoint).take(adopt=False)
+    assert len(lake.walk("_penstock/lake")) == DEEDS_KEPT
+    claim(lake, checkpoint).check_held(deed)
 
 
 def test_another_checkpoint_is_refused_and_adopts_where_the_lake_ends() -> None:
@@ -257,7 +277,8 @@ def test_another_checkpoint_is_refused_and_adopts_where_the_lake_ends() -> None:
     adopted = claim(lake, new).take(adopt=True)
     assert adopted.query != QUERY
     assert adopted.start == ("offsets-1",)
-    assert claim(lake, new).take(adopt=False) == adopted  # until Spark has begun, and after it
+    again = claim(lake, new).take(adopt=False)  # until Spark has begun, and after it
+    assert (again.query, again.start) == (adopted.query, adopted.start)
     with pytest.raises(LakeRefused, match="taken the lake"):
         claim(lake, old).check_held(deed)
     with pytest.raises(LakeRefused, match="belongs to"):
@@ -269,11 +290,11 @@ def test_another_checkpoint_is_refused_and_adopts_where_the_lake_ends() -> None:
 def test_a_batch_half_published_is_finished_before_a_lake_is_adopted() -> None:
     lake, _, _ = used_lake()
     ledger = Ledger(lake)
-    attempt = ledger.attempt(QUERY, 2)
+    attempt = ledger.attempt(QUERY, 2, 1)
     stage(lake, attempt, [b"three", b"four"])
     lake.fuse = 2
     with pytest.raises(Killed):
-        ledger.publish(QUERY, 2, attempt, ("offsets-2",))
+        publish(lake, 2, attempt)
     lake.fuse = -1
     assert claim(lake, MemoryFiles()).take(adopt=True).start == ("offsets-2",)
     assert seen(lake) == sorted([b"one", b"two", b"three", b"four"])
@@ -297,6 +318,123 @@ def test_a_lake_that_was_deleted_or_is_an_old_copy_is_refused() -> None:
         claim(lake, checkpoint).take(adopt=False)
 
 
+def test_a_checkpoint_that_is_an_old_copy_is_refused() -> None:
+    lake, checkpoint, _ = used_lake()
+    for path in ("offsets/1", "commits/1"):  # Spark would make another batch 1, and it is "there"
+        del checkpoint.files[path]
+    with pytest.raises(LakeRefused, match="come to batch 1, and the checkpoint"):
+        claim(lake, checkpoint).take(adopt=False)
+    checkpoint.files["offsets/1"] = b"v1\n{}\nelsewhere"
+    with pytest.raises(LakeRefused, match="does not know it"):
+        claim(lake, checkpoint).take(adopt=False)
+
+
+# --- two at once ---------------------------------------------------------------------------------
+
+
+def at(moment: int, deed: Callable[[], None]) -> Callable[[], None]:
+    """A question that somebody acts before, the so-manieth time that it is asked."""
+    left = [moment]
+
+    def ask() -> None:
+        if left[0] == 0:
+            deed()
+        left[0] -= 1
+
+    return ask
+
+
+@pytest.mark.parametrize("adopt", [False, True])
+@pytest.mark.parametrize("moment", range(6))
+def test_a_run_that_has_lost_the_lake_publishes_nothing(adopt: bool, moment: int) -> None:
+    """Another run takes the lake between any two steps of the first one."""
+    lake, checkpoint, deed = used_lake()
+    other = MemoryFiles() if adopt else checkpoint
+    ledger, rows = Ledger(lake), [b"three", b"four"]
+    taken: list[Deed] = []
+
+    def take() -> None:
+        taken.append(claim(lake, other).take(adopt=adopt))
+        ledger.sweep(taken[0].query, taken[0].number)
+
+    def check_held() -> None:
+        before()
+        claim(lake, checkpoint).check_held(deed)
+        after()
+
+    before, after = at(moment - 2, take), at(moment - 4, take)
+    spark_plans(checkpoint, 2)
+    attempt = ledger.attempt(QUERY, 2, deed.number)
+    stage(lake, attempt, rows[:1] if moment == 0 else rows)
+    if moment < 2:
+        take()  # moment 0: the second half is written after the sweep
+        stage(lake, attempt, rows)
+        if moment == 0:
+            del lake.files[f"{attempt}/data/date=2026-08-01/topic=orders/part-0.parquet"]
+    try:
+        publish(lake, 2, attempt, check_held)
+    except (LakeRefused, PipelineFailed):  # the other one was quicker
+        assert taken
+    if not taken:
+        take()
+    # The other run comes to the batch, or begins where the lake ends.
+    if adopt:
+        if taken[0].start != ("offsets-2",):
+            assert taken[0].start == ("offsets-1",)
+            new = ledger.attempt(taken[0].query, 0, taken[0].number)
+            stage(lake, new, rows)
+            ledger.publish(taken[0].query, 0, new, ("offsets-2",), lambda: None)
+        claim(lake, other).check_held(taken[0])
+    elif not ledger.settle(QUERY, 2):
+        new = ledger.attempt(QUERY, 2, taken[0].number)
+        stage(lake, new, rows)
+        publish(lake, 2, new)
+    assert seen(lake) == sorted([b"one", b"two", *rows])
+
+
+def spark_plans(checkpoint: MemoryFiles, batch: int) -> None:
+    checkpoint.files[f"offsets/{batch}"] = f"v1\n{{}}\noffsets-{batch}".encode()
+
+
+def test_of_two_that_start_at_once_one_holds_the_lake() -> None:
+    lake, checkpoint, _ = used_lake()
+    first = claim(lake, checkpoint).take(adopt=False)
+    path = lake.walk("_penstock/lake")[-1].path
+    del lake.files[path]  # the second one looked before it was there, and its rename replaces it
+    second = claim(lake, checkpoint).take(adopt=False)
+    assert first.number == second.number
+    claim(lake, checkpoint).check_held(second)
+    with pytest.raises(LakeRefused, match="another run"):
+        claim(lake, checkpoint).check_held(first)
+
+
+def test_who_is_refused_leaves_the_batch_of_another_alone() -> None:
+    lake, _, _ = used_lake()
+    attempt = Ledger(lake).attempt(QUERY, 2, 1)
+    stage(lake, attempt, [b"three", b"four"])
+    lake.fuse = 2
+    with pytest.raises(Killed):
+        publish(lake, 2, attempt)
+    lake.fuse = -1
+    before = dict(lake.files)
+    with pytest.raises(LakeRefused, match="is another"):
+        claim(lake, MemoryFiles()).take(adopt=False)
+    assert lake.files == before
+
+
+def test_topics_that_a_query_in_between_did_not_read_are_not_forgotten() -> None:
+    lake, checkpoint = MemoryFiles(), MemoryFiles()
+    ends = ['{"a": {"b": {"0": 5}}, "c": {"b": {"0": 7}}}', '{"a": {"b": {"0": 9}}}']
+    for end in ends:
+        deed = claim(lake, checkpoint).take(adopt=True)
+        attempt = Ledger(lake).attempt(deed.query, 0, deed.number)
+        stage(lake, attempt, [end.encode()])
+        Ledger(lake).publish(deed.query, 0, attempt, (end,), lambda: None)
+        checkpoint = MemoryFiles()
+    [start] = claim(lake, checkpoint).take(adopt=True).start
+    assert json.loads(start) == {"a": {"b": {"0": 9}}, "c": {"b": {"0": 7}}}
+
+
 def test_a_directory_with_other_files_is_no_lake() -> None:
     lake = MemoryFiles()
     lake.files[f"{DAY}/mine.parquet"] = b"mine"
@@ -312,8 +450,10 @@ def test_columns_may_come_and_may_not_change() -> None:
     more = books.describe(deed, {"currency": "string"})
     assert more.columns == {"topic": "string", "amount": "double", "currency": "string"}
     assert books.last() == more
-    with pytest.raises(LakeRefused, match="the column amount of the lake the-lake is double"):
+    with pytest.raises(LakeRefused, match="amount double of the lake the-lake would be amount int"):
         books.describe(more, {"amount": "int"})
+    with pytest.raises(LakeRefused, match="would be Amount double"):
+        books.describe(more, {"Amount": "double"})
 
 
 def test_a_broken_book_is_named() -> None:
@@ -329,14 +469,14 @@ def test_a_broken_book_is_named() -> None:
 # --- compaction ----------------------------------------------------------------------------------
 
 
-def swap_of(files: MemoryFiles, name: str = "compact-0123456789ab") -> Swap:
+def swap_of(files: MemoryFiles, name: str = "compact-0123456789ab", since: int = 0) -> Swap:
     """Three files that become one: what Spark has written, before it is swapped in."""
     inputs = []
     for i, row in enumerate((b"one", b"two", b"three")):
         path = f"{DAY}/batch-{i:010}-00000-{QUERY}.parquet"
         files.files[path] = row
         inputs.append(File(path, len(row)))
-    staged = f"{STAGING}/{name}/part-0.parquet"
+    staged = f"{STAGING}/{name}-{since}/part-0.parquet"
     files.files[staged] = b"one,two,three"
     return Swap(tuple(inputs), staged, f"{DAY}/{name}.parquet", len(b"one,two,three"))
 
@@ -393,6 +533,14 @@ def test_of_two_compactions_one_gives_up() -> None:
     assert not swap_in(files, third), "the files it has read are gone"
     assert seen(files) == [b"one,two,three"]
     assert files.walk(JOURNALS) == []
+
+
+def test_a_compaction_leaves_one_that_is_under_way_alone() -> None:
+    files = MemoryFiles()
+    swap = swap_of(files, since=int(time.time()))
+    settle_swaps(files)
+    assert swap_in(files, swap)
+    assert seen(files) == [b"one,two,three"]
 
 
 def test_a_compaction_whose_file_is_gone_is_given_up() -> None:

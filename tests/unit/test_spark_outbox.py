@@ -49,6 +49,16 @@ def test_rows_of_one_topic_leave_together_up_to_the_limits() -> None:
     assert [bundle.size for bundle in found] == [1_000, 1_000, 500]
 
 
+def test_properties_count_as_well() -> None:
+    """They may be far longer than bodies, and a request of one key must be one request."""
+    rows = [
+        Outgoing(n, Message("t", b"x", properties={"p": "y" * 10_000}), "key") for n in range(100)
+    ]
+    (found,) = bundles(rows, options())
+    assert all(len(request) <= 26 for request in found.requests)
+    assert found.size > 1_000_000
+
+
 def test_what_waits_and_what_is_compressed_leaves_alone() -> None:
     late = Outgoing(1, Message("t", b"x", delay_level=2), None)
     rows = [row(0), late, row(2, b"y" * 5_000), row(3)]

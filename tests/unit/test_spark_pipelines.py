@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from penstock.errors import BadSetting, DataLost, NoRoute, PipelineFailed
+from penstock.cli.main import main
+from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, PipelineFailed
 from penstock.spark.pipelines.failures import as_penstock_error
-from penstock.spark.pipelines.lake import starting_offsets
+from penstock.spark.pipelines.lake import check_topics, starting_offsets
 from penstock.spark.pipelines.ownership import Deed
 from penstock.spark.pipelines.progress import Batch, batch_of, lag_of
 from penstock.spark.pipelines.running import (
@@ -102,13 +103,43 @@ def test_what_is_no_trigger(text: str) -> None:
         Trigger.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("--topics", "a", "--pattern", "b"), "exclude each other"),
+        ((), "no topics are named"),
+        (("--topics", "a", "--prefix", "x"), "--prefix is for"),
+        (("--topics", "a", "--columns", "nonsense"), "no column of a message"),
+        (("--topics", "a", "--max-rows", "0"), "less than 1"),
+        (("--topics", "a", "--start", "yesterday"), "startingOffsets"),
+        (("--topics", "a", "--trigger", "soon"), "no trigger"),
+        (("--topics", "a", "--conf", "x"), "not as KEY=VALUE"),
+    ],
+)
+def test_options_are_wrong_before_spark_starts(
+    args: tuple[str, ...],
+    text: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def session(*args: Any, **options: Any) -> Any:
+        raise AssertionError("Spark was started")
+
+    monkeypatch.setattr("penstock.spark.session.spark_session", session)
+    code = main(["pipeline", "run", "lake", "--lake", "/nowhere", *args])
+    told = capsys.readouterr().err
+    assert (code, "starting Spark" in told) == (2, False)
+    assert text in told
+
+
 # --- progress ------------------------------------------------------------------------------------
 
 
 def report(number: int, rows: int = 10, **source: Any) -> dict[str, Any]:
     return {
         "batchId": number, "numInputRows": rows,
-        "durationMs": {"addBatch": 100, "triggerExecution": 500}, "sources": [source],
+        "durationMs": {"addBatch": 100, "triggerExecution": 500},
+        "sources": [{"numInputRows": rows, **source}],
     }  # fmt: skip
 
 
@@ -118,6 +149,17 @@ def test_a_batch_is_a_line() -> None:
     batch = batch_of(report(12, 1000, endOffset=json.dumps(end), latestOffset=json.dumps(latest)))
     assert str(batch) == "batch 12: 1,000 rows, 2,000 rows/s, lag 1,203, 0.50 s"
     assert str(batch_of(report(3), "lake")) == "lake, batch 3: 10 rows, 20 rows/s, 0.50 s"
+
+
+def test_rows_that_are_read_twice_are_one_batch() -> None:
+    end = {"$initial": {"orders": {"b": {"0": 20}}}, "orders": {"a": {"0": 30}, "b": {"0": 24}}}
+    first = {"$initial": {"orders": {"a": {"0": 5}}}, "orders": {"a": {"0": 30}}}
+    start = {"orders": {"a": {"0": 10}}}
+    for rows, told in ((48, 24), (24, 24), (20, 20)):  # others were left out by their tags
+        batch = batch_of(report(1, rows, startOffset=json.dumps(start), endOffset=json.dumps(end)))
+        assert batch.rows == told
+    assert batch_of(report(0, 50, startOffset=None, endOffset=json.dumps(first))).rows == 25
+    assert batch_of(report(0, 50, startOffset="1", endOffset="2")).rows == 50
 
 
 @pytest.mark.parametrize("offset", [None, "", "7", "[1]", '{"a": 1}', '{"a": {"b": {"0": "x"}}}'])
@@ -260,6 +302,15 @@ def test_errors_of_spark_lose_their_stack(text: str, message: str, hint: str) ->
 
 
 # --- where an adopted lake goes on ---------------------------------------------------------------
+
+
+def test_topics_that_come_back_after_an_adoption_are_refused() -> None:
+    ends = [json.dumps({topic: {"a": {"0": 7}} for topic in topics}) for topics in ("ab", "a")]
+    deed = Deed("q", "c", (ends[0],))
+    check_topics(deed, [ends[1]], [MessageQueue("a", "a", 0), MessageQueue("new", "a", 0)])
+    with pytest.raises(LakeRefused, match="has had b from the query before"):
+        check_topics(deed, [ends[1]], [MessageQueue("a", "a", 0), MessageQueue("b", "a", 0)])
+    check_topics(Deed("q", "c"), [ends[1]], [MessageQueue("b", "a", 0)])
 
 
 def test_an_adopted_lake_goes_on_in_each_queue() -> None:

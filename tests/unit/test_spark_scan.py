@@ -5,17 +5,22 @@ import logging
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import BadSetting, DataLost
+from penstock.errors import BadSetting, DataLost, ReadFailed
 from penstock.spark import scan as scan_module
 from penstock.spark.scan import LogSlice, Scan, plan_scan, read_slice
+from penstock.store.pieces import search
 from penstock.store.segment import NAME_DIGITS
+from penstock.wire.message import encode_batch
 from penstock.wire.record import MAGIC_BLANK
 from tests.store_kit import SEGMENT_BYTES, START_MS, Message, Model, Stored, random_message
+from tests.unit.consumer_kit import record
+from tests.unit.test_spark_columns import log_of
 
 COLUMNS = ("topic", "queue_id", "queue_offset", "body", "commit_log_offset")
 ALL = Scan(columns=COLUMNS)
@@ -61,6 +66,7 @@ def read(slices: Sequence[LogSlice], scan: Scan = ALL) -> list[Row]:
     rows: list[Row] = []
     for part in slices:
         for batch in read_slice(part, scan):
+            batch.validate(full=True)
             assert batch.schema.names == list(scan.columns)
             rows += zip(*(column.to_pylist() for column in batch.columns), strict=True)
     return rows
@@ -269,3 +275,124 @@ def test_paths_without_a_log_are_refused(tmp_path: Path) -> None:
         plan_scan("s3a://bucket/store", ALL)
     (tmp_path / "commitlog").mkdir()
     assert plan_scan(str(tmp_path), ALL) == []
+
+
+# --- under a broker that writes, and what goes missing in odd places
+
+
+def test_a_record_that_becomes_whole_while_the_next_one_is_searched_is_no_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = model_of(20)
+    paths = write(tmp_path, model)
+    late = model.stored[7]
+    with paths[0].open("r+b") as file:  # as a read sees it that began before the broker wrote it
+        file.seek(late.offset)
+        file.write(bytes(late.message.size()))
+
+    def slow_search(*place: Any) -> int | None:
+        found = search(*place)
+        with paths[0].open("r+b") as file:
+            file.seek(late.offset)
+            file.write(late.data())
+        return found
+
+    monkeypatch.setattr(scan_module, "search", slow_search)
+    assert read(plan_scan(str(tmp_path), ALL)) == rows_of(model.stored)
+
+
+def queue_offsets(path: Path, scan: Scan) -> list[int]:
+    batches = [batch for part in plan_scan(str(path), scan) for batch in read_slice(part, scan)]
+    return [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]
+
+
+def broken_batch(offset: int) -> bytes:
+    inner = encode_batch((b"inner %d" % n, 0, {}) for n in range(2)) + b"?"
+    return record(offset, inner, sys_flag=0xC0)
+
+
+def test_messages_of_a_batch_that_is_broken_are_read_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    log = log_of(record(0), broken_batch(1), record(3))
+    path = tmp_path / ("0" * NAME_DIGITS)
+    path.write_bytes(log + bytes(1000))
+    with pytest.raises(DataLost, match=f"log offset {len(record(0))} to"):
+        read(plan_scan(str(path), ALL))
+    going_on = Scan(columns=("queue_offset",), fail_on_data_loss=False)
+    assert queue_offsets(path, going_on) == [0, 1, 2, 3]
+    assert caplog.text.count("data loss") == 1
+
+
+def test_a_middle_file_that_is_missing_of_three_is_a_loss(tmp_path: Path) -> None:
+    model = model_of(1000)
+    paths = write(tmp_path, model)
+    for path in paths[3:]:
+        path.unlink()
+    paths[1].unlink()
+    with pytest.raises(DataLost, match=f"{SEGMENT_BYTES} to {2 * SEGMENT_BYTES - 1} are missing"):
+        plan_scan(str(tmp_path), ALL)
+
+
+def test_a_middle_file_without_a_byte_is_a_loss(tmp_path: Path) -> None:
+    model = model_of(100)
+    paths = write(tmp_path, model)
+    paths[1].write_bytes(b"")
+    with pytest.raises(DataLost, match=f"log offset {SEGMENT_BYTES} to {2 * SEGMENT_BYTES - 1}"):
+        read(plan_scan(str(tmp_path), ALL))
+    going_on = Scan(columns=COLUMNS, fail_on_data_loss=False)
+    kept = [s for s in model.stored if s.offset // SEGMENT_BYTES != 1]
+    assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
+
+
+def test_files_of_different_lengths_miss_nothing(tmp_path: Path) -> None:
+    """A store whose files were made longer once: where each one ends the next begins."""
+    blank = (8).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True)
+    begin, offsets = 0, 0
+    for count in (6, 3, 3):
+        log = log_of(*(record(offsets + n) for n in range(count)), begin=begin) + blank
+        (tmp_path / f"{begin:0{NAME_DIGITS}d}").write_bytes(log)
+        begin, offsets = begin + len(log), offsets + count
+    assert queue_offsets(tmp_path, Scan(columns=("queue_offset",))) == list(range(offsets))
+
+
+def test_a_file_that_retention_takes_after_the_plan(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = model_of(100)
+    paths = write(tmp_path, model)
+    slices = plan_scan(str(tmp_path), ALL)
+    paths[0].unlink()
+    with pytest.raises(DataLost, match=f"log offset 0 to {SEGMENT_BYTES - 1}"):
+        read(slices)
+    going_on = Scan(columns=COLUMNS, fail_on_data_loss=False)
+    kept = [s for s in model.stored if s.offset >= SEGMENT_BYTES]
+    assert read(slices, going_on) == rows_of(kept)
+    assert "data loss" in caplog.text
+    (tmp_path / "commitlog").rename(tmp_path / "elsewhere")
+    with pytest.raises(ReadFailed, match="can't be read"):  # not there at all: no loss of the log
+        read(slices, going_on)
+
+
+def test_names_that_are_no_log_files_and_files_that_vanish_while_they_are_listed(
+    tmp_path: Path,
+) -> None:
+    model = model_of(100)
+    paths = write(tmp_path, model)
+    (tmp_path / "commitlog" / ("9" * NAME_DIGITS)).write_bytes(b"no log")
+    paths[0].unlink()
+    paths[0].symlink_to(tmp_path / "gone")
+    kept = [s for s in model.stored if s.offset >= SEGMENT_BYTES]
+    assert read(plan_scan(str(tmp_path), ALL)) == rows_of(kept)
+
+
+def test_files_made_while_they_are_listed_are_not_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A directory may name a file that was made during the listing, and not the one before it."""
+    model = model_of(100)
+    paths = write(tmp_path, model)
+    listings = [[paths[0], paths[2]], paths]
+    monkeypatch.setattr(Path, "iterdir", lambda folder: iter(listings.pop(0)))
+    found = read(plan_scan(str(tmp_path), ALL))
+    assert found == rows_of(s for s in model.stored if s.offset < 3 * SEGMENT_BYTES)

@@ -27,14 +27,11 @@ def test_defaults() -> None:
 
 def test_all_of_them_whatever_the_case() -> None:
     options = of(
-        DELIVERY="Transactional", sinkid="daily report", batchID="0", transactionTimeout="2h",
-        controlBroker="broker-a", deliveryTimeout="30s", acks="1", group="g", compression="none",
-        compressAboveBytes="100", batchBytes="1000", batchCount="10", inFlightBytes="5000",
-        messageBytesMax="2000", identify="false",
+        DELIVERY="At-Least-Once", sinkid="daily report", batchID="0", deliveryTimeout="30s",
+        acks="1", group="g", compression="none", compressAboveBytes="100", batchBytes="1000",
+        batchCount="10", inFlightBytes="5000", messageBytesMax="2000", identify="false",
     )  # fmt: skip
-    assert options.transactional
     assert (options.sink_id, options.batch_id) == ("daily report", 0)
-    assert options.transaction_timeout_ms == 7_200_000
     assert options.delivery_timeout_ms == 30_000
     assert not options.only_safe
     assert not options.identify
@@ -42,6 +39,15 @@ def test_all_of_them_whatever_the_case() -> None:
     assert (options.batch_bytes, options.batch_count, options.in_flight_bytes) == (1_000, 10, 5_000)
     assert options.message_bytes_max == 2_000
     assert pickle.loads(pickle.dumps(options)) == options
+
+
+def test_those_of_transactions() -> None:
+    options = of(
+        delivery="Transactional", sinkid="s", transactionTimeout="2h", controlBroker="broker-a"
+    )
+    assert options.transactional
+    assert options.transaction_timeout_ms == 7_200_000
+    assert options.control_broker == "broker-a"
 
 
 def test_batch_ids_count_from_0() -> None:
@@ -65,6 +71,9 @@ def test_a_stream_has_its_identity_from_its_query() -> None:
         (True, {"sinkId": "s", "batchId": "1"}, "batchId is only for batch writes"),
         (False, {"transactionTimeout": "1h"}, "only for delivery=transactional"),
         (False, {"controlBroker": "b"}, "only for delivery=transactional"),
+        (True, {"delivery": "transactional", "acks": "1"}, "acks is only for delivery=at-least"),
+        (True, {"delivery": "transactional", "identify": "false"}, "identify is only for"),
+        (True, {"delivery": "transactional", "batchBytes": "9"}, "batchBytes is only for"),
         (False, {"topik": "t"}, "maybe topic is meant"),
         (False, {"subscribe": "t"}, "the sink has no option 'subscribe'"),
         (False, {"topic": "a b"}, "the option topic: the topic name 'a b' contains"),

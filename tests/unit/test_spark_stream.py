@@ -382,6 +382,15 @@ def test_a_queue_that_went_back() -> None:
     assert lenient.batch() == {}
 
 
+def test_a_queue_that_went_back_does_not_wait_for_more() -> None:
+    """Else the loss would be told anew each time that Spark asks."""
+    cluster = MadeUp({Q[0]: 50})
+    stream = Stream(cluster, failOnDataLoss="false", minOffsetsPerTrigger="10")
+    stream.batch()
+    cluster.there[Q[0]] = 3
+    assert stream.batch() == {a(0): (0, 3)}
+
+
 def test_a_queue_that_is_made_anew_and_empty() -> None:
     cluster = MadeUp({Q[0]: 50})
     stream = Stream(cluster, failOnDataLoss="false")

@@ -184,6 +184,8 @@ def _spark(folder: Path) -> "Iterator[SparkSession]":
 
     conf = {"spark.driver.memory": MEMORY, "spark.sql.warehouse.dir": str(folder / "warehouse")}
     spark = spark_session("penstock-demo", conf=conf)
+    # A batch that takes longer than its interval is no news here.
+    spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
     finally:

@@ -2,12 +2,14 @@
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from penstock.cli.demo_story import SPIKE_MINUTE, Story
 from penstock.spark.pipelines.registration_events import ACCEPTED, ALERTS, STEP_NAMES
+from penstock.spark.pipelines.registration_tables import PERCENTILES
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -88,19 +90,14 @@ class Findings:
     def _minutes(self) -> "Table":
         from rich.table import Table
 
-        table = Table(title="Minute by minute; seconds until a step is done: p50 / p95 / p99")
-        for name in ("minute", "registered", "rejected", *STEP_NAMES, "stuck"):
-            table.add_column(name, justify="right")
+        table = Table(title="Minute by minute; seconds until a step is done: p50/p95/p99")
+        for name in ("minute", "users", "rejected", *STEP_NAMES, "stuck"):
+            table.add_column(name, justify="right", no_wrap=True)
         for minute in self.figures.minutes:
             kinds = {k: n for k, n in self.figures.counts.items() if k[0] == minute}
             accepted = sum(count for key, count in kinds.items() if key[2] == ACCEPTED)
             steps = [self.figures.latencies.get((minute, name)) for name in STEP_NAMES]
-            cells = [
-                " / ".join(f"{row[f'p{each}_ms'] / 1000:.1f}" for each in (50, 95, 99))
-                if row
-                else ""
-                for row in steps
-            ]
+            cells = ["" if row is None else _percentiles(row) for row in steps]
             stuck = sum(self.alerts[u] for u, m in _stuck(self.story).items()
                         if m == self._number(minute))  # fmt: skip
             table.add_row(
@@ -112,6 +109,12 @@ class Findings:
     def _number(self, minute: datetime) -> int:
         """Which minute of the story it is."""
         return round((minute - self.story.began) / timedelta(minutes=1))
+
+
+def _percentiles(row: Mapping[str, Any]) -> str:
+    """In seconds; a dash where nobody has the step."""
+    values = [row[name] for name in PERCENTILES]
+    return "/".join("-" if ms is None else f"{ms / 1000:.{int(ms < 9950)}f}" for ms in values)
 
 
 def _stuck(story: Story) -> dict[str, int]:

@@ -82,12 +82,13 @@ def _command(found: "Pipeline") -> click.Command:
         conf: tuple[str, ...], **options: Any,
     ) -> None:  # fmt: skip
         """Set up and run."""
-        from penstock.spark.pipelines.running import Trigger, run_pipeline
+        from penstock.spark.pipelines.running import run_pipeline
 
-        with _usage():
-            found.check(options)
-            Trigger.parse(trigger or found.trigger)
         settings = _settings(conf)
+        with _usage():  # Spark takes ten seconds to start
+            found.job(
+                options, connection=_connection(cluster), checkpoint=checkpoint, trigger=trigger
+            )
         with _session(found.name, master, settings) as spark, _progress() as tell, _usage():
             ended = run_pipeline(
                 found, options, spark=spark, connection=_connection(cluster),

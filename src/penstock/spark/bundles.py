@@ -6,7 +6,7 @@ compressed. Rows with a queue key leave together with those of the same key, one
 other, so that a second attempt changes no order.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -17,7 +17,7 @@ from penstock.spark.sink_options import SinkOptions
 ALONE_MAX: Final = 500
 """Rows that leave alone and are looked after together."""
 _OVERHEAD_BYTES: Final = 150
-"""About what a row has beside its body."""
+"""About what a row has beside its body and its properties."""
 
 
 @dataclass(slots=True)
@@ -57,10 +57,16 @@ def bundles(rows: Sequence[Outgoing], options: SinkOptions) -> Iterator[Bundle]:
     together: dict[tuple[str, str | None], _Growing] = {}
     alone = _Growing()
     compress_from = options.compress_above_bytes if options.compression else 1 << 62
+    properties: Mapping[str, str] = {}
+    beside = _OVERHEAD_BYTES
     for row in rows:
         message = row.message
-        size = len(message.body) + _OVERHEAD_BYTES
-        apart = size - _OVERHEAD_BYTES >= compress_from or _waits(message)
+        if message.properties is not properties:  # those of a whole batch may be one
+            properties = message.properties
+            beside = _OVERHEAD_BYTES + _length(properties)
+        length = len(message.body)
+        size = length + beside
+        apart = length >= compress_from or _waits(message)
         if apart and row.queue_key is None:
             alone.rows.append(row)
             alone.size += size
@@ -105,6 +111,10 @@ def _leftover(
     alone.close_request()
     for request in alone.requests:
         yield Bundle([request], alone.total // len(alone.requests), False)
+
+
+def _length(properties: Mapping[str, str]) -> int:
+    return sum(map(len, properties)) + sum(map(len, properties.values()))
 
 
 def _waits(message: Message) -> bool:

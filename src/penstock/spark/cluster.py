@@ -9,15 +9,14 @@ import logging
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from penstock.client.admin import AsyncAdmin
 from penstock.client.admin_topics import kind_of
 from penstock.client.admin_values import BrokerAddress, TopicKind
 from penstock.client.blocking import Face, blocking
 from penstock.client.lifetime import Lifetime
-from penstock.client.offsets import broker_of
-from penstock.client.rebalance import ask_offset
+from penstock.client.offsets import broker_of, offset_in
 from penstock.errors import (
     GroupNotExist,
     NoNameServer,
@@ -25,10 +24,11 @@ from penstock.errors import (
     NoRoute,
     PenstockError,
     ReadGaveUp,
+    SystemBusy,
 )
 from penstock.spark.offsets import Marks, listed
 from penstock.spark.options import Connection
-from penstock.spark.patience import insist
+from penstock.spark.patience import PASSING, insist
 from penstock.spark.source_options import Topics
 from penstock.wire import fastjson
 from penstock.wire.bodies import MessageQueue
@@ -44,6 +44,9 @@ from penstock.wire.codes import (
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+_NOTHING: Final = "-1"
+"""Apache's offset of a queue that it has not made yet, and of a search that finds nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,13 +180,13 @@ class AsyncCluster(Lifetime):
 
         async def one(queue: MessageQueue) -> int | PenstockError:
             try:
-                return await ask_offset(
-                    self._session, self._admin.full_queue(queue), code, **fields
-                )
+                return await self._offset(self._admin.full_queue(queue), code, fields)
             except PenstockError as error:
-                if not error.retry:
-                    raise
-                return error
+                if error.retry:
+                    return error
+                if error.answer_code in PASSING:
+                    return SystemBusy(error.message)
+                raise
 
         answers = await self._admin.for_each(wanted, one)
         ends = Ends(by_replica=frozenset(q for q in wanted if not self._has_master(q.broker_name)))
@@ -193,6 +196,15 @@ class AsyncCluster(Lifetime):
             else:
                 ends.away[queue] = answer
         return ends
+
+    async def _offset(self, queue: MessageQueue, code: int, fields: dict[str, str]) -> int:
+        fields = {
+            "topic": queue.topic, "queueId": str(queue.queue_id), "bname": queue.broker_name,
+            **fields,
+        }  # fmt: skip
+        peer = await broker_of(self._session, queue)
+        ext = (await self._session.call(peer, code, fields)).ext
+        return 0 if ext.get("offset") == _NOTHING else offset_in(ext)
 
     def _has_master(self, broker: str) -> bool:
         return MASTER_ID in self._session.brokers.get(broker, {})

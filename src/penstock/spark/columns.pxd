@@ -17,7 +17,6 @@ cdef int _WRAPPED
 cdef int _MAGIC_V1
 cdef int _MAGIC_V2
 cdef int _MAGIC_BLANK
-cdef int _MAGIC_BYTE
 cdef int _TRANSACTION
 cdef int _PREPARED
 cdef int _ROLLBACK
@@ -70,7 +69,3 @@ cdef class ColumnBuilder:
     @cython.locals(record=PlacedRecord, batch=RowBatch, at="Py_ssize_t", problem=int,
                    offset="long long")
     cdef int _add_all(self, Py_ssize_t end, long long until) except -1
-
-@cython.locals(hit="Py_ssize_t", problem=int)
-cdef Py_ssize_t _find(PlacedRecord record, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
-                      long long log_offset) except -2

@@ -44,7 +44,6 @@ _DONE, _FULL, _BAD, _BLANK, _UNWRITTEN, _CUT = DONE, FULL, BAD, BLANK, UNWRITTEN
 _CRC, _ELSEWHERE, _LENGTHS, _MAGIC = CRC, ELSEWHERE, LENGTHS, MAGIC
 _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 _MAGIC_V1, _MAGIC_V2, _MAGIC_BLANK = MAGIC_V1, MAGIC_V2, MAGIC_BLANK
-_MAGIC_BYTE = MAGIC_V1 >> 24 & 0xFF
 _TRANSACTION = SYS_TRANSACTION_MASK
 _PREPARED, _ROLLBACK = SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
 _KNOWN = 256  # topics whose verdict is kept; a power of two
@@ -142,7 +141,7 @@ class ColumnBuilder:
         """Take the records of a log that begin in [begin, end) of `data` (bytes, a map, a view).
 
         Byte 0 lies at `log_offset` in the log; nothing from `limit` on is read. A record has to
-        begin at `begin` (`find_record`). After DONE, `position` is where the next slice's first
+        begin at `begin`. After DONE, `position` is where the next slice's first
         record begins. After BAD, `resume` is known where only the content of the record is wrong.
         """
         if wanted is not self._log:
@@ -352,29 +351,3 @@ class ColumnBuilder:
                     batch.add(record)
                 self.offset = offset + 1
             at += record.size
-
-
-def find_record(data: object, begin: int, end: int, *, limit: int, log_offset: int) -> int:
-    """Where in [begin, end) the first record of a log begins; -1 if none does.
-
-    That is what has a record's magic, lengths that add up, and as physical offset its own place.
-    """
-    view = memoryview(data)  # type: ignore[arg-type]  # whoever has no bytes is told
-    if not 0 <= begin <= limit <= len(view) or limit == 0:
-        return -1
-    record = PlacedRecord()
-    record.bind(view)
-    return _find(record, begin, end, limit, log_offset)
-
-
-def _find(record: PlacedRecord, at: int, end: int, limit: int, log_offset: int) -> int:
-    while at < end:
-        hit = octets.find(record.source, at + 4, min(end + 4, limit), _MAGIC_BYTE)
-        if hit < 0:
-            return -1
-        at = hit - 4
-        problem = record.place(at, limit)
-        if problem == 0 and octets.get_i64(record.source, at + 28) == log_offset + at:
-            return at
-        at += 1
-    return -1

@@ -58,6 +58,7 @@ from penstock.spark.decisions import (
     encode_note,
     fold,
     rows_in,
+    unfinished,
 )
 from penstock.spark.patience import insist
 from penstock.wire.codes import MASTER_ID, PULL_SUBSCRIPTION, RequestCode, ResponseCode
@@ -106,13 +107,16 @@ class Control:
     """
 
     def __init__(
-        self, session: Session, send: Send, make_topic: MakeTopic, sink_id: str, patience_ms: int
-    ) -> None:
+        self, session: Session, send: Send, make_topic: MakeTopic, sink_id: str,
+        query_id: str | None, patience_ms: int,
+    ) -> None:  # fmt: skip
         self._session = session
         self._send = send
         self._make_topic = make_topic
         self._patience_ms = patience_ms
         self.sink_id = sink_id
+        self._query_id = query_id
+        """Whose batches the caller takes them for; None: whosever they are."""
         number = _number("sink", session.options.namespace, sink_id)
         self._name = f"{number:016x}"
         self._topic = session.name(TOPIC)
@@ -141,11 +145,14 @@ class Control:
                 raise answer
             elif answer is not None:
                 numbers.add(answer)
-        if numbers:
-            return self._known_home(route, min(numbers), chosen)
-        if failures:
+        if failures and len(numbers) != 1:
             raise failures[0]
-        return await self._choose_home(route, batch_id, chosen)
+        if not numbers:
+            return await self._choose_home(route, batch_id, chosen)
+        home = self._known_home(route, min(numbers), chosen)
+        if len(numbers) > 1:  # two tasks of batch 0 chose, and one did not know all brokers yet
+            await self._note_home(route, home)
+        return home
 
     def _known_home(self, route: Route, number: int, chosen: str | None) -> str:
         for broker in route.brokers:
@@ -171,6 +178,8 @@ class Control:
                 hint="name one of them",
             )
         if chosen is None and batch_id > 0:
+            chosen = await self._search_home(route)
+        if chosen is None and batch_id > 0:
             raise DecisionLost(
                 f"no broker knows the sink {self.sink_id!r}, and this is its batch {batch_id}: the "
                 "broker that keeps its decisions is away, or the sink is new (brokers that are "
@@ -179,27 +188,33 @@ class Control:
                 "a broker by the option controlBroker",
             )
         home = chosen or max(route.brokers, key=lambda name: _number(self._name, name))
+        await self._note_home(route, home)
+        return home
+
+    async def _search_home(self, route: Route) -> str | None:
+        """The broker with notes of the sink: it may have died before its numbers were on the disk,
+        and then it has its notes all the same."""
+        for broker in route.brokers:
+            if await self._notes(broker, 0):
+                return broker
+        return None
+
+    async def _note_home(self, route: Route, home: str) -> None:
         number = _number("home", home)
         await self._set(home, _HOME, number)
         others = (name for name in route.brokers if name != home)
         await asyncio.gather(*(self._set(name, _HOME, number) for name in others))
-        return home
 
     # --- how it stands
 
-    async def claim(self, batch_id: int, query_id: str) -> Numbers:
-        """Make sure that the batches of this sink are this query's; raises SinkTaken."""
+    async def claim(self, batch_id: int) -> Standing:
+        """How it stands with a batch of this query, to which the sink belongs from now on; raises
+        SinkTaken if it is another's, and as `look`."""
         numbers = await self.numbers()
-        owner = _number("owner", query_id)
-        if numbers.owner is None or (numbers.owner != owner and numbers.state == 0):
-            await self._note(_OWNER, owner)
-        elif numbers.owner != owner:
-            raise SinkTaken(
-                f"the sink {self.sink_id!r} has batches of another query (up to batch "
-                f"{numbers.last_batch}): batch {batch_id} of this one would be taken for one of "
-                "them"
-            )
-        return numbers
+        standing = await self.look(batch_id, numbers)
+        if self._query_id is not None and numbers.owner != _owner(self._query_id):
+            await self._note(_OWNER, _owner(self._query_id))
+        return standing
 
     async def numbers(self) -> Numbers:
         """The numbers kept beside the notes."""
@@ -210,32 +225,60 @@ class Control:
         return Numbers(state or 0, owner, position or 0)
 
     async def look(self, batch_id: int, numbers: Numbers | None = None) -> Standing:
-        """How it stands with a batch; raises DecisionLost, and SinkTaken for an older batch than
-        others that are decided."""
+        """How it stands with a batch; raises DecisionLost, and SinkTaken for a batch of another
+        query, or an older one than others that are decided."""
         numbers = numbers or await self.numbers()
-        if numbers.last_batch > batch_id:
-            raise SinkTaken(
-                f"batch {batch_id} of the sink {self.sink_id!r} comes after its batch "
-                f"{numbers.last_batch}, which is decided: numbers of batches must rise",
-                hint="do not put back a checkpoint; a batch write takes a new sinkId, or a higher "
-                "batchId",
-            )
+        if numbers.state and self._is_anothers(numbers.owner):
+            raise self._taken(batch_id, numbers.last_batch)
+        self._check_rises(batch_id, numbers.last_batch)
         if numbers.state == 2 * batch_id + 2:
             return Standing(True, None)
-        standing = fold(await self._notes(batch_id, numbers.position))
-        if standing.decision is None and numbers.state == 2 * batch_id + 1:
+        notes = await self._notes_at_home(numbers)
+        done = (note.body.batch for note in notes if note.kind is Kind.DONE)
+        self._check_rises(batch_id, max(done, default=-1))
+        standing = fold(note for note in notes if note.body.batch == batch_id)
+        decision = standing.decision
+        if decision is not None and self._is_anothers(_owner(decision.body.query)):
+            raise self._taken(batch_id, batch_id)
+        if standing == (False, None) and numbers.state == 2 * batch_id + 1:
             raise DecisionLost(
                 f"batch {batch_id} of the sink {self.sink_id!r} was decided, and retention has "
                 f"removed how: some of its rows may be published (topic {TOPIC} on {self.home})"
             )
         return standing
 
-    async def _notes(self, batch_id: int, position: int) -> list[Note]:
-        """The notes about a batch, in their order."""
-        notes = []
+    async def unfinished(self, batch_id: int) -> list[Note]:
+        """Decisions on earlier batches that nobody has carried out, the earliest first."""
+        numbers = await self.numbers()
+        return unfinished(await self._notes_at_home(numbers), numbers.state // 2, batch_id)
+
+    def _check_rises(self, batch_id: int, last: int) -> None:
+        if last > batch_id:
+            raise SinkTaken(
+                f"batch {batch_id} of the sink {self.sink_id!r} comes after its batch {last}, which"
+                " is decided: numbers of batches must rise",
+                hint="do not put back a checkpoint; a batch write takes a new sinkId, or a higher "
+                "batchId",
+            )
+
+    def _is_anothers(self, owner: int | None) -> bool:
+        return None not in (owner, self._query_id) and owner != _owner(self._query_id or "")
+
+    def _taken(self, batch_id: int, last: int) -> SinkTaken:
+        return SinkTaken(
+            f"the sink {self.sink_id!r} has batches of another query (up to batch {last}): batch "
+            f"{batch_id} of this one would be taken for one of them"
+        )
+
+    async def _notes_at_home(self, numbers: Numbers) -> list[Note]:
+        return await self._insist(lambda: self._notes(self.home, numbers.position))
+
+    async def _notes(self, broker: str, position: int) -> list[Note]:
+        """The notes of the sink that a broker has, in their order."""
+        notes: list[Note] = []
         while True:
-            answer = await self._pull_notes(position, _STANDING)
-            notes += [n for n in self._read(answer, _STANDING) if n.body.batch == batch_id]
+            answer = await self._pull(broker, self._queue_id, position, _STANDING, PULL_MESSAGES)
+            notes += self._read(answer, _STANDING)
             if not position < answer.next_offset < answer.max_offset:
                 return notes
             position = answer.next_offset
@@ -253,7 +296,9 @@ class Control:
                 body = Body(self.sink_id, batch_id)
                 offset = await self._append(Kind.PART, body, b"".join(bundle))
                 parts.append(Part.of(offset, bundle))
-        body = Body(self.sink_id, batch_id, token_hex(8), rows_in(parcels), parts)
+        body = Body(
+            self.sink_id, batch_id, self._query_id or "", token_hex(8), rows_in(parcels), parts
+        )
         await self._append(Kind.DECIDED, body, inline)
 
     async def write_abort(self, batch_id: int, parcels: Sequence[bytes]) -> None:
@@ -261,14 +306,18 @@ class Control:
         body = Body(self.sink_id, batch_id, parts=[Part.of(HERE, parcels)])
         await self._append(Kind.ABORTED, body)
 
-    async def note_decided(self, batch_id: int) -> None:
-        """There is a decision: retention does not make that forgotten."""
-        await self._raise_state(2 * batch_id + 1)
+    async def note_decided(self, decision: Note) -> None:
+        """There is a decision, and whose: retention does not make that forgotten."""
+        numbers = await self.numbers()
+        if numbers.owner != _owner(decision.body.query):  # another one claimed the sink meanwhile
+            await self._note(_OWNER, _owner(decision.body.query))
+        await self._raise_state(2 * decision.body.batch + 1)
 
-    async def note_done(self, batch_id: int, decision: Note) -> None:
+    async def note_done(self, decision: Note) -> None:
         """All of it is committed."""
-        await self._append(Kind.DONE, Body(self.sink_id, batch_id, decision.body.id))
-        await self._raise_state(2 * batch_id + 2)
+        body = Body(self.sink_id, decision.body.batch, id=decision.body.id)
+        await self._append(Kind.DONE, body)
+        await self._raise_state(2 * decision.body.batch + 2)
         # After the state: with the position alone the decision would be overlooked.
         await self._note(self._queue_id, decision.offset + 1)
 
@@ -306,7 +355,7 @@ class Control:
 
     async def _part(self, offset: int) -> bytes:
         kinds = (Kind.PART,)
-        answer = await self._pull_notes(offset, kinds, count=1)
+        answer = await self._insist(lambda: self._pull(self.home, self._queue_id, offset, kinds, 1))
         found = [note.inline for note in self._read(answer, kinds) if note.offset == offset]
         return found[0] if found else b""
 
@@ -320,13 +369,6 @@ class Control:
 
     async def _note(self, queue_id: int, number: int) -> None:
         await self._insist(lambda: self._set(self.home, queue_id, number))
-
-    async def _pull_notes(
-        self, offset: int, kinds: Iterable[Kind], count: int = PULL_MESSAGES
-    ) -> PullAnswer:
-        return await self._insist(
-            lambda: self._pull(self.home, self._queue_id, offset, kinds, count)
-        )
 
     def _tag(self, kind: Kind) -> str:
         return f"{kind.value}-{self._name}"
@@ -392,6 +434,10 @@ class Control:
             "consumerGroup": self._group, "topic": self._topic, "queueId": str(queue_id),
             "bname": broker,
         }  # fmt: skip
+
+
+def _owner(query_id: str) -> int:
+    return _number("owner", query_id)
 
 
 def _number(*texts: str) -> int:

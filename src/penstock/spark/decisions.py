@@ -9,12 +9,13 @@
 
 The notes of a sink lie in one queue, whose order decides between drivers that do not know of each
 other: the first decision that no earlier abort has made void is the decision, and whatever comes
-after it changes nothing. Parts that no decision names mean nothing.
+after it changes nothing. Parts that no decision names mean nothing. A batch with a note that it is
+done is done, be its decision among the notes that are read or not; so are all batches before it.
 
 The first line of a note is JSON; parcels may follow it as they are.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Final, NamedTuple
 
@@ -62,6 +63,8 @@ class Body(msgspec.Struct, frozen=True, omit_defaults=True):
 
     sink: str
     batch: int
+    query: str = ""
+    """Whose decision it is."""
     id: str = ""
     rows: int = 0
     parts: list[Part] = []
@@ -105,16 +108,28 @@ def fold(notes: Iterable[Note]) -> Standing:
     """What the notes about a batch come to, in the order of their queue."""
     void: set[str] = set()
     decision: Note | None = None
-    done = False
+    done: str | None = None
     for note in notes:
-        if decision is None:
-            if note.kind is Kind.ABORTED:
-                void |= note.digests
-            elif note.kind is Kind.DECIDED and not void & note.digests:
-                decision = note
-        elif note.kind is Kind.DONE and note.body.id == decision.body.id:
-            done = True
-    return Standing(done, decision)
+        if note.kind is Kind.DONE:
+            done = note.body.id
+        elif decision is None and note.kind is Kind.ABORTED:
+            void |= note.digests
+        elif decision is None and note.kind is Kind.DECIDED and not void & note.digests:
+            decision = note
+    if done is not None and decision is not None and decision.body.id != done:
+        decision = None  # a late one: that which is done lies before what was read
+    return Standing(done is not None, decision)
+
+
+def unfinished(notes: Sequence[Note], since: int, until: int) -> list[Note]:
+    """Decisions on batches from `since` to before `until` that are not carried out."""
+    done = max((note.body.batch for note in notes if note.kind is Kind.DONE), default=-1)
+    found = (
+        fold(note for note in notes if note.body.batch == batch).decision
+        for batch in sorted({note.body.batch for note in notes})
+        if max(since, done + 1) <= batch < until
+    )
+    return [decision for decision in found if decision is not None]
 
 
 def bundles(parcels: Iterable[bytes]) -> list[list[bytes]]:

@@ -19,10 +19,11 @@ back; if there is none, it does so after `retain_hours`, with a copy for people 
 **Drivers that do not know that they are dead.** Two of them may run the same batch. Each has halves
 of its own; the queue of the control topic orders their decisions, and the one that comes second
 finds the first, finishes it and rolls back its own. A batch older than one that is decided is
-refused (SinkTaken).
+refused (SinkTaken), and so is one of another query: a decision tells whose it is.
 
 **Batch writes** are one batch of their `sinkId`, number `batchId` (0). The same again is the same
-batch: it publishes nothing more.
+batch: it publishes nothing more. Who goes on with a higher number after a commit that failed half
+way has the earlier batch finished first.
 """
 
 import logging
@@ -85,11 +86,10 @@ class TransactionalTask:
         `roll_back` do nothing."""
         task, client = self._task, self._client
         await client.start()
-        control = client.control(task.sink_id)
+        control = client.control(task.sink_id, task.query_id)
         try:
             await control.locate(task.batch_id, self._options.control_broker)
-            numbers = await control.claim(task.batch_id, task.query_id)
-            standing = await control.look(task.batch_id, numbers)
+            standing = await control.claim(task.batch_id)
         except BaseException:
             await client.close()
             raise
@@ -142,11 +142,11 @@ class TransactionalTask:
 
 async def commit_batch(
     options: SinkOptions, sink_id: str, batch_id: int, handles: Sequence[bytes], *,
-    decided: bool = False,
+    query_id: str, decided: bool = False,
 ) -> None:  # fmt: skip
     """Publish a batch. `handles` are what all tasks' `finish` gave, together; `decided` says that
     `begin` of one of them found the batch decided."""
-    async with _batch(options, sink_id, batch_id) as batch:
+    async with _batch(options, sink_id, batch_id, query_id) as batch:
         standing = await batch.look_or_roll_back(handles)
         if not standing.done and standing.decision is None:
             if decided:
@@ -155,6 +155,7 @@ async def commit_batch(
                     "decision is to be found"
                 )
             batch.check_time(handles)
+            await batch.finish_earlier()
             await batch.control.write_decision(batch_id, handles)
             standing = await batch.control.look(batch_id)
             if not standing.done and standing.decision is None:
@@ -165,15 +166,17 @@ async def commit_batch(
 
 
 async def abort_batch(
-    options: SinkOptions, sink_id: str, batch_id: int, handles: Sequence[bytes]
-) -> None:
-    """Take a batch back; if it is decided, finish it instead.
+    options: SinkOptions, sink_id: str, batch_id: int, handles: Sequence[bytes],
+    query_id: str | None = None,
+) -> None:  # fmt: skip
+    """Take a batch back; if it is decided, finish it instead. Without the tasks' messages nobody
+    knows the query.
 
     What can't be done now is logged: a later run finishes what is decided, other halves expire, and
     an error would take the place of the one because of which Spark aborts.
     """
     try:
-        async with _batch(options, sink_id, batch_id) as batch:
+        async with _batch(options, sink_id, batch_id, query_id) as batch:
             standing = await batch.look_or_roll_back(handles)
             if not standing.done and standing.decision is None and handles:
                 await batch.control.write_abort(batch_id, handles)
@@ -184,9 +187,11 @@ async def abort_batch(
 
 
 @asynccontextmanager
-async def _batch(options: SinkOptions, sink_id: str, batch_id: int) -> "AsyncIterator[_Batch]":
+async def _batch(
+    options: SinkOptions, sink_id: str, batch_id: int, query_id: str | None
+) -> "AsyncIterator[_Batch]":
     async with SinkClient(options, judge) as client:
-        control = client.control(sink_id)
+        control = client.control(sink_id, query_id)
         await control.locate(batch_id, options.control_broker)
         yield _Batch(options, client, control, batch_id)
 
@@ -234,9 +239,14 @@ class _Batch:
         if decision is None:
             return
         if not standing.done:
-            await self.control.note_decided(self._batch_id)
+            await self.control.note_decided(decision)
             await self._commit(decision)
-        await self.control.note_done(self._batch_id, decision)
+        await self.control.note_done(decision)
+
+    async def finish_earlier(self) -> None:
+        """Streams have no such batches: Spark runs one until it succeeds."""
+        for decision in await self.control.unfinished(self._batch_id):
+            await self.finish(Standing(False, decision), ())
 
     async def _roll_back(self, handles: Iterable[bytes]) -> None:
         for data in handles:
@@ -249,9 +259,9 @@ class _Batch:
         if lost.rows:
             seconds = self._options.transaction_timeout_ms // 1000
             raise RowsExpired(
-                f"{lost.rows} of {decision.body.rows} rows of batch {self._batch_id} of the sink "
-                f"{self.control.sink_id!r} can't be published any more, the others are: {lost.why} "
-                f"(transactionTimeout {seconds} s)"
+                f"{lost.rows} of {decision.body.rows} rows of batch {decision.body.batch} of the "
+                f"sink {self.control.sink_id!r} can't be published any more, the others are: "
+                f"{lost.why} (transactionTimeout {seconds} s)"
             )
 
 
@@ -263,7 +273,7 @@ def judge(client: SinkClient) -> Check:
         batch = message.properties.get(PROPERTY_BATCH, "")
         if not sink_id or not (batch.isascii() and batch.isdigit() and len(batch) < 19):
             return Decision.UNKNOWN
-        control = client.control(sink_id)
+        control = client.control(sink_id, None)
         try:
             await control.locate(int(batch))
             standing = await control.look(int(batch))

@@ -4,9 +4,9 @@ In Spark's checkpoints, in options and in progress reports offsets are
 `{"topic": {"broker-a": {"0": 23, "1": 5}}}`, each the offset of the next message to read. In
 options -2 stands for the first message that is there, -1 for the end.
 
-The end of a stream's first batch also says where the stream began, under `INITIAL`, a name that no
-topic can have: Spark asks anew for the beginning when that batch has to be run again, and `latest`
-or `earliest` are elsewhere by then.
+The end of a batch also says where queues begin that the batch before did not read, under `INITIAL`,
+a name that no topic can have: all queues for a stream's first batch, later on those that are new. A
+batch that has to be run again reads the same, and `latest` or `earliest` are elsewhere by then.
 """
 
 import json
@@ -89,7 +89,7 @@ def from_json(offsets: Json) -> dict[MessageQueue, int]:
 
 
 def initial_in(offsets: Json) -> dict[MessageQueue, int] | None:
-    """Where the stream began, if this is the end of its first batch."""
+    """Where the queues begin that are new in the batch that ends here."""
     return from_json(offsets[INITIAL]) if INITIAL in offsets else None
 
 

@@ -6,6 +6,7 @@ from typing import Final, TypeVar
 
 from penstock.clock import Clock, pause
 from penstock.errors import PenstockError
+from penstock.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -14,6 +15,16 @@ T = TypeVar("T")
 AGAIN_MS: Final = 100
 AGAIN_MS_MAX: Final = 2_000
 """Pauses before a broker is asked again."""
+PASSING: Final = frozenset(
+    (
+        ResponseCode.SYSTEM_ERROR,
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+        ResponseCode.SLAVE_NOT_AVAILABLE,
+        ResponseCode.FLOW_CONTROL,
+    )
+)
+"""Refusals of reads that may be over in a moment."""
 
 
 async def insist(

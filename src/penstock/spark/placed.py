@@ -264,8 +264,11 @@ class PlacedRecord:
 
     def torn(self, physical_offset: int) -> int:
         """Whether a sector of the record was never written: 0 or the problem."""
+        data = bytearray(self.raw(self.at, self.size))
+        # Whether the body is believed was decided before.
+        octets.put_i32(data, 8, octets.crc31(data, self.body_at - self.at, self.body_length))
         stored = StoredRecord()
-        stored.bind(memoryview(bytearray(self.raw(self.at, self.size))))
+        stored.bind(memoryview(data))
         if stored.read(0, self.size) != RECORD or stored.check(physical_offset) == NOTHING:
             return stored.problem
         return 0

@@ -18,6 +18,7 @@ from penstock.client.routes import MASTER_ID
 from penstock.client.session import Session
 from penstock.clock import finish_within, pause
 from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError, ReadGaveUp, refusal
+from penstock.spark.patience import PASSING
 from penstock.spark.ranges import QueueRange
 from penstock.wire.codes import PULL_SUBSCRIPTION, RequestCode, ResponseCode
 from penstock.wire.frame import BINARY
@@ -42,16 +43,6 @@ _ANSWERS: Final = frozenset(
         ResponseCode.PULL_OFFSET_MOVED,
     )
 )
-_PASSING: Final = frozenset(
-    (
-        ResponseCode.SYSTEM_ERROR,
-        ResponseCode.SYSTEM_BUSY,
-        ResponseCode.SERVICE_NOT_AVAILABLE,
-        ResponseCode.SLAVE_NOT_AVAILABLE,
-        ResponseCode.FLOW_CONTROL,
-    )
-)
-"""Refusals that may be over in a moment."""
 
 
 class Pulls:
@@ -198,7 +189,7 @@ class Pulls:
     async def _failed(self, offset: int, error: PenstockError) -> None:
         """Wait a little before the next attempt; raises where that makes no sense."""
         passing = isinstance(error, PeerError | NoRoute | NoNameServer)
-        if not passing and error.answer_code not in _PASSING:
+        if not passing and error.answer_code not in PASSING:
             raise error
         part, clock = self._part, self._session.clock
         now_ms = clock.monotonic_ms()

@@ -53,11 +53,13 @@ def _packed(ranges: Sequence[QueueRange]) -> list[tuple[QueueRange, ...]]:
     """Small ranges together, in their order."""
     found: list[tuple[QueueRange, ...]] = []
     pack: list[QueueRange] = []
+    rows = 0
     for part in sorted(ranges):
-        if pack and sum(p.rows for p in pack) + part.rows > PACKED_ROWS_MAX:
+        if pack and rows + part.rows > PACKED_ROWS_MAX:
             found.append(tuple(pack))
-            pack = []
+            pack, rows = [], 0
         pack.append(part)
+        rows += part.rows
     if pack:
         found.append(tuple(pack))
     return found

@@ -124,7 +124,7 @@ class RangeReader:
         if code == ResponseCode.SUCCESS:
             self._answer, self._position = answer, 0
             self._goal = self._seen + min(next_offset, self._part.until) - at
-        elif code == ResponseCode.PULL_OFFSET_MOVED or self._tags is None:
+        elif code != ResponseCode.PULL_RETRY_IMMEDIATELY or self._tags is None:
             self._lose(next_offset, f"offsets {_there(answer)} are there")
         else:  # none of them has a tag that is wanted
             self._at = next_offset

@@ -13,7 +13,9 @@
 
 What only the source has (`broker`, `queue_offset`, `message_id`, …) is passed over, and so are the
 properties that belong to RocketMQ's machinery: what was read can be written as it is. Any other
-column is refused when the write is planned; it would be lost without a word.
+column is refused when the write is planned; it would be lost without a word. With
+delivery=transactional rows of one queue_key keep their order unless a request has to be repeated:
+their order is that of the commits, many of which are under way together.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -37,6 +39,7 @@ from penstock.wire.codes import (
     PROPERTY_INNER_NUM,
     PROPERTY_REDIRECT,
     PROPERTY_SHARDING_KEY,
+    PROPERTY_TIMER_ROLL_LABEL,
     PROPERTY_TRACE_CONTEXT,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_ID,
@@ -58,6 +61,7 @@ DROPPED_PROPERTIES: Final = RESERVED_PROPERTIES | {
     PROPERTY_INNER_NUM,
     PROPERTY_REDIRECT,
     PROPERTY_SHARDING_KEY,
+    PROPERTY_TIMER_ROLL_LABEL,
     PROPERTY_TRACE_CONTEXT,
     PROPERTY_TRANSACTION_CHECK_TIMES,
     PROPERTY_TRANSACTION_ID,

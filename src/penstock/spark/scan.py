@@ -10,6 +10,7 @@ Files are read and never mapped, nothing is locked and nothing written: the stor
 or the copy of one that was taken file by file while the broker went on.
 """
 
+import errno
 import logging
 import os
 from collections.abc import Iterator
@@ -51,8 +52,34 @@ _BLANK_MAGIC: Final = MAGIC_BLANK.to_bytes(4, "big", signed=True)
 def read_slice(part: LogSlice, scan: Scan) -> Iterator[pa.RecordBatch]:
     """The messages of a slice, in the order of the log. Raises DataLost, ReadFailed."""
     builder = ColumnBuilder(scan.columns, broker=scan.broker)
-    with _File(part.path) as file:
+    try:
+        opened = _File(part.path)
+    except ReadFailed as error:
+        if not _deleted(error, part.path):
+            raise
+        lost = (part.start + part.begin, part.start + part.end)
+        _lose(part.path, *lost, "the file was deleted since", fail=scan.fail_on_data_loss)
+        return
+    with opened as file:
         yield from _Walk(file, part, scan, builder).batches()
+
+
+def _deleted(error: ReadFailed, path: str) -> bool:
+    """Whether only this file is gone, as retention takes it from a live store."""
+    cause = error.__cause__
+    gone = isinstance(cause, OSError) and cause.errno == errno.ENOENT
+    return gone and os.path.isdir(os.path.dirname(path))
+
+
+def _lose(path: str, first: int, until: int, problem: str, *, fail: bool) -> None:
+    """Nothing can be read of these offsets of the log."""
+    message = (
+        f"{path}: no messages from log offset {first} to {until - 1}"
+        f" ({until - first} bytes): {problem}"
+    )
+    if fail:
+        raise DataLost(message)
+    log.warning("data loss: %s", message)
 
 
 class _File:
@@ -136,10 +163,12 @@ class _Walk:
                 at = self._go_on(at)
             elif why == BLANK:
                 break
+            elif why == UNWRITTEN:
+                at = self._pass_over(at, "nothing was written there")
+            elif builder.resume >= 0:
+                at = self._skip(at, file.begin + builder.resume, builder.problem)
             else:
-                at = self._pass_over(
-                    at, "nothing was written there" if why == UNWRITTEN else builder.problem
-                )
+                at = self._pass_over(at, builder.problem)
         if builder.rows:
             yield builder.take()
 
@@ -147,7 +176,7 @@ class _Walk:
         """Where the slice's first record begins; -1 if none does."""
         file, at, end = self._file, self._part.begin, self._part.end
         if at == 0:
-            return 0
+            return 0 if end > 0 else self._at_end(0)
         while at < min(end, file.size):
             file.load(at)
             stop = file.length if file.at_end else file.length - _HEAD_BYTES
@@ -186,32 +215,44 @@ class _Walk:
             return at
         return self._pass_over(at, "no record begins here")
 
+    def _skip(self, at: int, until: int, problem: str) -> int:
+        """The end of a record that is whole but for its content; or its begin, to read it again
+        where a broker was still writing it."""
+        file = self._file
+        size = until - at
+        seen = bytes(file.data[at - file.begin : until - file.begin])
+        file.load(at, size)
+        if bytes(file.data[: min(size, file.length)]) != seen:
+            return at
+        _lose(file.path, self._start + at, self._start + until, problem, fail=self._fail)
+        return until
+
     def _pass_over(self, at: int, problem: str) -> int:
         """The next good record of the file behind something else; -1 if there is none."""
         file, part = self._file, self._part
         # Under a broker that writes, the record may have become whole meanwhile: look once more.
         begin = at + 1 if at == self._doubted else at
         self._doubted = at
-        found = search(LogFile(Path(file.path), self._start, file.size), begin, file.size)
-        if found == self._start + at:
-            file.load(at)
-            return at
-        if found is None:
-            if part.following is None:  # not damage: the log just ends
-                log.info("%s: the log ends at offset %d: %s", part.path, self._start + at, problem)
-                return -1
-            found = part.following
-        message = (
-            f"{part.path}: no messages from log offset {self._start + at} to {found - 1}"
-            f" ({found - self._start - at} bytes): {problem}"
-        )
-        if self._fail:
-            raise DataLost(message)
-        log.warning("data loss: %s", message)
-        if found == part.following:
+        found = self._search(begin, file.size)
+        if found is not None and found > at:  # ... or while that one was searched
+            nearer = self._search(begin, found)
+            found = found if nearer is None else nearer
+        if found is None and part.following is None:  # not damage: the log just ends
+            log.info("%s: the log ends at offset %d: %s", part.path, self._start + at, problem)
             return -1
-        file.load(found - self._start)
-        return found - self._start
+        if found != at:
+            until = part.following if found is None else self._start + found
+            assert until is not None
+            _lose(part.path, self._start + at, until, problem, fail=self._fail)
+        if found is None:
+            return -1
+        file.load(found)
+        return found
+
+    def _search(self, begin: int, end: int) -> int | None:
+        """Where in these bytes of the file the first whole record lies."""
+        found = search(LogFile(Path(self._file.path), self._start, end), begin, end)
+        return None if found is None else found - self._start
 
 
 def _find_head(data: memoryview, end: int, log_offset: int) -> int:

@@ -211,7 +211,7 @@ class _Write:
 
             loop_thread().run(
                 commit_batch, self.options, written[0].task.sink_id, batch_id, _handles(written),
-                decided=any(one.decided for one in written),
+                query_id=written[0].task.query_id, decided=any(one.decided for one in written),
             )  # fmt: skip
         log.info("batch %d: %d rows are written", batch_id, sum(one.rows for one in written))
 
@@ -220,11 +220,15 @@ class _Write:
         """Failed tasks have taken back what they sent; the others' is taken back here. Where none
         has left a message and no sinkId is given, nothing is known to take back."""
         written = _written(messages)
-        sink_id = written[0].task.sink_id if written else self.options.sink_id
+        sink_id, query_id = self.options.sink_id, None
+        if written:
+            sink_id, query_id = written[0].task.sink_id, written[0].task.query_id
         if self.options.transactional and sink_id is not None:
             from penstock.spark.delivery import abort_batch
 
-            loop_thread().run(abort_batch, self.options, sink_id, batch_id, _handles(written))
+            loop_thread().run(
+                abort_batch, self.options, sink_id, batch_id, _handles(written), query_id
+            )
 
 
 def _written(messages: Sequence[WriterCommitMessage | None]) -> list[TaskWritten]:

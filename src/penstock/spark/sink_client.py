@@ -9,11 +9,13 @@ from typing import Final, NamedTuple
 
 from penstock.client.admin import AsyncAdmin
 from penstock.client.message import Message, MessageQueue, SendReceipt, SendStatus
+from penstock.client.outgoing import MESSAGE_BYTES_MAX
 from penstock.client.transaction import AsyncTransactionProducer, Decision, TransactionHandle
 from penstock.client.transaction_checks import Check
 from penstock.errors import (
     HeaderError,
     MessageIllegal,
+    NoPermission,
     NotTransactional,
     PeerError,
     PenstockError,
@@ -85,16 +87,17 @@ class SinkClient(AsyncTransactionProducer):
         super().__init__(
             options.connection.nameservers, group=options.group, check=check(self),
             compression=options.compression, compress_above_bytes=options.compress_above_bytes,
-            message_bytes_max=options.message_bytes_max, in_flight_max=IN_FLIGHT_MAX,
+            message_bytes_max=max(options.message_bytes_max, MESSAGE_BYTES_MAX),
+            in_flight_max=IN_FLIGHT_MAX,
             **options.connection.keywords(),
         )  # fmt: skip
         self._ours: set[str] = set()  # brokers, by name
         self._routed: set[str] = set()  # topics whose brokers are ours
 
-    def control(self, sink_id: str) -> Control:
-        """The decisions of a sink."""
+    def control(self, sink_id: str, query_id: str | None) -> Control:
+        """The decisions of a sink, as this query is to see them, or (None) any."""
         return Control(
-            self._session, self._send_note, self._make_topic, sink_id,
+            self._session, self._send_note, self._make_topic, sink_id, query_id,
             self._options.delivery_timeout_ms,
         )  # fmt: skip
 
@@ -275,6 +278,8 @@ class SinkClient(AsyncTransactionProducer):
         except PeerError:
             await self._refresh(handle)
             raise
+        except NoPermission:
+            raise  # it is not the half that is wrong
         except TransactionCommitted:
             return ""  # by a decision: so it is no loss that it can't be rolled back
         except Refused as error:

@@ -18,6 +18,7 @@ SINK_OPTIONS: Final = (
 _SPARKS_OWN: Final = ("checkpointLocation", "queryName", "outputMode")
 """What Spark itself hands over with a stream's options."""
 _TRANSACTIONAL_ONLY: Final = ("transactionTimeout", "controlBroker")
+_AT_LEAST_ONCE_ONLY: Final = ("acks", "identify", "batchBytes", "batchCount", "inFlightBytes")
 
 GROUP: Final = "penstock-spark-sink"
 BATCH_BYTES: Final = 256 * 1024
@@ -109,7 +110,9 @@ class SinkOptions:
 
 
 def _check_identity(given: Given, *, transactional: bool, stream: bool) -> None:
-    if not transactional:
+    if transactional:
+        given.refuse(_AT_LEAST_ONCE_ONLY, "is only for delivery=at-least-once")
+    else:
         given.refuse(_TRANSACTIONAL_ONLY, "is only for delivery=transactional")
     if stream:
         given.refuse(("batchId",), "is only for batch writes: streams count their batches")

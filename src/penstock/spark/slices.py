@@ -28,6 +28,8 @@ CLOCK_MS: Final = 60_000
 """How far store times may run backwards in a log, where a broker's clock was set."""
 _PROBE_BYTES: Final = 64 * 1024
 _EVER_MS: Final = 2**63 - 1
+_LOG_OFFSET_MAX: Final = 2**62
+"""Beyond it a name is not that of a log file; offsets have 63 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,11 +131,10 @@ def _files(path: Path) -> list[LogFile]:
     """The commit-log files at a path, in order."""
     folder = Layout(path).log if Layout(path).log.is_dir() else path
     try:
-        found = [folder] if folder.is_file() else list(folder.iterdir())
         files = [
-            LogFile(file, int(file.name), file.stat().st_size)
-            for file in found
-            if len(file.name) == NAME_DIGITS and file.name.isascii() and file.name.isdigit()
+            LogFile(file, int(file.name), length)
+            for file in ([folder] if folder.is_file() else _listed(folder))
+            if _is_log_name(file.name) and (length := _length(file)) is not None
         ]
     except FileNotFoundError as error:
         raise BadSetting(
@@ -149,6 +150,30 @@ def _files(path: Path) -> list[LogFile]:
             + "0" * NAME_DIGITS,
         )
     return sorted(files, key=lambda file: file.start)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The log files of a directory, without a gap that is none: of files that a broker makes
+    during a listing, it may name the second and not the first."""
+    last = max((file.name for file in folder.iterdir() if _is_log_name(file.name)), default="")
+    return [file for file in folder.iterdir() if file.name <= last]
+
+
+def _is_log_name(name: str) -> bool:
+    return (
+        len(name) == NAME_DIGITS
+        and name.isascii()
+        and name.isdigit()
+        and int(name) <= _LOG_OFFSET_MAX
+    )
+
+
+def _length(file: Path) -> int | None:
+    """None where retention has just deleted it."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return None
 
 
 def _used(files: list[LogFile]) -> list[LogFile]:
@@ -195,13 +220,18 @@ def _data_end(file: LogFile) -> int:
 
 
 def _check_order(files: list[LogFile], *, fail: bool) -> None:
-    """Retention deletes from the front: a file that is missing in between is a loss."""
+    """Retention deletes from the front: a file that is missing in between is a loss.
+
+    One that is there but broke off is found when it is read, which also says where.
+    """
     steps = [other.start - one.start for one, other in itertools.pairwise(files)]
+    usual = min([*steps, max((file.length for file in files), default=0)])
     for file, step in zip(files, steps, strict=False):
-        if step <= min(steps):
+        length = max(file.length, usual)
+        if step <= length:
             continue
         message = (
-            f"{file.path.parent}{os.sep}: the files from log offset {file.start + min(steps)} to"
+            f"{file.path.parent}{os.sep}: the files from log offset {file.start + length} to"
             f" {file.start + step - 1} are missing"
         )
         if fail:

@@ -5,7 +5,7 @@ that were ever read: one whose broker is away, or that is gone, stays where it i
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 import pyarrow as pa
@@ -60,6 +60,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Ends as they were last seen: for progress reports, and they are there to be read."""
         self._queues: set[MessageQueue] = set()
         self._looked_ms: int | None = None
+        self._away: set[MessageQueue] = set()
         self._gone: set[MessageQueue] = set()
         """Queues that were told of as gone: they stay where they are."""
         self._triggered_ms: int | None = None
@@ -109,11 +110,12 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if rows == 0 and not back and not is_first:
             return start
         rows_max, rows_min = self._limits(limit)
-        if rows_min is not None and not is_first and self._waits(rows, rows_min):
+        may_wait = not is_first and not back
+        if may_wait and rows_min is not None and self._waits(rows, rows_min):
             return start
         self._triggered_ms = self._clock.monotonic_ms()
         end = ends if rows_max is None else limited(full, ends, rows_max)
-        return to_json(end, marks if is_first else None)
+        return to_json(end, full if is_first else begins or None)
 
     def reportLatestOffset(self) -> Json | None:  # noqa: N802
         """The ends of all queues, as they were last seen."""
@@ -142,17 +144,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _ends(self, marks: Marks) -> dict[MessageQueue, int]:
         """The end of every queue; of one that is away or gone, the place we have come to."""
         if self._target is not None:
-            absent = self._absent(marks, self._target.keys())
-            if absent:  # a run to a fixed end waits for them
-                self._target |= self._cluster().all_ends(absent)
+            self._target |= self._rest_of_target(marks, self._target)
             return {**marks, **self._target}
-        queues = self._look()
-        asked = queues | self._absent(marks, queues)
-        ends = self._cluster().ends(asked)
-        for queue, error in list(ends.away.items())[:1]:
-            log.warning(
-                "%d queues stay where they are, such as %s: %s", len(ends.away), queue, error
-            )
+        ends = self._cluster().ends(self._look(marks))
+        self._tell_away(ends.away)
         found = {
             queue: end
             for queue, end in ends.found.items()
@@ -161,27 +156,56 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._seen |= found
         return {**marks, **found}
 
+    def _rest_of_target(self, marks: Marks, target: Marks) -> dict[MessageQueue, int]:
+        """Ends that could not be told when a run to a fixed end began."""
+        absent = self._absent(marks, target)
+        rest = self._cluster().all_ends(absent) if absent else {}
+        behind = {queue for queue in marks.keys() & target.keys() if target[queue] < marks[queue]}
+        if behind:  # maybe a replica was asked: that is no loss
+            ends = self._cluster().ends(behind)
+            for queue in behind:
+                is_known = queue in ends.found and queue not in ends.by_replica
+                rest[queue] = ends.found[queue] if is_known else marks[queue]
+        return rest
+
+    def _tell_away(self, away: Mapping[MessageQueue, PenstockError]) -> None:
+        """Say which brokers do not answer, once: Spark may ask a hundred times a second."""
+        new = sorted(away.keys() - self._away)
+        if new:
+            log.warning(
+                "%d queues stay where they are, such as %s: %s", len(away), new[0], away[new[0]]
+            )
+        self._away = set(away)
+
     def _begins(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        wanted = set(queues)
-        return self._cluster().begins(wanted).found if wanted else {}
+        wanted, cluster = set(queues), self._cluster()
+        if not wanted:
+            return {}
+        # A run to a fixed end that left some out would end without them.
+        is_fixed = self._target is not None
+        return cluster.all_begins(wanted) if is_fixed else cluster.begins(wanted).found
 
     # --- queues that come and go
 
-    def _look(self) -> set[MessageQueue]:
-        """The queues that there are; those of before while nobody can tell."""
+    def _look(self, marks: Marks) -> set[MessageQueue]:
+        """The queues that there are, and those that we read and that may come back; those of
+        before while nobody can tell."""
         now_ms = self._clock.monotonic_ms()
         if self._looked_ms is not None and now_ms - self._looked_ms < LOOK_MS:
             return self._queues
         cluster = self._cluster()
         if self._looked_ms is None:
-            self._queues = cluster.all_queues(self._options.topics)
+            there = cluster.all_queues(self._options.topics)
         else:
             try:
-                self._queues = cluster.queues(self._options.topics)
+                there = cluster.queues(self._options.topics)
             except PenstockError as error:
                 if not error.retry:
                     raise
                 log.warning("whether there are new queues is unknown: %s", error)
+                there = self._queues
+        self._gone -= there
+        self._queues = there | self._absent(marks, there)
         self._looked_ms = now_ms
         return self._queues
 
@@ -207,18 +231,17 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @hints_shown()
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
-        first, until = initial_in(end) or from_json(start), from_json(end)
+        first, until = from_json(start) | (initial_in(end) or {}), from_json(end)
         active = {queue for queue, offset in until.items() if offset != first.get(queue)}
         if not active:
             return []
         cluster = self._cluster()
         begins = cluster.begins(active)
-        missing = begins.away.keys() - first.keys()
-        if missing:
-            begins.found.update(cluster.all_begins(missing))
         unseen = {queue for queue in active if self._seen.get(queue, -1) < until[queue]}
         ends = cluster.ends(unseen)
         there = {q: n for q, n in ends.found.items() if q not in ends.by_replica}
+        if begins.away:  # of a topic that was deleted nobody tells where its broker is
+            there |= dict.fromkeys(cluster.gone(begins.away), 0)
         chosen = {queue: until[queue] for queue in active}
         return partitions_between(self._options, first, chosen, begins.found, there)
 
@@ -239,7 +262,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         group = self._options.commit_group
         if group is None:
             return
-        due = {q: n for q, n in marks.items() if self._committed.get(q) != n}
+        due = {
+            queue: offset
+            for queue, offset in marks.items()
+            if self._committed.get(queue) != offset and queue not in self._gone
+        }
         if due:
             self._committed |= self._cluster().commit(group, due)
 

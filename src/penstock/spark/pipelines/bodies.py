@@ -21,8 +21,8 @@ _TEXT: Final = "_penstock_text"
 _CORRUPT: Final = "_penstock_corrupt"
 BAD: Final = "_penstock_bad"
 _OURS: Final = (_JSON, _TEXT, BAD)
-_MORE: Final = r"\}[\s,]*\{"
-"""One object ends and another begins: also inside of a JSON text, but rarely."""
+_MORE: Final = r"[}\]](?:[\s,]*\{|\s*[^\s,\]}])"
+"""One object ends and something begins: also inside of a JSON text, but rarely."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,11 @@ class BodySchema:
         from pyspark.sql import functions as f
 
         text = messages.withColumn(_TEXT, f.col("body").cast("string"))
-        options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+        options = {
+            "mode": "PERMISSIVE",
+            "columnNameOfCorruptRecord": _CORRUPT,
+            "allowSingleQuotes": "false",  # JSON has none
+        }
         parsed = text.withColumn(_JSON, f.from_json(_TEXT, self._with_corrupt(), options))
         return parsed.withColumn(BAD, self._is_bad())
 
@@ -107,12 +111,13 @@ class BodySchema:
         return f.col(_JSON)[field.name]
 
     def _has_more(self) -> "Column":
-        """Whether something follows the first object; only where it looks so is it parsed again."""
+        """Whether something follows the first object; only where it looks so is it parsed again,
+        with a 0 behind it that has to be the second."""
         from pyspark.sql import functions as f
 
-        as_list = f.from_json(f.concat(f.lit("["), f.col(_TEXT), f.lit("]")), "array<string>")
+        as_list = f.from_json(f.concat(f.lit("["), f.col(_TEXT), f.lit(",0]")), "array<string>")
         looks_so = ~f.rtrim(_TEXT).endswith("}") | f.col(_TEXT).rlike(_MORE)
-        return f.when(looks_so, f.coalesce(f.size(as_list), f.lit(0)) != 1).otherwise(f.lit(False))
+        return f.when(looks_so, f.coalesce(f.size(as_list), f.lit(0)) != 2).otherwise(f.lit(False))
 
     def _with_corrupt(self) -> "StructType":
         from pyspark.sql.types import StringType, StructField, StructType

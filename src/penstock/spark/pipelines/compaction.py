@@ -16,6 +16,7 @@ Only files of batches that are committed are touched, and none that are not a la
 
 import hashlib
 import re
+import time
 import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -29,11 +30,14 @@ from penstock.spark.pipelines.files import File, Files, HadoopFiles
 from penstock.spark.pipelines.publication import ROOM, STAGING, TABLES, Ledger, batch_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 JOURNALS: Final = f"{ROOM}/compaction"
 LARGE_BYTES: Final = 128 << 20
 """What a file should come to: one of Spark's read tasks."""
+_ABANDONED_SECONDS: Final = 24 * 3600
+"""What a compaction has written and not swapped in by then is of one that was killed."""
+_STAGED: Final = re.compile(rf"{STAGING}/compact-[0-9a-f]{{12}}-(\d+)")
 _COMPACTED: Final = re.compile(r"compact-[0-9a-f]{12}\.parquet")
 _PARTITION: Final = re.compile(rf"(?:{'|'.join(TABLES)})/date=(\d{{4}}-\d\d-\d\d)/topic=[^/]+")
 
@@ -113,9 +117,10 @@ def settle_swaps(files: Files) -> None:
             except msgspec.DecodeError as error:
                 raise LakeDamaged(f"{path} can't be read: {error}") from None
             finish(files, swap)
-    for path, _ in files.walk(STAGING):
-        if path.startswith(f"{STAGING}/compact-"):
-            files.remove("/".join(path.split("/")[:3]))
+    for folder in {"/".join(path.split("/")[:3]) for path, _ in files.walk(STAGING)}:
+        staged = _STAGED.fullmatch(folder)
+        if staged and time.time() - int(staged[1]) > _ABANDONED_SECONDS:
+            files.remove(folder)
 
 
 def swap_in(files: Files, swap: Swap) -> bool:
@@ -148,12 +153,12 @@ def finish(files: Files, swap: Swap) -> bool:
 def _merge(session: "SparkSession", files: HadoopFiles, group: tuple[File, ...]) -> Swap | None:
     """Write a group as one file and swap it in."""
     name = f"compact-{uuid.uuid4().hex[:12]}"
-    folder = f"{STAGING}/{name}"
+    folder = f"{STAGING}/{name}-{int(time.time())}"
     reader = session.read.option("mergeSchema", "true")
-    old = reader.parquet(*(files.url(file.path) for file in group))
+    old = reader.parquet(*(_literal(files.url(file.path)) for file in group))
     old.coalesce(1).write.parquet(files.url(folder))
     written = [file for file in files.walk(folder) if file.path.endswith(".parquet")]
-    rows, there = old.count(), session.read.parquet(files.url(folder)).count()
+    rows, there = _rows(old), reader.parquet(_literal(files.url(folder))).count()
     if len(written) != 1 or rows != there:
         raise LakeDamaged(
             f"{rows:,} rows of {group[0].path} and others became {there:,} in {len(written)} files",
@@ -166,15 +171,32 @@ def _merge(session: "SparkSession", files: HadoopFiles, group: tuple[File, ...])
     return swap if done else None
 
 
+def _rows(old: "DataFrame") -> int:
+    """How many rows the files have, from the place of the last one in each: a file that was read
+    twice counts once."""
+    from pyspark.sql import functions as f
+
+    last = old.groupBy("_metadata.file_path").agg(f.max("_metadata.row_index").alias("last"))
+    counted = last.agg(f.sum(f.col("last") + 1)).first()
+    return int(counted[0] or 0) if counted else 0
+
+
+def _literal(path: str) -> str:
+    """Readers of Spark take names for patterns; a lake may have brackets in its own."""
+    return re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+
+
 def _packed(small: list[File], large_bytes: int) -> Iterator[tuple[File, ...]]:
     """In the order of their names, up to the size of a large file; single ones stay as they are."""
     group: list[File] = []
+    size = 0
     for file in sorted(small):
-        if group and sum(each.size for each in group) + file.size > large_bytes:
+        if group and size + file.size > large_bytes:
             if len(group) > 1:
                 yield tuple(group)
-            group = []
+            group, size = [], 0
         group.append(file)
+        size += file.size
     if len(group) > 1:
         yield tuple(group)
 

@@ -72,7 +72,7 @@ class HadoopFiles:
             while is_instance_of(gateway, system, _LAYER):
                 system = system.getRawFileSystem()
         self._system = system
-        self._made: set[str] = set()
+        self._made: str | None = None
 
     def url(self, path: str = "") -> str:
         """The path as Spark's readers and writers take it."""
@@ -109,8 +109,8 @@ class HadoopFiles:
     def write_new(self, path: str, data: bytes) -> bool:
         if self.size(path) is not None:
             return False
-        parent, _, name = path.rpartition("/")
-        temporary = f"{parent}/.{name}.{uuid.uuid4().hex[:8]}"
+        parent, slash, name = path.rpartition("/")
+        temporary = f"{parent}{slash}.{name}.{uuid.uuid4().hex[:8]}"
         with _for_people(path):
             stream = self._system.create(self._at(temporary), True)
             try:
@@ -123,9 +123,9 @@ class HadoopFiles:
     def move(self, source: str, target: str) -> None:
         parent = target.rpartition("/")[0]
         with _for_people(target):
-            if parent not in self._made:
+            if parent != self._made:  # files come by directory
                 self._system.mkdirs(self._at(parent))
-                self._made.add(parent)
+                self._made = parent
             if not self._system.rename(self._at(source), self._at(target)):
                 raise PipelineFailed(
                     f"{self.url(source)} could not be renamed to {self.url(target)}",

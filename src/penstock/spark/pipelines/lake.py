@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from penstock.errors import BadSetting, LakeDamaged
+from penstock.errors import BadSetting, LakeDamaged, LakeRefused
 from penstock.spark.offsets import EARLIEST, LATEST, from_json, to_json
 from penstock.spark.pipelines.bodies import BAD, BodySchema
 from penstock.spark.pipelines.compaction import LARGE_BYTES, Compacted, compact_lake
@@ -34,6 +34,10 @@ WRITERS_MAX: Final = 64
 DATE_COLUMNS: Final = ("store_timestamp", "born_timestamp")
 PARTITIONS: Final = ("date", "topic")
 CODECS: Final = ("snappy", "zstd", "gzip", "lz4", "none")
+_LZ4: Final = "lz4_raw"
+"""Spark's plain `lz4` is a kind of Hadoop's own, which other readers do not know."""
+_COMMITTER: Final = "mapreduce.fileoutputcommitter.algorithm.version"
+"""1: files of tasks that failed or were too slow never get to those of a finished job."""
 _DAY_US: Final = 86_400_000_000
 
 
@@ -51,9 +55,15 @@ class LakeSettings:
     """Those to keep of the messages' columns; none: all of them."""
     files_per_batch: int | None = None
     compression: str = "snappy"
+    """One of `CODECS`."""
     compact: bool = False
     """Compact the dates that are over, at the start and when a day ends."""
     large_bytes: int = LARGE_BYTES
+
+    @property
+    def codec(self) -> str:
+        """The compression as Spark calls it."""
+        return _LZ4 if self.compression == "lz4" else self.compression
 
     def body(self, kept: Iterable[str]) -> BodySchema | None:
         """The schema of bodies beside columns that are kept; raises BadSetting."""
@@ -100,7 +110,7 @@ class LakeWriter:
         self.ledger = Ledger(self.files)
         self.claim = Claim(self.files, self.checkpoint, self.files.url(), self.checkpoint.url())
         self.deed = self.claim.take(adopt=adopt)
-        self.ledger.sweep()
+        self.ledger.sweep(self.deed.query, self.deed.number)
         self._spark = spark
         self._body: BodySchema | None = None  # known when it starts
         self._is_tuned = False
@@ -130,17 +140,25 @@ class LakeWriter:
         if not self._is_tuned:
             self._tune(rows.sparkSession)
         query = self.deed.query
+        self.claim.check_held(self.deed)
         if self.ledger.settle(query, number):
             return
-        attempt = self.ledger.attempt(query, number)
+        attempt = self.ledger.attempt(query, number, self.deed.number)
         if self.settings.files_per_batch is not None:
             rows = rows.coalesce(self.settings.files_per_batch)
         if self._body is None:
             self._write(rows, f"{attempt}/data")
         else:
             self._write_parsed(self._body, rows, attempt)
-        self.claim.check_held(self.deed)
-        self.ledger.publish(query, number, attempt, self._offsets(number))
+        offsets = self.claim.offsets(number)
+        if not offsets:
+            raise LakeDamaged(
+                f"the checkpoint {self.checkpoint.url()} does not have batch {number} any more",
+                hint="if it was deleted, go on with a new one and --adopt",
+            )
+        self.ledger.publish(
+            query, number, attempt, offsets, lambda: self.claim.check_held(self.deed)
+        )
         if self.settings.compact and self._compacted != datetime.now(UTC).date():
             self.compact()
 
@@ -151,7 +169,7 @@ class LakeWriter:
             self._spark,
             self.files.url(),
             large_bytes=self.settings.large_bytes,
-            compression=self.settings.compression,
+            compression=self.settings.codec,
         )
 
     def _kept(self, columns: Sequence[str]) -> list[str]:
@@ -180,10 +198,10 @@ class LakeWriter:
         self._is_tuned = True
 
     def _write(self, rows: "DataFrame", folder: str) -> None:
-        writer = rows.write.partitionBy(*PARTITIONS).option(
-            "compression", self.settings.compression
+        writer = rows.write.partitionBy(*PARTITIONS)
+        writer.options(**{"compression": self.settings.codec, _COMMITTER: "1"}).parquet(
+            self.files.url(folder)
         )
-        writer.parquet(self.files.url(folder))
 
     def _write_parsed(self, body: BodySchema, rows: "DataFrame", attempt: str) -> None:
         """Good rows, counting bad ones; only if there are any is the batch read again for them."""
@@ -203,11 +221,6 @@ class LakeWriter:
                 f"a batch had {count:,} bad rows, and {second.get['rows']:,} when read again",
                 hint="start again: the batch is read anew",
             )
-
-    def _offsets(self, number: int) -> tuple[str, ...]:
-        """Where a batch ends in each source: Spark's log has a line for the version and one of its
-        own before them."""
-        return tuple(self.checkpoint.read(f"offsets/{number}").decode().splitlines()[2:])
 
 
 def starting_offsets(
@@ -232,29 +245,65 @@ def starting_offsets(
     return json.dumps(to_json(marks))
 
 
+def check_topics(deed: Deed, ended: Sequence[str], queues: "Iterable[MessageQueue]") -> None:
+    """Raise LakeRefused for topics that the lake has had from a query before, and this one not.
+
+    The source would take them for new ones and read them from their beginning.
+    """
+    if len(deed.start) != 1 or len(ended) != 1:
+        return
+    before, now = (_topics(each) for each in (deed.start[0], ended[0]))
+    if again := (before - now) & {queue.topic for queue in queues}:
+        raise LakeRefused(
+            f"the lake has had {', '.join(sorted(again))} from the query before this one, which "
+            "has not read it so far",
+            hint="go on with another new checkpoint and --adopt: it begins where each topic ended",
+        )
+
+
+def _topics(offsets: str) -> set[str]:
+    return {queue.topic for queue in from_json(json.loads(offsets))}
+
+
 def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     """The pipeline's function."""
-    settings = _settings(job)
-    by_name = job["topics"] is not None
-    if by_name and job["pattern"] is not None:
-        raise BadSetting("--topics and --pattern exclude each other")
-    if not by_name and job["pattern"] is None:
-        if not settings.compact:
-            raise BadSetting("no topics are named", hint="give --topics, --pattern or --compact")
+    settings, source = _read(job)
+    settings.body(settings.columns)
+    if source is None:
         done = compact_lake(
-            spark, job["lake"], large_bytes=settings.large_bytes, compression=settings.compression
+            spark, job["lake"], large_bytes=settings.large_bytes, compression=settings.codec
         )
         job.say(f"compacted: {done}")
         return []
-    source = _source_options(job, settings)
     queues = job.queues(**source)  # before the lake is taken: what can't be leaves no trace
     writer = LakeWriter(spark, job["lake"], settings, job.checkpoint, adopt=job["adopt"])
     if settings.compact:
         job.say(f"compacted: {writer.compact()}")
+    if last := writer.ledger.last(writer.deed.query):
+        check_topics(writer.deed, last.offsets, queues)
     others = LATEST if job["start"] == "latest" else EARLIEST
     if adopted := starting_offsets(writer.deed, queues, others=others):
         source["startingOffsets"] = adopted
     return [writer.start(job.stream(spark, **source), job.trigger, "lake")]
+
+
+def verify(job: Job) -> None:
+    """Raise what is wrong with options, servers or topics."""
+    _, source = _read(job)
+    if source is not None:
+        job.queues(**source)
+
+
+def _read(job: Job) -> tuple[LakeSettings, dict[str, str] | None]:
+    """How the lake is written, and options of the source; none where it is only compacted."""
+    settings = _settings(job)
+    if job["topics"] is not None and job["pattern"] is not None:
+        raise BadSetting("--topics and --pattern exclude each other")
+    if job["topics"] is not None or job["pattern"] is not None:
+        return settings, _source_options(job, settings)
+    if not settings.compact:
+        raise BadSetting("no topics are named", hint="give --topics, --pattern or --compact")
+    return settings, None
 
 
 def _settings(job: Job) -> LakeSettings:
@@ -266,7 +315,7 @@ def _settings(job: Job) -> LakeSettings:
     columns = wanted_columns(job["columns"])
     if job["schema"] is not None and job["columns"] is None:
         columns = tuple(name for name in columns if name != "body")
-    settings = LakeSettings(
+    return LakeSettings(
         schema=job["schema"],
         prefix=job["prefix"],
         date_from=job["date_from"],
@@ -276,8 +325,6 @@ def _settings(job: Job) -> LakeSettings:
         compact=job["compact"],
         large_bytes=job["large_mib"] << 20,
     )
-    settings.body(columns)
-    return settings
 
 
 def _source_options(job: Job, settings: LakeSettings) -> dict[str, str]:
@@ -332,4 +379,5 @@ PIPELINE: Final = Pipeline(
     ),
     start=start,
     trigger="1 minute",
+    verify=verify,
 )  # fmt: skip

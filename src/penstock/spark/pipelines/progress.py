@@ -60,7 +60,7 @@ def batch_of(report: Mapping[str, Any], name: str = "") -> Batch:
     return Batch(
         query=name,
         number=report["batchId"],
-        rows=report["numInputRows"],
+        rows=sum(rows_of(source) for source in report["sources"]),
         seconds=report["durationMs"].get("triggerExecution", 0) / 1000,
         lag=sum(known) if known else None,
     )
@@ -72,6 +72,23 @@ def lag_of(source: Mapping[str, Any]) -> int | None:
     if latest is None or end is None:
         return None
     return sum(max(offset - end.get(queue, 0), 0) for queue, offset in latest.items())
+
+
+def rows_of(source: Mapping[str, Any]) -> int:
+    """The rows of a batch. Spark counts them again each time that a batch is read, and where it is
+    read twice its offsets tell how many there can be at most."""
+    rows: int = source["numInputRows"]
+    end = _offsets(source.get("endOffset"))
+    if end is None:
+        return rows
+    first = {**(_offsets(source.get("startOffset")) or {}), **_initial(source["endOffset"])}
+    return min(rows, sum(max(offset - first.get(q, 0), 0) for q, offset in end.items()))
+
+
+def _initial(text: Any) -> dict[tuple[str, str, str], int]:
+    """Where queues begin that are new in a batch."""
+    topics = json.loads(text) if isinstance(text, str) else text
+    return _offsets(topics.get(INITIAL)) or {}
 
 
 def _offsets(text: Any) -> dict[tuple[str, str, str], int] | None:

@@ -2,15 +2,19 @@
 
     data/date=2026-08-01/topic=orders/batch-0000000012-00003-<query>.parquet    what readers see
     bad/date=…/topic=…/…                                    rows whose body did not fit the schema
-    _penstock/staging/<query>-<batch>/<attempt>/{data,bad}/…    written by Spark's tasks
+    _penstock/staging/<query>-<batch>/<run>-<attempt>/{data,bad}/…    written by Spark's tasks
     _penstock/manifests/<query>-<batch>.json                the attempt that counts, file by file
     _penstock/commits/<query>-<batch>.json                  the same file, when all are in place
 
 1. Spark writes a batch below staging. Each attempt has a directory of its own: tasks of a driver
-   that was killed may go on writing for a while, where nobody looks.
+   that was killed may go on writing for a while, where nobody looks. Only a later run removes it.
 2. The manifest is made, whole or not at all: from here on this attempt is the batch.
 3. Its files are renamed to where readers see them, under names that belong to query and batch.
 4. The manifest is renamed to be the mark of the commit.
+
+Before and after step 2 it is asked whether the lake is still ours. Whoever takes a lake first says
+so and then looks for manifests: so a manifest of a run that has lost the lake is either finished by
+the new one, or nobody moves its files.
 
 A batch that Spark runs again finds the mark, and nothing is done; or the manifest, and steps 3 and
 4 are finished without reading a message; or neither, and it starts clean. Readers ignore names that
@@ -19,6 +23,7 @@ begin with an underscore. Only the newest marks are kept: batches are committed 
 
 import re
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -65,37 +70,52 @@ class Ledger:
     files: Files
 
     def settle(self, query: str, batch: int) -> bool:
-        """Whether this batch is in the lake, finishing it if its manifest stands; else clean up."""
+        """Whether this batch is in the lake, finishing it if its manifest stands."""
         done = self.files.size(_commit(query, batch)) is not None
         if not done and self.files.size(_manifest(query, batch)) is not None:
-            self._finish(self._read(_manifest(query, batch)))
-            done = True
+            done = self._finish(self._read(_manifest(query, batch)))
         if done:  # a rename that copies leaves the manifest behind where it was cut short
             self.files.remove(_manifest(query, batch))
-        self.files.remove(_staging(query, batch))
+            self.files.remove(_staging(query, batch))
         return done
 
-    def settle_all(self) -> None:
-        """Finish every batch whose manifest stands, whoever began it."""
-        for path, _ in self.files.walk(MANIFESTS):
-            if _BOOK_FILE.fullmatch(path.rpartition("/")[2]):
-                manifest = self._read(path)
-                self.settle(manifest.query, manifest.batch)
+    def settle_all(self, query: str) -> None:
+        """Finish every batch of a query whose manifest stands."""
+        for path in self._manifests():
+            manifest = self._read(path)
+            if manifest.query == query:
+                self.settle(query, manifest.batch)
 
-    def sweep(self) -> None:
-        """Remove what tasks of killed drivers have written since; whoever calls it has the lake."""
-        for folder in {"/".join(path.split("/")[:3]) for path, _ in self.files.walk(STAGING)}:
-            if _STAGED.fullmatch(folder.rpartition("/")[2]):
+    def sweep(self, query: str, run: int) -> None:
+        """Remove what runs before this one have left; whoever calls it has the lake.
+
+        What a later run writes stays: this one may have slept since it had the lake.
+        """
+        for folder in {"/".join(path.split("/")[:4]) for path, _ in self.files.walk(STAGING)}:
+            batch, _, attempt = folder.removeprefix(STAGING + "/").partition("/")
+            number = attempt.partition("-")[0]
+            if _STAGED.fullmatch(batch) and not (number.isdigit() and int(number) >= run):
                 self.files.remove(folder)
+        for path in self._manifests():
+            if not path.startswith(f"{MANIFESTS}/{query}-"):  # it came too late, see above
+                self.files.remove(path)
 
-    def attempt(self, query: str, batch: int) -> str:
+    def attempt(self, query: str, batch: int, run: int = 0) -> str:
         """A new directory for Spark to write to."""
-        return f"{_staging(query, batch)}/{uuid.uuid4().hex[:12]}"
+        return f"{_staging(query, batch)}/{run:06}-{uuid.uuid4().hex[:12]}"
 
     def publish(
-        self, query: str, batch: int, attempt: str, offsets: tuple[str, ...] = ()
+        self,
+        query: str,
+        batch: int,
+        attempt: str,
+        offsets: tuple[str, ...] = (),
+        check_held: Callable[[], None] = lambda: None,
     ) -> Manifest:
-        """Put what is in the directory of an attempt into the lake."""
+        """Put what is in the directory of an attempt into the lake.
+
+        `check_held` raises where the lake is somebody else's by now.
+        """
         written = [f for f in self.files.walk(attempt) if _is_data(f.path, attempt)]
         moves = tuple(
             Move(
@@ -106,16 +126,23 @@ class Ledger:
             for i, file in enumerate(written)
         )
         manifest = Manifest(query, batch, moves, offsets)
+        check_held()  # a later run may have swept some of the files before they were listed
         if not self.files.write_new(_manifest(query, batch), msgspec.json.encode(manifest)):
             raise LakeDamaged(
                 f"batch {batch} of query {query} is being published by somebody else",
-                hint="one query may run once at a time: stop the other one",
+                hint="one query may run once at a time: stop the other one, and start again",
             )
+        check_held()  # whoever took it before the manifest stood may not have seen it
         for move in moves:
             self.files.move(move.staged, move.final)
         self._commit(manifest)
         self.files.remove(_staging(query, batch))
         return manifest
+
+    def is_begun(self, query: str) -> bool:
+        """Whether the lake has a batch of this query, or is about to."""
+        begun = [*(path for path, _ in self.files.walk(COMMITS)), *self._manifests()]
+        return any(path.rpartition("/")[2].startswith(f"{query}-") for path in begun)
 
     def last(self, query: str) -> Manifest | None:
         """The newest batch of a query that is in the lake."""
@@ -130,24 +157,36 @@ class Ledger:
                 found[name[1]] = max(found.get(name[1], -1), int(name[2]))
         return found
 
-    def _finish(self, manifest: Manifest) -> None:
+    def _manifests(self) -> list[str]:
+        paths = [path for path, _ in self.files.walk(MANIFESTS)]
+        return [path for path in paths if _BOOK_FILE.fullmatch(path.rpartition("/")[2])]
+
+    def _finish(self, manifest: Manifest) -> bool:
+        """False for the manifest of a run that lost the lake, and whose files were swept."""
+        if not any(self._is_whole(move.final, move) for move in manifest.moves) and any(
+            not self._is_whole(move.staged, move) for move in manifest.moves
+        ):
+            self.files.remove(_manifest(manifest.query, manifest.batch))
+            return False
         for move in manifest.moves:
             self._finish_move(move)
         self._commit(manifest)
+        return True
+
+    def _is_whole(self, path: str, move: Move) -> bool:
+        return self.files.size(path) == move.size
 
     def _finish_move(self, move: Move) -> None:
         """On object stores a rename is a copy and a deletion, so both files may be there."""
-        final = self.files.size(move.final)
-        if final == move.size:
+        if self._is_whole(move.final, move):
             self.files.remove(move.staged)
             return
-        if self.files.size(move.staged) != move.size:
+        if not self._is_whole(move.staged, move):
             raise LakeDamaged(
                 f"{move.staged} should have {move.size:,} bytes and be renamed to {move.final}, "
                 "and neither is there as it should be"
             )
-        if final is not None:
-            self.files.remove(move.final)
+        self.files.remove(move.final)
         self.files.move(move.staged, move.final)
 
     def _commit(self, manifest: Manifest) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from penstock.errors import LakeRefused
+from penstock.spark.pipelines.failures import in_batch
 from penstock.spark.pipelines.files import HadoopFiles
 from penstock.spark.pipelines.ownership import Claim
 from penstock.spark.pipelines.publication import ROOM, Ledger
@@ -39,6 +40,7 @@ class TableWriter:
             # What a query remembers of users is in its checkpoint: no other one can go on with it.
             hint = "use the checkpoint that wrote it, or choose another --output"
             raise LakeRefused(str(error), hint=hint) from None
+        self._ledger.sweep(self.query, self._deed.number)
         self._make: Callable[[DataFrame], DataFrame] = lambda rows: rows
         self._announce: Callable[[DataFrame, int], None] | None = None
 
@@ -65,22 +67,27 @@ class TableWriter:
         writer = writer.option("checkpointLocation", self._checkpoint.url())
         return trigger.on(writer.foreachBatch(self._write_batch)).start()
 
+    @in_batch()
     def _write_batch(self, rows: "DataFrame", number: int) -> None:
         rows.persist()
         try:
             # Counting runs every partition, which `isEmpty` would not: each has state to commit.
             count = rows.count()
+            self._check_held()
             if self._ledger.settle(self.query, number):
                 return
-            attempt = self._ledger.attempt(self.query, number)
+            attempt = self._ledger.attempt(self.query, number, self._deed.number)
             if self._announce is not None and (count or not number):
                 self._announce(rows, number)
             if count:
                 self._write(self._make(rows), f"{attempt}/data")
-            self._claim.check_held(self._deed)
-            self._ledger.publish(self.query, number, attempt)
+            offsets = self._claim.offsets(number)
+            self._ledger.publish(self.query, number, attempt, offsets, self._check_held)
         finally:
             rows.unpersist()
+
+    def _check_held(self) -> None:
+        self._claim.check_held(self._deed)
 
     def _write(self, rows: "DataFrame", folder: str) -> None:
         rows.sparkSession.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")

@@ -1,8 +1,8 @@
 """What is made of registrations and their steps: counts, latencies, and users who are stuck.
 
 These functions work on streams and on ordinary DataFrames alike. The state of a stream is held by
-Spark's own operators in the JVM: keyed state in Python did 1,200 users per second on two busy cores
-where these did 25,000.
+Spark's own operators in the JVM: batches of 5,000 users took them 0.6 to 0.9 s where the quickest
+keyed state in Python took 3.8 to 5.7 s (seen on two busy cores).
 
 A *journey* is all that is known of a user when his time is up. It is a session: his registration
 spans from the moment until `stuck_after` past the end of its minute, and each step lies within, at

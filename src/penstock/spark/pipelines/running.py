@@ -120,6 +120,10 @@ def _quiet(line: str) -> None:
     """For jobs that nobody watches."""
 
 
+def _nothing(job: "Job") -> None:
+    """For pipelines that tell all when they start."""
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """What a pipeline's function is given beside the session."""
@@ -169,6 +173,8 @@ class Pipeline:
     start: Start
     trigger: str = "10 seconds"
     """The trigger if none is chosen."""
+    verify: Callable[[Job], object] = _nothing
+    """Raises what is wrong as far as that can be told before Spark starts, which takes a while."""
 
     def check(self, values: Mapping[str, Value]) -> dict[str, Value]:
         """All options with their values; raises BadSetting for those that can't be."""
@@ -180,6 +186,26 @@ class Pipeline:
                     hint=f"it has {', '.join(sorted(known))}",
                 )
         return {option.name: option.check(values.get(option.name)) for option in self.options}
+
+    def job(
+        self,
+        options: Mapping[str, Value],
+        *,
+        connection: Mapping[str, str] = MappingProxyType({}),
+        checkpoint: str | None = None,
+        trigger: str | None = None,
+        say: Callable[[str], None] = _quiet,
+    ) -> Job:
+        """What the pipeline is given, checked; raises a PenstockError."""
+        job = Job(
+            options=self.check(options),
+            connection=connection,
+            checkpoint=checkpoint,
+            trigger=Trigger.parse(trigger or self.trigger),
+            say=say,
+        )
+        self.verify(job)
+        return job
 
 
 def find_pipeline(name: str) -> Pipeline:
@@ -210,12 +236,8 @@ def run_pipeline(
     `say` gets lines for people; `tell` gets each batch, which otherwise is one of the lines. Raises
     a PenstockError for whatever goes wrong in Spark or in a pipeline.
     """
-    job = Job(
-        options=pipeline.check(options),
-        connection=connection,
-        checkpoint=checkpoint,
-        trigger=Trigger.parse(trigger or pipeline.trigger),
-        say=say,
+    job = pipeline.job(
+        options, connection=connection, checkpoint=checkpoint, trigger=trigger, say=say
     )
     with stop_signals() as stop, for_people():
         queries = pipeline.start(spark, job)

@@ -1,0 +1,52 @@
+"""The transactional sink at one of Apache's brokers: refused before anything is sent."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from penstock import Admin
+from penstock.client.message import Message
+from penstock.errors import NotTransactional
+from penstock.spark.delivery import TaskId, TransactionalTask
+from penstock.spark.rows import Outgoing
+from penstock.spark.sink_client import SinkClient
+from penstock.spark.sink_options import SinkOptions
+
+from . import apache
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+
+
+def test_it_is_refused(tmp_path: Path) -> None:
+    with (
+        apache.NameServer(tmp_path / "ns") as names,
+        apache.Broker(tmp_path / "b", tmp_path / "store", names.address) as broker,
+    ):
+        with Admin(names.address) as admin:
+            admin.create_topic("orders", queues=2)
+        options = SinkOptions.of(
+            {
+                "nameserver": names.address, "topic": "orders", "delivery": "transactional",
+                "sinkId": "s", "deliveryTimeout": "10s",
+            },
+            stream=True,
+        )  # fmt: skip
+
+        async def body() -> None:
+            task = TransactionalTask(options, TaskId("s", 0, 0, 0, "q"))
+            with pytest.raises(NotTransactional, match=f"and {broker.name} is not one"):
+                await task.begin()
+            # In a house of both kinds the control topic is Penstock's, and rows may go to Apache's.
+            async with SinkClient(options, lambda client: lambda message: None) as client:
+                rows = [Outgoing(0, Message("orders", "x"), None)]
+                with pytest.raises(NotTransactional, match=f"and {broker.name} is not one"):
+                    await client.send_halves(rows, {}, 0, lambda place, half: None)
+
+        asyncio.run(body())
+        logs = [path.read_bytes() for path in (broker.store_dir / "commitlog").iterdir()]
+        assert not any(b"TRANS_HALF" in data or b"orders" in data for data in logs)
+        with Admin(names.address) as admin:
+            assert "PENSTOCK_SINK_CONTROL" not in [topic.name for topic in admin.topics()]
