@@ -51,8 +51,12 @@ class Fate:
     async def bury(self) -> None:
         """Take away what is left of a dead process."""
         self.dead = True
-        for transport in self.transports:
-            transport.abort()  # type: ignore[attr-defined]
+        token = _fate.set(self)  # what its protocols do about it is not outside of it
+        try:
+            for transport in self.transports:
+                transport.abort()  # type: ignore[attr-defined]
+        finally:
+            _fate.reset(token)
         for task in self.tasks:
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)

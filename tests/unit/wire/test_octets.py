@@ -6,6 +6,7 @@ compiled here into a temporary directory.
 
 import importlib.util
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -227,6 +228,14 @@ def test_checksums_at_every_length_and_alignment(side: Octets, data: bytes) -> N
         piece = data[at : at + length]
         assert side.crc31(data, at, length) == zlib.crc32(piece) & 0x7FFFFFFF
         assert side.is_ascii(data, at, length) == all(byte < 128 for byte in piece)
+
+
+def test_checksums_of_longer_pieces(side: Octets) -> None:
+    """From 64 bytes on they are folded, sixteen bytes at a time, in one lane or in four."""
+    data = random.Random(7).randbytes(700)
+    for length in range(600):
+        at = length % 37
+        assert side.crc31(data, at, length) == zlib.crc32(data[at : at + length]) & 0x7FFFFFFF
 
 
 def test_one_high_byte_is_not_ascii_wherever_it_stands(side: Octets) -> None:
