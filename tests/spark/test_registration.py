@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Message
-from penstock.errors import BadSetting, LakeRefused, NoRoute, PipelineFailed
+from penstock.errors import BadSetting, LakeDamaged, LakeRefused, NoRoute, PipelineFailed
 from penstock.spark.pipelines import registration_events as events
 from penstock.spark.pipelines import registration_tables as tables
 from penstock.spark.pipelines.publication import Ledger
 from penstock.spark.pipelines.registration import PIPELINE, table_path
 from penstock.spark.pipelines.registration_events import Registration, Step, body_of
+from penstock.spark.pipelines.registration_picture import read_figures
 from penstock.spark.pipelines.running import run_pipeline
 from tests.spark.kit import create_topic, read_topic, send
 
@@ -131,8 +132,19 @@ def test_a_user_is_in_time_until_the_minute_is_stuck_after_past(spark: SparkSess
     ]  # fmt: skip
     found = journeys(spark, happened)
     stuck = {row.id: bool(row.missing) for row in found.collect()}
-    assert (stuck["last"], stuck["next"]) == (False, True)
+    assert stuck == {"last": False, "next": True, "edge": True}
     assert rows_of(found, "minute", "id") == [(0.0, "edge"), (0.0, "last"), (0.0, "next")]
+
+
+def test_step_names_may_have_dots_and_differ_by_case(spark: SparkSession) -> None:
+    happened = [user("a", 0), *done("a", 1, "sms.v2"), *done("a", 2, "SMS.v2")]
+    found = tables.journeys(
+        happenings(spark, happened), stuck_after_ms=1000, late_ms=1000,
+        names=("sms.v2", "SMS.v2", "a`b"),
+    )  # fmt: skip
+    row = found.first()
+    assert row is not None
+    assert row.took == {"sms.v2": 1000, "SMS.v2": 2000, "a`b": None}
 
 
 def test_latencies_are_by_minute_and_step(spark: SparkSession) -> None:
@@ -173,6 +185,31 @@ def test_an_alert_names_user_and_steps(spark: SparkSession) -> None:
     }  # fmt: skip
 
 
+def test_the_time_in_an_alert_is_right_where_clocks_are_put_forward(spark: SparkSession) -> None:
+    """At 02:30 UTC of this day there is no 02:30 in Berlin."""
+    at_half_past_two = datetime(2026, 3, 29, 2, 30, tzinfo=UTC)
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    assert zone is not None
+    spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
+    try:
+        happened = [Registration("a", "web", "ok", at_half_past_two)]
+        row = tables.alerts(journeys(spark, happened)).first()
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+    assert row is not None
+    assert json.loads(row.body)["registered_at"] == "2026-03-29T02:30:00.000Z"
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\x01b", "a\nb", "x" * 300])
+def test_an_id_that_can_be_no_key_of_a_message_is_unreadable(
+    spark: SparkSession, name: str
+) -> None:
+    read = happenings(spark, [user(name, 1), *done(name, 2, "sms")])
+    reasons = [row.reason for row in events.unreadable(read).collect()]
+    assert reasons == ["id is blank, longer than 255 characters, or has control characters"] * 2
+    assert events.registrations_of(read).count() == 0
+
+
 def test_what_is_no_event_is_kept_apart_with_the_reason(spark: SparkSession) -> None:
     happened: list[Event] = [
         user("good", 1), user("future", 3600 * 10), b"{nonsense", b'{"id": "x", "step": "sms"}',
@@ -188,6 +225,21 @@ def test_what_is_no_event_is_kept_apart_with_the_reason(spark: SparkSession) -> 
     assert "done_at is no timestamp" in found[4].reason
     assert [row.id for row in events.registrations_of(read).collect()] == ["good"]
     assert events.steps_of(read).count() == 0
+
+
+def test_a_row_that_is_there_twice_is_an_error_and_not_one_row(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    happened = [user("a", 0), *done("a", 1)]
+    users = journeys(spark, happened)
+    counted = tables.counts(events.registrations_of(happenings(spark, happened)), late_ms=1)
+    counted.write.parquet(table_path(str(tmp_path), "counts"))
+    tables.latencies(users).write.parquet(table_path(str(tmp_path), "latencies"))
+    assert sum(read_figures(spark, str(tmp_path)).counts.values()) == 1
+    for name, rows in (("latencies", tables.latencies(users)), ("counts", counted)):
+        rows.write.mode("append").parquet(table_path(str(tmp_path), name))
+        with pytest.raises(LakeDamaged, match=f"{name}.*twice"):
+            read_figures(spark, str(tmp_path))
 
 
 class Site:
@@ -276,6 +328,48 @@ def test_a_crash_between_alerts_and_table_repeats_nothing(
     assert site.alerted(1) == {"stuck": 1}
     found = site.read("latencies", "minute", "step", "users", "missing")
     assert found == [(0.0, "coupon", 2, 1), (0.0, "push", 2, 1), (0.0, "sms", 2, 1)]
+
+
+def test_a_minute_has_one_row_though_the_watermark_stops_at_its_very_end(site: Site) -> None:
+    site.send([user("a", 0), *done("a", 1), user("edge", 0), *done("edge", 180)])
+    site.run()
+    site.send([*done("mover", 210)])  # less 30 s: the end of the first minute's time
+    site.run()
+    site.send([*done("mover", 400)])
+    site.run()
+    found = site.read("latencies", "minute", "step", "users", "done")
+    assert found == [(0.0, "coupon", 2, 1), (0.0, "push", 2, 1), (0.0, "sms", 2, 1)]
+    assert site.alerted(1) == {"edge": 1}
+
+
+def test_odd_events_stop_nothing(site: Site) -> None:
+    go_zero = datetime(1, 1, 1, tzinfo=UTC)
+    site.send(
+        [
+            user("a\x01b", 1),
+            Registration("ancient", "web", "ok", go_zero),
+            Registration("x" * 40_000, "web", "ok", at(1)),
+            user("ü 1", 2),
+            b'{"id": 7, "step": "sms", "done_at": 9223372036854, "ok": true}',
+            b'{"id": "n", "step": "sms", "done_at": -9223372036854, "ok": true}',
+            user("mover", 400),
+        ]
+    )
+    site.run()
+    assert "ü 1" in site.alerted(1)
+
+
+def test_what_the_state_was_made_for_can_not_be_changed(site: Site) -> None:
+    site.send([user("a", 0), *done("a", 1, "sms")])
+    site.run()
+    for change in (
+        {"delivery": "transactional"}, {"names": "push,sms,coupon"}, {"stuck_after": "10m"},
+    ):  # fmt: skip
+        with pytest.raises(LakeRefused, match=next(iter(change)).replace("_", "-")):
+            site.run(**change)
+    site.send([user("mover", 400)])
+    site.run(stuck_after="120s", late="20s")
+    assert site.alerted(1) == {"a": 1}
 
 
 def test_what_can_not_be_is_refused_at_the_start(site: Site, tmp_path: Path) -> None:

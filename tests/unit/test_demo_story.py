@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from click.testing import CliRunner
 
 from penstock import Message
+from penstock.cli.demo import demo
 from penstock.cli.demo_report import Findings
 from penstock.cli.demo_story import (
+    LATE_S,
     MINUTES,
     SPIKE_FACTOR,
     SPIKE_MINUTE,
     STUCK_AFTER_S,
+    UNREADABLE,
     Story,
     tell_story,
     write_story,
@@ -101,6 +107,47 @@ def test_telling_sends_all_in_order_and_says_how_far_it_is(story: Story) -> None
     assert steps == sorted(steps)
 
 
+class Slow(Sent):
+    """A producer that acknowledges a message when somebody waits for it, and not before."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.acknowledged: set[int] = set()
+
+    def submit(self, message: Message) -> Future[Any]:
+        number = len(self.messages)
+        self.messages.append(message)
+        return Acknowledgement(lambda: self.acknowledged.add(number))
+
+
+class Acknowledgement(Future[Any]):
+    def __init__(self, acknowledge: Callable[[], None]) -> None:
+        super().__init__()
+        self._acknowledge = acknowledge
+
+    def result(self, timeout: float | None = None) -> None:
+        self._acknowledge()
+
+
+def test_what_is_under_way_is_less_apart_than_events_may_be_late(story: Story) -> None:
+    """Queues are read one after the other: on a slow machine old events would come too late."""
+    slow = Slow()
+    times = [told.at for told in story.messages]
+    worst = 0.0
+
+    def submit(message: Message, really: Any = slow.submit) -> Future[Any]:
+        nonlocal worst
+        number = len(slow.messages)
+        waiting = [times[n] for n in range(number) if n not in slow.acknowledged]
+        worst = max(worst, times[number] - min(waiting, default=times[number]))
+        return really(message)  # type: ignore[no-any-return]
+
+    slow.submit = submit  # type: ignore[method-assign]
+    tell_story(story, slow, seconds=0.01, tell=lambda done, of: None)  # type: ignore[arg-type]
+    assert len(slow.acknowledged) == len(story.messages)
+    assert worst <= LATE_S / 4
+
+
 def figures_of(story: Story) -> Figures:
     """What a pipeline that makes no mistake writes."""
     counts = {
@@ -108,36 +155,49 @@ def figures_of(story: Story) -> Figures:
         for (minute, channel, outcome), count in story.counts.items()
         if minute < story.counted_minutes
     }
-    row = {"users": 9, "done": 8, "failed": 0, "missing": 1}
-    latencies = {
-        (story.began + timedelta(minutes=minute), step): {
-            **row,
-            "p50_ms": 5,
-            "p95_ms": 900,
-            "p99_ms": None,
-        }
-        for minute in range(story.closed_minutes)
-        for step in STEP_NAMES
-    }
+    latencies = {}
+    for minute in range(story.closed_minutes):
+        users = accepted_of(story, minute)
+        row = {"users": users, "done": users - 1, "failed": 0, "missing": 1}
+        for step in STEP_NAMES:
+            key = (story.began + timedelta(minutes=minute), step)
+            latencies[key] = {**row, "p50_ms": 5, "p95_ms": 900, "p99_ms": None}
     return Figures(counts, latencies)
 
 
-def test_findings_tell_right_from_wrong(story: Story) -> None:
-    figures = figures_of(story)
+def accepted_of(story: Story, minute: int) -> int:
+    return sum(n for key, n in story.counts.items() if (key[0], key[2]) == (minute, "ok"))
+
+
+def good_findings(story: Story) -> Findings:
     total = len(story.messages)
     stuck = {user for user, minute in story.stuck.items() if minute < story.closed_minutes}
-    good = Findings(story, figures, total, total, Counter(stuck))
+    return Findings(story, figures_of(story), total, total, Counter(stuck), UNREADABLE)
+
+
+def test_findings_tell_right_from_wrong(story: Story) -> None:
+    good = good_findings(story)
     assert good.good
-    assert not Findings(story, figures, total + 1, total, Counter(stuck)).good
-    assert (
-        Findings(story, figures, total, total, Counter(["somebody"]) + Counter(stuck)).wrong_alerts
-        == 1
-    )
-    counts = dict(figures.counts)
+    assert not replace(good, lake_rows=good.lake_rows + 1).good
+    assert not replace(good, unreadable=UNREADABLE - 1).good
+    assert replace(good, alerts=Counter(["somebody"]) + good.alerts).wrong_alerts == 1
+    counts = dict(good.figures.counts)
     counts[next(iter(counts))] += 1
-    assert Findings(story, Figures(counts, {}), total, total, Counter(stuck)).wrong_minutes == 1
+    wrong = replace(good, figures=replace(good.figures, counts=counts))
+    assert (wrong.wrong_minutes, wrong.good) == (1, False)
     fewer = {key: n for key, n in counts.items() if key[0] != story.began}
-    assert Findings(story, Figures(fewer, {}), total, total, Counter(stuck)).wrong_minutes == 1
+    assert replace(good, figures=replace(good.figures, counts=fewer)).wrong_minutes == 1
+
+
+def test_findings_see_wrong_latencies(story: Story) -> None:
+    good = good_findings(story)
+    rows = dict(good.figures.latencies)
+    key = (story.began, "push")
+    more = {**rows, key: {**rows[key], "users": rows[key]["users"] + 1}}
+    wrong = replace(good, figures=replace(good.figures, latencies=more))
+    assert (wrong.wrong_minutes, wrong.good) == (1, False)
+    del rows[key]
+    assert replace(good, figures=replace(good.figures, latencies=rows)).wrong_minutes == 1
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
@@ -145,3 +205,9 @@ def test_the_picture_is_drawn(story: Story, tmp_path: Path, ending: str) -> None
     picture = tmp_path / f"picture.{ending}"
     draw(figures_of(story), picture, title="A story")
     assert picture.stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("name", ["picture.xyz", "picture", "nowhere/picture.png"])
+def test_a_picture_that_can_not_be_written_is_refused_at_once(tmp_path: Path, name: str) -> None:
+    result = CliRunner().invoke(demo, ["pipeline", "--picture", str(tmp_path / name)])
+    assert (result.exit_code, "--picture" in result.output) == (2, True)

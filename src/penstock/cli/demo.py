@@ -1,6 +1,11 @@
 """`penstock demo`: a broker that loses nothing when it is killed, then pipelines on Spark."""
 
 import importlib.util
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
 
 import click
 
@@ -12,6 +17,7 @@ from penstock.cli.demo_pipeline import pipeline
 @click.pass_context
 def demo(context: click.Context) -> int:
     """Show what Penstock does. Without a part: both, one after the other."""
+    context.with_resource(_sigterm_ends())
     if context.invoked_subcommand is not None:
         return 0
     code = int(context.invoke(broker))
@@ -22,6 +28,20 @@ def demo(context: click.Context) -> int:
         return 0
     print()
     return int(context.invoke(pipeline))
+
+
+@contextmanager
+def _sigterm_ends() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does: with its brokers and its temporary files."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 demo.add_command(broker)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 USUAL_PER_MINUTE: Final = 300
 SECONDS: Final = 20.0
 PICTURE: Final = "penstock-demo.png"
+PICTURE_ENDINGS: Final = (".png", ".svg", ".pdf")
 MEMORY: Final = "1g"
 LIVE: Final = "2 seconds"
 _STOP_S: Final = 20
@@ -48,7 +49,7 @@ disk_refuse_percent = 100
 @click.command()
 @click.option("--users", "usual", type=click.IntRange(min=10), default=USUAL_PER_MINUTE,
               show_default=True, help="Registrations in a usual minute of the story.")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(min=1), default=SECONDS, show_default=True,
+@click.option("--seconds", type=click.FloatRange(min=5), default=SECONDS, show_default=True,
               help="How long the story takes.")  # fmt: skip
 @click.option("--seed", type=int, default=7, show_default=True, help="Of the story.")
 @click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), default=PICTURE,
@@ -60,6 +61,8 @@ def pipeline(usual: int, seconds: float, seed: int, picture: Path, parent: Path 
     from penstock.cli.demo_story import write_story
     from penstock.cli.terminal import say_if_uncompiled
 
+    if picture.suffix not in PICTURE_ENDINGS or not picture.absolute().parent.is_dir():
+        raise click.UsageError(f"--picture {picture}: no .png, .svg or .pdf in a directory")
     say_if_uncompiled()
     began = time.monotonic()
     story = write_story(seed, usual)
@@ -123,16 +126,18 @@ class Demonstration:
     def report(self, picture: Path, began: float) -> int:
         """Compare and show; the exit code."""
         from penstock.cli.demo_report import Findings
-        from penstock.spark.pipelines.registration_picture import draw, read_figures
+        from penstock.spark.pipelines.failures import for_people
+        from penstock.spark.pipelines.registration_picture import draw
 
         print("== comparing with what was sent", flush=True)
-        figures = read_figures(self._spark, self._output)
-        findings = Findings.gather(
-            self._spark, self._story, figures, lake=self._lake, address=self._address
-        )
-        title = f"{sum(self._story.counts.values()):,} registrations, a spike, three services"
-        draw(figures, picture, title=title)
+        with for_people():
+            findings = Findings.gather(
+                self._spark, self._story, output=self._output, lake=self._lake,
+                address=self._address,
+            )  # fmt: skip
         findings.show(told_s=self._told_s, batches=self._batches, seconds=time.monotonic() - began)
+        title = f"{sum(self._story.counts.values()):,} registrations, a spike, three services"
+        draw(findings.figures, picture, title=title)
         print(f"the picture: {picture.absolute()}")
         return 0 if findings.good else 1
 
@@ -189,6 +194,8 @@ def _spark(folder: Path) -> "Iterator[SparkSession]":
     try:
         yield spark
     finally:
+        # Whoever has stopped the demo need not read what its queries say to that.
+        spark.sparkContext.setLogLevel("OFF")
         spark.stop()
 
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.cli.demo_story import SPIKE_MINUTE, Story
+from penstock.cli.demo_story import SPIKE_MINUTE, UNREADABLE, Story
+from penstock.spark.pipelines.registration import UNREADABLE as UNREADABLE_TABLE
+from penstock.spark.pipelines.registration import table_path
 from penstock.spark.pipelines.registration_events import ACCEPTED, ALERTS, STEP_NAMES
 from penstock.spark.pipelines.registration_tables import PERCENTILES
 
@@ -33,26 +35,43 @@ class Findings:
     """Rows of the lake that are different messages."""
     alerts: Counter[str]
     """How often each user was alerted about."""
+    unreadable: int
+    """Messages that were kept apart as no events."""
 
     @classmethod
     def gather(
-        cls, spark: "SparkSession", story: Story, figures: "Figures", *, lake: str, address: str
+        cls, spark: "SparkSession", story: Story, *, output: str, lake: str, address: str
     ) -> "Findings":
+        from penstock.spark.pipelines.registration_picture import read_figures
+
+        figures = read_figures(spark, output)
         rows = spark.read.parquet(f"{lake}/data")
         messages = rows.select("topic", "broker", "queue_id", "queue_offset").distinct()
-        wanted = len(_stuck(story))
-        return cls(story, figures, rows.count(), messages.count(), _read_alerts(address, wanted))
+        alerts = _read_alerts(address, len(_stuck(story)))
+        unreadable = spark.read.parquet(table_path(output, UNREADABLE_TABLE)).count()
+        return cls(story, figures, rows.count(), messages.count(), alerts, unreadable)
 
     @property
     def wrong_minutes(self) -> int:
-        """Minutes that are missing, or whose counts are not those of the story."""
+        """Minutes that are missing, or whose users are not those of the story."""
         found: Counter[tuple[int, str, str]] = Counter()
         for (minute, channel, outcome), count in self.figures.counts.items():
             found[self._number(minute), channel, outcome] += count
         there = {key[0] for key in found} | set(range(self.story.counted_minutes))
         wanted = {key: count for key, count in self.story.counts.items() if key[0] in there}
         differing = wanted.items() ^ found.items()
-        return len({key[0] for key, _ in differing})
+        return len({key[0] for key, _ in differing} | self._wrong_latencies())
+
+    def _wrong_latencies(self) -> set[int]:
+        accepted: Counter[int] = Counter()
+        for (minute, _, outcome), count in self.story.counts.items():
+            accepted[minute] += count if outcome == ACCEPTED else 0
+        users = {
+            (self._number(m), s): row["users"] for (m, s), row in self.figures.latencies.items()
+        }
+        there = {minute for minute, _ in users} | set(range(self.story.closed_minutes))
+        wanted = {(minute, step): accepted[minute] for minute in there for step in STEP_NAMES}
+        return {key[0] for key, _ in wanted.items() ^ users.items()}
 
     @property
     def wrong_alerts(self) -> int:
@@ -66,7 +85,8 @@ class Findings:
 
     @property
     def good(self) -> bool:
-        return self.lake_is_right and not self.wrong_minutes and not self.wrong_alerts
+        wrong = self.wrong_minutes or self.wrong_alerts or self.unreadable != UNREADABLE
+        return self.lake_is_right and not wrong
 
     def show(self, *, told_s: float, batches: int, seconds: float) -> None:
         """Two tables: minute by minute, and the whole."""
@@ -83,6 +103,7 @@ class Findings:
                                 f"{self.wrong_minutes:,} wrong"),
             ("alerts", f"{sum(self.alerts.values()):,} for users whose steps are missing, "
                        f"{self.wrong_alerts:,} wrong"),
+            ("unreadable", f"{self.unreadable:,} kept apart, {UNREADABLE:,} sent"),
         ]  # fmt: skip
         verdict = "each message once" if self.good else "SOMETHING IS WRONG"
         console.print(_table(f"Penstock on Spark: {verdict} ({seconds:.0f} s in all)", rows))

@@ -76,6 +76,13 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
         table: TableWriter(spark, f"{job['output'].rstrip('/')}/{table}", _checkpoint(job, table))
         for table in (COUNTS, LATENCIES, UNREADABLE)
     }
+    writers[LATENCIES].hold_to(
+        {
+            "--delivery": job["delivery"],
+            "--names": ",".join(names),
+            "--stuck-after": f"{stuck_after_ms} ms",
+        }
+    )
     counted = events.registrations_of(_events(spark, job, of_users))
     both = f"{of_users},{of_steps}"
     users = tables.journeys(
@@ -119,6 +126,8 @@ def _ready(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
             while query.status["message"].startswith(_INITIALIZING):
                 if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                     break
+            if (failure := query.exception()) is not None:  # between two looks
+                raise failure
         except StreamingQueryException as error:
             if _NOT_CALLED_BACK not in str(error) or attempt == _STARTS_MAX - 1:
                 raise

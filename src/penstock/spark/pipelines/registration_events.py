@@ -8,7 +8,8 @@
                           "missing": ["sms"], "failed": []}                 what the pipeline sends
 
 A message that is not like that, or that claims to come from the future, is unreadable. One event
-from next year would otherwise move the watermark there, and all real ones would be too late.
+from next year would otherwise move the watermark there, and all real ones would be too late. So is
+one whose id can't be the key of a message: its alert would be refused, and end the query each time.
 """
 
 from datetime import UTC, datetime
@@ -39,6 +40,8 @@ MESSAGE_COLUMNS: Final = "topic,broker,queue_id,queue_offset,message_id,body,sto
 """What the functions here need of a message, and what tells where an unreadable one is."""
 AHEAD_SECONDS_MAX: Final = 600
 """So far an event may be ahead of the time at which the broker stored it."""
+_ID: Final = r"\A(?=.*\S)\P{Cntrl}{1,255}\z"
+_NO_ID: Final = "id is blank, longer than 255 characters, or has control characters"
 
 
 class Registration(msgspec.Struct, frozen=True):
@@ -105,10 +108,13 @@ def events_of(
         values = {field.name: schema.value(field) for field in schema.fields}
         told = f.unix_micros(values[time])
         ahead = told > f.unix_micros("store_timestamp") + AHEAD_SECONDS_MAX * 1_000_000
-        reason = f.when(f.col(BAD), schema.reason()).when(
-            ahead, f.concat(f.lit(f"{time} lies ahead: "), values[time].cast("string"))
+        is_named = values["id"].rlike(_ID)
+        reason = (
+            f.when(f.col(BAD), schema.reason())
+            .when(~is_named, f.lit(_NO_ID))
+            .when(ahead, f.concat(f.lit(f"{time} lies ahead: "), values[time].cast("string")))
         )
-        fits = is_one & ~f.col(BAD) & ~ahead
+        fits = is_one & ~f.col(BAD) & is_named & ~ahead
         rows = schema.parsed(rows).withColumns(
             {
                 kind: f.when(fits, f.struct(*(v.alias(name) for name, v in values.items()))),

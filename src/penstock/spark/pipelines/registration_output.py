@@ -2,13 +2,15 @@
 
     <table>/data/*.parquet        the rows, for any reader of Parquet
     <table>/_penstock/…           the books (`publication.py`, `ownership.py`), and the checkpoint
+    <table>/_penstock/settings.json    what the query was begun with, and has to go on with
 
 A batch that is run again after a crash runs all of its plan, since the state of its operators has
 to move on, and is then seen to be in the table already.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+import json
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Final
 
 from penstock.errors import LakeRefused
 from penstock.spark.pipelines.failures import in_batch
@@ -20,6 +22,8 @@ from penstock.spark.pipelines.running import Trigger
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
+
+_SETTINGS: Final = f"{ROOM}/settings.json"
 
 
 class TableWriter:
@@ -48,6 +52,21 @@ class TableWriter:
     def query(self) -> str:
         """The id of the query that the table belongs to."""
         return self._deed.query
+
+    def hold_to(self, settings: Mapping[str, str]) -> None:
+        """Note what a new query begins with; raises LakeRefused where one goes on otherwise."""
+        if not self._checkpoint.walk("offsets"):
+            self._files.remove(_SETTINGS)
+        if self._files.write_new(_SETTINGS, json.dumps(dict(settings)).encode()):
+            return
+        begun = json.loads(self._files.read(_SETTINGS))
+        for name, value in settings.items():
+            if begun.get(name, value) != value:
+                raise LakeRefused(
+                    f"{self._files.url()} was begun with {name} {begun[name]}, which can't become "
+                    f"{value}: what is known of users who still wait was made for that",
+                    hint="start it as before, or choose another --output",
+                )
 
     def start(
         self,

@@ -8,6 +8,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from penstock.errors import LakeDamaged
 from penstock.spark.pipelines.registration import COUNTS, LATENCIES, table_path
 from penstock.spark.pipelines.registration_events import ACCEPTED, STEP_NAMES
 
@@ -36,20 +37,26 @@ class Figures:
 
 
 def read_figures(spark: "SparkSession", output: str) -> Figures:
-    """The tables below `output`, which must have rows."""
+    """The tables below `output`, which must have rows; raises LakeDamaged for doubled ones."""
+    counts = _read(spark, output, COUNTS, "channel", "outcome")
+    latencies = _read(spark, output, LATENCIES, "step")
+    return Figures(
+        {key: row["registrations"] for key, row in counts.items()},
+        latencies,
+    )
+
+
+def _read(spark: "SparkSession", output: str, table: str, *key: str) -> dict[Any, dict[str, Any]]:
+    """Rows by minute and the other columns of their key."""
     from pyspark.sql import functions as f
 
-    counts, latencies = (
-        spark.read.parquet(table_path(output, table))
-        # As a number: a time would be taken for one of the session's zone.
-        .withColumn("minute", f.unix_seconds("minute"))
-        .collect()
-        for table in (COUNTS, LATENCIES)
-    )
-    return Figures(
-        {(_time(r.minute), r.channel, r.outcome): r.registrations for r in counts},
-        {(_time(r.minute), r.step): r.asDict() for r in latencies},
-    )
+    path = table_path(output, table)
+    # As a number: a time would be taken for one of the session's zone.
+    rows = spark.read.parquet(path).withColumn("minute", f.unix_seconds("minute")).collect()
+    found = {(_time(row.minute), *(row[name] for name in key)): row.asDict() for row in rows}
+    if len(found) < len(rows):
+        raise LakeDamaged(f"{path} has rows twice: {len(rows):,} rows, {len(found):,} keys")
+    return found
 
 
 def _time(seconds: int) -> datetime:

@@ -31,6 +31,8 @@ PIPELINES: Final = {
     # name → module:attribute of its Pipeline
     "lake": "penstock.spark.pipelines.lake:PIPELINE",
     "registration": "penstock.spark.pipelines.registration:PIPELINE",
+    "insight": "penstock.spark.pipelines.insight:PIPELINE",
+    "replay": "penstock.spark.pipelines.replay:PIPELINE",
 }
 POLL_SECONDS: Final = 0.5
 """How often a running query is asked for its progress; batches take about as long at least."""

@@ -1,0 +1,248 @@
+"""The report of pipeline `insight`: one HTML page with all in it, no script and no other file.
+
+Whatever comes from messages is escaped, and the page forbids itself to load or to run anything.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from html import escape
+from typing import TYPE_CHECKING, Any, Final
+
+from penstock.spark.pipelines import insight_plots as plots
+from penstock.spark.pipelines.insight_findings import SERIES_MAX, Findings, Listing
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_CELL_CHARS_MAX: Final = 200
+_NOTHING: Final = "-"
+_CSS: Final = """
+:root{color-scheme:light dark;--ink:#1c2430;--soft:#5a6675;--line:#d7dde5;--page:#fff;--row:#f4f6f9}
+@media(prefers-color-scheme:dark){:root{--ink:#e4e9f0;--soft:#9aa7b6;--line:#36404d;--page:#151a21;
+--row:#1c232c}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--page);max-width:64rem;
+margin:2rem auto;padding:0 1rem}
+h1{margin-bottom:.2rem}h2{margin-top:2.5rem;border-bottom:1px solid var(--line)}
+h3{margin-bottom:.3rem}
+figure{margin:0}figcaption,p.none,p.more{color:var(--soft);margin:.3rem 0 1rem}
+svg{max-width:100%;height:auto;color:var(--ink)}svg *{stroke-linejoin:round}
+.scroll{overflow-x:auto}table{border-collapse:collapse;font-size:13px;width:100%}
+th{text-align:left;color:var(--soft);font-weight:600;white-space:nowrap}
+td,th{padding:.25rem .7rem .25rem 0;border-bottom:1px solid var(--line);vertical-align:top}
+td.n,th.n{text-align:right;font-variant-numeric:tabular-nums;white-space:nowrap}
+td{overflow-wrap:anywhere}
+tbody tr:nth-child(even){background:var(--row)}
+ul.notes{padding-left:1.2rem}dl{display:grid;grid-template-columns:max-content 1fr;gap:.1rem 1rem}
+dt{color:var(--soft)}dd{margin:0}
+"""
+Format = Callable[[Any], str]
+
+
+def report(findings: Findings, *, title: str = "Insight") -> str:
+    """The page."""
+    head = (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta http-equiv="Content-Security-Policy" '
+        "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{_text(title)}</title><style>{_CSS}</style></head><body>"
+    )
+    about = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in findings.about)
+    notes = "".join(f"<li>{_text(note)}</li>" for note in findings.notes)
+    parts = [
+        head,
+        f"<h1>{_text(title)}</h1><dl>{about}</dl>",
+        f'<ul class="notes">{notes}</ul>' if notes else "",
+        _rates(findings),
+        _sizes(findings),
+        _queues(findings),
+        _keys(findings),
+        _latencies(findings),
+        _dead(findings),
+        _lag(findings),
+        "</body></html>\n",
+    ]
+    return "\n".join(part for part in parts if part)
+
+
+def _rates(findings: Findings) -> str:
+    says = (
+        f"Messages stored per minute, in spans of {_span(findings.bucket_ms)}: "
+        f"the {SERIES_MAX} topics with most messages."
+    )
+    return _section(
+        "Rates", findings.rates, "No messages were found.",
+        _plot("rates", findings.rates, plots.draw_rates(findings), says),
+    )  # fmt: skip
+
+
+def _sizes(findings: Findings) -> str:
+    measured = any(row["p50_bytes"] is not None for row in findings.sizes.rows)
+    says = (
+        "Bytes of bodies as consumers get them: a bar from the median to the 99th percentile, "
+        f"a mark for the largest. The {SERIES_MAX} topics with most messages."
+    )
+    return _section(
+        "Sizes", findings.sizes, "No messages were found.",
+        _plot("sizes", findings.sizes, plots.draw_sizes(findings), says, names=SERIES_MAX)
+        if measured else '<p class="none">There are no bodies whose size could be told.</p>',
+        _table(findings.sizes, {
+            "topic": ("Topic", _text), "messages": ("Messages", _count), "bytes": ("Bytes", _count),
+            "mean_bytes": ("Mean", _count), "p50_bytes": ("p50", _count),
+            "p95_bytes": ("p95", _count), "p99_bytes": ("p99", _count),
+            "max_bytes": ("Largest", _count), "first": ("First", _when), "last": ("Last", _when),
+        }),
+    )  # fmt: skip
+
+
+def _queues(findings: Findings) -> str:
+    says = (
+        "How messages spread over the queues of a topic: 1 is an even share. A full queue holds up "
+        "its consumer: no other one can help, since a queue has one at a time."
+    )
+    return _section(
+        "Balance of queues", findings.queues, "No messages were found.",
+        _plot("queues", findings.queues, plots.draw_balance(findings), says, names=SERIES_MAX),
+        _table(findings.queues, {
+            "topic": ("Topic", _text), "queues": ("Queues", _count), "empty": ("Empty", _count),
+            "least": ("Least share", _times), "most": ("Most share", _times),
+            "fullest": ("Fullest queue", _text),
+        }),
+    )  # fmt: skip
+
+
+def _keys(findings: Findings) -> str:
+    says = "The keys that most messages of a topic have, and their share of it."
+    return _section(
+        "Hot keys", findings.keys, "No message has a key.",
+        _plot("keys", findings.keys, plots.draw_keys(findings), says, names=15),
+        "<h3>By topic</h3>",
+        _table(findings.skew, {
+            "topic": ("Topic", _text), "messages": ("Messages", _count),
+            "with_key": ("With a key", _count), "keys": ("Keys", _count),
+            "hottest": ("Hottest key", _text), "hottest_share": ("Its share", _percent),
+            "skew": ("Times the average key", _times),
+        }),
+        "<h3>By key</h3>",
+        _table(findings.keys, {
+            "topic": ("Topic", _text), "rank": ("Rank", _count), "key": ("Key", _text),
+            "messages": ("Messages", _count), "share": ("Share", _percent),
+        }),
+    )  # fmt: skip
+
+
+def _latencies(findings: Findings) -> str:
+    says = (
+        "95th percentile of each stage in spans of "
+        f"{_span(findings.bucket_ms)}; each point is the worst of all topics and groups. Born to "
+        "store comes from the messages, the others from traces."
+    )
+    return _section(
+        "Latency", findings.latencies, "There are neither messages nor traces.",
+        _plot("latencies", findings.latency_times, plots.draw_latencies(findings), says),
+        _table(findings.latencies, {
+            "stage": ("Stage", _text), "topic": ("Topic", _text), "group": ("Group", _text),
+            "count": ("Count", _count), "p50_ms": ("p50 ms", _count), "p95_ms": ("p95 ms", _count),
+            "p99_ms": ("p99 ms", _count), "max_ms": ("Longest ms", _count),
+            "negative": ("Below 0", _count),
+        }),
+    )  # fmt: skip
+
+
+def _dead(findings: Findings) -> str:
+    says = "Messages that were given up, by the hour in which they became dead letters, and cause."
+    return _section(
+        "Dead letters", findings.dead, "There are none.",
+        _plot("dead", findings.dead_times, plots.draw_dead(findings), says),
+        _table(findings.dead, {
+            "group": ("Group", _text), "origin_topic": ("Topic", _text), "tags": ("Tag", _text),
+            "cause": ("Cause", _text), "messages": ("Messages", _count), "tries": ("Tries", _count),
+            "first_hour": ("First hour", _when), "last_hour": ("Last hour", _when),
+        }),
+        "<h3>Samples</h3>",
+        _table(findings.samples, {
+            "group": ("Group", _text), "origin_topic": ("Topic", _text), "cause": ("Cause", _text),
+            "message_id": ("Id", _text), "keys": ("Keys", _text),
+            "reconsume_times": ("Tries", _count), "store_timestamp": ("Given up", _when),
+            "body_start": ("Body begins", _text),
+        }),
+    )  # fmt: skip
+
+
+def _lag(findings: Findings) -> str:
+    says = "Messages that groups had still to consume, a point for each run of this pipeline."
+    return _section(
+        "Lag of groups", findings.lag, "No group was looked at so far.",
+        _plot("lag", findings.lag_times, plots.draw_lag(findings), says),
+        _table(findings.lag, {
+            "group": ("Group", _text), "topic": ("Topic", _text), "queues": ("Queues", _count),
+            "lag": ("Behind", _count), "lag_ms": ("Oldest waits", _duration),
+            "unknown": ("Never committed", _count), "sampled": ("At", _when),
+        }),
+    )  # fmt: skip
+
+
+def _section(title: str, listing: Listing, nothing: str, *parts: str) -> str:
+    body = "".join(parts) if listing.rows else f'<p class="none">{_text(nothing)}</p>'
+    return f"<section><h2>{_text(title)}</h2>{body}</section>"
+
+
+def _plot(
+    name: str, listing: Listing, draw: "Callable[[Figure], None]", says: str, *, names: int = 0
+) -> str:
+    """A plot with its sentence; one with names on its side grows with them."""
+    if not listing.rows:
+        return ""
+    height = 1.1 + 0.3 * min(names, len(listing.rows)) if names else 3.2
+    drawn = plots.svg(name, draw, height=height)
+    return f"<figure>{drawn}<figcaption>{escape(says)}</figcaption></figure>"
+
+
+def _table(listing: Listing, columns: Mapping[str, tuple[str, Format]]) -> str:
+    kinds = {name: ' class="n"' if form in _NUMBERS else "" for name, (_, form) in columns.items()}
+    head = "".join(f"<th{kinds[n]}>{_text(title)}</th>" for n, (title, _) in columns.items())
+    body = "".join(
+        "<tr>"
+        + "".join(f"<td{kinds[name]}>{form(row[name])}</td>" for name, (_, form) in columns.items())
+        + "</tr>"
+        for row in listing.rows
+    )
+    left = listing.total - len(listing.rows)
+    more = f'<p class="more">{left:,} more rows are in the Parquet table.</p>' if left > 0 else ""
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="scroll">{table}</div>{more}'
+
+
+def _text(value: object) -> str:
+    return _NOTHING if value is None else escape(plots.plain(value, _CELL_CHARS_MAX))
+
+
+def _count(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:,.0f}"
+
+
+def _times(value: float | None) -> str:
+    return _NOTHING if value is None else f"{value:,.2f}"
+
+
+def _percent(value: float | None) -> str:
+    return _NOTHING if value is None else f"{100 * value:.2f} %"
+
+
+def _when(ms: int | None) -> str:
+    return _NOTHING if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def _duration(ms: int | None) -> str:
+    return _NOTHING if ms is None else _span(ms)
+
+
+def _span(ms: int) -> str:
+    """A length of time by its largest unit."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms >= size:
+            return f"{ms / size:,.1f}".removesuffix(".0") + f" {unit}"
+    return f"{ms} ms"
+
+
+_NUMBERS: Final[Sequence[Format]] = (_count, _times, _percent, _when, _duration)

@@ -1,0 +1,285 @@
+"""The pipeline `replay` on real servers; what needs no Spark is in tests/unit."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from penstock import Message, ReceivedMessage
+from penstock.errors import BadSetting, NoRoute, PipelineFailed
+from penstock.spark.pipelines import replay_rows, replay_run
+from penstock.spark.pipelines.replay import replay
+from penstock.spark.pipelines.replay_pace import Pace, Pacer, Slice
+from penstock.spark.pipelines.running import find_pipeline, run_pipeline
+from tests.compat.penstock import Up
+from tests.spark.kit import create_topic, read_topic, reader, send, send_numbers
+from tests.spark.test_scan import store_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow]
+
+CLOCK_MS = 20
+"""A wait may end so much early."""
+
+
+def run(
+    spark: SparkSession, house: Up, checkpoint: Path | None = None, **options: Any
+) -> list[str]:
+    """Run the pipeline to its end; what it said."""
+    said: list[str] = []
+    if "since" in options:
+        options["from"] = options.pop("since")
+    run_pipeline(
+        find_pipeline("replay"), options, spark=spark, connection={"nameserver": house.address},
+        checkpoint=None if checkpoint is None else str(checkpoint), say=said.append,
+    )  # fmt: skip
+    return said
+
+
+def origins(messages: list[ReceivedMessage]) -> Counter[str]:
+    """By the mark that tells which message each of them is a copy of."""
+    return Counter(each.properties[replay_rows.PROPERTY_MESSAGE_ID] for each in messages)
+
+
+def test_a_topic_is_replayed_with_marks_and_each_queue_in_its_order(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    source, target = create_topic(house, fresh, 3), create_topic(house, f"{fresh}-to", 4)
+    send_numbers(house, source, 120)
+    said = run(spark, house, tmp_path, topics=source, target=target, run="r1", slice_rows=25)
+    originals = {each.message_id: each for each in read_topic(house, source, 120)}
+    copies = read_topic(house, target, 120)
+    assert origins(copies) == Counter(originals.keys())
+    at: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for copy in copies:
+        before = originals[copy.properties[replay_rows.PROPERTY_MESSAGE_ID]]
+        assert (copy.body, copy.tags, copy.keys) == (before.body, before.tags, before.keys)
+        assert copy.properties["n"] == before.properties["n"]
+        assert copy.message_id != before.message_id
+        assert copy.properties[replay_rows.PROPERTY_RUN] == "r1"
+        assert copy.properties[replay_rows.PROPERTY_TOPIC] == source
+        broker, queue, offset = copy.properties[replay_rows.PROPERTY_OFFSET].split(":")
+        assert (int(queue), int(offset)) == (before.queue_id, before.queue_offset)
+        at[f"{broker}:{queue}"].append((copy.queue_id, int(offset)))
+    assert len(at) == 3
+    for places in at.values():
+        assert len({queue for queue, _ in places}) == 1, "a queue stays together"
+        assert [offset for _, offset in places] == sorted(offset for _, offset in places)
+    assert "run r1: all 120 messages are sent" in said
+    assert not (tmp_path / "r1" / "rows").exists()
+
+    again = run(spark, house, tmp_path, topics=source, target=target, run="r1")
+    assert again[-1] == "run r1: all 120 messages are sent"
+    assert len(read_topic(house, target, 120)) == 120, "a run that is done sends nothing more"
+    with pytest.raises(BadSetting, match="was begun with --tags not given, this is even"):
+        run(spark, house, tmp_path, topics=source, target=target, run="r1", tags="even")
+
+
+def test_a_lake_is_replayed_by_time_key_tag_and_condition(
+    spark: SparkSession, house: Up, tmp_path: Path, fresh: str
+) -> None:
+    source = create_topic(house, str(int(fresh[-8:], 16)).zfill(12), 1)  # digits only, with zeros
+    target = create_topic(house, fresh, 1)
+    send(house, [Message(source, "keys", "odd", ["a", "b"])])
+    send_numbers(house, source, 40)
+    lake = tmp_path / "lake"
+    run_pipeline(
+        find_pipeline("lake"), {"lake": str(lake), "topics": source}, spark=spark,
+        connection={"nameserver": house.address}, trigger="available-now",
+    )  # fmt: skip
+    originals = read_topic(house, source, 41)
+    common: dict[str, Any] = {"lake": str(lake), "target": target}
+    run(spark, house, **common, keys="b,7,nothing")
+    assert {each.body for each in read_topic(house, target, 2)} == {b"keys", b"7"}
+    run(spark, house, **common, tags="even", where="cast(properties['n'] AS int) >= 34")
+    assert [e.body for e in read_topic(house, target, 5)[2:]] == [b"34", b"36", b"38"]
+    middle = originals[20]
+    begin = str(middle.store_ms)
+    run(spark, house, **common, since=begin, limit=4)
+    wanted = [e.body for e in originals if e.store_ms >= int(begin)][:4]
+    assert [e.body for e in read_topic(house, target, 9)[5:]] == wanted
+
+    sent = len(read_topic(house, target, 9))
+    said = run(spark, house, **common, tags="odd", dry_run=True, speed=2, until="2100-01-01")
+    text = "\n".join(said)
+    assert "21 messages, " in text
+    assert f"  {source}  " in text and "  odd  21 rows" in text  # noqa: PT018
+    assert "body='keys'" in text
+    assert "2 times as fast as it was" in said[-1] and "nothing was sent" in said[-1]  # noqa: PT018
+    assert len(read_topic(house, target, sent)) == sent
+    with pytest.raises(PipelineFailed, match=r"none of the messages is chosen; there are 41 mess"):
+        run(spark, house, **common, keys="nobody")
+    with pytest.raises(BadSetting, match=r"condition 'nonsense = 1'.*nonsense"):
+        run(spark, house, **common, where="nonsense = 1")
+    with pytest.raises(BadSetting, match="is no lake"):
+        run(spark, house, lake=str(tmp_path), target=target)
+    with pytest.raises(NoRoute, match=f"{fresh}-missing"):
+        run(spark, house, lake=str(lake), target=f"{fresh}-missing")
+
+
+def test_a_log_is_replayed_and_a_topic_does_not_feed_itself_by_accident(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topic = create_topic(house, fresh, 2)
+    send_numbers(house, topic, 20)
+    store = store_of(house)
+    with pytest.raises(BadSetting, match=f"messages of {topic} would go to the topic"):
+        run(spark, house, tmp_path, log=str(store), where=f"topic = '{topic}'", target=topic)
+    run(
+        spark, house, tmp_path, log=str(store), topics=topic, same_topic=True,
+        delivery="transactional", run="own",
+    )  # fmt: skip
+    found = read_topic(house, topic, 40)
+    assert len(found) == 40
+    assert Counter(each.body for each in found) == {str(n).encode(): 2 for n in range(20)}
+
+
+@pytest.mark.parametrize("delivery", ["at-least-once", "transactional"])
+def test_a_run_that_failed_between_sending_and_noting_it_goes_on(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    delivery: str,
+) -> None:  # fmt: skip
+    source, target = create_topic(house, fresh, 2), create_topic(house, f"{fresh}-to", 2)
+    send_numbers(house, source, 30)
+    mark = replay_run.Book.mark
+
+    def fail(self: replay_run.Book, number: int) -> None:
+        if number == 1:
+            raise PipelineFailed("the power is gone")
+        mark(self, number)
+
+    options = {"topics": source, "target": target, "run": fresh, "delivery": delivery}
+    with monkeypatch.context() as patch:
+        patch.setattr(replay_run.Book, "mark", fail)
+        with pytest.raises(PipelineFailed, match="the power is gone"):
+            run(spark, house, tmp_path, **options, slice_rows=10)
+    send_numbers(house, source, 5)  # they are not the run's: it has chosen
+    said = run(spark, house, tmp_path, **options)
+    assert "going on after 1 of 3 slices" in said
+    copies = origins(read_topic(house, target, 30))
+    assert len(copies) == 30
+    twice = 0 if delivery == "transactional" else 10
+    assert sum(copies.values()) == 30 + twice
+
+    run(spark, house, tmp_path / "elsewhere", **options)  # the same name, and not the same run
+    assert len(read_topic(house, target, 65 + twice)) == 65 + twice
+
+
+def test_gaps_are_kept_and_the_rate_too(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
+    send_numbers(house, source, 9)
+    # Three times of three messages each, two minutes apart: at speed 100 that is 1.2 seconds.
+    rows = reader(spark, house, source).load().selectExpr(
+        "* except (store_timestamp)",
+        "timestamp_millis(1700000000000 + 120000 * (queue_offset div 3)) AS store_timestamp",
+    )  # fmt: skip
+    sent: list[tuple[float, int]] = []
+    began = Pacer.began
+
+    def note(self: Pacer, each: Slice, now_ms: float) -> None:
+        sent.append((now_ms, each.rows))
+        began(self, each, now_ms)
+
+    monkeypatch.setattr(Pacer, "began", note)
+    sink, said = {"nameserver": house.address}, list[str]()
+    pace = Pace(speed=100, step_ms=500)
+    assert replay(
+        rows, str(tmp_path / "a"), run="a", target=target, pace=pace, sink=sink, say=said.append
+    )
+    assert [rows for _, rows in sent] == [3, 3, 3]
+    for n, (at, _) in enumerate(sent):
+        assert at - sent[0][0] >= 1200 * n - CLOCK_MS
+    assert said[-1].startswith("slice 3 of 3: 3 rows")
+
+    sent.clear()
+    pace = Pace(rate=4, step_ms=1000)
+    assert replay(rows, str(tmp_path / "b"), run="b", target=target, pace=pace, sink=sink)
+    assert [rows for _, rows in sent] == [4, 4, 1]
+    assert sent[2][0] - sent[0][0] >= 2000 - CLOCK_MS
+    copies = [int(each.body) for each in read_topic(house, target, 18)]
+    assert copies == [*range(9), *range(9)]
+
+    stop = threading.Event()
+    stop.set()
+    stopped = replay(rows, str(tmp_path / "c"), run="c", target=target, sink=sink, stop=stop)
+    assert not stopped
+    assert len(read_topic(house, target, 18)) == 18
+
+
+def test_messages_can_be_sent_ahead_of_their_time(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
+    send_numbers(house, source, 3)
+    rows = reader(spark, house, source).load().selectExpr(
+        "* except (store_timestamp)",
+        "timestamp_millis(1700000000000 + 60000 * queue_offset) AS store_timestamp",
+    )  # fmt: skip
+    replay(
+        rows, str(tmp_path), run="ahead", target=target, pace=Pace(speed=15), deliver=True,
+        sink={"nameserver": house.address},
+    )  # fmt: skip
+    copies = read_topic(house, target, 3)
+    assert [each.body for each in copies] == [b"0", b"1", b"2"]
+    first, last = copies[0].store_ms, copies[-1].store_ms
+    assert last - first >= 3000, "they were delivered with the gaps, which the timer keeps"
+
+
+def test_born_times_that_go_back_do_not_change_the_order_of_a_queue(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
+    send_numbers(house, source, 10)
+    rows = reader(spark, house, source).load().selectExpr(
+        "* except (born_timestamp)",
+        "timestamp_millis(1700000000000 - 1000 * queue_offset) AS born_timestamp",
+    )  # fmt: skip
+    replay(
+        rows, str(tmp_path), run="born", target=target, by="born", pace=Pace(slice_rows=3),
+        sink={"nameserver": house.address},
+    )  # fmt: skip
+    assert [int(each.body) for each in read_topic(house, target, 10)] == list(range(10))
+
+
+def test_ctrl_c_ends_a_replay_and_a_second_start_goes_on(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
+    send_numbers(house, source, 40)
+    options = {"topics": source, "target": target, "run": "stopped"}
+    command = [
+        *(str(Path(sys.executable).with_name("penstock")), "pipeline", "run", "replay"),
+        *("-n", house.address, "--master", "local[1]", "--checkpoint", str(tmp_path)),
+        *(part for name, value in options.items() for part in (f"--{name}", value)),
+        *("--rate", "2", "--step", "1s"),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as job:
+        assert job.stderr is not None
+        try:
+            said = []
+            for line in job.stderr:
+                said.append(line)
+                if line.startswith("penstock: slice "):
+                    job.send_signal(signal.SIGINT)
+                    break
+            said += job.stderr.readlines()
+        finally:
+            job.kill()
+    text = "".join(said)
+    assert "run stopped is stopped; the same with --run stopped goes on" in text, text
+    assert len(origins(read_topic(house, target, 1))) < 40
+    said = run(spark, house, tmp_path, **options)
+    assert any(line.startswith("going on after ") for line in said)
+    assert origins(read_topic(house, target, 40)).total() == 40

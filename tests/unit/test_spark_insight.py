@@ -1,0 +1,234 @@
+"""Pipeline `insight` without Spark: what is chosen, what is refused, plots and page."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from penstock.client.trace_records import ConsumeCode, decode_traces, encode_record
+from penstock.errors import BadSetting
+from penstock.spark.pipelines.insight import PIPELINE, TABLES, _bucket_ms, _choice
+from penstock.spark.pipelines.insight_findings import POINTS_MAX, Findings, Listing, coarser
+from penstock.spark.pipelines.insight_plots import plain
+from penstock.spark.pipelines.insight_report import report
+from penstock.spark.pipelines.insight_sources import Choice
+from penstock.spark.pipelines.insight_traces import _row
+from penstock.spark.pipelines.running import Job
+
+NOON_MS = 1_785_585_600_000
+HOSTILE = '<script>alert("1")</script> & $x_{2$ \x00\x1b\u202e'
+
+
+def job(**options: Any) -> Job:
+    return Job(options=PIPELINE.check({"output": "/out", **options}))
+
+
+# --- options -------------------------------------------------------------------------------------
+
+
+def test_every_table_and_option_is_on_the_page() -> None:
+    page = Path(__file__).parents[2] / "docs" / "pipelines.md"
+    section = page.read_text().partition("\n## insight\n")[2].partition("\n## ")[0]
+    for option in PIPELINE.options:
+        assert f"| `{option.flag}` |" in section
+    for table in TABLES:
+        assert f"| `{table}` |" in section
+        assert any(each.where == f"{{output}}/{table}" for each in PIPELINE.tables)
+
+
+def test_times_are_moments_or_how_long_ago() -> None:
+    choice = _choice(job(since="2026-08-01T12:00:00+00:00", until=str(NOON_MS + 5)))
+    assert (choice.since_ms, choice.until_ms) == (NOON_MS, NOON_MS + 5)
+    choice = _choice(job(since="2h", until="30m"))
+    assert choice.since_ms is not None
+    assert choice.until_ms is not None
+    assert choice.until_ms - choice.since_ms == 90 * 60_000
+    assert _bucket_ms(job(bucket="10s")) == 10_000
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"topics": "a", "pattern": "b"}, "--topics and --pattern exclude"),
+        ({"lake": "a", "log": "b"}, "--lake and --log exclude"),
+        ({"pattern": "("}, "no regular expression"),
+        ({"topics": " , "}, "has no name"),
+        ({"since": "1h", "until": "2h"}, "is not before"),
+        ({"since": "yesterday"}, "since"),
+        ({"top": 0}, "--top"),
+    ],
+)
+def test_options_that_can_not_be_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(BadSetting, match=re.escape(text)):
+        _choice(job(**options))
+
+
+def test_a_pattern_means_topics_of_applications() -> None:
+    def choice(**given: Any) -> Choice:
+        return _choice(job(**given))
+
+    every = choice()
+    assert every.includes("orders")
+    assert not any(map(every.includes, ("%DLQ%g", "%RETRY%g", "RMQ_SYS_TRACE_TOPIC")))
+    assert choice(pattern="ord.*").includes("orders")
+    assert not choice(pattern="ord").includes("orders")
+    assert choice(topics="a,%RETRY%g").includes("%RETRY%g")
+    assert every.includes_dead("%DLQ%g")
+    assert not every.includes_dead("g")
+    assert not choice(groups="h").includes_dead("%DLQ%g")
+    assert choice(skip_traces=True).trace_topic is None
+    assert not choice(trace_topic="MyTraces").includes("MyTraces")
+
+
+def test_buckets_of_plots_are_whole_ones_of_the_tables() -> None:
+    assert coarser(60_000, 0) == 60_000
+    for span_ms in (1, 3_600_000, 86_400_000, 86_400_000 * 365):
+        wide = coarser(60_000, span_ms)
+        assert wide % 60_000 == 0
+        assert span_ms <= wide * POINTS_MAX
+
+
+# --- traces --------------------------------------------------------------------------------------
+
+
+def test_numbers_of_traces_that_no_clock_shows_are_left_out() -> None:
+    body = encode_record(
+        "SubAfter", "r", "id", 10**30, True, "k", ConsumeCode.TIMEOUT, -(10**25), "g"
+    )
+    (record,) = decode_traces(body.encode())
+    row = _row(record)
+    assert (row["cost_ms"], row["time_ms"], row["outcome"]) == (None, None, "timeout")
+
+
+# --- page ----------------------------------------------------------------------------------------
+
+
+def listing(*rows: dict[str, Any], total: int | None = None) -> Listing:
+    return Listing(rows, len(rows) if total is None else total)
+
+
+def findings(name: str = HOSTILE) -> Findings:
+    """Something of all."""
+    at, later = NOON_MS, NOON_MS + 3 * 60_000
+    return Findings(
+        about=(("Made", "today"), ("From", name)),
+        notes=(name,),
+        rates=listing(
+            {"topic": name, "time": at, "per_minute": 5.0, "bytes_per_minute": 50.0},
+            {"topic": name, "time": later, "per_minute": 7.0, "bytes_per_minute": 50.0},
+            {"topic": "_hidden", "time": at, "per_minute": 1.0, "bytes_per_minute": None},
+        ),
+        sizes=listing(
+            {
+                "topic": name, "messages": 12, "bytes": 120, "mean_bytes": 10.0, "p50_bytes": 0,
+                "p95_bytes": 20, "p99_bytes": 30, "min_bytes": 0, "max_bytes": 31, "first": at,
+                "last": later,
+            },
+            total=1234,
+        ),
+        queues=listing(
+            {
+                "topic": name, "queues": 4, "messages": 12, "empty": 1, "least": 0.0, "most": 2.5,
+                "fullest": "broker-a 3",
+            }
+        ),
+        skew=listing(
+            {
+                "topic": name, "messages": 12, "with_key": 11, "keys": 3, "hottest": name,
+                "hottest_messages": 9, "hottest_share": 0.75, "skew": 2.4,
+            }
+        ),
+        keys=listing({"topic": name, "rank": 1, "key": name, "messages": 9, "share": 0.75}),
+        latencies=listing(
+            {
+                "stage": "send", "topic": name, "group": None, "count": 5, "p50_ms": 1,
+                "p95_ms": 2, "p99_ms": 3, "max_ms": 4, "negative": 0,
+            }
+        ),
+        latency_times=listing({"stage": "send", "time": at, "p95_ms": 0}),
+        dead=listing(
+            {
+                "group": name, "origin_topic": None, "tags": name, "cause": name, "messages": 2,
+                "tries": 3, "first_hour": at, "last_hour": at,
+            }
+        ),
+        dead_times=listing({"time": at, "cause": name, "messages": 2}),
+        samples=listing(
+            {
+                "group": name, "origin_topic": name, "cause": name, "message_id": name,
+                "keys": None, "reconsume_times": 3, "store_timestamp": at, "body_start": name,
+            }
+        ),
+        lag=listing(
+            {
+                "group": name, "topic": name, "queues": 4, "lag": None, "lag_ms": 90_000,
+                "unknown": 4, "sampled": at,
+            }
+        ),
+        lag_times=listing(
+            {"group": name, "time": at, "lag": None, "lag_ms": None},
+            {"group": name, "time": later, "lag": 5, "lag_ms": 10},
+        ),
+    )  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Tags and ids that a browser would see."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.ids: list[str] = []
+        self.links: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        for name, value in attrs:
+            if name == "id":
+                self.ids.append(value or "")
+            if name.endswith(("href", "src")):
+                self.links.append(value or "")
+            assert not name.startswith("on")
+
+
+def test_nothing_from_messages_becomes_markup() -> None:
+    text = report(findings())
+    page = Page(text)
+    assert "script" not in page.tags
+    assert page.tags.count("svg") == 7
+    assert page.tags.count("figcaption") == 7
+    assert len(page.ids) == len(set(page.ids))
+    for drawn in re.findall(r"<svg.*?</svg>", text, re.S):
+        ElementTree.fromstring(drawn)
+    assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", text)
+    assert "&lt;script&gt;" in text
+    assert "1,233 more rows" in text
+    assert "_hidden" in text
+    assert "currentColor" in text
+    assert "#010203" not in text
+    assert "mathdefault" not in text
+
+
+def test_a_page_without_anything_says_so() -> None:
+    text = report(Findings(), title="Nothing & more")
+    assert Page(text).tags.count("svg") == 0
+    assert text.count('<p class="none">') == 7
+    assert "<h1>Nothing &amp; more</h1>" in text
+
+
+def test_a_lake_without_bodies_has_no_sizes() -> None:
+    row = dict(findings("t").sizes.rows[0])
+    for column in row.keys() - {"topic", "messages", "first", "last"}:
+        row[column] = None
+    text = report(Findings(sizes=listing(row)))
+    assert "no bodies whose size" in text
+
+
+def test_values_are_one_short_line() -> None:
+    assert plain("a\nb") == "a\N{REPLACEMENT CHARACTER}b"
+    assert len(plain("x" * 1000)) == 36
