@@ -109,9 +109,9 @@ class Pull:
         self.got: list[ReceivedMessage] = []
         self.moved: list[int] = []
         subscription = Subscription.of(QUEUE.topic, tags, version=42)
+        more.setdefault("received", lambda _, messages: self.got.extend(messages))
         puller = Puller(
             cast(Session, self.server), "g", self.queue, subscription=lambda: subscription,
-            received=lambda _, messages: self.got.extend(messages),
             moved=lambda _, offset: self.moved.append(offset), troubles=Troubles(), **more,
         )  # fmt: skip
         self.task = asyncio.ensure_future(puller.run())
@@ -145,9 +145,7 @@ def test_messages_are_handed_on_and_the_next_pull_goes_out_at_once() -> None:
         assert [message.queue_offset for message in pull.got] == [5, 6, 7]
         assert pull.got[0].topic == "Orders"
         assert pull.offsets() == ["5", "7", "8"]
-        first, _, last = [ext for _, ext in pull.server.asked]
-        assert first["sysFlag"] == str(PULL_SUSPEND | PULL_COMMIT_OFFSET)
-        assert (first["commitOffset"], last["commitOffset"]) == ("5", "5")  # all are in work
+        first = pull.server.asked[0][1]
         assert (first["subVersion"], first["expressionType"]) == ("42", "TAG")
         assert pull.queue.end_offset == 100
         pull.queue.finish(pull.got)
@@ -157,14 +155,23 @@ def test_messages_are_handed_on_and_the_next_pull_goes_out_at_once() -> None:
     run(test)
 
 
-def test_progress_does_not_travel_from_zero_nor_for_broadcast() -> None:
+@pytest.mark.parametrize("shared", [True, False])
+def test_progress_travels_once_with_the_next_pull(shared: bool) -> None:
+    """What the broker has is never told again: such a pull could undo a later commit."""
+
+    def done(work: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        if messages[0].queue_offset != 7:
+            work.finish(messages)
+
     async def test() -> None:
-        for queue, more in ((work(0), {}), (work(5), {"commits": False})):
-            pull = Pull(queue=queue, **more)
-            await pull.idle()
-            (_, ext) = pull.server.asked[0]
-            assert (ext["sysFlag"], ext["commitOffset"]) == (str(PULL_SUSPEND), "0")
-            await pull.end()
+        script = (found(7, 5, 6), found(8, 7), found(9, 8))
+        pull = Pull(*script, received=done, commits=shared)
+        await pull.idle()
+        told = [(ext["sysFlag"], ext["commitOffset"]) for _, ext in pull.server.asked]
+        quiet = (str(PULL_SUSPEND), "0")
+        news = (str(PULL_SUSPEND | PULL_COMMIT_OFFSET), "7") if shared else quiet
+        assert told == [quiet, news, quiet, quiet]  # 7 is in work, so 8 is no progress
+        await pull.end()
 
     run(test)
 
