@@ -10,10 +10,20 @@ import pytest
 
 from penstock.spark.session import spark_session
 from tests.compat.penstock import Up
+from tests.depth import DEPTH
 from tests.spark.kit import SESSION_CONF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what only a proof runs: a test with Spark takes as long as fifty others."""
+    if DEPTH == "proof":
+        return
+    left_out = [item for item in items if item.get_closest_marker("proof") is not None]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(scope="session")

@@ -97,6 +97,7 @@ def test_package_installed_on_the_workers(
     assert found["workers"] == [[sys.executable, penstock.compiled()]]
 
 
+@pytest.mark.proof
 def test_package_shipped_as_a_zip_runs_as_python(
     house: Up, master: str, fresh: str, tmp_path: Path, bare_python: Path, package: Path
 ) -> None:
@@ -108,6 +109,7 @@ def test_package_shipped_as_a_zip_runs_as_python(
     assert found["workers"] == [[str(bare_python), False]]
 
 
+@pytest.mark.proof
 def test_an_executor_that_dies_is_replaced(
     house: Up, master: str, fresh: str, tmp_path: Path
 ) -> None:

@@ -10,8 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.depth import rounds
-
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
@@ -39,10 +37,8 @@ def test_the_demo_finds_each_message_once_and_leaves_a_picture(tmp_path: Path) -
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGTERM, 143), (signal.SIGINT, 130)][: rounds(ci=1, proof=2)],
-)
+@pytest.mark.proof
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_demo_that_is_stopped_leaves_nothing(
     tmp_path: Path, number: signal.Signals, code: int
 ) -> None:

@@ -279,6 +279,7 @@ def test_a_run_over_brokers_logs_and_lake(
     assert rows_of(found, "topic", "messages", "bytes") == [("007", 20, 210)]
 
 
+@pytest.mark.proof
 def test_a_run_without_anything_has_a_page(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
@@ -296,6 +297,7 @@ def test_a_run_without_anything_has_a_page(
         assert rows == (1 if name == "queues" else 0)
 
 
+@pytest.mark.proof
 def test_only_the_time_that_is_wanted(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:

@@ -307,6 +307,7 @@ def test_minutes_come_out_once_over_restarts(site: Site) -> None:
     assert site.read("unreadable", "topic", "reason") == [(site.steps, "the body is no JSON")]
 
 
+@pytest.mark.proof
 def test_a_crash_between_alerts_and_table_repeats_nothing(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -330,6 +331,7 @@ def test_a_crash_between_alerts_and_table_repeats_nothing(
     assert found == [(0.0, "coupon", 2, 1), (0.0, "push", 2, 1), (0.0, "sms", 2, 1)]
 
 
+@pytest.mark.proof
 def test_a_minute_has_one_row_though_the_watermark_stops_at_its_very_end(site: Site) -> None:
     site.send([user("a", 0), *done("a", 1), user("edge", 0), *done("edge", 180)])
     site.run()
@@ -359,6 +361,7 @@ def test_odd_events_stop_nothing(site: Site) -> None:
     assert "ü 1" in site.alerted(1)
 
 
+@pytest.mark.proof
 def test_what_the_state_was_made_for_can_not_be_changed(site: Site) -> None:
     site.send([user("a", 0), *done("a", 1, "sms")])
     site.run()

@@ -127,6 +127,7 @@ def test_a_lake_is_replayed_by_time_key_tag_and_condition(
         run(spark, house, lake=str(lake), target=f"{fresh}-missing")
 
 
+@pytest.mark.proof
 def test_a_log_is_replayed_and_a_topic_does_not_feed_itself_by_accident(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
@@ -175,6 +176,7 @@ def test_a_run_that_failed_between_sending_and_noting_it_goes_on(
     assert len(read_topic(house, target, 65 + twice)) == 65 + twice
 
 
+@pytest.mark.proof
 def test_gaps_are_kept_and_the_rate_too(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,6 +220,7 @@ def test_gaps_are_kept_and_the_rate_too(
     assert len(read_topic(house, target, 18)) == 18
 
 
+@pytest.mark.proof
 def test_messages_can_be_sent_ahead_of_their_time(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
@@ -237,6 +240,7 @@ def test_messages_can_be_sent_ahead_of_their_time(
     assert last - first >= 3000, "they were delivered with the gaps, which the timer keeps"
 
 
+@pytest.mark.proof
 def test_born_times_that_go_back_do_not_change_the_order_of_a_queue(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
@@ -253,6 +257,7 @@ def test_born_times_that_go_back_do_not_change_the_order_of_a_queue(
     assert [int(each.body) for each in read_topic(house, target, 10)] == list(range(10))
 
 
+@pytest.mark.proof
 def test_ctrl_c_ends_a_replay_and_a_second_start_goes_on(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
