@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.client.assign import Strategy, strategy_of
 from penstock.client.consumer import AsyncConsumer
 from penstock.client.handlers import Retry
 from penstock.client.records import ReceivedMessage
+from penstock.wire.bodies import MessageQueue
 
 from .clients import mqadmin
 from .houses import House
@@ -124,16 +126,38 @@ def numbers(*members: Member) -> Counter[int]:
     return Counter(number for member in members for _, number in member.got)
 
 
+def parts(*queues: set[int]) -> list[list[int]]:
+    """Who has what, without saying who."""
+    return sorted(map(sorted, queues))
+
+
+def noted(name: str, topic: str, deals: dict[str, set[int]]) -> Strategy:
+    """A strategy that notes what each of two members gets of a topic."""
+    strategy = strategy_of(name)
+
+    def deal(
+        group: str, client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]
+    ) -> Sequence[MessageQueue]:
+        mine = strategy(group, client_id, queues, clients)
+        if len(clients) == 2 and queues[0].topic == topic:
+            deals[client_id] = {queue.queue_id for queue in mine}
+        return mine
+
+    return deal
+
+
 @pytest.mark.parametrize("strategy", ["averagely", "circle", "sticky", "consistent_hash"])
 def test_two_share_and_one_leaves(site: Site, strategy: str) -> None:
     async def body() -> None:
-        one, two = (Member(site, name, strategy=strategy) for name in ("one", "two"))
+        deals: dict[str, set[int]] = {}
+        dealt = noted(strategy, site.topic, deals)
+        one, two = (Member(site, name, strategy=dealt) for name in ("one", "two"))
         async with joined(one, two):
-            if strategy == "consistent_hash":
-                await until(lambda: len(one.queues()) + len(two.queues()) == QUEUES)
-                assert not one.queues() & two.queues()
-            else:
-                await until(lambda: shared(one.queues(), two.queues()))
+            # A ring need not be fair: both have what they were dealt once they knew of each other.
+            await until(lambda: len(deals) == 2)
+            await until(lambda: parts(one.queues(), two.queues()) == parts(*deals.values()))
+            assert one.queues() | two.queues() == set(range(QUEUES))
+            assert strategy == "consistent_hash" or shared(one.queues(), two.queues())
             await asyncio.to_thread(site.send, 200)
             await until(lambda: set(numbers(one, two)) == set(range(200)))
             assert numbers(one, two).total() == 200, "nothing comes twice"
