@@ -91,8 +91,8 @@ def lanes(depth: str) -> list[Lane]:
     client = Step("the client, on our servers and on Apache's", ["tests/client"], as_built)
     compat = Step("compatibility with real clients and servers", ["tests/compat"], as_built)
     spark = Step("Spark, on this machine and on a cluster", ["tests/spark"], as_built)
-    first = [unit, rest, spark]
-    second = [compat, client] if compiled == "pure" else [pure, compat, client]
+    first = [unit, rest, client, spark]  # Spark minds a busy machine most: when others have ended
+    second = [compat] if compiled == "pure" else [pure, compat]
     return [Lane(first, depth), Lane(second, depth)]
 
 
