@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from penstock.client.admin_core import AdminCore
 from penstock.client.admin_values import MessagePage
 from penstock.client.offsets import broker_of, offset_in
+from penstock.client.pulling import PULL_ANSWERS
 from penstock.client.records import ReceivedMessage, decode_records
 from penstock.client.subscription import SQL92, Subscription
 from penstock.errors import HeaderError
@@ -30,10 +31,6 @@ PIECE = 32
 HOLD_MS = 15_000
 """More than a wait that a broker may take to answer: Apache's look every 5 s what is due."""
 _OFFSET_MAX = 2**63 - 1
-_ANSWERS = (
-    ResponseCode.SUCCESS, ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY,
-    ResponseCode.PULL_OFFSET_MOVED,
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +80,7 @@ class QueueView:
         }
         peer = await broker_of(self._session, queue)
         answer = await self._core.ask(
-            peer.address, RequestCode.PULL_MESSAGE, fields, good=_ANSWERS,
+            peer.address, RequestCode.PULL_MESSAGE, fields, good=PULL_ANSWERS,
             timeout_ms=wait_ms + (HOLD_MS if wait_ms else self._session.options.timeout_ms),
         )  # fmt: skip
         numbers = [

@@ -50,7 +50,7 @@ TROUBLES_MAX = 16
 LOCK_MS = 1_000
 """How soon a queue whose lock is missing is looked at again."""
 
-_ANSWERS = frozenset(
+PULL_ANSWERS = frozenset(
     (
         ResponseCode.SUCCESS,
         ResponseCode.PULL_NOT_FOUND,
@@ -79,7 +79,7 @@ class PullAnswer(NamedTuple):
 def read_pull(request: Request) -> PullAnswer:
     """The answer in place → values; raises HeaderError."""
     code = request.code
-    if code not in _ANSWERS:
+    if code not in PULL_ANSWERS:
         return PullAnswer(code, 0, 0, 0, 0, b"", request.remark())
     next_offset = request.i64(b"nextBeginOffset")
     if next_offset < 0:
@@ -89,6 +89,16 @@ def read_pull(request: Request) -> PullAnswer:
         request.i64_or(b"suggestWhichBrokerId", MASTER_ID),
         request.body() if code == ResponseCode.SUCCESS else b"", None,
     )  # fmt: skip
+
+
+async def pull(peer: Peer, fields: Mapping[str, str], *, timeout_ms: int) -> PullAnswer:
+    """Ask a broker once; raises its refusal."""
+    answer = await peer.read(
+        RequestCode.PULL_MESSAGE, fields, reader=read_pull, timeout_ms=timeout_ms, encoding=BINARY
+    )
+    if answer.code not in PULL_ANSWERS:
+        raise refusal(answer.code, answer.remark, peer.address)
+    return answer
 
 
 class Troubles:
@@ -187,16 +197,9 @@ class Puller:
             raise NoRoute(f"no address is known of the broker {name!r}")
         master = address == session.address_of(name)
         work.last_pull_ms = session.clock.now_ms()
-        return await self._ask(session.peer(address), self._pull_fields(master=master))
-
-    async def _ask(self, peer: Peer, fields: Mapping[str, str]) -> PullAnswer:
-        answer = await peer.read(
-            RequestCode.PULL_MESSAGE, fields, reader=read_pull, timeout_ms=TIMEOUT_MS,
-            encoding=BINARY,
-        )  # fmt: skip
-        if answer.code not in _ANSWERS:
-            raise refusal(answer.code, answer.remark, peer.address)
-        return answer
+        return await pull(
+            session.peer(address), self._pull_fields(master=master), timeout_ms=TIMEOUT_MS
+        )
 
     def _pull_fields(self, *, master: bool) -> Mapping[str, str]:
         work, fields, subscription = self._work, self._fields, self._subscription()

@@ -29,7 +29,7 @@ from secrets import token_hex
 from typing import Final, NamedTuple, TypeVar
 
 from penstock.client.message import Message, MessageQueue, SendReceipt, SendStatus
-from penstock.client.pulling import PullAnswer, read_pull
+from penstock.client.pulling import PullAnswer, pull
 from penstock.client.records import ReceivedMessage, decode_records
 from penstock.client.routes import Route
 from penstock.client.session import Session
@@ -42,7 +42,6 @@ from penstock.errors import (
     QueryNotFound,
     SendFailed,
     SinkTaken,
-    refusal,
 )
 from penstock.net.peer import Peer
 from penstock.spark.decisions import (
@@ -61,8 +60,7 @@ from penstock.spark.decisions import (
     unfinished,
 )
 from penstock.spark.patience import insist
-from penstock.wire.codes import MASTER_ID, PULL_SUBSCRIPTION, RequestCode, ResponseCode
-from penstock.wire.frame import BINARY
+from penstock.wire.codes import MASTER_ID, PULL_SUBSCRIPTION, RequestCode
 
 T = TypeVar("T")
 
@@ -75,14 +73,6 @@ PULL_MESSAGES: Final = 32
 _HOME, _STATE, _OWNER, _SLOTS = range(4)
 _NUMBER_BITS: Final = 62
 _STANDING: Final = (Kind.DECIDED, Kind.ABORTED, Kind.DONE)
-_PULLED: Final = frozenset(
-    (
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    )
-)
 
 Send = Callable[[Message, MessageQueue], Awaitable[SendReceipt]]
 MakeTopic = Callable[[str, int], Awaitable[None]]
@@ -400,14 +390,7 @@ class Control:
             "subscription": " || ".join(map(self._tag, kinds)), "subVersion": "0",
             "expressionType": "TAG",
         }  # fmt: skip
-        peer = self._peer(broker)
-        answer = await peer.read(
-            RequestCode.PULL_MESSAGE, fields, reader=read_pull,
-            timeout_ms=self._session.options.timeout_ms, encoding=BINARY,
-        )  # fmt: skip
-        if answer.code not in _PULLED:
-            raise refusal(answer.code, answer.remark, peer.address)
-        return answer
+        return await pull(self._peer(broker), fields, timeout_ms=self._session.options.timeout_ms)
 
     async def _get(self, broker: str, queue_id: int) -> int | None:
         fields = self._fields(broker, queue_id) | {"setZeroIfNotFound": "false"}

@@ -33,6 +33,7 @@ from penstock.errors import (
     WriteGaveUp,
 )
 from penstock.spark.bundles import Bundle, bundles
+from penstock.spark.patience import AGAIN_MS, AGAIN_MS_MAX
 from penstock.spark.rows import Outgoing
 from penstock.spark.sink_options import SinkOptions
 
@@ -42,8 +43,6 @@ _OK: Final = SendStatus.SEND_OK
 
 BUNDLES_MAX: Final = 64
 """Requests under way of one task, beside the bound on their bytes."""
-AGAIN_MS: Final = 100
-AGAIN_MS_MAX: Final = 2_000
 UNSAFE_MAX: Final = 3
 """How often a row is sent that its broker has and does not hold safely: each adds a copy."""
 NEW_TOPIC_MS: Final = 10_000

@@ -13,15 +13,14 @@ import logging
 from collections import deque
 from typing import Final
 
-from penstock.client.pulling import PullAnswer, read_pull
+from penstock.client.pulling import PullAnswer, pull
 from penstock.client.routes import MASTER_ID
 from penstock.client.session import Session
 from penstock.clock import finish_within, pause
-from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError, ReadGaveUp, refusal
+from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError, ReadGaveUp
 from penstock.spark.patience import PASSING
 from penstock.spark.ranges import QueueRange
-from penstock.wire.codes import PULL_SUBSCRIPTION, RequestCode, ResponseCode
-from penstock.wire.frame import BINARY
+from penstock.wire.codes import PULL_SUBSCRIPTION, ResponseCode
 
 log = logging.getLogger(__name__)
 
@@ -34,15 +33,6 @@ AGAIN_MS: Final = 100
 AGAIN_MS_MAX: Final = 3_000
 AHEAD_MAX: Final = 8
 """Pulls in flight where the size of answers is known."""
-
-_ANSWERS: Final = frozenset(
-    (
-        ResponseCode.SUCCESS,
-        ResponseCode.PULL_NOT_FOUND,
-        ResponseCode.PULL_RETRY_IMMEDIATELY,
-        ResponseCode.PULL_OFFSET_MOVED,
-    )
-)
 
 
 class Pulls:
@@ -165,13 +155,7 @@ class Pulls:
         self._address = address
         count = min(self._step or PULL_MESSAGES, part.until - offset)
         fields = {**self._fields, "queueOffset": str(offset), "maxMsgNums": str(count)}
-        answer = await session.peer(address).read(
-            RequestCode.PULL_MESSAGE, fields, reader=read_pull, timeout_ms=_EVER_MS,
-            encoding=BINARY,
-        )  # fmt: skip
-        if answer.code not in _ANSWERS:
-            raise refusal(answer.code, answer.remark, address)
-        return answer
+        return await pull(session.peer(address), fields, timeout_ms=_EVER_MS)
 
     def _learn(self, offset: int, answer: PullAnswer) -> None:
         """How many messages an answer has, where the broker's own limit seems to decide that."""

@@ -16,7 +16,6 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 from penstock.errors import BadSetting
-from penstock.spark.options import Given
 from penstock.spark.pipelines import insight_dead as dead_letters
 from penstock.spark.pipelines import insight_profiles as profiles
 from penstock.spark.pipelines import insight_traces as traces
@@ -238,16 +237,14 @@ def _moment_ms(job: Job, name: str, now_ms: int) -> int | None:
     text = job[name]
     if text is None:
         return None
-    given = Given({name: text}, (name,), what="pipeline")
+    given = job.given(name)
     if _AGO.fullmatch(text.strip().lower()):
         return now_ms - given.duration_ms(name, default=0)
     return given.moment_ms(name)
 
 
 def _bucket_ms(job: Job) -> int:
-    return Given({"bucket": job["bucket"]}, ("bucket",), what="pipeline").duration_ms(
-        "bucket", default=profiles.MINUTE_MS
-    )
+    return job.given("bucket").duration_ms("bucket", default=profiles.MINUTE_MS)
 
 
 def _moment(ms: int) -> str:

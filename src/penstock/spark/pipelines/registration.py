@@ -169,7 +169,7 @@ def _check_alerts(job: Job) -> None:
 
 
 def _duration_ms(job: Job, name: str) -> int:
-    return Given({name: job[name]}, (name,), what="pipeline").duration_ms(name, default=0)
+    return job.given(name).duration_ms(name, default=0)
 
 
 def _step_names(job: Job) -> tuple[str, ...]:

@@ -4,7 +4,6 @@ import re
 from typing import Final
 
 from penstock.errors import BadSetting
-from penstock.spark.options import Given
 from penstock.spark.pipelines.publication import ROOM
 from penstock.spark.pipelines.replay_pace import FAST, ORIGINAL, STEP_MS, Pace
 from penstock.spark.pipelines.replay_rows import Selection
@@ -31,10 +30,7 @@ def check_run(run: str) -> None:
 
 def selection(job: Job) -> Selection:
     """The options as a selection; raises BadSetting."""
-    given = Given(
-        {name: job[name] for name in ("from", "until") if job[name] is not None},
-        ("from", "until"), what="pipeline",
-    )  # fmt: skip
+    given = job.given("from", "until")
     return Selection(
         topics=_names(job, "topics", ","),
         from_ms=given.moment_ms("from"),
@@ -61,11 +57,10 @@ def pace_of(job: Job) -> Pace:
         raise BadSetting("--pace fast has no --speed", hint="leave one of them out")
     is_original = job["pace"] == ORIGINAL or job["speed"] is not None
     speed = (job["speed"] if job["speed"] is not None else 1.0) if is_original else None
-    step = Given({"step": job["step"]}, ("step",), what="pipeline")
     return Pace(
         speed=speed,
         rate=job["rate"],
-        step_ms=step.duration_ms("step", default=STEP_MS),
+        step_ms=job.given("step").duration_ms("step", default=STEP_MS),
         slice_rows=job["slice_rows"],
     )
 

@@ -17,6 +17,7 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import BadSetting
+from penstock.spark.options import Given
 from penstock.spark.pipelines.failures import for_people
 from penstock.spark.pipelines.progress import Batch, new_batches
 
@@ -140,6 +141,12 @@ class Job:
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
+
+    def given(self, *names: str) -> Given:
+        """Some options, to be read by kind as those of format `penstock` are."""
+        return Given(
+            {name: self[name] for name in names if self[name] is not None}, names, what="pipeline"
+        )
 
     def stream(self, spark: "SparkSession", **options: str) -> "DataFrame":
         """A stream of messages: `options` are those of format `penstock`.
