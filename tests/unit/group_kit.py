@@ -47,6 +47,7 @@ class Cluster:
         self.log: list[tuple[str, int, dict[str, str]]] = []
         self.bodies: list[bytes] = []
         self.refuse: dict[int, int] = {}
+        self.held: dict[int, asyncio.Event] = {}
         self.connection = ConsumerConnection()
 
     def add_topic(self, topic: str, brokers: Mapping[str, int]) -> list[MessageQueue]:
@@ -61,6 +62,10 @@ class Cluster:
         for name in brokers:
             self.members.setdefault(name, [])
         return list(self.routes[topic].read_queues)
+
+    def hold(self, code: int) -> asyncio.Event:
+        """Answers to these requests come when the event is set."""
+        return self.held.setdefault(code, asyncio.Event())
 
     def count(self, code: int) -> int:
         return sum(seen == code for _, seen, _ in self.log)
@@ -202,6 +207,8 @@ class FakeSession:
         if peer.address in self.cluster.down:
             raise PeerUnreachable("down", address=peer.address)
         answer = self.cluster.serve(peer.address, self.client_id, code, dict(ext or {}), body)
+        if code in self.cluster.held:
+            await self.cluster.held[code].wait()
         if answer.code not in good:
             raise refusal(answer.code, answer.remark, peer.address)
         return answer

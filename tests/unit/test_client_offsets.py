@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.client.message import MessageQueue
-from penstock.client.offsets import (
-    FILE_BYTES_MAX,
-    LocalOffsets,
-    RemoteOffsets,
-    keep_persisting,
-)
+from penstock.client.offsets import FILE_BYTES_MAX, LocalOffsets, RemoteOffsets
 from penstock.errors import BadSetting, GroupNotExist, PeerUnreachable, Refused
 from penstock.wire.codes import RequestCode, ResponseCode
 from tests.unit.group_kit import GROUP, Cluster, FakeSession, run
@@ -45,20 +40,43 @@ def test_memory_only_goes_up_unless_told() -> None:
 def test_only_what_changed_is_sent_and_all_of_it_once_a_minute() -> None:
     async def body() -> None:
         cluster, offsets = remote()
-        session = FakeSession(cluster)
-        session.spawn(keep_persisting(offsets, cluster.clock))
         offsets.update(Q, 5)
         offsets.update(R, 6)
-        await cluster.clock.elapse(5_000)
+        await offsets.persist()
         assert cluster.stored == {Q: 5, R: 6}
         assert cluster.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 2
         assert cluster.log[0][2]["consumerGroup"] == GROUP
         offsets.update(Q, 7)
-        await cluster.clock.elapse(45_000)
+        for _ in range(59):
+            await cluster.clock.elapse(1_000)
+            await offsets.persist()
         assert cluster.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 3
         cluster.stored.clear()  # as a broker after a crash
-        await cluster.clock.elapse(15_000)
+        await cluster.clock.elapse(1_000)
+        await offsets.persist()
         assert cluster.stored == {Q: 7, R: 6}
+
+    run(body())
+
+
+def test_commits_of_a_queue_go_out_one_after_another() -> None:
+    """A broker with several threads may handle two at once in the other order."""
+
+    async def body() -> None:
+        cluster, offsets = remote()
+        session = FakeSession(cluster)
+        answer = cluster.hold(RequestCode.UPDATE_CONSUMER_OFFSET)
+        offsets.update(Q, 5)
+        first = session.spawn(offsets.persist())
+        await cluster.clock.elapse(0)
+        offsets.update(Q, 7)
+        last = session.spawn(offsets.persist())
+        await cluster.clock.elapse(0)
+        assert cluster.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 1
+        answer.set()
+        await first
+        await last
+        assert cluster.stored == {Q: 7}
         await session.end()
 
     run(body())

@@ -317,7 +317,7 @@ class ConsumerCore:
             self._session, self.group, work,
             subscription=lambda: self._subscription(queue.topic) or subscription,
             received=self._dispatch.submit, moved=self._moved, troubles=self._troubles,
-            batch=options.pull_batch, commits=not options.broadcast,
+            batch=options.pull_batch,
             may_pull=None if locks is None else lambda work: locks.holds(work.queue),
         )  # fmt: skip
         self.works[queue] = work

@@ -2,7 +2,8 @@
 
 An offset is that of the next message to consume. Groups that share queues keep their offsets with
 the brokers; broadcast consumers keep their own, in memory or in a file of RocketMQ's format.
-What changed is stored every five seconds, when a queue is given up and when the consumer closes.
+What changed is stored every second, when a queue is given up and when the consumer closes. (Java's
+clients do so every five seconds and let pulls carry it too, which ours do not: see pulling.py.)
 """
 
 import asyncio
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import Protocol
 
 from penstock.client.session import Session
-from penstock.clock import Clock, pause
 from penstock.errors import BadSetting, BodyError, PenstockError, Refused
 from penstock.net.peer import Peer
 from penstock.wire import fastjson
@@ -23,9 +23,9 @@ from penstock.wire.codes import RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)
 
-PERSIST_MS = 5_000
-PERSIST_ALL_EVERY = 12
-"""Every so many times what has not changed is stored again: a crashed broker may have lost it."""
+PERSIST_MS = 1_000
+PERSIST_ALL_MS = 60_000
+"""As often what has not changed is stored again: a crashed broker may have lost it."""
 CALL_MS = 5_000
 OFFSET_MAX = 2**63 - 1
 FILE_BYTES_MAX = 16 * 1024 * 1024
@@ -64,13 +64,6 @@ class Offsets(Protocol):
 
     def snapshot(self, topic: str | None = None) -> dict[MessageQueue, int]:
         """The offsets in memory, of one topic or of all."""
-
-
-async def keep_persisting(offsets: Offsets, clock: Clock) -> None:
-    """Store progress every five seconds, for ever; to be spawned."""
-    while True:
-        await pause(clock, PERSIST_MS)
-        await offsets.persist()
 
 
 class OffsetTable:
@@ -118,12 +111,13 @@ class RemoteOffsets(OffsetTable):
         super().__init__()
         self._session = session
         self._group = group
-        self._rounds = 0
+        self._all_stored_ms = session.clock.now_ms()
+        self._turns: dict[MessageQueue, asyncio.Lock] = {}
         self._failing: dict[str, str] = {}
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
         super().freeze(queue, offset)
-        self._stored.pop(queue, None)  # the broker may have more by now: pulls carry progress too
+        self._stored.pop(queue, None)  # a commit on its way may bring more
 
     async def load(self) -> None:
         """Nothing to do: brokers are asked queue by queue."""
@@ -139,6 +133,11 @@ class RemoteOffsets(OffsetTable):
         return offset
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
+        # One after another: Apache's brokers may handle two in the other order.
+        async with self._turns.setdefault(queue, asyncio.Lock()):
+            await self._commit(queue, offset)
+
+    async def _commit(self, queue: MessageQueue, offset: int) -> None:
         fields = {**_fields(self._group, queue), "commitOffset": str(offset)}
         peer = await broker_of(self._session, queue)
         await self._session.call(
@@ -148,8 +147,9 @@ class RemoteOffsets(OffsetTable):
 
     async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
         if queues is None:
-            self._rounds += 1
-            if self._rounds % PERSIST_ALL_EVERY == 0:
+            now_ms = self._session.clock.now_ms()
+            if now_ms - self._all_stored_ms >= PERSIST_ALL_MS:
+                self._all_stored_ms = now_ms
                 self._stored.clear()
         await asyncio.gather(*(self._persist(queue) for queue in self._unsaved(queues)))
 

@@ -29,8 +29,8 @@ AGAIN_MS = 1_000
 class CarryingPuller(Puller):
     """Pulls with the filter in each request: brokers need not know this consumer's subscription."""
 
-    def _pull_fields(self, *, master: bool) -> Mapping[str, str]:
-        fields = super()._pull_fields(master=master)
+    def _pull_fields(self) -> Mapping[str, str]:
+        fields = super()._pull_fields()
         subscription = self._subscription()
         return {
             **fields,
@@ -82,7 +82,7 @@ class PulledQueues:
         work.paused = queue in self._paused
         puller = CarryingPuller(
             self._session, self._group, work, subscription=lambda: self._subscription(queue.topic),
-            received=self._received, moved=self._moved, batch=self._batch, commits=False,
+            received=self._received, moved=self._moved, batch=self._batch,
             troubles=self._troubles,
         )  # fmt: skip
         self._pullers[queue] = self._session.spawn(puller.run())

@@ -1,8 +1,8 @@
 """Pulling one queue: a request waits at the broker for messages, then the next goes out.
 
 An answer's messages are handed on at once, so the next pull is on its way while they are handled,
-as long as the queue has room. New progress travels with a pull to a master; old progress never
-does: Apache's brokers handle pulls and commits in different threads, and one that overtakes the
+as long as the queue has room. Progress does not travel with pulls, though the protocol allows it:
+Apache's brokers handle pulls and commits in different threads, and a pull that is overtaken by the
 last commit of a consumer would undo it. What the broker answers:
 
     0   messages        handed on, pull after them
@@ -26,7 +26,6 @@ from penstock.clock import pause
 from penstock.errors import BodyError, NoRoute, PenstockError, refusal
 from penstock.net.peer import Peer
 from penstock.wire.codes import (
-    PULL_COMMIT_OFFSET,
     PULL_SUSPEND,
     RETRY_TOPIC_PREFIX,
     RequestCode,
@@ -128,7 +127,7 @@ class Puller:
         subscription: Callable[[], Subscription],
         received: Callable[[ProcessQueue, list[ReceivedMessage]], None],
         moved: Callable[[ProcessQueue, int], None],
-        troubles: Troubles, batch: int = PULL_BATCH, commits: bool = True,
+        troubles: Troubles, batch: int = PULL_BATCH,
         may_pull: Callable[[ProcessQueue], bool] | None = None,
     ) -> None:  # fmt: skip
         self._session = session
@@ -136,13 +135,11 @@ class Puller:
         self._subscription = subscription
         self._received = received
         self._moved = moved
-        self._commits = commits
         self._may_pull = may_pull
         self._broker_id = MASTER_ID
         self._again_ms = AGAIN_MS
         self._troubles = troubles
         self._full = False
-        self._carried = work.progress
         self._known: Subscription | None = None
         self._tags: frozenset[bytes] | None = None
         queue = work.queue
@@ -155,6 +152,8 @@ class Puller:
             "queueId": str(queue.queue_id),
             "maxMsgNums": str(batch),
             "suspendTimeoutMillis": str(SUSPEND_MS),
+            "sysFlag": str(PULL_SUSPEND),
+            "commitOffset": "0",
             "bname": queue.broker_name,
         }
 
@@ -195,23 +194,14 @@ class Puller:
         if address is None:
             await session.find_route(work.queue.topic)
             raise NoRoute(f"no address is known of the broker {name!r}")
-        master = address == session.address_of(name)
         work.last_pull_ms = session.clock.now_ms()
-        return await pull(
-            session.peer(address), self._pull_fields(master=master), timeout_ms=TIMEOUT_MS
-        )
+        return await pull(session.peer(address), self._pull_fields(), timeout_ms=TIMEOUT_MS)
 
-    def _pull_fields(self, *, master: bool) -> Mapping[str, str]:
+    def _pull_fields(self) -> Mapping[str, str]:
         work, fields, subscription = self._work, self._fields, self._subscription()
         if subscription is not self._known:
             self._known, self._tags = subscription, subscription.tag_bytes
-        progress = work.progress
-        commits = self._commits and master and progress > self._carried
-        if commits:
-            self._carried = progress
         fields["queueOffset"] = str(work.next_offset)
-        fields["commitOffset"] = str(progress if commits else 0)
-        fields["sysFlag"] = str(PULL_SUSPEND | (PULL_COMMIT_OFFSET if commits else 0))
         fields["subVersion"] = str(subscription.version)
         fields["expressionType"] = subscription.kind
         return fields

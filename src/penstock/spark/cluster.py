@@ -24,11 +24,10 @@ from penstock.errors import (
     NoRoute,
     PenstockError,
     ReadGaveUp,
-    SystemBusy,
 )
 from penstock.spark.offsets import Marks, listed
 from penstock.spark.options import Connection
-from penstock.spark.patience import PASSING, insist
+from penstock.spark.patience import insist, passing
 from penstock.spark.source_options import Topics
 from penstock.wire import fastjson
 from penstock.wire.bodies import MessageQueue
@@ -184,8 +183,8 @@ class AsyncCluster(Lifetime):
             except PenstockError as error:
                 if error.retry:
                     return error
-                if error.answer_code in PASSING:
-                    return SystemBusy(error.message)
+                if (passed := passing(error)).retry:
+                    return passed
                 raise
 
         answers = await self._admin.for_each(wanted, one)

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from penstock.clock import Clock, pause
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SystemBusy
 from penstock.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -25,6 +25,11 @@ PASSING: Final = frozenset(
     )
 )
 """Refusals of reads that may be over in a moment."""
+
+
+def passing(error: PenstockError) -> PenstockError:
+    """The error; one that is worth another try where a refusal may be over in a moment."""
+    return SystemBusy(error.message) if error.answer_code in PASSING else error
 
 
 async def insist(
