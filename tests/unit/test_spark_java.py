@@ -15,7 +15,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from penstock.errors import NoJava
-from penstock.spark import java
+from penstock.spark import homes, java
 from penstock.spark.session import defaults
 
 ALL = "java.base java.sql jdk.incubator.vector"
@@ -75,7 +75,7 @@ def test_an_old_java_is_passed_over(version: str, tmp_path: Path, packaged: Path
     good = runtime(tmp_path / "good", "17")
     environment = {"JAVA_HOME": str(old), "PATH": str(good / "bin")}
     assert java.java_home(environment) == good
-    assert java.java_home({"JAVA_HOME": str(old)}).parent == java._cache()
+    assert java.java_home({"JAVA_HOME": str(old)}).parent == homes.cache("java")
 
 
 def test_a_trimmed_runtime_starts_without_the_module(packaged: Path, cache: Path) -> None:

@@ -7,19 +7,17 @@ argument: without the module only the linear algebra of MLlib is slower. These h
 user's cache directory, made once per runtime.
 """
 
-import atexit
-import hashlib
 import os
 import re
 import shutil
 import subprocess
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from penstock.errors import NoJava
+from penstock.spark.homes import link_all, made_home
 
 OLDEST: Final = 17
 """The oldest Java that Spark 4 runs on."""
@@ -100,46 +98,15 @@ def _has_module(home: Path) -> bool:
 def _home_without_module(runtime: Path) -> Path:
     """A JAVA_HOME whose `java` is the runtime's, started without the argument it can't bear."""
     script = _SCRIPT.format(module=MODULE, java=_quoted(runtime / "bin" / "java"))
-    name = hashlib.sha256(script.encode()).hexdigest()[:16]
-    try:
-        return _make_home(_cache() / name, runtime, script)
-    except (OSError, RuntimeError):  # a home directory that is unknown, full or read-only
-        folder = Path(tempfile.mkdtemp(prefix="penstock-java-"))
-        atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return _make_home(folder / name, runtime, script)
 
+    def fill(home: Path) -> None:
+        link_all(runtime, home, but="bin")
+        java = home / "bin" / "java"
+        java.parent.mkdir()
+        java.write_text(script)
+        java.chmod(0o755)
 
-def _make_home(home: Path, runtime: Path, script: str) -> Path:
-    java = home / "bin" / "java"
-    if _is_ours(java, script):
-        return home
-    home.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-    draft = Path(tempfile.mkdtemp(prefix=f"{home.name}-", dir=home.parent))
-    try:
-        for entry in runtime.iterdir():
-            if entry.name != "bin":
-                (draft / entry.name).symlink_to(entry)
-        (draft / "bin").mkdir()
-        (draft / "bin" / "java").write_text(script)
-        (draft / "bin" / "java").chmod(0o755)
-        _put_in_place(draft, home, script)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    return home
-
-
-def _put_in_place(draft: Path, home: Path, script: str) -> None:
-    """Another process may make the same home at the same time: whoever is first wins."""
-    try:
-        draft.rename(home)
-    except OSError:
-        if _is_ours(home / "bin" / "java", script):
-            return
-        # What lies there is a damaged home: it makes room, and only then the draft goes in.
-        aside = Path(tempfile.mkdtemp(prefix="old-", dir=home.parent))
-        home.rename(aside / home.name)
-        shutil.rmtree(aside, ignore_errors=True)
-        draft.rename(home)
+    return made_home("java", script, fill, lambda home: _is_ours(home / "bin" / "java", script))
 
 
 def _is_ours(java: Path, script: str) -> bool:
@@ -147,12 +114,6 @@ def _is_ours(java: Path, script: str) -> bool:
         return java.read_text() == script and os.access(java, os.X_OK)
     except (OSError, UnicodeDecodeError):
         return False
-
-
-def _cache() -> Path:
-    place = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(place) if os.path.isabs(place) else Path.home() / ".cache"
-    return root / "penstock" / "java"
 
 
 def _quoted(path: Path) -> str:

@@ -9,11 +9,13 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from penstock.spark.homes import spark_home
 from penstock.spark.java import java_home
 
 if TYPE_CHECKING:
@@ -66,7 +68,8 @@ def spark_session(
         wanted |= defaults(master, wanted)
     for name, value in wanted.items():
         builder = builder.config(name, value)
-    session = builder.getOrCreate()
+    with _spark_home(master):
+        session = builder.getOrCreate()
     if session.conf.get("spark.submit.pyFiles", ""):
         # Spark looks for sources in what is installed, not in what is shipped with a job.
         from penstock.spark.source import DefaultSource
@@ -105,6 +108,22 @@ def _prepare(master: str, conf: Mapping[str, str]) -> None:
         paths = [*shipped.split(","), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     log.debug("Spark starts with JAVA_HOME=%s", os.environ["JAVA_HOME"])
+
+
+@contextmanager
+def _spark_home(master: str | None) -> Iterator[None]:
+    """Let the JVM of a single machine start its Python workers quickly. They need this Python."""
+    here = master is not None and master.startswith("local") and not _is_submitted()
+    same = os.environ.get("PYSPARK_PYTHON") == sys.executable
+    home = spark_home() if here and same else None
+    if home is None:
+        yield
+        return
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:  # other programs that this one starts have a cluster to think of
+        del os.environ["SPARK_HOME"]
 
 
 def _is_submitted() -> bool:

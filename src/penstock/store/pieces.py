@@ -2,6 +2,7 @@
 
 import errno
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -11,6 +12,9 @@ from penstock.wire.record import MAGIC_V1, MAGIC_V2, RECORD, StoredRecord
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """How much of the log is read at a time."""
+_SEARCH_BYTES = 1024 * 1024
+"""The same for a search: what was just read is still near the processor."""
+_ZEROS = bytes(_SEARCH_BYTES)
 _MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
 _MAGIC_HEAD = _MAGICS[0][:3]  # both begin with it
 
@@ -46,41 +50,55 @@ def read_piece(path: Path, at: int, length: int) -> bytearray:
 
 
 def search(file: LogFile, at: int, segment_bytes: int) -> int | None:
-    """The first whole record of a file from byte `at` on, by its magic number."""
+    """The first whole record of a file from byte `at` on, by its magic number.
+
+    Raises ReadFailed. Most of what is searched is zeros: a file's unwritten rest.
+    """
     stored = StoredRecord()
     least = at
     end = min(file.length, segment_bytes)
-    while at < end:
-        at = _skip_hole(file.path, at)
-        if at < 0 or at >= end:
-            break
-        data = read_piece(file.path, at, min(CHUNK_BYTES, end - at))
-        if not data:
-            break
-        hit = data.find(_MAGIC_HEAD)
-        while hit >= 0:
-            begin = at + hit - 4
-            if data[hit : hit + 4] in _MAGICS and begin >= least:
-                size = octets.get_i32(read_piece(file.path, begin, 4) + bytes(4), 0)
-                if 0 < size <= end - begin:
-                    stored.bind(memoryview(read_piece(file.path, begin, size)))
-                    if (
-                        stored.read(0, size) == RECORD
-                        and stored.check(file.start + begin) == RECORD
-                    ):
+    piece = memoryview(data := bytearray(_SEARCH_BYTES))
+    try:
+        with open(file.path, "rb", buffering=0) as opened:
+            while at < end:
+                at = _skip_hole(opened.fileno(), at)
+                if at < 0 or at >= end:
+                    break
+                count = os.preadv(opened.fileno(), [piece[: min(_SEARCH_BYTES, end - at)]], at)
+                if not count:
+                    break
+                for hit in () if _ZEROS.startswith(piece[:count]) else _hits(data, count):
+                    begin = at + hit
+                    if begin >= least and _is_record(stored, file, begin, end):
                         return file.start + begin
-            hit = data.find(_MAGIC_HEAD, hit + 1)
-        # A magic may lie across two chunks.
-        at += max(len(data) - 3, 1) if at + len(data) < end else len(data)
+                # A magic may lie across two pieces.
+                at += max(count - 3, 1) if at + count < end else count
+    except OSError as error:
+        raise ReadFailed(f"{file.path} can't be read at byte {at}: {error.strerror}") from error
     return None
 
 
-def _skip_hole(path: Path, at: int) -> int:
+def _hits(data: bytearray, end: int) -> Iterator[int]:
+    """Where the size of a record would be for each magic number in the bytes up to `end`."""
+    hit = data.find(_MAGIC_HEAD, 0, end)
+    while hit >= 0:
+        if data[hit : min(hit + 4, end)] in _MAGICS:
+            yield hit - 4
+        hit = data.find(_MAGIC_HEAD, hit + 1, end)
+
+
+def _is_record(stored: StoredRecord, file: LogFile, begin: int, end: int) -> bool:
+    """Whether a whole record of the log begins there."""
+    size = octets.get_i32(read_piece(file.path, begin, 4) + bytes(4), 0)
+    if not 0 < size <= end - begin:
+        return False
+    stored.bind(memoryview(read_piece(file.path, begin, size)))
+    return stored.read(0, size) == RECORD and stored.check(file.start + begin) == RECORD
+
+
+def _skip_hole(fd: int, at: int) -> int:
     """The first place from `at` on that the file system holds bytes for, or -1."""
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.lseek(fd, at, os.SEEK_DATA)
     except OSError as error:
         return -1 if error.errno == errno.ENXIO else at
-    finally:
-        os.close(fd)

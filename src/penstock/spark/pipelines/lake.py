@@ -21,6 +21,7 @@ from penstock.spark.pipelines.files import HadoopFiles
 from penstock.spark.pipelines.ownership import Claim, Deed
 from penstock.spark.pipelines.publication import ROOM, Ledger
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, Trigger
+from penstock.spark.pipelines.starting import started
 from penstock.spark.schema import wanted_columns
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ class LakeWriter:
         writer = rows.writeStream.queryName(name).option(
             "checkpointLocation", self.checkpoint.url()
         )
-        return trigger.on(writer.foreachBatch(self.write_batch)).start()
+        return started(trigger.on(writer.foreachBatch(self.write_batch)).start)
 
     @in_batch()
     def write_batch(self, rows: "DataFrame", number: int) -> None:

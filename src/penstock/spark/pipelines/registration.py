@@ -11,9 +11,7 @@ the time in the events. A minute is counted `late` after its end, and its latenc
 at least once, or with `delivery=transactional` exactly once.
 """
 
-import logging
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -24,6 +22,7 @@ from penstock.spark.pipelines import registration_events as events
 from penstock.spark.pipelines import registration_tables as tables
 from penstock.spark.pipelines.registration_output import TableWriter
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table
+from penstock.spark.pipelines.starting import all_started
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -34,14 +33,7 @@ LATENCIES: Final = "latencies"
 UNREADABLE: Final = "unreadable"
 LATE: Final = "2m"
 STUCK_AFTER: Final = "5m"
-_INITIALIZING: Final = "Initializing"
-"""So begins what Spark says of a query until its sources are there."""
-_NOT_CALLED_BACK: Final = "Python worker failed to connect back"
-_STARTS_MAX: Final = 5
-_POLL_SECONDS: Final = 0.1
 DELIVERIES: Final = ("at-least-once", "transactional")
-
-log = logging.getLogger(__name__)
 
 
 def table_path(output: str, table: str) -> str:
@@ -68,10 +60,8 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     """The pipeline's function."""
     late_ms, stuck_after_ms = _duration_ms(job, "late"), _duration_ms(job, "stuck_after")
     names = _step_names(job)
-    _check_alerts(job)
     of_users, of_steps = job["registrations"], job["steps"]
-    if len({of_users, of_steps, job["alerts"]}) < 3:
-        raise BadSetting("--registrations, --steps and --alerts must be different topics")
+    both = f"{of_users},{of_steps}"
     writers = {
         table: TableWriter(spark, f"{job['output'].rstrip('/')}/{table}", _checkpoint(job, table))
         for table in (COUNTS, LATENCIES, UNREADABLE)
@@ -84,14 +74,13 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
         }
     )
     counted = events.registrations_of(_events(spark, job, of_users))
-    both = f"{of_users},{of_steps}"
     users = tables.journeys(
         _events(spark, job, both, progress=True),
         stuck_after_ms=stuck_after_ms, late_ms=late_ms, names=names,
     )  # fmt: skip
     alerting = Alerting(_sink_options(job, writers[LATENCIES].query))
     unreadable = events.unreadable(_events(spark, job, both))
-    return _started(
+    return all_started(
         lambda: writers[COUNTS].start(tables.counts(counted, late_ms=late_ms), job.trigger, COUNTS),
         lambda: writers[LATENCIES].start(
             users, job.trigger, LATENCIES, make=tables.latencies, announce=alerting.send
@@ -100,44 +89,28 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     )
 
 
-def _started(*starts: "Callable[[], StreamingQuery]") -> "list[StreamingQuery]":
-    """All queries, or none: if one can't be started, those before it are stopped."""
-    queries = []
-    with ExitStack() as undo:
-        for each in starts:
-            query = _ready(each)
-            undo.callback(query.stop)
-            queries.append(query)
-        undo.pop_all()
-    return queries
-
-
-def _ready(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
-    """A query that has its sources, or has ended.
-
-    Each source is a Python process that has ten seconds to call back, which several at once, or one
-    on a busy machine, may miss. Nothing has happened by then, so it is tried again.
-    """
-    from pyspark.errors import StreamingQueryException
-
-    for attempt in range(_STARTS_MAX):
-        query = start()
-        try:
-            while query.status["message"].startswith(_INITIALIZING):
-                if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
-                    break
-            if (failure := query.exception()) is not None:  # between two looks
-                raise failure
-        except StreamingQueryException as error:
-            if _NOT_CALLED_BACK not in str(error) or attempt == _STARTS_MAX - 1:
-                raise
-            log.warning("the query %s had no Python process in time; once more", query.name)
-        else:
-            break
-    return query
+def verify(job: Job) -> None:
+    """Raise what is wrong with options, servers or topics."""
+    for name in ("late", "stuck_after"):
+        _duration_ms(job, name)
+    _step_names(job)
+    if job["max_rows"] is not None and job["max_rows"] < 1:
+        raise BadSetting(f"--max-rows: {job['max_rows']} is less than 1")
+    topics = [job["registrations"], job["steps"]]
+    if len({*topics, job["alerts"]}) < 3:
+        raise BadSetting("--registrations, --steps and --alerts must be different topics")
+    job.queues(**_source_options(job, ",".join(topics)))
+    _check_alerts(job)
 
 
 def _events(spark: "SparkSession", job: Job, topics: str, *, progress: bool = False) -> "DataFrame":
+    options = _source_options(job, topics)
+    if progress and job["group"] is not None:
+        options["commitGroup"] = job["group"]
+    return events.events_of(job.stream(spark, **options), job["registrations"], job["steps"])
+
+
+def _source_options(job: Job, topics: str) -> dict[str, str]:
     options = {
         "subscribe": topics,
         "columns": events.MESSAGE_COLUMNS,
@@ -146,9 +119,7 @@ def _events(spark: "SparkSession", job: Job, topics: str, *, progress: bool = Fa
     }
     if job["max_rows"] is not None:
         options["maxOffsetsPerTrigger"] = str(job["max_rows"])
-    if progress and job["group"] is not None:
-        options["commitGroup"] = job["group"]
-    return events.events_of(job.stream(spark, **options), job["registrations"], job["steps"])
+    return options
 
 
 def _sink_options(job: Job, query: str) -> dict[str, str]:
@@ -212,4 +183,5 @@ PIPELINE: Final = Pipeline(
         Table("topic {alerts}", "Accepted users with a step missing; the tag is the step."),
     ),
     start=start,
+    verify=verify,
 )  # fmt: skip

@@ -151,10 +151,9 @@ class Job:
     def stream(self, spark: "SparkSession", **options: str) -> "DataFrame":
         """A stream of messages: `options` are those of format `penstock`.
 
-        Raises here what is wrong with them, and NoRoute for a topic that is not there: what the
-        source raises later comes out of Spark as the text of a traceback.
+        Whoever verifies a job asks for its `queues` before: what the source raises later comes out
+        of Spark as the text of a traceback.
         """
-        self.queues(**options)
         reader = spark.readStream.format("penstock").options(**self.connection, **options)
         return reader.load()
 
