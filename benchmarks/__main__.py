@@ -12,6 +12,7 @@ from benchmarks import (
     many_queues,
     read_gather,
     send_path,
+    spark,
     timers,
 )
 
@@ -25,6 +26,7 @@ ALL = {
     "java": java_load.main,
     "clients": clients.main,
     "timers": timers.main,
+    "spark": spark.main,
 }
 
 

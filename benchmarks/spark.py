@@ -14,10 +14,12 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -32,6 +34,7 @@ ROWS = int(os.environ.get("PENSTOCK_SPARK_ROWS", "5000000"))
 ROUNDS = 3
 BATCHES = 40
 """Micro-batches of two rows, of which the median counts."""
+TASKS = (1, 2, 4)
 TOPIC = "Load"
 WARM_ROWS = 200_000
 GOALS = {
@@ -66,12 +69,12 @@ class Bench:
     def toy(self, rows: int = ROWS) -> DataFrame:
         return self.spark.read.format("toy").option("rows", rows).load()
 
-    def broker(self) -> DataFrame:
+    def broker(self, **options: str) -> DataFrame:
         reader = self.spark.read.format("penstock").option("nameserver", self.up.address)
-        return reader.option("subscribe", TOPIC).load()
+        return reader.option("subscribe", TOPIC).options(**options).load()
 
-    def log(self) -> DataFrame:
-        reader = self.spark.read.format("penstock").option("mode", "log")
+    def log(self, **options: str) -> DataFrame:
+        reader = self.spark.read.format("penstock").option("mode", "log").options(**options)
         return reader.option("path", str(self._store)).option("subscribe", TOPIC).load()
 
     def parquet(self) -> DataFrame:
@@ -90,6 +93,19 @@ class Bench:
             spark=self.spark, connection={"nameserver": self.up.address}, trigger="available-now",
         )  # fmt: skip
         shutil.rmtree(lake)
+
+    def windows(self) -> None:
+        """Counts by second and tag: what is open is state in RocksDB, with a changelog."""
+        rows = self.spark.readStream.format("penstock").options(
+            nameserver=self.up.address, subscribe=TOPIC, columns="store_timestamp,tags",
+            maxOffsetsPerTrigger=str(max(ROWS // 5, 1)),
+        )  # fmt: skip
+        late = rows.load().withWatermark("store_timestamp", "1 minute")
+        counts = late.groupBy(f.window("store_timestamp", "1 second"), "tags").count()
+        with tempfile.TemporaryDirectory(dir=self.folder) as checkpoint:
+            writer = counts.writeStream.format("noop").option("checkpointLocation", checkpoint)
+            query = writer.outputMode("update").trigger(availableNow=True).start()
+            query.awaitTermination()
 
     def micro_batches(self, kind: str) -> list[int]:
         """The milliseconds of each small batch, the first ones left out."""
@@ -115,6 +131,10 @@ class Bench:
 
 def noop(frame: DataFrame) -> None:
     frame.write.format("noop").mode("overwrite").save()
+
+
+def in_tasks(read: Callable[..., DataFrame], tasks: int) -> None:
+    noop(read(minPartitions=str(tasks)).coalesce(tasks))
 
 
 def alternate(named: dict[str, Work], rounds: int) -> dict[str, float]:
@@ -162,7 +182,7 @@ def main() -> None:
     with bench() as b:
         b.fill()
         for frame in (b.toy(WARM_ROWS), b.broker(), b.log()):
-            assert noop(frame) is None
+            noop(frame)
         assert b.broker().count() == b.log().count() == ROWS
         seconds = alternate(
             {
@@ -175,6 +195,13 @@ def main() -> None:
         show(f"all columns of {ROWS:,} messages", ratios(seconds, "toy source"))
         seconds = alternate({"toy to Parquet": b.toy_to_parquet, "lake": b.lake}, ROUNDS)
         show("to Parquet", ratios(seconds, "toy to Parquet"))
+        counted: dict[str, Work] = {
+            f"{name}, {tasks} tasks": partial(in_tasks, read, tasks)
+            for name, read in (("broker", b.broker), ("log", b.log))
+            for tasks in TASKS
+        }
+        show("tasks on two cores", ratios(alternate(counted, 1), "log, 2 tasks"))
+        show("counts by window", ratios(alternate({"RocksDB": b.windows}, ROUNDS), "RocksDB"))
         seconds = alternate({"Spark's Parquet reader": lambda: noop(b.parquet())}, ROUNDS)
         show("the same rows by Spark's own reader", ratios(seconds, "Spark's Parquet reader"))
         floor, ours = (median(b.micro_batches(kind)) for kind in ("toy", "penstock"))

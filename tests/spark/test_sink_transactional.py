@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import random
 import signal
 import subprocess
 import sys
@@ -13,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.depth import rounds
+from tests.depth import DEPTH, rounds
 from tests.spark import kit
+from tests.spark.transactional_job import BATCH_ROWS
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,6 +23,8 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 ROWS = 400
+STEPS_MAX = 120
+"""More than a batch has."""
 
 
 def check(house: Up, topic: str, wanted: list[bytes]) -> None:
@@ -90,25 +91,27 @@ def test_tasks_commits_and_aborts_that_break(
     check(house, topic, bodies)
 
 
-def test_the_driver_is_killed(house: Up, fresh: str, tmp_path: Path) -> None:
+@pytest.mark.timeout(rounds(ci=300, proof=3600))
+def test_the_driver_is_killed_at_every_step(house: Up, fresh: str, tmp_path: Path) -> None:
+    """Each run finishes the batch that the one before was killed in, and is killed in the next
+    one: at its first step, its second, and so on up to the last answer to a commit."""
     source, topic = kit.create_topic(house, f"{fresh}-1"), kit.create_topic(house, f"{fresh}-2")
-    bodies = kit.send_numbers(house, source, 3 * ROWS)
-    command = [
-        sys.executable, "-m", "tests.spark.transactional_job", house.address, source, topic,
-        str(tmp_path / "checkpoint"),
-    ]  # fmt: skip
-    chance = random.Random(fresh)
-    for last in (*(False,) * rounds(ci=2, proof=12), True):
-        with subprocess.Popen(
-            command, stdout=subprocess.PIPE, text=True, start_new_session=True
-        ) as driver:
-            assert driver.stdout is not None
-            assert any(line == "begun\n" for line in driver.stdout)
-            if last:
-                assert any(line == "ended\n" for line in driver.stdout)
-                continue
-            try:
-                driver.wait(chance.random() * 8)
-            except subprocess.TimeoutExpired:
-                os.killpg(driver.pid, signal.SIGKILL)
+    bodies = kit.send_numbers(house, source, rounds(ci=3, proof=STEPS_MAX) * BATCH_ROWS)
+
+    def run(batch: int, step: int) -> int:
+        command = [
+            sys.executable, "-m", "tests.spark.transactional_job", house.address, source, topic,
+            str(tmp_path / "checkpoint"), str(tmp_path / f"steps-{batch}"), str(batch), str(step),
+        ]  # fmt: skip
+        return subprocess.run(command, start_new_session=True).returncode
+
+    chosen = range(1, STEPS_MAX) if DEPTH == "proof" else (30,)
+    for batch, step in enumerate(chosen):
+        if (ended := run(batch, step)) != -signal.SIGKILL:
+            break  # the batch has fewer steps
+    else:
+        ended = run(len(chosen), STEPS_MAX)
+    assert ended == 0
     check(house, topic, bodies)
+    steps = [path.stat().st_size for path in tmp_path.glob("steps-*")]
+    assert max(steps) > 2 * BATCH_ROWS, "halves and commits are steps"
