@@ -42,6 +42,8 @@ COMPILED = (
     "net/turn",
     "client/records",
     "spark/placed",
+    "spark/chunk",
+    "spark/arrays",
     "spark/batch",
     "spark/columns",
 )

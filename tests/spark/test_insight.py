@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -13,9 +15,11 @@ from penstock import Admin, Consumer, Message, Producer, ReceivedMessage
 from penstock.client.trace_records import ConsumeCode, encode_record
 from penstock.errors import BadSetting, GroupNotExist, NoRoute, PipelineFailed
 from penstock.spark.pipelines import insight_dead as dead_letters
+from penstock.spark.pipelines import insight_findings as findings
 from penstock.spark.pipelines import insight_profiles as profiles
 from penstock.spark.pipelines import insight_traces as traces
 from penstock.spark.pipelines.insight import PIPELINE, TABLES
+from penstock.spark.pipelines.insight_findings import ROWS_MAX
 from penstock.spark.pipelines.insight_lag import LAG_COLUMNS, group_lag
 from penstock.spark.pipelines.running import run_pipeline
 from penstock.wire.bodies import MessageQueue
@@ -67,6 +71,10 @@ def test_profiles_tell_rates_sizes_queues_and_keys(spark: SparkSession) -> None:
         ("a", 0, "hot x", 10, 0, 0.5), ("a", 0, "hot", 20, 0, 1), ("a", 1, "hot  hot", 30, 0, 61),
         ("a", 0, None, 40, 0, 62), ("b", 0, "", 0, 5, 3),
     )  # fmt: skip
+    even = messages(spark, ("e", 0, "z k a b", 1, 0, 0))
+    assert rows_of(profiles.key_skew(even), "hottest") == rows_of(
+        profiles.hot_keys(even, top=1), "key"
+    )
     assert rows_of(profiles.rates(frame), "topic", "time", "messages", "bytes", "per_minute") == [
         ("a", 0.0, 2, 30, 2.0), ("a", 60.0, 2, 70, 2.0), ("b", 0.0, 1, 0, 1.0),
     ]  # fmt: skip
@@ -137,6 +145,9 @@ def test_traces_tell_how_long_each_stage_takes(spark: SparkSession) -> None:
         ("id0", "g", "success"), ("id1", "g", "success"), ("id2", "g", "exception"),
     ]  # fmt: skip
     assert traces.trace_latencies(records).where("stage = 'store to consume'").count() == 0
+    others = spark.createDataFrame([(bodies[0],)], "body binary")
+    kept = traces.trace_records(others, lambda topic: topic != "a")
+    assert [row.type for row in kept.collect()] == ["SubBefore", "SubAfter"]
 
 
 def test_dead_letters_have_origin_and_cause(spark: SparkSession) -> None:
@@ -193,11 +204,47 @@ def test_lag_is_by_moment_group_and_topic(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
-def run(spark: SparkSession, house: Up, output: Path, **options: Any) -> list[str]:
+def test_a_report_has_something_of_each(spark: SparkSession) -> None:
+    many = [("born to store", f"t{n}", None, at(0), 5) for n in range(ROWS_MAX + 5)]
+    took = spark.createDataFrame(
+        [*many, (traces.SEND, "a", None, at(0), 1)],
+        "stage string, topic string, group string, time timestamp, took_ms long",
+    )
+    slowest = findings._latencies(profiles.latencies(took))
+    stages = [row["stage"] for row in slowest.rows]
+    assert set(stages) == {profiles.BORN_TO_STORE, traces.SEND}, "one has not pushed out the other"
+    assert stages == sorted(stages, key=findings.STAGES.index)
+    assert slowest.total == ROWS_MAX + 6
+
+    hot = spark.createDataFrame(
+        [("few", 1, "only", 1, 1.0), ("busy", 1, "k", 900, 0.9), ("busy", 6, "cold", 5, 0.01)],
+        "topic string, rank int, key string, messages long, share double",
+    )
+    assert [row["key"] for row in findings._keys(hot).rows] == ["k", "only"]
+
+    year = [("g", "timeout", at(3600 * hour), 1) for hour in range(0, 24 * 365, 12)]
+    dead = spark.createDataFrame(year, "group string, cause string, time timestamp, messages long")
+    step = findings._dead_bucket_ms(dead)
+    bars = findings._dead_times(dead, step).rows
+    assert sum(row["messages"] for row in bars) == len(year)
+    assert 60 <= len(bars) <= 121, "bars that can be seen"
+    assert step % (24 * 3_600_000) == 0
+
+
+def run(
+    spark: SparkSession, house: Up, output: Path, *, signal_at: str = "never", **options: Any
+) -> list[str]:
+    """Run the pipeline to its end, or until SIGTERM as it says something; what it said."""
     lines: list[str] = []
+
+    def say(line: str) -> None:
+        lines.append(line)
+        if signal_at in line:
+            os.kill(os.getpid(), signal.SIGTERM)
+
     run_pipeline(
         PIPELINE, {"output": str(output), **options}, spark=spark,
-        connection={"nameserver": house.address}, say=lines.append,
+        connection={"nameserver": house.address}, say=say,
     )  # fmt: skip
     return lines
 
@@ -230,6 +277,7 @@ def test_a_run_over_brokers_logs_and_lake(
         for n in range(20):
             tag = "odd" if n % 2 else "even"
             producer.send(Message(fresh, "x" * (n + 1), tag, [f"<b>{n % 3}</b>"]))
+        producer.send(Message(create_topic(house, f"{fresh}-other"), "not looked at"))
     give_up(house, fresh, 20)
 
     output = tmp_path / "out"
@@ -246,11 +294,11 @@ def test_a_run_over_brokers_logs_and_lake(
     assert rows_of(dead, "group", "origin_topic", "tags", "cause", "messages") == [
         (fresh, fresh, "odd", "exception", 10)
     ]
-    stages = {row.stage: row["count"] for row in table("latencies").collect()
-              if row.topic == fresh}  # fmt: skip
+    stages = {(row.topic, row.stage): row["count"] for row in table("latencies").collect()}
     assert stages == {
-        profiles.BORN_TO_STORE: 20, traces.SEND: 20, traces.HANDLE: 20,
-        traces.SEND_TO_CONSUME: 20, traces.SEND_TO_DONE: 10, traces.STORE_TO_CONSUME: 20,
+        (fresh, profiles.BORN_TO_STORE): 20, (fresh, traces.SEND): 20, (fresh, traces.HANDLE): 20,
+        (fresh, traces.SEND_TO_CONSUME): 20, (fresh, traces.SEND_TO_DONE): 10,
+        (fresh, traces.STORE_TO_CONSUME): 20,
     }  # fmt: skip
     page = (output / "report.html").read_text()
     assert page.count("<svg") == 7
@@ -262,8 +310,10 @@ def test_a_run_over_brokers_logs_and_lake(
     assert len(moments) == 2
 
     (commit_log,) = house.log.parent.glob("data/**/commitlog")
+    copy = tmp_path / "backup"  # the log alone, without what a store has beside it
+    copy.symlink_to(commit_log)
     log = tmp_path / "of_log"
-    run(spark, house, log, topics=fresh, log=str(commit_log))
+    run(spark, house, log, topics=fresh, log=str(copy))
     copied = spark.read.parquet(str(log / "dead_letters")).where(f"group = '{fresh}'")
     assert sorted(rows_of(copied, "message_id")) == sorted(
         rows_of(table("dead_letters"), "message_id")
@@ -277,6 +327,30 @@ def test_a_run_over_brokers_logs_and_lake(
     run(spark, house, tmp_path / "of_lake", lake=str(lake))
     found = spark.read.parquet(str(tmp_path / "of_lake" / "sizes"))
     assert rows_of(found, "topic", "messages", "bytes") == [("007", 20, 210)]
+
+
+def test_a_signal_ends_a_run(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
+    create_topic(house, fresh, queues=1)
+    send_numbers(house, fresh, 5)
+    said = run(spark, house, tmp_path / "out", topics=fresh, signal_at="reading ")
+    assert said[-1].startswith("stopped; not all tables are of this run")
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.proof
+def test_a_trace_topic_of_ones_own_is_not_among_the_messages(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    topics = [create_topic(house, f"{fresh}-{n}", queues=1) for n in range(2)]
+    for topic in topics:
+        send_numbers(house, topic, 3)
+    (commit_log,) = house.log.parent.glob("data/**/commitlog")
+    run(
+        spark, house, tmp_path / "out", pattern=f"{fresh}.*", log=str(commit_log),
+        trace_topic=topics[0],
+    )  # fmt: skip
+    found = spark.read.parquet(str(tmp_path / "out" / "sizes"))
+    assert rows_of(found, "topic", "messages") == [(topics[1], 3)]
 
 
 @pytest.mark.proof
@@ -320,8 +394,11 @@ def test_what_can_not_be_is_refused(
         run(spark, house, output, topics=fresh)
     with pytest.raises(NoRoute, match="no topic matches"):
         run(spark, house, output, pattern=fresh)
-    with pytest.raises(PipelineFailed, match="does not exist"):
+    with pytest.raises(BadSetting, match="is no lake"):
         run(spark, house, output, lake=str(tmp_path / "nowhere"))
+    (tmp_path / "lake" / "data").mkdir(parents=True)
+    with pytest.raises(PipelineFailed, match="has no messages yet"):
+        run(spark, house, output, lake=str(tmp_path / "lake"))
     create_topic(house, fresh, queues=1)
     with pytest.raises(GroupNotExist, match="no-such-group"):
         run(spark, house, output, topics=fresh, groups="no-such-group")

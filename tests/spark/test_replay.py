@@ -3,23 +3,28 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections import Counter, defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from penstock import Message, ReceivedMessage
+from penstock import Admin, Message, ReceivedMessage
 from penstock.errors import BadSetting, NoRoute, PipelineFailed
 from penstock.spark.pipelines import replay_rows, replay_run
 from penstock.spark.pipelines.replay import replay
 from penstock.spark.pipelines.replay_pace import Pace, Pacer, Slice
 from penstock.spark.pipelines.running import find_pipeline, run_pipeline
 from tests.compat.penstock import Up
+from tests.depth import rounds
 from tests.spark.kit import create_topic, read_topic, reader, send, send_numbers
 from tests.spark.test_scan import store_of
 
@@ -33,17 +38,51 @@ CLOCK_MS = 20
 
 
 def run(
-    spark: SparkSession, house: Up, checkpoint: Path | None = None, **options: Any
-) -> list[str]:
-    """Run the pipeline to its end; what it said."""
+    spark: SparkSession, house: Up, checkpoint: Path | None = None, *, ctrl_c_at: str = "never",
+    **options: Any,
+) -> list[str]:  # fmt: skip
+    """Run the pipeline to its end, or until Ctrl-C as it says something; what it said."""
     said: list[str] = []
+
+    def say(line: str) -> None:
+        said.append(line)
+        if ctrl_c_at in line:
+            os.kill(os.getpid(), signal.SIGINT)
+
     if "since" in options:
         options["from"] = options.pop("since")
     run_pipeline(
         find_pipeline("replay"), options, spark=spark, connection={"nameserver": house.address},
-        checkpoint=None if checkpoint is None else str(checkpoint), say=said.append,
+        checkpoint=None if checkpoint is None else str(checkpoint), say=say,
     )  # fmt: skip
     return said
+
+
+@contextmanager
+def driver(
+    house: Up, checkpoint: Path, *flags: str, **options: str
+) -> Iterator[subprocess.Popen[str]]:
+    """`penstock pipeline run replay` as a process that is sending; killed at the end."""
+    command = [
+        *(str(Path(sys.executable).with_name("penstock")), "pipeline", "run", "replay"),
+        *("-n", house.address, "--master", "local[1]", "--checkpoint", str(checkpoint)),
+        *("--conf", "spark.driver.memory=512m"),
+        *(part for name, value in options.items() for part in (f"--{name}", value)),
+        *flags,
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as job:
+        assert job.stderr is not None
+        said = []
+        try:
+            for line in job.stderr:
+                said.append(line)
+                if line.startswith("penstock: slice "):
+                    break
+            else:
+                raise AssertionError("".join(said))
+            yield job
+        finally:
+            job.kill()
 
 
 def origins(messages: list[ReceivedMessage]) -> Counter[str]:
@@ -123,6 +162,9 @@ def test_a_lake_is_replayed_by_time_key_tag_and_condition(
         run(spark, house, **common, where="nonsense = 1")
     with pytest.raises(BadSetting, match="is no lake"):
         run(spark, house, lake=str(tmp_path), target=target)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(PipelineFailed, match="has no messages yet"):
+        run(spark, house, lake=str(tmp_path), target=target)
     with pytest.raises(NoRoute, match=f"{fresh}-missing"):
         run(spark, house, lake=str(lake), target=f"{fresh}-missing")
 
@@ -145,7 +187,9 @@ def test_a_log_is_replayed_and_a_topic_does_not_feed_itself_by_accident(
     assert Counter(each.body for each in found) == {str(n).encode(): 2 for n in range(20)}
 
 
-@pytest.mark.parametrize("delivery", ["at-least-once", "transactional"])
+@pytest.mark.parametrize(
+    "delivery", ["at-least-once", pytest.param("transactional", marks=pytest.mark.proof)]
+)
 def test_a_run_that_failed_between_sending_and_noting_it_goes_on(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     delivery: str,
@@ -174,6 +218,68 @@ def test_a_run_that_failed_between_sending_and_noting_it_goes_on(
 
     run(spark, house, tmp_path / "elsewhere", **options)  # the same name, and not the same run
     assert len(read_topic(house, target, 65 + twice)) == 65 + twice
+
+
+@pytest.mark.timeout(rounds(ci=300, proof=900))
+@pytest.mark.parametrize(
+    "delivery", ["transactional", pytest.param("at-least-once", marks=pytest.mark.proof)]
+)
+def test_a_killed_driver_goes_on_without_the_source(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path, delivery: str
+) -> None:
+    source, target = create_topic(house, fresh, 2), create_topic(house, f"{fresh}-to", 2)
+    count, kills = rounds(ci=300, proof=2_000), rounds(ci=1, proof=3)
+    send_numbers(house, source, count)
+    originals = {each.message_id for each in read_topic(house, source, count)}
+    options = {"topics": source, "target": target, "run": fresh, "delivery": delivery}
+    seed = random.randrange(1 << 32)
+    chance = random.Random(seed)
+    for _ in range(kills):
+        with driver(house, tmp_path, "--slice-rows", "50", **options):
+            time.sleep(chance.uniform(0, 1))  # so that it dies anywhere in a slice
+    with Admin(house.address) as admin:
+        admin.delete_topic(source)
+    said = run(spark, house, tmp_path, **options)
+    assert any(line.startswith("going on after ") for line in said), f"seed {seed}"
+    found = origins(read_topic(house, target, count))
+    assert found.keys() == originals, f"seed {seed}"
+    if delivery == "at-least-once":
+        assert found.total() <= count + 50 * kills, f"seed {seed}: a slice each is sent again"
+        return
+    assert found.total() == count, f"seed {seed}"
+
+
+def test_ctrl_c_ends_the_choosing(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
+    source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
+    send_numbers(house, source, 1)
+    slow = "reflect('java.lang.Thread', 'sleep', 150000L) IS NULL"  # longer than a test may take
+    said = run(
+        spark, house, tmp_path, topics=source, target=target, run="slow", where=slow,
+        ctrl_c_at="choosing messages",
+    )  # fmt: skip
+    assert said[-1] == "stopped before the messages were chosen; nothing was sent"
+    assert not (tmp_path / "slow" / "plan.json").exists()
+
+
+def test_a_limit_takes_the_first_of_what_is_sent_and_rows_need_a_time(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = spark.sql(
+        "SELECT 't' topic, 'b' broker, cast(id % 2 AS int) queue_id, id queue_offset, "
+        "cast(string(id) AS binary) body, timestamp_millis(1000 * (9 - id)) store_timestamp "
+        "FROM range(10)"
+    )
+    sent = replay_rows.outgoing(rows, run="r", target="to", limit=4)
+    shown = replay_rows.first_rows(rows, 4)
+    wanted = [row.body for row in sent.collect()]
+    assert [row.body for row in shown.collect()] == wanted
+    monkeypatch.setattr(replay_rows, "LIMIT_IN_MEMORY", 3)
+    assert [row.body for row in replay_rows.first_rows(rows, 4).collect()] == wanted
+    timeless = rows.selectExpr("* except (store_timestamp)", "timestamp(null) AS store_timestamp")
+    with pytest.raises(BadSetting, match="10 of the rows have no time"):
+        replay_rows.survey(timeless)
 
 
 @pytest.mark.proof
@@ -264,25 +370,11 @@ def test_ctrl_c_ends_a_replay_and_a_second_start_goes_on(
     source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
     send_numbers(house, source, 40)
     options = {"topics": source, "target": target, "run": "stopped"}
-    command = [
-        *(str(Path(sys.executable).with_name("penstock")), "pipeline", "run", "replay"),
-        *("-n", house.address, "--master", "local[1]", "--checkpoint", str(tmp_path)),
-        *(part for name, value in options.items() for part in (f"--{name}", value)),
-        *("--rate", "2", "--step", "1s"),
-    ]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)) as job:
+    with driver(house, tmp_path, "--rate", "2", "--step", "1s", **options) as job:
+        job.send_signal(signal.SIGINT)
         assert job.stderr is not None
-        try:
-            said = []
-            for line in job.stderr:
-                said.append(line)
-                if line.startswith("penstock: slice "):
-                    job.send_signal(signal.SIGINT)
-                    break
-            said += job.stderr.readlines()
-        finally:
-            job.kill()
-    text = "".join(said)
+        text = job.stderr.read()
+        assert job.wait() == 0
     assert "run stopped is stopped; the same with --run stopped goes on" in text, text
     assert len(origins(read_topic(house, target, 1))) < 40
     said = run(spark, house, tmp_path, **options)

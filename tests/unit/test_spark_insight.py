@@ -1,22 +1,36 @@
 """Pipeline `insight` without Spark: what is chosen, what is refused, plots and page."""
 
+import os
 import re
+import signal
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 from xml.etree import ElementTree
 
 import pytest
 
+from penstock.cli.main import main
 from penstock.client.trace_records import ConsumeCode, decode_traces, encode_record
 from penstock.errors import BadSetting
 from penstock.spark.pipelines.insight import PIPELINE, TABLES, _bucket_ms, _choice
 from penstock.spark.pipelines.insight_findings import POINTS_MAX, Findings, Listing, coarser
-from penstock.spark.pipelines.insight_plots import plain
+from penstock.spark.pipelines.insight_headlines import headlines
+from penstock.spark.pipelines.insight_plots import (
+    draw_dead,
+    draw_lag,
+    draw_latencies,
+    draw_rates,
+    figure,
+    plain,
+)
 from penstock.spark.pipelines.insight_report import report
 from penstock.spark.pipelines.insight_sources import Choice
 from penstock.spark.pipelines.insight_traces import _row
 from penstock.spark.pipelines.running import Job
+from penstock.spark.slices import Scan
 
 NOON_MS = 1_785_585_600_000
 HOSTILE = '<script>alert("1")</script> & $x_{2$ \x00\x1b\u202e'
@@ -72,15 +86,67 @@ def test_a_pattern_means_topics_of_applications() -> None:
 
     every = choice()
     assert every.includes("orders")
-    assert not any(map(every.includes, ("%DLQ%g", "%RETRY%g", "RMQ_SYS_TRACE_TOPIC")))
+    others = ("%DLQ%g", "%RETRY%g", "RMQ_SYS_TRACE_TOPIC", "PENSTOCK_SINK_CONTROL")
+    assert not any(map(every.includes, others))
     assert choice(pattern="ord.*").includes("orders")
     assert not choice(pattern="ord").includes("orders")
     assert choice(topics="a,%RETRY%g").includes("%RETRY%g")
+    assert choice(pattern="%DLQ%g.*").includes("%DLQ%g1")
+    assert not choice(pattern="%DLQ%g.*").includes("%DLQ%h")
+    assert not choice(pattern="(%DLQ%)?g").includes("%DLQ%g")
     assert every.includes_dead("%DLQ%g")
     assert not every.includes_dead("g")
     assert not choice(groups="h").includes_dead("%DLQ%g")
     assert choice(skip_traces=True).trace_topic is None
     assert not choice(trace_topic="MyTraces").includes("MyTraces")
+
+
+def test_a_log_has_topics_of_groups_for_a_pattern_that_begins_as_their_names_do() -> None:
+    def wanted(pattern: str, *topics: str) -> list[str]:
+        chosen = Scan(columns=("body",), pattern=pattern).filter().topics
+        assert chosen is not None
+        return [topic for topic in topics if chosen(topic.encode())]
+
+    every = ("g", "%DLQ%g", "%RETRY%g", "SCHEDULE_TOPIC_XXXX")
+    assert wanted(".*", *every) == ["g"]
+    assert wanted("%DLQ%.*", *every) == ["%DLQ%g"]
+    assert wanted("%RETRY%(g|h)", *every) == ["%RETRY%g"]
+    assert wanted("%DLQ%h", *every) == []
+
+
+@pytest.mark.parametrize(
+    ("args", "text"),
+    [
+        (("--trigger", "10 seconds"), "insight has neither --trigger nor --checkpoint"),
+        (("--checkpoint", "/tmp/x"), "insight has neither --trigger nor --checkpoint"),
+        (("--log", "/nowhere"), "/nowhere does not exist"),
+    ],
+)
+def test_options_are_wrong_before_spark_starts(
+    args: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["pipeline", "run", "insight", "-n", "127.0.0.1:1", "--output", "/tmp/out", *args]
+    assert main(command) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert text in said
+    assert "starting Spark" not in said
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_spark_starts_does_not_leave_it_behind(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    session = MagicMock()
+
+    def start(*args: object, **keywords: object) -> MagicMock:
+        os.kill(os.getpid(), number)
+        return session
+
+    monkeypatch.setattr("penstock.spark.session.spark_session", start)
+    command = ["pipeline", "run", "insight", "--output", "/tmp/out", "--lake", "/nowhere"]
+    assert main(command) == 0
+    assert "stopped before anything was done" in capsys.readouterr().err
+    session.stop.assert_called_once_with()
 
 
 def test_buckets_of_plots_are_whole_ones_of_the_tables() -> None:
@@ -202,6 +268,7 @@ def test_nothing_from_messages_becomes_markup() -> None:
     assert page.tags.count("svg") == 7
     assert page.tags.count("figcaption") == 7
     assert len(page.ids) == len(set(page.ids))
+    assert text.index('<ul class="findings">') < text.index("<dl>") < text.index("<section")
     for drawn in re.findall(r"<svg.*?</svg>", text, re.S):
         ElementTree.fromstring(drawn)
     assert all(link.startswith("#") and link[1:] in page.ids for link in page.links)
@@ -230,5 +297,51 @@ def test_a_lake_without_bodies_has_no_sizes() -> None:
 
 
 def test_values_are_one_short_line() -> None:
-    assert plain("a\nb") == "a\N{REPLACEMENT CHARACTER}b"
+    assert plain("a\n\t b\x00") == "a b\N{REPLACEMENT CHARACTER}"
     assert len(plain("x" * 1000)) == 36
+
+
+def test_headlines_tell_what_stands_out() -> None:
+    found = findings("t")
+    few = [text for _, text in headlines(found)]
+    assert few == [
+        "2 messages of a topic that is not known were given up by the group t; the cause: t.",
+        "No group is behind.",
+        "Send: 95 of 100 messages of t take up to 2 ms; no others take longer.",
+        "t has most messages: 12, at most 7 per minute.",
+    ]
+    skew = {**found.skew.rows[0], "messages": 1000, "hottest_messages": 750, "skew": 242.1}
+    many = replace(
+        found,
+        dead=listing(
+            *({**found.dead.rows[0], "origin_topic": "a", "tags": tag} for tag in ("x", "y"))
+        ),
+        lag=listing({**found.lag.rows[0], "lag": 1234, "unknown": 0}),
+        latencies=listing(
+            *({**found.latencies.rows[0], "stage": stage, "group": "g", "negative": 3}
+              for stage in ("send", "send to done"))
+        ),
+        skew=listing(skew),
+        queues=listing({**found.queues.rows[0], "messages": 1000}),
+    )  # fmt: skip
+    assert headlines(many)[:-1] == [
+        ("dead", "4 messages of a were given up by the group t; the cause: t."),
+        ("lag", "The group t is 1,234 messages behind in t; the oldest waits 1.5 min."),
+        ("latency", "Send to done: 95 of 100 messages of t take up to 2 ms in the group g; "
+         "no others take longer."),
+        ("latency", "6 times came out below 0: clocks of machines differ."),
+        ("keys", "The key t has 75% of the messages of t, 242 times as many as the average key."),
+        ("queues", "The queue broker-a 3 of t has 2.5 times its share of the messages."),
+    ]  # fmt: skip
+    assert headlines(Findings()) == [
+        ("dead", "There are no dead letters."), ("rates", "No messages were found.")
+    ]  # fmt: skip
+
+
+def test_an_axis_of_time_is_as_long_as_what_it_shows() -> None:
+    one = findings("t")
+    alone = replace(one, lag_times=listing(dict(one.lag_times.rows[1])))
+    for draw in (draw_dead(one), draw_lag(alone), draw_latencies(one), draw_rates(one)):
+        with figure(draw) as made:
+            begin, end = made.axes[0].get_xlim()
+            assert 0 < end - begin < 1, "less than a day"

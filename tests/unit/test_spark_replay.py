@@ -70,6 +70,7 @@ TO = (*LAKE, "--target", "b")
         ((*TO, "--run", "a/b"), "'a/b' is no name of a run"),
         ((*TO, "--trigger", "10 seconds"), "replay has no --trigger"),
         ((*LAKE, "--target", "no topic"), "the option topic: "),
+        (("--log", "/nowhere", "--target", "b", "--checkpoint", "/c"), "/nowhere does not exist"),
     ],
 )
 def test_options_are_wrong_before_spark_starts(

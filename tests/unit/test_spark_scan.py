@@ -126,8 +126,9 @@ def test_slices_are_planned_by_number_and_by_what_is_written(tmp_path: Path) -> 
     assert len(plan_scan(str(tmp_path), ALL)) == segments
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.spark.slices.SLICE_BYTES_MIN", 512)
-        slices = plan_scan(str(tmp_path), ALL, slices_min=20)
-    assert len(slices) >= 20
+        slices = plan_scan(str(tmp_path), ALL, tasks_min=20)
+    assert [part.task for part in slices] == sorted(part.task for part in slices)
+    assert {part.task for part in slices} == set(range(20))
     assert read(slices) == rows_of(model.stored)
     assert slices[-1].end == SEGMENT_BYTES  # nothing that is written meanwhile falls between
 

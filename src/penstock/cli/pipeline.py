@@ -138,14 +138,19 @@ def _click_option(option: "Option") -> Callable[[Any], Any]:
 def _session(name: str, master: str | None, conf: dict[str, str]) -> "Iterator[SparkSession]":
     """A session that ends with the command."""
     from penstock.spark.pipelines.failures import for_people
+    from penstock.spark.pipelines.running import stop_signals
     from penstock.spark.session import spark_session
 
     _say("starting Spark")
-    with for_people():
+    # A JVM whose starter is gone before they have met stays for ever: so a signal waits that long.
+    with for_people(), stop_signals() as stop:
         spark = spark_session(f"penstock {name}", master=master, conf=conf)
     if not _debug():  # what goes wrong comes as an exception, without its Java stack
         spark.sparkContext.setLogLevel("OFF")
     try:
+        if stop.is_set():
+            _say("stopped before anything was done")
+            raise click.exceptions.Exit(0)
         yield spark
     finally:
         spark.stop()

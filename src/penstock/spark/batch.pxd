@@ -1,5 +1,7 @@
 cimport cython
 from penstock.spark cimport cells
+from penstock.spark.arrays cimport Column, Texts
+from penstock.spark.chunk cimport Chunk
 from penstock.spark.placed cimport PlacedRecord
 from penstock.wire cimport octets
 
@@ -7,73 +9,32 @@ cdef long long _COLUMN_BYTES_MAX
 cdef int _COMPRESSED
 cdef long long _NO_NUMBER
 cdef int _SLACK
-cdef int _ROWS_MIN
-cdef int _DATA_MIN
 cdef long long _MS_MAX
 cdef long long _I32_MAX
 cdef int _DOT
 cdef int _COLON
 cdef int _ID_BYTES_MAX
 cdef int _IPV4_BYTES_MAX
-
-@cython.locals(view="unsigned char[::1]")
-cdef object _grown(unsigned char[::1] old, Py_ssize_t used, Py_ssize_t room)
-
-@cython.final
-cdef class Column:
-    cdef readonly bint on
-    cdef readonly int width
-    cdef readonly Py_ssize_t count
-    cdef readonly Py_ssize_t nulls
-    cdef readonly Py_ssize_t room
-    cdef readonly Py_ssize_t room_next
-    cdef unsigned char[::1] values
-    cdef unsigned char[::1] valid
-    cdef object values_buffer
-    cdef object valid_buffer
-
-    cdef int put(self, long long value) except -1
-    cdef int put_null(self) except -1
-    cdef int close(self, long long end) except -1
-    cdef int close_null(self, long long end) except -1
-    @cython.locals(row="Py_ssize_t")
-    cdef int _note_null(self) except -1
-    @cython.locals(before="Py_ssize_t", used="Py_ssize_t")
-    cdef int grow(self) except -1
-    @cython.locals(length="Py_ssize_t")
-    cdef int _make_bitmap(self, Py_ssize_t used) except -1
-    cdef list buffers(self, Py_ssize_t values)
-    cpdef object finish(self, object kind)
-    cdef int forget(self) except -1
-
-@cython.final
-cdef class Texts:
-    cdef readonly bint on
-    cdef readonly Column offsets
-    cdef const unsigned char[::1] source
-    cdef readonly Py_ssize_t used
-    cdef readonly Py_ssize_t room
-    cdef readonly Py_ssize_t room_next
-    cdef unsigned char[::1] data
-    cdef object data_buffer
-
-    cdef int put(self, Py_ssize_t at, Py_ssize_t length) except -1
-    @cython.locals(offsets=Column)
-    cdef int put_pieces(self, PlacedRecord record, int part) except -1
-    cdef int put_bytes(self, bytes text) except -1
-    cdef int put_null(self) except -1
-    cdef int reserve(self, Py_ssize_t length) except -1
-    cdef int close(self, Py_ssize_t length) except -1
-    cdef int _grow(self, Py_ssize_t length) except -1
-    @cython.locals(count="Py_ssize_t")
-    cpdef object finish(self, object kind)
-    cdef int forget(self) except -1
+cdef int _AT
+cdef int _STORE_AT
+cdef int _BODY
+cdef int _TOPIC
+cdef int _UNIQUE
+cdef int _TAGS
+cdef int _KEYS
+cdef int _PIECES_END
+cdef int _WIDTH
+cdef int _NAMES
+cdef int _CONTENTS
+cdef int _SPAN
 
 @cython.final
 cdef class RowBatch:
     cdef readonly long long rows
     cdef readonly long long size
+    cdef PlacedRecord _found
     cdef object _schema
+    cdef list _order
     cdef int _topic_length
     cdef int _broker_length
     cdef Texts _topic
@@ -100,10 +61,14 @@ cdef class RowBatch:
     cdef Column _store
     cdef Column _deliver
     cdef bint _delays
+    cdef bint _hosts
     cdef bint _rare
     cdef readonly bint needs_distinct
+    cdef readonly bint needs_body
+    cdef readonly bint needs_topic
     cdef readonly bint needs_properties
     cdef long long _row_bytes
+    cdef readonly long long row_bytes_max
 
     cpdef int bind(self, const unsigned char[::1] source) except -1
     cdef int _bind_text(self, const unsigned char[::1] text) except -1
@@ -119,8 +84,28 @@ cdef class RowBatch:
     cdef int _put_delays(self, PlacedRecord record) except -1
     @cython.locals(at="Py_ssize_t")
     cdef int _put_rare(self, PlacedRecord record) except -1
+    cdef int _put_hosts(self, PlacedRecord record) except -1
+    cdef int _put_transaction_id(self, PlacedRecord record) except -1
     @cython.locals(length=int)
     cdef int _put_offset_id(self, Texts column, PlacedRecord record) except -1
+    @cython.locals(rows="Py_ssize_t")
+    cdef int add_chunk(self, Chunk chunk) except -1
+    @cython.locals(record=PlacedRecord, at="Py_ssize_t", problem=int)
+    cdef PlacedRecord _find(self, Chunk chunk, Py_ssize_t row)
+    @cython.locals(source="const unsigned char[::1]", base="Py_ssize_t", places="int[::1]",
+                   rows="Py_ssize_t")
+    cdef int _put_many_numbers(self, Chunk chunk) except -1
+    @cython.locals(base="Py_ssize_t", places="int[::1]", rows="Py_ssize_t")
+    cdef int _put_many_texts(self, Chunk chunk) except -1
+    @cython.locals(before="Py_ssize_t", pieces="Py_ssize_t", row="Py_ssize_t")
+    cdef int _put_many_properties(self, Chunk chunk) except -1
+    @cython.locals(row="Py_ssize_t", at="Py_ssize_t")
+    cdef int _put_mixed_ids(self, Chunk chunk) except -1
+    @cython.locals(row="Py_ssize_t", record=PlacedRecord)
+    cdef int _put_many_delays(self, Chunk chunk) except -1
+    @cython.locals(source="const unsigned char[::1]", base="Py_ssize_t", places="int[::1]",
+                   rows="Py_ssize_t", row="Py_ssize_t", record=PlacedRecord)
+    cdef int _put_many_rare(self, Chunk chunk) except -1
     cdef int _weigh(self) except -1
 
 cdef long long _micros(long long ms) noexcept

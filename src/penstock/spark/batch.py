@@ -1,7 +1,7 @@
-"""Arrow columns that grow row by row and become a record batch without a copy.
+"""Rows as columns (`spark.arrays`) that become a record batch without a copy.
 
-Buffers are Arrow's own, doubled when they are full; after `take` the next ones are as long as the
-last came out. Offsets of texts have 32 bits: whoever adds rows asks `has_room` before.
+A placed record is one row; a chunk is many, of records that are plain. Offsets of texts have 32
+bits: whoever adds rows asks `has_room` before.
 """
 
 from collections.abc import Sequence
@@ -11,6 +11,22 @@ import pyarrow as pa
 from penstock.client.records import BODY_BYTES_MAX
 from penstock.errors import CompressionError
 from penstock.spark import cells, schema
+from penstock.spark.arrays import Column, Texts
+from penstock.spark.chunk import (
+    AT,
+    BODY,
+    CONTENTS,
+    KEYS,
+    NAMES,
+    PIECES_END,
+    SPAN,
+    STORE_AT,
+    TAGS,
+    TOPIC,
+    UNIQUE,
+    WIDTH,
+    Chunk,
+)
 from penstock.spark.placed import NO_NUMBER, PlacedRecord
 from penstock.wire import octets
 from penstock.wire.codes import SYS_COMPRESSED
@@ -22,186 +38,14 @@ COLUMN_BYTES_MAX = 1 << 30
 _COLUMN_BYTES_MAX = COLUMN_BYTES_MAX
 _COMPRESSED, _NO_NUMBER = SYS_COMPRESSED, NO_NUMBER
 _SLACK = cells.COPY_SLACK
-_ROWS_MIN, _DATA_MIN = 1024, 16 * 1024
 _MS_MAX = (2**63 - 1) // 1000
 _I32_MAX = 2**31 - 1
 _DOT, _COLON = b".:"
 _ID_BYTES_MAX = 2 * (20 + 8)
 _IPV4_BYTES_MAX = 27
-_EMPTY = pa.py_buffer(b"")
-
-
-def _grown(old: memoryview, used: int, room: int) -> pa.Buffer:
-    """A buffer of `room` bytes that begins with what was used of the old one."""
-    made = pa.allocate_buffer(room)
-    octets.copy(memoryview(made).cast("B"), 0, old, 0, used)
-    return made
-
-
-class Column:
-    """Numbers of 32 or 64 bits, or offsets; with a bitmap as soon as there is a null."""
-
-    def __init__(self, on: bool, width: int = 4) -> None:
-        self.on: bool = on
-        self.width: int = width
-        self.count: int = 0
-        self.nulls: int = 0
-        self.room: int = 0
-        self.room_next: int = _ROWS_MIN
-        self.values: memoryview = memoryview(bytearray(1))
-        self.valid: memoryview = self.values
-        self.values_buffer: pa.Buffer | None = None
-        self.valid_buffer: pa.Buffer | None = None
-
-    def put(self, value: int) -> None:
-        if self.count == self.room:
-            self.grow()
-        if self.nulls > 0:
-            cells.set_bit(self.valid, self.count)
-        if self.width == 4:
-            cells.put_i32(self.values, self.count, value)
-        else:
-            cells.put_i64(self.values, self.count, value)
-        self.count += 1
-
-    def put_null(self) -> None:
-        self._note_null()
-        if self.width == 4:
-            cells.put_i32(self.values, self.count, 0)
-        else:
-            cells.put_i64(self.values, self.count, 0)
-        self.count += 1
-
-    def close(self, end: int) -> None:
-        """A row of offsets: it ends there, and began where the one before ended."""
-        if self.count == self.room:
-            self.grow()
-        if self.nulls > 0:
-            cells.set_bit(self.valid, self.count)
-        self.count += 1
-        cells.put_i32(self.values, self.count, end)
-
-    def close_null(self, end: int) -> None:
-        self._note_null()
-        self.count += 1
-        cells.put_i32(self.values, self.count, end)
-
-    def _note_null(self) -> None:
-        if self.count == self.room:
-            self.grow()
-        if self.nulls == 0:  # all before it are valid
-            self._make_bitmap(0)
-            for row in range(self.count):
-                cells.set_bit(self.valid, row)
-        self.nulls += 1
-
-    def grow(self) -> None:
-        before = self.room
-        used = (before + 1) * self.width if before > 0 else 0
-        self.room = max(2 * before, self.room_next)
-        self.values_buffer = _grown(self.values, used, (self.room + 1) * self.width)
-        self.values = memoryview(self.values_buffer).cast("B")
-        if before == 0:
-            cells.put_i32(self.values, 0, 0)  # where offsets begin
-        if self.nulls > 0:
-            self._make_bitmap((before + 7) // 8)
-
-    def _make_bitmap(self, used: int) -> None:
-        length = (self.room + 7) // 8
-        self.valid_buffer = _grown(self.valid, used, length)
-        self.valid = memoryview(self.valid_buffer).cast("B")
-        octets.zero(self.valid, used, length - used)
-
-    def buffers(self, values: int) -> list[pa.Buffer | None]:
-        """The bitmap, and so many values."""
-        assert self.values_buffer is not None, "a column without rows has no buffers"
-        return [self.valid_buffer, self.values_buffer.slice(0, values * self.width)]
-
-    def finish(self, kind: pa.DataType) -> pa.Array:
-        """The numbers; the column is empty after that."""
-        array = pa.Array.from_buffers(kind, self.count, self.buffers(self.count), self.nulls)
-        self.forget()
-        return array
-
-    def forget(self) -> None:
-        self.room_next = max(_ROWS_MIN, self.count)
-        self.count = self.nulls = self.room = 0
-        self.values = self.valid = memoryview(bytearray(1))
-        self.values_buffer = self.valid_buffer = None
-
-
-class Texts:
-    """Texts or bytes, copied from `source`: offsets, and the data that they cut."""
-
-    def __init__(self, on: bool) -> None:
-        self.on: bool = on
-        self.offsets: Column = Column(on)
-        self.source: memoryview = memoryview(b"\0")
-        self.used: int = 0
-        self.room: int = 0
-        self.room_next: int = _DATA_MIN
-        self.data: memoryview = memoryview(bytearray(1))
-        self.data_buffer: pa.Buffer | None = None
-
-    def put(self, at: int, length: int) -> None:
-        """The text at this place of the source."""
-        if self.used + length + _SLACK > self.room:
-            self._grow(length)
-        cells.copy_text(self.data, self.used, self.source, at, length)
-        self.used += length
-        self.offsets.close(self.used)
-
-    def put_pieces(self, record: PlacedRecord, part: int) -> None:
-        """All names (`part` 0) or values (1) of a record's properties."""
-        offsets = self.offsets
-        self.reserve(record.text_length)
-        while offsets.count + record.pieces > offsets.room:
-            offsets.grow()
-        self.used = cells.copy_pieces(
-            self.data, self.used, offsets.values, offsets.count + 1, self.source, record.text_at,
-            record.spans, part, record.pieces,
-        )  # fmt: skip
-        offsets.count += record.pieces
-
-    def put_bytes(self, text: bytes) -> None:
-        self.reserve(len(text))
-        self.close(octets.put_bytes(self.data, self.used, text))
-
-    def put_null(self) -> None:
-        self.offsets.close_null(self.used)
-
-    def reserve(self, length: int) -> None:
-        """Room for so many bytes at `used` of the data."""
-        if self.used + length + _SLACK > self.room:
-            self._grow(length)
-
-    def close(self, length: int) -> None:
-        """So many bytes were written there: a row."""
-        self.used += length
-        self.offsets.close(self.used)
-
-    def _grow(self, length: int) -> None:
-        self.room = max(2 * self.room, self.room_next, self.used + length + _SLACK)
-        self.data_buffer = _grown(self.data, self.used, self.room)
-        self.data = memoryview(self.data_buffer).cast("B")
-
-    def finish(self, kind: pa.DataType) -> pa.Array:
-        """The texts; the column is empty after that."""
-        count = self.offsets.count
-        if count == 0:  # the entries of empty maps
-            return pa.array([], kind)
-        buffers = self.offsets.buffers(count + 1)
-        buffers.append(_EMPTY if self.data_buffer is None else self.data_buffer.slice(0, self.used))
-        array = pa.Array.from_buffers(kind, count, buffers, self.offsets.nulls)
-        self.forget()
-        return array
-
-    def forget(self) -> None:
-        self.room_next = max(_DATA_MIN, self.used + self.used // 8)
-        self.used = self.room = 0
-        self.data = memoryview(bytearray(1))
-        self.data_buffer = None
-        self.offsets.forget()
+_AT, _STORE_AT, _BODY, _TOPIC, _UNIQUE = AT, STORE_AT, BODY, TOPIC, UNIQUE
+_TAGS, _KEYS, _PIECES_END, _WIDTH = TAGS, KEYS, PIECES_END, WIDTH
+_NAMES, _CONTENTS, _SPAN = NAMES, CONTENTS, SPAN
 
 
 class RowBatch:
@@ -214,6 +58,7 @@ class RowBatch:
     def __init__(self, columns: Sequence[str], topic: bytes | None, broker: bytes | None) -> None:
         self.rows: int = 0
         self.size: int = 0
+        self._found: PlacedRecord = PlacedRecord()
         self._schema: pa.Schema = schema.arrow_schema(columns)
         on = {name: name in columns for name in schema.FIELDS}
         self._topic: Texts = Texts(on["topic"])
@@ -239,22 +84,43 @@ class RowBatch:
         self._born: Column = Column(on["born_timestamp"], 8)
         self._store: Column = Column(on["store_timestamp"], 8)
         self._deliver: Column = Column(on["deliver_timestamp"], 8)
+        arrays: dict[str, Column | Texts] = {
+            "topic": self._topic, "broker": self._broker, "queue_id": self._queue_id,
+            "queue_offset": self._queue_offset, "message_id": self._message_id, "tags": self._tags,
+            "keys": self._keys, "body": self._body, "born_timestamp": self._born,
+            "store_timestamp": self._store, "reconsume_times": self._reconsume_times,
+            "delay_level": self._delay_level, "deliver_timestamp": self._deliver,
+            "flag": self._flag, "sys_flag": self._sys_flag, "born_host": self._born_host,
+            "store_host": self._store_host, "offset_id": self._offset_id,
+            "commit_log_offset": self._log_offset, "transaction_id": self._transaction_id,
+        }  # fmt: skip
+        self._order: list[tuple[Column | Texts | None, pa.DataType]] = [
+            (arrays.get(field.name), field.type) for field in self._schema
+        ]  # the map has none of its own
         # What all rows say is copied like anything else, from a source of its own.
         self._topic_length: int = -1 if topic is None else len(topic)
         self._topic.source = memoryview((topic or b"") + bytes(_SLACK))
         self._broker_length: int = -1 if broker is None else len(broker)
         self._broker.source = memoryview((broker or b"") + bytes(_SLACK))
         self._delays: bool = on["delay_level"] or on["deliver_timestamp"]
+        self._hosts: bool = on["born_host"] or on["store_host"] or on["offset_id"]
         self._rare: bool = any(on[name] for name in _RARE)
         self.needs_distinct: bool = on["properties"]
+        self.needs_body: bool = on["body"]
+        self.needs_topic: bool = on["topic"] and topic is None
         self.needs_properties: bool = any(on[name] for name in _FROM_PROPERTIES)
         self._row_bytes: int = sum(8 if kind in _WIDE else 4 for kind in self._schema.types)
+        # What a row may weigh without what it copies of its record.
+        self.row_bytes_max: int = (
+            self._row_bytes + max(self._topic_length, 0) + max(self._broker_length, 0) + 4 * 64
+        )
 
     def bind(self, source: memoryview) -> None:
         """Take the bytes that the next records lie in."""
         if self._topic_length < 0:
             self._topic.source = source
         self._body.source = source
+        self._found.bind(source)
         self._bind_text(source)
 
     def _bind_text(self, text: memoryview) -> None:
@@ -386,19 +252,26 @@ class RowBatch:
             self._sys_flag.put(record.sys_flag)
         if self._log_offset.on:
             self._log_offset.put(octets.get_i64(record.source, at + 28))
+        if self._hosts:
+            self._put_hosts(record)
+        if self._transaction_id.on:
+            self._put_transaction_id(record)
+
+    def _put_hosts(self, record: PlacedRecord) -> None:
         if self._born_host.on:
-            _put_host(self._born_host, record, at + 48, record.born_host_length)
+            _put_host(self._born_host, record, record.at + 48, record.born_host_length)
         if self._store_host.on:
             _put_host(self._store_host, record, record.store_at + 8, record.store_host_length)
         if self._offset_id.on:
             self._put_offset_id(self._offset_id, record)
-        if self._transaction_id.on:
-            if record.transaction_length > 0:
-                self._transaction_id.put(record.transaction_at, record.transaction_length)
-            elif record.unique_length > 0:
-                self._transaction_id.put(record.unique_at, record.unique_length)
-            else:
-                self._transaction_id.put_null()
+
+    def _put_transaction_id(self, record: PlacedRecord) -> None:
+        if record.transaction_length > 0:
+            self._transaction_id.put(record.transaction_at, record.transaction_length)
+        elif record.unique_length > 0:
+            self._transaction_id.put(record.unique_at, record.unique_length)
+        else:
+            self._transaction_id.put_null()
 
     def _put_offset_id(self, column: Texts, record: PlacedRecord) -> None:
         length = record.store_host_length
@@ -406,6 +279,128 @@ class RowBatch:
         octets.put_hex(column.data, column.used, record.source, record.store_at + 8, length)
         octets.put_hex(column.data, column.used + 2 * length, record.source, record.at + 28, 8)
         column.close(2 * length + 16)
+
+    # --- many rows at once
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Rows of plain records, which lie in the bytes that were bound."""
+        rows = chunk.rows
+        if self._body.on:
+            self._body.put_many(chunk.base, chunk.places, _BODY, _WIDTH, rows, False)
+        self._put_many_numbers(chunk)
+        self._put_many_texts(chunk)
+        if self._properties.on:
+            self._put_many_properties(chunk)
+        if self._delays:
+            self._put_many_delays(chunk)
+        if self._rare:
+            self._put_many_rare(chunk)
+        self.rows += rows
+        self._weigh()
+
+    def _find(self, chunk: Chunk, row: int) -> PlacedRecord:
+        """The record that is this row of the chunk."""
+        record = self._found
+        at = chunk.base + chunk.places[row * _WIDTH]
+        problem = record.place(at, at + octets.get_i32(chunk.source, at))
+        assert problem == 0, "the record was placed before"
+        return record
+
+    def _put_many_numbers(self, chunk: Chunk) -> None:
+        source, base, places, rows = chunk.source, chunk.base, chunk.places, chunk.rows
+        if self._queue_id.on:
+            self._queue_id.put_many(source, base + 12, places, _AT, _WIDTH, rows)
+        if self._queue_offset.on:
+            self._queue_offset.put_many(source, base + 20, places, _AT, _WIDTH, rows)
+        if self._born.on:
+            self._born.put_many(source, base + 40, places, _AT, _WIDTH, rows)
+            self._born.scale(_MS_MAX, 1000, rows)
+        if self._store.on:
+            self._store.put_many(source, base, places, _STORE_AT, _WIDTH, rows)
+            self._store.scale(_MS_MAX, 1000, rows)
+        if self._reconsume_times.on:
+            self._reconsume_times.put_many(source, base - 16, places, _BODY, _WIDTH, rows)
+
+    def _put_many_texts(self, chunk: Chunk) -> None:
+        base, places, rows = chunk.base, chunk.places, chunk.rows
+        if self._topic.on:
+            if self._topic_length >= 0:
+                self._topic.put(0, self._topic_length)
+                self._topic.repeat(1, rows - 1)
+            elif chunk.same_topic:
+                self._topic.put_many(base, places, _TOPIC, _WIDTH, 1, False)
+                self._topic.repeat(1, rows - 1)
+            else:
+                self._topic.put_many(base, places, _TOPIC, _WIDTH, rows, False)
+        if self._broker.on:
+            if self._broker_length >= 0:
+                self._broker.put(0, self._broker_length)
+                self._broker.repeat(1, rows - 1)
+            else:
+                self._broker.put_nulls(rows)
+        if self._message_id.on:
+            if cells.count_zeros(places, _UNIQUE + 1, _WIDTH, rows) == 0:
+                self._message_id.put_many(base, places, _UNIQUE, _WIDTH, rows, False)
+            else:
+                self._put_mixed_ids(chunk)
+        if self._tags.on:
+            self._tags.put_many(base, places, _TAGS, _WIDTH, rows, True)
+        if self._keys.on:
+            self._keys.put_many(base, places, _KEYS, _WIDTH, rows, True)
+
+    def _put_mixed_ids(self, chunk: Chunk) -> None:
+        """Where a message has none of its own, its place in the log is its id."""
+        for row in range(chunk.rows):
+            at = row * _WIDTH + _UNIQUE
+            if chunk.places[at + 1] > 0:
+                self._message_id.put(chunk.base + chunk.places[at], chunk.places[at + 1])
+            else:
+                self._put_offset_id(self._message_id, self._find(chunk, row))
+
+    def _put_many_properties(self, chunk: Chunk) -> None:
+        before = self._names.offsets.count
+        if chunk.same_names and chunk.pieces > 0:
+            pieces = chunk.pieces // chunk.rows
+            self._names.put_many(chunk.base, chunk.spans, _NAMES, _SPAN, pieces, False)
+            self._names.repeat(pieces, chunk.rows - 1)
+        else:
+            self._names.put_many(chunk.base, chunk.spans, _NAMES, _SPAN, chunk.pieces, False)
+        self._contents.put_many(chunk.base, chunk.spans, _CONTENTS, _SPAN, chunk.pieces, False)
+        self._properties.reserve(chunk.rows)
+        for row in range(chunk.rows):
+            self._properties.close(before + chunk.places[row * _WIDTH + _PIECES_END])
+
+    def _put_many_delays(self, chunk: Chunk) -> None:
+        if chunk.rare:
+            for row in range(chunk.rows):
+                record = self._find(chunk, row)
+                record.scan(False)
+                self._put_delays(record)
+        else:
+            if self._delay_level.on:
+                self._delay_level.put_nulls(chunk.rows)
+            if self._deliver.on:
+                self._deliver.put_nulls(chunk.rows)
+
+    def _put_many_rare(self, chunk: Chunk) -> None:
+        source, base, places, rows = chunk.source, chunk.base, chunk.places, chunk.rows
+        if self._flag.on:
+            self._flag.put_many(source, base + 16, places, _AT, _WIDTH, rows)
+        if self._sys_flag.on:
+            self._sys_flag.put_many(source, base + 36, places, _AT, _WIDTH, rows)
+        if self._log_offset.on:
+            self._log_offset.put_many(source, base + 28, places, _AT, _WIDTH, rows)
+        if self._hosts:
+            for row in range(rows):
+                self._put_hosts(self._find(chunk, row))
+        if self._transaction_id.on:
+            if chunk.rare:
+                for row in range(rows):
+                    record = self._find(chunk, row)
+                    record.scan(False)
+                    self._put_transaction_id(record)
+            else:
+                self._transaction_id.put_many(base, places, _UNIQUE, _WIDTH, rows, True)
 
     def _weigh(self) -> None:
         self.size = (
@@ -420,21 +415,9 @@ class RowBatch:
         """The rows; there are none after that."""
         if self.rows == 0:
             return pa.RecordBatch.from_pylist([], schema=self._schema)
-        columns: dict[str, Column | Texts] = {
-            "topic": self._topic, "broker": self._broker, "queue_id": self._queue_id,
-            "queue_offset": self._queue_offset, "message_id": self._message_id, "tags": self._tags,
-            "keys": self._keys, "body": self._body, "born_timestamp": self._born,
-            "store_timestamp": self._store, "reconsume_times": self._reconsume_times,
-            "delay_level": self._delay_level, "deliver_timestamp": self._deliver,
-            "flag": self._flag, "sys_flag": self._sys_flag, "born_host": self._born_host,
-            "store_host": self._store_host, "offset_id": self._offset_id,
-            "commit_log_offset": self._log_offset, "transaction_id": self._transaction_id,
-        }  # fmt: skip
         arrays = [
-            self._finish_maps(field.type)
-            if field.name == "properties"
-            else columns[field.name].finish(field.type)
-            for field in self._schema
+            self._finish_maps(kind) if column is None else column.finish(kind)
+            for column, kind in self._order
         ]
         self.rows = self.size = 0
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)

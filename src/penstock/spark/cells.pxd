@@ -59,6 +59,100 @@ cdef extern from *:
         n = (int)(next - out) / 4;
         return all >> 16 ? -1 - n : n;
     }
+    /* Which of 64 bytes are 0, 1, 2 or not ASCII: as signed numbers, those below 3. */
+    static inline uint64_t pk_low(const unsigned char *p) {
+        uint64_t marks = 0;
+    #ifdef __SSE2__
+        for (int i = 0; i < 4; i++) {
+            __m128i bytes = _mm_loadu_si128((const __m128i *)p + i);
+            unsigned low = (unsigned)_mm_movemask_epi8(_mm_cmplt_epi8(bytes, _mm_set1_epi8(3)));
+            marks |= (uint64_t)low << (16 * i);
+        }
+    #else
+        for (int i = 0; i < 64; i++) marks |= (uint64_t)((signed char)p[i] < 3) << i;
+    #endif
+        return marks;
+    }
+    static inline uint64_t pk_word(const unsigned char *p) {
+        uint64_t word; memcpy(&word, p, 8); return __builtin_bswap64(word);
+    }
+    /* Most records have the names of the one before. `notes` keeps three numbers for each of
+       those: the first 8 bytes, the last 8 if there are more, and the length with what it means:
+       which of the row's three values it is, 3 if none, 7 if it is rare. The last number of all
+       is how many names there are. No two have the same numbers, and so none comes twice. */
+    static __attribute__((noinline)) int pk_learn(unsigned long long *notes, int count,
+                                                  uint64_t first, uint64_t last, uint64_t length) {
+        unsigned long long *note = notes + 3 * count;
+        unsigned meaning = 3;
+        for (unsigned long long *other = notes; other < note; other += 3)
+            if (other[0] == first && other[1] == last && other[2] >> 3 == length) return 0;
+        if (length == 8 && first == 0x554E49515F4B4559u) meaning = 0;
+        else if (length == 4 && first == 0x54414753u) meaning = 1;
+        else if (length == 4 && first == 0x4B455953u) meaning = 2;
+        else if (length >= 8 ? first == 0x54494D45525F4445u || first == 0x5F5F7472616E7361u
+                               || first >> 24 == 0x44454C4159u
+                 : length >= 5 && first >> 8 * (length - 5) == 0x44454C4159u) meaning = 7;
+        note[0] = first;
+        note[1] = last;
+        note[2] = length << 3 | meaning;
+        return 1;
+    }
+    /* Where 1 and 2 stand, by turns; -1 if there is something else, or too many pieces. */
+    static inline int pk_turns(const unsigned char *text, int n, int *turns) {
+        int count = 0;
+        for (int at = 0; at < n; at += 64) {
+            uint64_t marks = pk_low(text + at);
+            if (n - at < 64) marks &= ((uint64_t)1 << (n - at)) - 1;
+            for (; marks; marks &= marks - 1) turns[count++] = at + __builtin_ctzll(marks);
+            if (count > 64) return -1;
+        }
+        turns[count] = n;  /* the last piece may end with the text */
+        return count;
+    }
+    static inline int pk_cut(const unsigned char *text, int n, int place, int *spans, int *row,
+                             unsigned long long *notes) {
+        int turns[129];
+        int marks = pk_turns(text, n, turns), begin = 0, pieces = 0, rare = 0, fresh = 0;
+        unsigned long long known = notes[96];
+        notes[96] = 0;  /* nothing is known after -1 */
+        row[0] = row[2] = row[4] = place;  /* what is missing is copied too, 0 bytes of 32 */
+        row[1] = row[3] = row[5] = 0;
+        if (marks < 0) return -1;
+        for (int i = 0; i < marks; i += 2) {
+            int assign = turns[i], end = turns[i + 1];
+            int length = assign - begin, value = end - assign - 1;
+            unsigned long long *note = notes + 3 * pieces;
+            uint64_t first = pk_word(text + begin), last = 0;
+            if (text[assign] != 1 || (end < n && text[end] != 2)) return -1;
+            if (length == 0 || value == 0) { begin = end + 1; continue; }
+            spans[4 * pieces] = place + begin;
+            spans[4 * pieces + 1] = length;
+            spans[4 * pieces + 2] = place + assign + 1;
+            spans[4 * pieces + 3] = value;
+            if (length <= 8) first >>= 64 - 8 * length;
+            else {
+                last = pk_word(text + assign - 8);
+                fresh |= length > 16;  /* the numbers don't say what is between */
+            }
+            if (known <= (unsigned)pieces || note[0] != first || note[1] != last
+                || note[2] >> 3 != (unsigned)length) {
+                if (!pk_learn(notes, pieces, first, last, (unsigned)length)) return -1;
+                fresh = 1;
+                known = (unsigned)pieces + 1;
+            }
+            {
+                int *found = row + 2 * (note[2] & 3);
+                found[0] = place + assign + 1;
+                found[1] = value;
+            }
+            rare |= (int)note[2] & 4;
+            begin = end + 1;
+            pieces++;
+        }
+        fresh |= known != (unsigned)pieces;
+        notes[96] = (unsigned)pieces;
+        return pieces | rare << 14 | fresh << 17;
+    }
     static inline int pk_is_tail(unsigned char c) { return (c & 0xC0) == 0x80; }
     static inline int pk_is_text(const unsigned char *p, Py_ssize_t n) {
         Py_ssize_t at = 0;
@@ -99,7 +193,88 @@ cdef extern from *:
         }
         return used;
     }
+    static inline int pk_put_ends(int *restrict offsets, int end, const int *restrict lengths,
+                                  Py_ssize_t step, Py_ssize_t count) {
+        for (Py_ssize_t i = 0; i < count; i++) offsets[i] = end += lengths[i * step];
+        return end;
+    }
+    /* 32 bytes at a time, of which the last ones may be too many: what follows is written later. */
+    static inline void pk_copy_slack(unsigned char *restrict to, const unsigned char *restrict from,
+                                     int n) {
+        memcpy(to, from, 32);
+        if (n <= 32) return;
+        if (n > 512) { memcpy(to + 32, from + 32, (size_t)n - 32); return; }
+        for (int i = 32; i < n; i += 32) memcpy(to + i, from + i, 32);
+    }
+    static inline void pk_gather_texts(
+        unsigned char *restrict to, const int *restrict offsets, const unsigned char *restrict from,
+        const int *restrict places, Py_ssize_t step, Py_ssize_t count) {
+        for (Py_ssize_t i = 0; i < count; i++)
+            pk_copy_slack(to + offsets[i], from + places[i * step], places[i * step + 1]);
+    }
+    static inline void pk_repeat(unsigned char *to, Py_ssize_t length, int *offsets,
+                                 Py_ssize_t count, Py_ssize_t times) {
+        Py_ssize_t there = length, all = length * (times + 1);
+        while (there < all) {  /* from what is there already, twice as much each time */
+            Py_ssize_t more = all - there < there ? all - there : there;
+            memcpy(to + there, to, (size_t)more);
+            there += more;
+        }
+        for (Py_ssize_t i = 0; i < count * times; i++) offsets[count + i] = offsets[i] + (int)length;
+    }
+    static inline void pk_gather32(uint32_t *restrict to, const unsigned char *restrict from,
+                                   const int *restrict places, Py_ssize_t step, Py_ssize_t count) {
+        for (Py_ssize_t i = 0; i < count; i++) {
+            uint32_t v; memcpy(&v, from + places[i * step], 4); to[i] = __builtin_bswap32(v);
+        }
+    }
+    static inline void pk_gather64(unsigned long long *restrict to, const unsigned char *restrict from,
+                                   const int *restrict places, Py_ssize_t step, Py_ssize_t count) {
+        for (Py_ssize_t i = 0; i < count; i++) to[i] = pk_word(from + places[i * step]);
+    }
+    static inline void pk_scale64(long long *values, long long limit, long long factor,
+                                  Py_ssize_t count) {
+        for (Py_ssize_t i = 0; i < count; i++) {
+            long long v = values[i];
+            v = v > limit ? limit : v < -limit ? -limit : v;
+            values[i] = v * factor;
+        }
+    }
+    static inline Py_ssize_t pk_count_zeros(const int *places, Py_ssize_t step, Py_ssize_t count) {
+        Py_ssize_t zeros = 0;
+        for (Py_ssize_t i = 0; i < count; i++) zeros += places[i * step] == 0;
+        return zeros;
+    }
+    static inline void pk_set_bits(unsigned char *bitmap, Py_ssize_t at, Py_ssize_t count) {
+        for (; count > 0 && (at & 7 || count < 8); at++, count--) bitmap[at >> 3] |= 1 << (at & 7);
+        memset(bitmap + (at >> 3), 0xFF, (size_t)(count >> 3));
+        for (at += count & ~(Py_ssize_t)7, count &= 7; count > 0; at++, count--)
+            bitmap[at >> 3] |= 1 << (at & 7);
+    }
+    static inline void pk_set_bits_where(unsigned char *bitmap, Py_ssize_t at, const int *places,
+                                         Py_ssize_t step, Py_ssize_t count) {
+        for (Py_ssize_t i = 0; i < count; i++, at++)
+            bitmap[at >> 3] |= (places[i * step] != 0) << (at & 7);
+    }
     """
+    int pk_cut(const unsigned char *text, int n, int place, int *spans, int *row,
+               unsigned long long *notes) noexcept nogil
+    int pk_put_ends(int *offsets, int end, const int *lengths, Py_ssize_t step,
+                    Py_ssize_t count) noexcept nogil
+    void pk_gather_texts(unsigned char *to, const int *offsets, const unsigned char *source,
+                         const int *places, Py_ssize_t step, Py_ssize_t count) noexcept nogil
+    void pk_repeat(unsigned char *to, Py_ssize_t length, int *offsets, Py_ssize_t count,
+                   Py_ssize_t times) noexcept nogil
+    void pk_gather32(unsigned int *to, const unsigned char *source, const int *places,
+                     Py_ssize_t step, Py_ssize_t count) noexcept nogil
+    void pk_gather64(unsigned long long *to, const unsigned char *source, const int *places,
+                     Py_ssize_t step, Py_ssize_t count) noexcept nogil
+    void pk_scale64(long long *values, long long limit, long long factor,
+                    Py_ssize_t count) noexcept nogil
+    Py_ssize_t pk_count_zeros(const int *places, Py_ssize_t step, Py_ssize_t count) noexcept nogil
+    void pk_set_bits(unsigned char *bitmap, Py_ssize_t at, Py_ssize_t count) noexcept nogil
+    void pk_set_bits_where(unsigned char *bitmap, Py_ssize_t at, const int *places,
+                           Py_ssize_t step, Py_ssize_t count) noexcept nogil
     int pk_split(const unsigned char *p, int n, Py_ssize_t there, int *out) noexcept nogil
     bint pk_is_text(const unsigned char *p, Py_ssize_t n) noexcept nogil
     void pk_copy_text(unsigned char *to, const unsigned char *source, Py_ssize_t n,
@@ -112,6 +287,12 @@ cdef extern from *:
 cdef inline int split(const unsigned char[::1] text, Py_ssize_t at, Py_ssize_t end,
                       int[::1] spans) noexcept nogil:
     return pk_split(&text[0] + at, <int>(end - at), text.shape[0] - at, &spans[0])
+
+cdef inline int cut(const unsigned char[::1] text, Py_ssize_t at, int length, Py_ssize_t base,
+                    int[::1] spans, Py_ssize_t first, int[::1] places,
+                    Py_ssize_t row, unsigned long long[::1] notes) noexcept nogil:
+    return pk_cut(&text[0] + at, length, <int>(at - base), &spans[0] + 4 * first,
+                  &places[0] + row, &notes[0])
 
 cdef inline bint is_text(const unsigned char[::1] text, Py_ssize_t at,
                          Py_ssize_t length) noexcept nogil:
@@ -130,6 +311,52 @@ cdef inline Py_ssize_t copy_pieces(unsigned char[::1] target, Py_ssize_t used,
     return pk_copy_pieces(&target[0], used, (<int *>&offsets[0]) + number, &source[0] + at,
                           source.shape[0] - at, &spans[0] + 2 * part, pieces)
 
+cdef inline Py_ssize_t put_ends(unsigned char[::1] offsets, Py_ssize_t number, Py_ssize_t end,
+                                int[::1] places, Py_ssize_t at, Py_ssize_t step,
+                                Py_ssize_t count) noexcept nogil:
+    return pk_put_ends((<int *>&offsets[0]) + number, <int>end, &places[0] + at, step, count)
+
+cdef inline void gather_texts(unsigned char[::1] target, unsigned char[::1] offsets,
+                              Py_ssize_t number, const unsigned char[::1] source,
+                              Py_ssize_t base, int[::1] places, Py_ssize_t at, Py_ssize_t step,
+                              Py_ssize_t count) noexcept nogil:
+    pk_gather_texts(&target[0], (<int *>&offsets[0]) + number, &source[0] + base,
+                    &places[0] + at, step, count)
+
+cdef inline void repeat(unsigned char[::1] target, Py_ssize_t at, Py_ssize_t length,
+                        unsigned char[::1] offsets, Py_ssize_t number, Py_ssize_t count,
+                        Py_ssize_t times) noexcept nogil:
+    pk_repeat(&target[0] + at, length, (<int *>&offsets[0]) + number, count, times)
+
+cdef inline void gather_i32(unsigned char[::1] values, Py_ssize_t number,
+                            const unsigned char[::1] source, Py_ssize_t base, int[::1] places,
+                            Py_ssize_t at, Py_ssize_t step, Py_ssize_t count) noexcept nogil:
+    pk_gather32((<unsigned int *>&values[0]) + number, &source[0] + base, &places[0] + at, step,
+                count)
+
+cdef inline void gather_i64(unsigned char[::1] values, Py_ssize_t number,
+                            const unsigned char[::1] source, Py_ssize_t base, int[::1] places,
+                            Py_ssize_t at, Py_ssize_t step, Py_ssize_t count) noexcept nogil:
+    pk_gather64((<unsigned long long *>&values[0]) + number, &source[0] + base, &places[0] + at,
+                step, count)
+
+cdef inline void scale_i64(unsigned char[::1] values, Py_ssize_t number, long long limit,
+                           long long factor, Py_ssize_t count) noexcept nogil:
+    pk_scale64((<long long *>&values[0]) + number, limit, factor, count)
+
+cdef inline Py_ssize_t count_zeros(int[::1] places, Py_ssize_t at, Py_ssize_t step,
+                                   Py_ssize_t count) noexcept nogil:
+    return pk_count_zeros(&places[0] + at, step, count)
+
+cdef inline void set_bits(unsigned char[::1] bitmap, Py_ssize_t number,
+                          Py_ssize_t count) noexcept nogil:
+    pk_set_bits(&bitmap[0], number, count)
+
+cdef inline void set_bits_where(unsigned char[::1] bitmap, Py_ssize_t number, int[::1] places,
+                                Py_ssize_t at, Py_ssize_t step,
+                                Py_ssize_t count) noexcept nogil:
+    pk_set_bits_where(&bitmap[0], number, &places[0] + at, step, count)
+
 cdef inline void put_i32(unsigned char[::1] values, Py_ssize_t number,
                          int value) noexcept nogil:
     (<int *>&values[0])[number] = value
@@ -137,6 +364,9 @@ cdef inline void put_i32(unsigned char[::1] values, Py_ssize_t number,
 cdef inline void put_i64(unsigned char[::1] values, Py_ssize_t number,
                          long long value) noexcept nogil:
     (<long long *>&values[0])[number] = value
+
+cdef inline int own_i32(unsigned char[::1] values, Py_ssize_t number) noexcept nogil:
+    return (<int *>&values[0])[number]
 
 cdef inline void set_bit(unsigned char[::1] bitmap, Py_ssize_t number) noexcept nogil:
     bitmap[number >> 3] |= <unsigned char>(1 << (number & 7))

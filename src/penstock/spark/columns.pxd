@@ -1,5 +1,6 @@
 cimport cython
 from penstock.spark.batch cimport RowBatch
+from penstock.spark.chunk cimport Chunk
 from penstock.spark.placed cimport PlacedRecord
 from penstock.wire cimport octets
 
@@ -20,7 +21,7 @@ cdef int _MAGIC_BLANK
 cdef int _TRANSACTION
 cdef int _PREPARED
 cdef int _ROLLBACK
-cdef int _KNOWN
+cdef long long _CHUNKED_BYTES_MAX
 
 @cython.final
 cdef class ColumnBuilder:
@@ -32,14 +33,11 @@ cdef class ColumnBuilder:
     cdef long long _bytes_max
     cdef PlacedRecord _record
     cdef RowBatch _batch
+    cdef Chunk _chunk
     cdef tuple _tags
-    cdef object _log
     cdef long long _first_ms
     cdef long long _until_ms
     cdef bint _check_crc
-    cdef list _known
-    cdef bytearray _verdicts
-    cdef unsigned int _last
 
     cdef int _bind(self, const unsigned char[::1] view) except -1
     @cython.locals(record=PlacedRecord, why=int, problem=int, size=int, offset="long long")
@@ -50,16 +48,19 @@ cdef class ColumnBuilder:
                        long long log_offset) except -1
     @cython.locals(record=PlacedRecord, left="Py_ssize_t", size=int, magic=int, problem=int)
     cdef int _place_logged(self, Py_ssize_t at, Py_ssize_t limit, long long log_offset) except -1
-    @cython.locals(record=PlacedRecord, transaction=int, stored_ms="long long",
-                   place="unsigned int")
+    @cython.locals(record=PlacedRecord, transaction=int, stored_ms="long long")
     cdef bint _wanted(self) except -1
-    @cython.locals(record=PlacedRecord, known=bytes)
-    cdef bint _knows(self, unsigned int place) except -1
-    @cython.locals(record=PlacedRecord)
-    cdef int _judge(self, unsigned int place) except -1
     @cython.locals(record=PlacedRecord, crc=int, at="Py_ssize_t")
     cdef int _damage(self, long long physical_offset) except -1
     cdef int _note_bad(self, str problem) except -1
+    @cython.locals(chunk=Chunk)
+    cdef Py_ssize_t _skim_answer(self, Py_ssize_t at, Py_ssize_t end, long long until) except -1
+    @cython.locals(chunk=Chunk)
+    cdef Py_ssize_t _skim_log(self, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
+                              long long log_offset) except -1
+    @cython.locals(batch=RowBatch, rows="long long", weight="long long")
+    cdef bint _allow(self) except -1
+    cdef int _flush(self) except -1
     @cython.locals(record=PlacedRecord, batch=RowBatch)
     cdef int _add(self) except -1
     @cython.locals(batch=RowBatch)

@@ -1,8 +1,9 @@
 """Records of answers and of the log as Arrow columns, without a Python object per row.
 
 A builder walks records in place, takes those that are wanted and writes their columns
-(`spark.batch`). It stops where a batch is full, where something is not a good record, and where a
-log ends; the caller decides what that means. Values are those of `client.records.ReceivedMessage`.
+(`spark.batch`): plain ones some hundred at a time (`spark.chunk`), others one by one. It stops
+where a batch is full, where something is not a good record, and where a log ends; the caller
+decides what that means. Values are those of `client.records.ReceivedMessage`.
 """
 
 from collections.abc import Callable, Sequence
@@ -11,7 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 
 from penstock.client.records import BadRecord, decode_records
-from penstock.spark.batch import RowBatch
+from penstock.spark.batch import COLUMN_BYTES_MAX, RowBatch
+from penstock.spark.chunk import RECORD_BYTES_MAX, Chunk
 from penstock.spark.placed import CRC, ELSEWHERE, LENGTHS, MAGIC, PlacedRecord
 from penstock.wire import octets
 from penstock.wire.codes import (
@@ -46,7 +48,8 @@ _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 _MAGIC_V1, _MAGIC_V2, _MAGIC_BLANK = MAGIC_V1, MAGIC_V2, MAGIC_BLANK
 _TRANSACTION = SYS_TRANSACTION_MASK
 _PREPARED, _ROLLBACK = SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
-_KNOWN = 256  # topics whose verdict is kept; a power of two
+# Below this there is room for any plain record.
+_CHUNKED_BYTES_MAX = COLUMN_BYTES_MAX - 4 * RECORD_BYTES_MAX
 
 
 class LogFilter(NamedTuple):
@@ -96,14 +99,15 @@ class ColumnBuilder:
             None if topic is None else topic.encode(),
             None if broker is None else broker.encode(),
         )
+        self._chunk: Chunk = Chunk(
+            body=self._batch.needs_body,
+            topic=self._batch.needs_topic,
+            properties=self._batch.needs_properties,
+        )
         self._tags: tuple[bytes, ...] | None = None
-        self._log: LogFilter | None = None
         self._first_ms: int = 0
         self._until_ms: int = 0
         self._check_crc: bool = False
-        self._known: list[bytes | None] = [None] * _KNOWN
-        self._verdicts: bytearray = bytearray(_KNOWN)
-        self._last: int = 0
 
     @property
     def rows(self) -> int:
@@ -128,9 +132,12 @@ class ColumnBuilder:
         and `first` if there was none. Records that come twice or backwards are taken once.
         """
         self._tags = None if tags is None else tuple(tags)
+        self._chunk.ask(None, self._tags)
         self._open(data, begin, end)
         try:
-            return self._walk_answer(begin, end, first, until)
+            why = self._walk_answer(begin, end, first, until)
+            self._flush()
+            return why
         finally:
             self._bind(memoryview(b"\0"))
 
@@ -144,15 +151,16 @@ class ColumnBuilder:
         begin at `begin`. After DONE, `position` is where the next slice's first
         record begins. After BAD, `resume` is known where only the content of the record is wrong.
         """
-        if wanted is not self._log:
-            self._log = wanted
-            self._known = [None] * _KNOWN
         self._tags = None if wanted.tags is None else tuple(wanted.tags)
         self._first_ms, self._until_ms = wanted.first_ms, wanted.until_ms
         self._check_crc = wanted.check_crc
+        self._chunk.ask(wanted.topics, self._tags)
+        self._chunk.ask_log(wanted.first_ms, wanted.until_ms, wanted.check_crc)
         self._open(data, begin, limit)
         try:
-            return self._walk_log(begin, end, limit, log_offset)
+            why = self._walk_log(begin, end, limit, log_offset)
+            self._flush()
+            return why
         finally:
             self._bind(memoryview(b"\0"))
 
@@ -169,12 +177,16 @@ class ColumnBuilder:
     def _bind(self, view: memoryview) -> None:
         self._record.bind(view)
         self._batch.bind(view)
+        self._chunk.bind(view)
 
     def _walk_answer(self, at: int, end: int, first: int, until: int) -> int:
         record = self._record
         why = _DONE
         self.offset = first
         while at < end:
+            at = self._skim_answer(at, end, until)
+            if at >= end:
+                break
             problem = record.place(at, end)
             size = record.size
             if problem != 0:
@@ -202,6 +214,9 @@ class ColumnBuilder:
         record = self._record
         why = _DONE
         while at < end:
+            at = self._skim_log(at, end, limit, log_offset)
+            if at >= end:
+                break
             why = self._place_logged(at, limit, log_offset)
             if why != _DONE:
                 break
@@ -251,32 +266,7 @@ class ColumnBuilder:
         stored_ms = octets.get_i64(record.source, record.store_at)
         if stored_ms < self._first_ms or stored_ms >= self._until_ms:
             return False
-        place = self._last
-        if not self._knows(place):
-            place = octets.mix_hash(record.source, record.topic_at, record.topic_length, 0) & (
-                _KNOWN - 1
-            )
-            if not self._knows(place):
-                self._judge(place)
-            self._last = place
-        return self._verdicts[place] != 0
-
-    def _knows(self, place: int) -> bool:
-        """Whether the verdict there is about the record's topic."""
-        record = self._record
-        known = self._known[place]
-        return (
-            known is not None
-            and len(known) == record.topic_length
-            and octets.matches(record.source, record.topic_at, known)
-        )
-
-    def _judge(self, place: int) -> None:
-        record = self._record
-        topic = record.raw(record.topic_at, record.topic_length)
-        assert self._log is not None
-        self._verdicts[place] = self._log.topics(topic)
-        self._known[place] = topic
+        return self._chunk.wants(record.topic_at, record.topic_length)
 
     def _damage(self, physical_offset: int) -> int:
         """What is wrong inside a record of the log whose lengths are right."""
@@ -294,10 +284,51 @@ class ColumnBuilder:
         self.problem = problem
         return _BAD
 
+    # --- plain records
+
+    def _skim_answer(self, at: int, end: int, until: int) -> int:
+        """Take plain records; where another begins, or one that a full batch has no room for."""
+        chunk = self._chunk
+        while self._allow():
+            chunk.offset = self.offset
+            at = chunk.walk_answer(at, end, until)
+            self.offset = chunk.offset
+            if not chunk.full:
+                break
+            self._flush()
+        return at
+
+    def _skim_log(self, at: int, end: int, limit: int, log_offset: int) -> int:
+        """The same in a log."""
+        chunk = self._chunk
+        while self._allow():
+            at = chunk.walk_log(at, end, limit, log_offset)
+            if not chunk.full:
+                break
+            self._flush()
+        return at
+
+    def _allow(self) -> bool:
+        """Tell the chunk how much room is left; whether there is any."""
+        batch = self._batch
+        rows = self._rows_max - batch.rows
+        weight = min(self._bytes_max, _CHUNKED_BYTES_MAX) - batch.size
+        if rows <= 0 or weight <= 0:
+            return False
+        self._chunk.allow(rows, weight, batch.row_bytes_max)
+        return True
+
+    def _flush(self) -> None:
+        """Make rows of the chunk's records."""
+        if self._chunk.rows > 0:
+            self._batch.add_chunk(self._chunk)
+            self._chunk.clear()
+
     # --- rows
 
     def _add(self) -> int:
         """Take the placed record, if its tag is wanted."""
+        self._flush()
         record = self._record
         batch = self._batch
         if self._is_full(record.size):
@@ -321,6 +352,7 @@ class ColumnBuilder:
 
     def _unwrap(self, at: int, until: int) -> int:
         """Take the messages inside a record that is a batch, from `offset` on; all at once."""
+        self._flush()
         record = self._record
         source, size = record.source, record.size
         if self._is_full(size):

@@ -4,6 +4,7 @@ import itertools
 import logging
 import os
 import re
+from bisect import bisect
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,12 +18,15 @@ from penstock.store.layout import Layout
 from penstock.store.pieces import LogFile, read_piece
 from penstock.store.segment import NAME_DIGITS
 from penstock.wire import octets
+from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 from penstock.wire.record import BLANK_BYTES, BORN_HOST_V6, MAGIC_V1, MAGIC_V2
 
 log = logging.getLogger(__name__)
 
-SLICE_BYTES: Final = 128 * 1024 * 1024
-"""As much as Spark gives a task of a file by default (spark.sql.files.maxPartitionBytes)."""
+TASK_BYTES_MAX: Final = 256 * 1024 * 1024
+"""What a task reads at most; a task costs Spark some 50 ms, and reading this much a second."""
+TASKS_FEW: Final = 64
+"""Up to so many their number is a power of two: mostly as many run at a time, and none the last."""
 SLICE_BYTES_MIN: Final = 1024 * 1024
 CLOCK_MS: Final = 60_000
 """How far store times may run backwards in a log, where a broker's clock was set."""
@@ -66,14 +70,24 @@ class Scan:
     def _chosen(self) -> Callable[[bytes], bool]:
         """Whether a topic is wanted."""
         if self.pattern is not None:
-            pattern = re.compile(self.pattern)
-            return lambda topic: (
-                is_user_topic(topic)
-                and pattern.fullmatch(topic.decode("utf-8", "replace")) is not None
-            )
+            pattern, prefixes = re.compile(self.pattern), prefixes_named(self.pattern)
+
+            def matches(topic: bytes) -> bool:
+                name = topic.decode("utf-8", "replace")
+                may = is_user_topic(topic) or name.startswith(prefixes)
+                return may and pattern.fullmatch(name) is not None
+
+            return matches
         if self.topics is not None:
             return frozenset(name.encode() for name in self.topics).__contains__
         return is_user_topic
+
+
+def prefixes_named(pattern: str) -> tuple[str, ...]:
+    """What names of groups' topics begin with, as far as a pattern asks for those by beginning so:
+    one that does not means topics of applications, as where brokers are read."""
+    known = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
+    return tuple(prefix for prefix in known if pattern.startswith(prefix))
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,32 +101,44 @@ class LogSlice:
     end: int
     following: int | None
     """The log offset at which the next file begins; None where the log may just end."""
+    task: int = 0
+    """Slices with the same number are read by one task."""
 
 
-def plan_scan(
-    path: str, scan: Scan, *, slices_min: int | None = None, slice_bytes: int = SLICE_BYTES
-) -> list[LogSlice]:
+def plan_scan(path: str, scan: Scan, *, tasks_min: int | None = None) -> list[LogSlice]:
     """The slices of the log of a store: its directory, its `commitlog` directory, or one file.
 
-    Raises BadSetting where there is no log, DataLost where files are missing between others.
+    Tasks get equal shares. Raises BadSetting where there is no log, DataLost where files are
+    missing between others.
     """
     files = _used(_files(_local(path)))
     kept = _in_time(files, scan)
     ends = [_data_end(file) for file in kept]
-    if slices_min is not None:
-        slice_bytes = min(slice_bytes, max(sum(ends) // slices_min, SLICE_BYTES_MIN))
+    total = sum(ends)
+    tasks = max(-(-total // TASK_BYTES_MAX), 1)
+    if tasks <= TASKS_FEW:
+        tasks = 1 << (tasks - 1).bit_length()
+    tasks = max(tasks, min(tasks_min or 1, total // SLICE_BYTES_MIN))
     _check_order(files, fail=scan.fail_on_data_loss)
     following: dict[int, int | None] = {
         one.start: other.start for one, other in itertools.pairwise(files)
     }
+    cuts = [total * number // tasks for number in range(1, tasks)]
     slices = []
+    before = 0
     for file, data_end in zip(kept, ends, strict=True):
-        count = max(round(data_end / slice_bytes), 1)
-        edges = [data_end * number // count for number in range(count)] + [file.length]
-        slices += [
-            LogSlice(str(file.path), file.start, begin, end, following.get(file.start))
-            for begin, end in itertools.pairwise(edges)
+        # A file's own edges are near enough to a cut beside them.
+        inside = [
+            cut - before
+            for cut in cuts
+            if SLICE_BYTES_MIN <= cut - before <= data_end - SLICE_BYTES_MIN
         ]
+        for begin, end in itertools.pairwise([0, *inside, file.length]):
+            middle = before + (begin + min(end, data_end)) // 2
+            next_file = following.get(file.start)
+            task = bisect(cuts, middle)
+            slices.append(LogSlice(str(file.path), file.start, begin, end, next_file, task))
+        before += data_end
     return slices
 
 

@@ -24,7 +24,9 @@ from penstock.spark.pipelines.insight_findings import gather
 from penstock.spark.pipelines.insight_lag import LAG_COLUMNS, group_lag, sample_lag
 from penstock.spark.pipelines.insight_report import report
 from penstock.spark.pipelines.insight_sources import Choice, Inputs, open_inputs, wanted_queues
-from penstock.spark.pipelines.running import Job, Option, Pipeline, Table
+from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, stop_signals
+from penstock.spark.pipelines.stopping import Stopped, stoppable
+from penstock.spark.slices import Scan, plan_scan
 from penstock.wire.codes import TOPIC_TRACE
 
 if TYPE_CHECKING:
@@ -44,7 +46,17 @@ _AGO: Final = re.compile(r"\d+\s*(ms|s|m|min|h|d)")
 
 
 def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
-    """The pipeline's function: all is done when it returns."""
+    """The pipeline's function: all is done, or stopped, when it returns."""
+    with stop_signals() as stop:
+        try:
+            with stoppable(spark, stop):
+                _run(spark, job)
+        except Stopped:
+            job.say("stopped; not all tables are of this run, and the next one writes all of them")
+    return []
+
+
+def _run(spark: "SparkSession", job: Job) -> None:
     choice, bucket_ms = _choice(job), _bucket_ms(job)
     now = datetime.now(UTC)
     files = _output(spark, job["output"])
@@ -54,7 +66,7 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
         if _is_live(job):
             notes += _append_lag(spark, files, job, choice, now)
         job.say(f"reading {inputs.origin}")
-        with _read_once(inputs, job) as read:
+        with _read_once(inputs, job, choice) as read:
             about = _about(inputs, choice, read, now)
             for name, frame in _tables(job, inputs, read, bucket_ms).items():
                 frame.coalesce(1).write.mode("overwrite").parquet(files.url(name))
@@ -66,15 +78,21 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     files.write_new(REPORT, page.encode())
     job.say(f"{', '.join(f'{name}: {value}' for name, value in about[2:])}")
     job.say(f"the report is {files.url(REPORT)}")
-    return []
 
 
 def verify(job: Job) -> None:
     """Raise what is wrong with options, servers or topics."""
     choice = _choice(job)
     _bucket_ms(job)
+    if job.trigger.text != PIPELINE.trigger or job.checkpoint is not None:
+        raise BadSetting(
+            "insight has neither --trigger nor --checkpoint",
+            hint="it reads once and ends: let cron start it again",
+        )
     if _is_live(job):
         wanted_queues(job, choice)
+    elif job["log"] is not None:
+        plan_scan(job["log"], Scan(columns=("topic",)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +106,7 @@ class _Read:
 
 
 @contextmanager
-def _read_once(inputs: Inputs, job: Job) -> Iterator[_Read]:
+def _read_once(inputs: Inputs, job: Job, choice: Choice) -> Iterator[_Read]:
     """Messages without bodies, how long they took, dead letters with their causes."""
     from pyspark import StorageLevel
 
@@ -103,11 +121,14 @@ def _read_once(inputs: Inputs, job: Job) -> Iterator[_Read]:
         messages = keep(profiles.essence(inputs.messages))
         took, outcomes, count = profiles.store_latencies(messages), None, 0
         if inputs.traces is not None:
-            records = keep(traces.trace_records(inputs.traces))
+            records = keep(traces.trace_records(inputs.traces, choice.includes))
             count = records.count()
             if count:  # plans of joins take their time, also without rows
                 outcomes = traces.last_outcomes(records)
-                took = keep(took.union(traces.trace_latencies(records, messages)))
+                traced = traces.trace_latencies(records, messages)
+                if choice.names_topics:
+                    traced = traced.where("topic is not null")
+                took = keep(took.union(traced))
         causes = [name.strip() for name in job["causes"].split(",") if name.strip()]
         dead = keep(dead_letters.dead_letters(inputs.dead, outcomes, properties=causes))
         yield _Read(messages, took, dead, count)
@@ -171,7 +192,7 @@ def _append_lag(
 
 def _all_lag(spark: "SparkSession", files: HadoopFiles) -> "DataFrame":
     """The lag of this run and of all before it."""
-    if not any(file.path.endswith(".parquet") for file in files.walk(LAG)):
+    if files.size(LAG) is None:
         return spark.createDataFrame([], LAG_COLUMNS)
     return spark.read.schema(LAG_COLUMNS).parquet(files.url(LAG))
 

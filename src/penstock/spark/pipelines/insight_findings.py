@@ -4,7 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from penstock.spark.pipelines.insight_profiles import MINUTE_MS, time_bucket
+from penstock.spark.pipelines.insight_dead import HOUR_MS
+from penstock.spark.pipelines.insight_profiles import BORN_TO_STORE, MINUTE_MS, time_bucket
+from penstock.spark.pipelines.insight_traces import (
+    HANDLE,
+    SEND,
+    SEND_TO_CONSUME,
+    SEND_TO_DONE,
+    STORE_TO_CONSUME,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -13,6 +21,12 @@ ROWS_MAX: Final = 40
 SERIES_MAX: Final = 8
 """Lines in a plot; what is more is left to the tables."""
 POINTS_MAX: Final = 240
+STAGES: Final = (BORN_TO_STORE, SEND, STORE_TO_CONSUME, HANDLE, SEND_TO_CONSUME, SEND_TO_DONE)
+"""In the order of a message's way."""
+STAGE_ROWS_MAX: Final = ROWS_MAX // len(STAGES)
+KEYS_MAX: Final = 5
+"""Of a topic; what follows is hardly hot."""
+_DAY_MS: Final = 24 * HOUR_MS
 Row = Mapping[str, Any]
 
 
@@ -32,6 +46,7 @@ class Findings:
     notes: tuple[str, ...] = ()
     bucket_ms: int = MINUTE_MS
     """Of the times in the plots: at least that of the tables."""
+    dead_bucket_ms: int = HOUR_MS
     sizes: Listing = Listing()
     rates: Listing = Listing()
     queues: Listing = Listing()
@@ -57,20 +72,21 @@ def gather(
     span_ms = _span_ms(sizes.rows)
     coarse_ms = coarser(bucket_ms, span_ms)
     busiest = [row["topic"] for row in sizes.rows[:SERIES_MAX]]
-    latencies = tables["latencies"]
+    dead_ms = _dead_bucket_ms(tables["dead_letter_counts"])
     return Findings(
         about=tuple(about),
         notes=tuple(notes),
         bucket_ms=coarse_ms,
+        dead_bucket_ms=dead_ms,
         sizes=sizes,
         rates=_rates(tables["rates"].where(f.col("topic").isin(busiest)), coarse_ms),
         queues=_queues(tables["queues"]),
         skew=listing(tables["key_skew"].where("skew is not null")),
-        keys=listing(tables["hot_keys"].orderBy(f.desc("share"), "topic", "rank")),
-        latencies=listing(latencies.orderBy("stage", f.desc("p95_ms"))),
+        keys=_keys(tables["hot_keys"]),
+        latencies=_latencies(tables["latencies"]),
         latency_times=_worst(tables["latency_times"], coarse_ms),
         dead=_dead(tables["dead_letter_counts"]),
-        dead_times=_dead_times(tables["dead_letter_counts"]),
+        dead_times=_dead_times(tables["dead_letter_counts"], dead_ms),
         samples=listing(tables["dead_letter_samples"].orderBy("rank", "group", "cause")),
         lag=_lag_now(tables["group_lag"]),
         lag_times=_lag_times(tables["group_lag"]),
@@ -127,19 +143,44 @@ def _queues(queues: "DataFrame") -> Listing:
             f.count_if(f.col("messages") == 0).alias("empty"),
             f.min("load").alias("least"),
             f.max("load").alias("most"),
-            f.max_by(f.concat_ws(" ", "broker", "queue_id"), "load").alias("fullest"),
+            f.min_by(
+                f.concat_ws(" ", "broker", "queue_id"),
+                f.struct(-f.col("load"), "broker", "queue_id"),
+            ).alias("fullest"),
         )
         .where("messages > 0")
         .orderBy(f.desc("most"), "topic")
     )
 
 
+def _keys(keys: "DataFrame") -> Listing:
+    """The first of each topic. A share alone makes no key hot: one of a single message has all."""
+    from pyspark.sql import functions as f
+
+    first = keys.where(f.col("rank") <= KEYS_MAX).orderBy(f.desc("messages"), "topic", "rank")
+    return Listing(listing(first).rows, keys.count())
+
+
+def _latencies(latencies: "DataFrame") -> Listing:
+    """The slowest of each stage: many topics in one do not push out the others."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    slowest = Window.partitionBy("stage").orderBy(f.desc("p95_ms"), "topic", "group")
+    place = f.array_position(f.array(*(f.lit(stage) for stage in STAGES)), f.col("stage"))
+    first = latencies.withColumn("rank", f.row_number().over(slowest)).where(
+        f.col("rank") <= STAGE_ROWS_MAX
+    )
+    return Listing(listing(first.orderBy(place, "rank")).rows, latencies.count())
+
+
 def _worst(times: "DataFrame", bucket_ms: int) -> Listing:
+    """By time and stage; clients' clocks say when, so there may be more times than are shown."""
     from pyspark.sql import functions as f
 
     grouped = times.groupBy("stage", time_bucket("time", bucket_ms).alias("time"))
     return listing(
-        grouped.agg(f.max("p95_ms").alias("p95_ms")).orderBy("stage", "time"),
+        grouped.agg(f.max("p95_ms").alias("p95_ms")).orderBy(f.desc("time"), "stage"),
         SERIES_MAX * (POINTS_MAX + 1),
     )
 
@@ -159,18 +200,30 @@ def _dead(counts: "DataFrame") -> Listing:
     )
 
 
-def _dead_times(counts: "DataFrame") -> Listing:
-    """By hour and cause: the most frequent causes, newest hours."""
+def _dead_bucket_ms(counts: "DataFrame") -> int:
+    """An hour, or as many of them as bars have room for: parts of a day, or whole days."""
+    from pyspark.sql import functions as f
+
+    first_ms, last_ms = counts.agg(
+        f.unix_millis(f.min("time")), f.unix_millis(f.max("time"))
+    ).collect()[0]
+    least_ms = coarser(HOUR_MS, 2 * ((last_ms or 0) - (first_ms or 0)))
+    parts = (hours * HOUR_MS for hours in (1, 2, 3, 6, 12))
+    return next((ms for ms in parts if ms >= least_ms), -(-least_ms // _DAY_MS) * _DAY_MS)
+
+
+def _dead_times(counts: "DataFrame", bucket_ms: int) -> Listing:
+    """By time and cause: the most frequent causes."""
     from pyspark.sql import functions as f
 
     causes = counts.groupBy("cause").agg(f.sum("messages").alias("all"))
     most = [row.cause for row in causes.orderBy(f.desc("all"), "cause").limit(SERIES_MAX).collect()]
     return listing(
         counts.where(f.col("cause").isin(most))
-        .groupBy("time", "cause")
+        .groupBy(time_bucket("time", bucket_ms).alias("time"), "cause")
         .agg(f.sum("messages").alias("messages"))
         .orderBy(f.desc("time"), "cause"),
-        SERIES_MAX * POINTS_MAX,
+        SERIES_MAX * (POINTS_MAX + 1),
     )
 
 

@@ -29,8 +29,8 @@ _INK: Final = "#010203"
 """Stands for the colour of the text until the SVG is made."""
 _LABEL_CHARS_MAX: Final = 36
 _WIDTH: Final = 9.0
-_BAR: Final = timedelta(minutes=55)
-"""Of an hour: neighbours do not touch."""
+_ALONE: Final = 5
+"""So many steps of time are shown on both sides of a single point."""
 _STYLE: Final[dict[Any, Any]] = {
     "svg.fonttype": "none", "svg.hashsalt": "penstock", "text.parse_math": False,
     "text.color": _INK, "axes.edgecolor": _INK, "axes.labelcolor": _INK, "xtick.color": _INK,
@@ -43,6 +43,7 @@ _DROPPED: Final = re.compile(
     r"<\?xml.*?\?>|<!DOCTYPE.*?>|<metadata>.*?</metadata>|<style.*?</style>|<!--.*?-->", re.S
 )
 _ID: Final = re.compile(r'(\bid="|url\(#|href="#)')
+_BREAK: Final = re.compile(r"\s+")
 _HIDDEN: Final = re.compile(
     r"[\x00-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
@@ -51,7 +52,7 @@ _HIDDEN: Final = re.compile(
 
 def plain(text: object, chars_max: int = _LABEL_CHARS_MAX) -> str:
     """A value from a message as one short line that can be shown."""
-    line = _HIDDEN.sub("\N{REPLACEMENT CHARACTER}", str(text))
+    line = _HIDDEN.sub("\N{REPLACEMENT CHARACTER}", _BREAK.sub(" ", str(text)))
     return line if len(line) <= chars_max else line[: chars_max - 1] + "…"
 
 
@@ -81,17 +82,24 @@ def figure(draw: "Callable[[Figure], None]", *, height: float = 3.2) -> "Iterato
 
 
 def draw_rates(findings: Findings) -> "Callable[[Figure], None]":
-    """Messages per minute over time, a line for each topic."""
+    """Messages and bytes per minute over time, a line for each topic."""
     step = findings.bucket_ms
+    every = findings.rates.rows
+    has_bytes = any(row["bytes_per_minute"] is not None for row in every)
 
     def draw(made: "Figure") -> None:
-        axes = made.subplots()
-        for color, (topic, rows) in _series(findings.rates.rows, "topic"):
-            times, values = _without_gaps(rows, "per_minute", step)
-            _line(axes, times, values, color, topic)
-        axes.set_ylabel("messages per minute")
-        _from_zero(axes)
-        _finish(axes)
+        panels = {"per_minute": "messages per minute"}
+        if has_bytes:
+            panels["bytes_per_minute"] = "KiB per minute"
+        grid = made.subplots(len(panels), squeeze=False)
+        for axes, (column, label) in zip(grid[:, 0], panels.items(), strict=True):
+            unit = 1024 if column == "bytes_per_minute" else 1
+            for color, (topic, rows) in _series(every, "topic"):
+                times, values = _without_gaps(rows, column, step)
+                _line(axes, times, [(value or 0) / unit for value in values], color, topic)
+            axes.set_ylabel(label)
+            _from_zero(axes)
+            _finish(axes, every, step, legend=column == "per_minute")
 
     return draw
 
@@ -172,13 +180,14 @@ def draw_latencies(findings: Findings) -> "Callable[[Figure], None]":
         axes.set_ylim(*_decades(every))
         _plain_numbers(axes.yaxis)
         axes.set_ylabel("milliseconds, p95")
-        _finish(axes)
+        _finish(axes, findings.latency_times.rows, findings.bucket_ms)
 
     return draw
 
 
 def draw_dead(findings: Findings) -> "Callable[[Figure], None]":
-    """Dead letters by hour, causes upon each other."""
+    """Dead letters over time, causes upon each other."""
+    step = findings.dead_bucket_ms
 
     def draw(made: "Figure") -> None:
         from matplotlib.ticker import MaxNLocator
@@ -187,7 +196,7 @@ def draw_dead(findings: Findings) -> "Callable[[Figure], None]":
         heights: dict[int, float] = {}
         for color, (cause, rows) in _series(findings.dead_times.rows, "cause"):
             places: Any = [_time(row["time"]) for row in rows]
-            width: Any = _BAR
+            width: Any = timedelta(milliseconds=0.9 * step)  # neighbours do not touch
             below = [heights.get(row["time"], 0) for row in rows]
             values = [row["messages"] for row in rows]
             axes.bar(
@@ -195,11 +204,9 @@ def draw_dead(findings: Findings) -> "Callable[[Figure], None]":
             )  # fmt: skip
             for row in rows:
                 heights[row["time"]] = heights.get(row["time"], 0) + row["messages"]
-        ends: Any = (_time(min(heights)) - 6 * _BAR, _time(max(heights)) + 6 * _BAR)
-        axes.set_xlim(*ends)
-        axes.set_ylabel("dead letters per hour")
+        axes.set_ylabel(f"dead letters in {span_text(step)}")
         axes.yaxis.set_major_locator(MaxNLocator(integer=True))
-        _finish(axes)
+        _finish(axes, findings.dead_times.rows, step)
 
     return draw
 
@@ -214,7 +221,7 @@ def draw_lag(findings: Findings) -> "Callable[[Figure], None]":
             _line(axes, [_time(row["time"]) for row in rows], values, color, group)
         axes.set_ylabel("messages behind")
         _from_zero(axes)
-        _finish(axes)
+        _finish(axes, findings.lag_times.rows, findings.bucket_ms)
 
     return draw
 
@@ -242,7 +249,7 @@ def _line(
 
 
 def _names_on_y(axes: "Axes", names: Sequence[object]) -> None:
-    axes.set_yticks(range(len(names)), [_shown(name) for name in names])
+    axes.set_yticks(range(len(names)), [plain(name) for name in names])
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.grid(visible=False, axis="y")
 
@@ -262,18 +269,25 @@ def _plain_numbers(axis: "Axis") -> None:
 
 
 def _from_zero(axes: "Axes") -> None:
-    axes.set_ylim(0, max(axes.get_ylim()[1], 1))
+    axes.set_ylim(-0.01 * max(axes.get_ylim()[1], 1), max(axes.get_ylim()[1], 1))
+    axes.yaxis.set_major_formatter("{x:,.10g}")
 
 
-def _finish(axes: "Axes") -> None:
+def _finish(axes: "Axes", rows: Sequence[Row], step: int, *, legend: bool = True) -> None:
+    """An axis of time that is as long as the rows; left alone, one point has years around it."""
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
+    first, last = min(row["time"] for row in rows), max(row["time"] for row in rows)
+    beside = max(step, (last - first) // 40) if last > first else _ALONE * step
+    ends: Any = (_time(first - beside), _time(last + beside + step))
+    axes.set_xlim(*ends)
     locator = AutoDateLocator(tz=UTC)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_locator(locator)
     labels = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
     axes.xaxis.set_major_formatter(labels)
     axes.set_xlabel("time (UTC)")
-    _legend(axes)
+    if legend:
+        _legend(axes)
 
 
 def _legend(axes: "Axes") -> None:
@@ -281,8 +295,17 @@ def _legend(axes: "Axes") -> None:
 
 
 def _shown(name: object) -> str:
-    """Labels that begin with an underscore would be left out."""
-    return "\N{ZERO WIDTH SPACE}" + plain(name)
+    """A label; one that begins with an underscore would be left out."""
+    text = plain(name)
+    return "\N{ZERO WIDTH SPACE}" + text if text.startswith("_") else text
+
+
+def span_text(ms: int) -> str:
+    """A length of time by its largest unit."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms >= size:
+            return f"{ms / size:,.1f}".removesuffix(".0") + f" {unit}"
+    return f"{ms} ms"
 
 
 def _time(ms: int) -> datetime:

@@ -124,7 +124,7 @@ def key_skew(messages: "DataFrame") -> "DataFrame":
         .groupBy("topic")
         .agg(
             f.count(f.lit(1)).alias("keys"),
-            f.max_by("key", "messages").alias("hottest"),
+            f.min_by("key", f.struct(-f.col("messages"), "key")).alias("hottest"),
             f.max("messages").alias("hottest_messages"),
             (f.max("messages") / f.avg("messages")).alias("skew"),
         )

@@ -3,17 +3,19 @@
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from penstock.client.admin_topics import kind_of
 from penstock.client.admin_values import TopicKind
 from penstock.errors import BadSetting, NoRoute
+from penstock.spark.control import TOPIC as CONTROL_TOPIC
 from penstock.spark.pipelines.insight_dead import DEAD_COLUMNS
 from penstock.spark.pipelines.insight_profiles import MESSAGE_COLUMNS
 from penstock.spark.pipelines.insight_traces import TRACE_COLUMNS
+from penstock.spark.pipelines.lake_rows import lake_rows
 from penstock.spark.pipelines.running import Job
 from penstock.spark.schema import FIELDS, spark_schema
+from penstock.spark.slices import prefixes_named
 from penstock.wire.codes import DLQ_TOPIC_PREFIX
 
 if TYPE_CHECKING:
@@ -36,13 +38,24 @@ class Choice:
     since_ms: int | None
     until_ms: int | None
 
+    @property
+    def names_topics(self) -> bool:
+        """Whether it is said which topics are looked at."""
+        return bool(self.topics) or self.pattern is not None
+
+    @property
+    def machinery(self) -> tuple[str, ...]:
+        """Topics that no pattern means, though their names are like those of others."""
+        return (CONTROL_TOPIC, *([] if self.trace_topic is None else [self.trace_topic]))
+
     def includes(self, topic: str) -> bool:
-        """Whether messages of this topic are looked at; a pattern means topics of applications."""
+        """Whether messages of this topic are looked at; a pattern means topics of applications,
+        and those of groups if it begins as their names do."""
         if self.topics:
             return topic in self.topics
-        if kind_of(topic) is not TopicKind.NORMAL or topic == self.trace_topic:
-            return False
-        return re.fullmatch(self.pattern or ALL, topic) is not None
+        pattern = self.pattern or ALL
+        may = kind_of(topic) is TopicKind.NORMAL or topic.startswith(prefixes_named(pattern))
+        return may and topic not in self.machinery and re.fullmatch(pattern, topic) is not None
 
     def includes_dead(self, topic: str) -> bool:
         """Whether it is a topic of dead letters that are looked at."""
@@ -111,36 +124,27 @@ def _of_brokers(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
 
 
 def _of_log(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
-    path = job["log"]
-    dead = _dead_in_store(path, choice)
-    notes = []
-    if not dead:
-        notes.append("No dead letters were looked for in the log: --groups names groups.")
-    log = {"mode": "log", "path": path}
-    pattern = None if choice.topics else choice.pattern or ALL
+    from pyspark.sql import functions as f
+
+    def read(topics: Sequence[str], pattern: str, columns: Sequence[str]) -> "DataFrame":
+        return _read(
+            spark, job, choice, ",".join(topics), columns, pattern=None if topics else pattern,
+            mode="log", path=job["log"],
+        )  # fmt: skip
+
+    messages = read(choice.topics, choice.pattern or ALL, MESSAGE_COLUMNS)
+    if not choice.topics:
+        messages = messages.where(~f.col("topic").isin(*choice.machinery))
+    traces = None
+    if choice.trace_topic is not None:
+        traces = read([choice.trace_topic], ALL, TRACE_COLUMNS)
+    groups = [DLQ_TOPIC_PREFIX + group for group in choice.groups]
     return Inputs(
-        origin=f"log files in {path}",
-        messages=_read(
-            spark, job, choice, ",".join(choice.topics), MESSAGE_COLUMNS, pattern=pattern, **log
-        ),
-        dead=_read(spark, job, choice, ",".join(dead), DEAD_COLUMNS, **log),
-        traces=None
-        if choice.trace_topic is None
-        else _read(spark, job, choice, choice.trace_topic, TRACE_COLUMNS, **log),
-        notes=tuple(notes),
+        origin=f"log files in {job['log']}",
+        messages=messages,
+        dead=read(groups, f"{DLQ_TOPIC_PREFIX}{ALL}", DEAD_COLUMNS),
+        traces=traces,
     )
-
-
-def _dead_in_store(path: str, choice: Choice) -> list[str]:
-    """Topics of dead letters: a log is read by names, which stand beside it in the store."""
-    if choice.groups:
-        return [DLQ_TOPIC_PREFIX + group for group in choice.groups]
-    for store in (Path(path), Path(path).parent):
-        queues = store / "consumequeue"
-        if queues.is_dir():
-            names = (each.name for each in queues.iterdir())
-            return sorted(name for name in names if choice.includes_dead(name))
-    return []
 
 
 def _read(
@@ -163,21 +167,15 @@ def _read(
 def _of_lake(spark: "SparkSession", lake: str, choice: Choice) -> Inputs:
     """Dead letters and traces are in a lake if it was written from their topics too."""
     from pyspark.sql import functions as f
-    from pyspark.sql import types
 
-    path = f"{lake.rstrip('/')}/data"
-    found = spark.read.parquet(path).schema
+    found = lake_rows(spark, lake)
     for name in _LAKE_NEEDED:
-        if name not in found.names:
+        if name not in found.columns:
             raise BadSetting(
-                f"{path} has no column {name!r}", hint="name a lake that pipeline `lake` writes"
+                f"the lake {lake} has no column {name!r}",
+                hint="name a lake that pipeline `lake` writes",
             )
-    # A topic called 007 is no number, whatever Spark guesses from the names of directories.
-    fields = [
-        types.StructField("topic", types.StringType()) if each.name == "topic" else each
-        for each in found.fields
-    ]
-    rows = _within(spark.read.schema(types.StructType(fields)).parquet(path), choice)
+    rows = _within(found, choice)
     topics = [row.topic for row in rows.select("topic").distinct().collect()]
     missing = [name for name in choice.topics if name not in topics]
     notes = [f"The lake has no messages of {name} in this time." for name in missing]

@@ -3,7 +3,7 @@
 Records are read by the client's own decoder, batch by batch: the format is known in one place.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
@@ -41,9 +41,23 @@ _LONG_MAX: Final = 2**62
 _INT_MAX: Final = 2**31
 
 
-def trace_records(messages: "DataFrame") -> "DataFrame":
-    """A row for each record in messages of a trace topic; what is no record is passed over."""
-    return messages.select("body").mapInArrow(_decode, _RECORDS)
+def trace_records(
+    messages: "DataFrame", wanted: Callable[[str], bool] | None = None
+) -> "DataFrame":
+    """A row for each record in messages of a trace topic; what is no record is passed over, and
+    what names a topic that is not `wanted`. Records of consumers name none."""
+
+    def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            rows = [
+                _row(record)
+                for body in batch.column(0)
+                for record in decode_traces(body.as_buffer().to_pybytes())
+                if wanted is None or record.topic is None or wanted(record.topic)
+            ]
+            yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
+
+    return messages.select("body").mapInArrow(decode, _RECORDS)
 
 
 def trace_latencies(records: "DataFrame", messages: "DataFrame | None" = None) -> "DataFrame":
@@ -161,16 +175,6 @@ def _stage(
         f.timestamp_millis(time_ms).alias("time"),
         took_ms.cast("bigint").alias("took_ms"),
     )
-
-
-def _decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        rows = [
-            _row(record)
-            for body in batch.column(0)
-            for record in decode_traces(body.as_buffer().to_pybytes())
-        ]
-        yield pa.RecordBatch.from_pylist(rows, schema=_ARROW)
 
 
 def _row(record: TraceRecord) -> dict[str, object]:

@@ -16,12 +16,20 @@ from penstock import Admin
 from penstock.errors import BadSetting, PipelineFailed
 from penstock.spark.options import CONNECTION_OPTIONS, Connection, Given
 from penstock.spark.pipelines import replay_options as options
-from penstock.spark.pipelines.files import HadoopFiles
+from penstock.spark.pipelines.lake_rows import lake_rows
 from penstock.spark.pipelines.replay_pace import PACES, SLICE_ROWS, STEP_MS, Pace, time_text
-from penstock.spark.pipelines.replay_rows import TIMES, Selection, outgoing, survey
+from penstock.spark.pipelines.replay_rows import (
+    TIMES,
+    Selection,
+    first_rows,
+    outgoing,
+    survey,
+)
 from penstock.spark.pipelines.replay_run import Plan, Run
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, stop_signals
+from penstock.spark.pipelines.stopping import Stopped, stoppable
 from penstock.spark.sink_options import SinkOptions
+from penstock.spark.slices import Scan, plan_scan
 from penstock.spark.source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -57,10 +65,15 @@ def replay(
         rows.sparkSession, directory, run, pace or Pace(), sink, deliver=deliver, about=about,
         say=say or (lambda line: None),
     )  # fmt: skip
-    plan = made.plan() or made.stage(
-        outgoing(rows, run=run, target=target, by=by),
-        lambda plan: check_routes(plan.routes, same_topic=same_topic),
-    )
+    stop = stop or threading.Event()
+    try:
+        plan = made.plan() or made.stage(
+            outgoing(rows, run=run, target=target, by=by),
+            lambda plan: check_routes(plan.routes, same_topic=same_topic),
+            stop,
+        )
+    except Stopped:
+        return False
     if plan is None:
         raise PipelineFailed("there are no rows to send", hint="choose others")
     return made.send(plan, stop)
@@ -83,38 +96,50 @@ def check_routes(routes: list[tuple[str, str]], *, same_topic: bool) -> None:
 def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     """The pipeline's function: all is done, or stopped, when it returns."""
     chosen = options.selection(job)
-    if job["dry_run"]:
-        _show(spark, job, chosen)
-        return []
+    with stop_signals() as stop:
+        try:
+            if job["dry_run"]:
+                with stoppable(spark, stop):
+                    _show(spark, job, chosen)
+            else:
+                _replay(spark, job, chosen, stop)
+        except Stopped:
+            job.say("stopped before the messages were chosen; nothing was sent")
+    return []
+
+
+def _replay(spark: "SparkSession", job: Job, chosen: Selection, stop: threading.Event) -> None:
     run = job["run"] or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     made = Run(
         spark, options.directory(job, run), run, options.pace_of(job), options.sink_options(job),
         deliver=job["deliver"], about=options.about(job), say=job.say,
     )  # fmt: skip
-    with stop_signals() as stop:
-        plan = made.plan()
-        if plan is None:
-            job.say(f"run {run}: choosing messages")
-            plan = _staged(spark, job, made, chosen)
-        job.say(f"run {run}: {plan.rows:,} messages in {len(plan.slices):,} slices, {made.pace}")
-        if made.send(plan, stop):
-            job.say(f"run {run}: all {plan.rows:,} messages are sent")
-            return []
-    job.say(f"run {run} is stopped; the same with --run {run} goes on")
-    return []
+    plan = made.plan()
+    if plan is None:
+        job.say(f"run {run}: choosing messages")
+        plan = _staged(spark, job, made, chosen, stop)
+    slices = "1 slice" if len(plan.slices) == 1 else f"{len(plan.slices):,} slices"
+    job.say(f"run {run}: {plan.rows:,} messages in {slices}, {made.pace}")
+    if made.send(plan, stop):
+        job.say(f"run {run}: all {plan.rows:,} messages are sent")
+    else:
+        job.say(f"run {run} is stopped; the same with --run {run} goes on")
 
 
-def _staged(spark: "SparkSession", job: Job, made: Run, chosen: Selection) -> Plan:
-    rows = outgoing(
-        chosen.of(source(spark, job, chosen)),
-        run=made.name, target=job["target"], by=chosen.by, limit=job["limit"],
-    )  # fmt: skip
+def _staged(
+    spark: "SparkSession", job: Job, made: Run, chosen: Selection, stop: threading.Event
+) -> Plan:
+    with stoppable(spark, stop):  # finding out the columns of a lake is a job
+        rows = outgoing(
+            chosen.of(source(spark, job, chosen)),
+            run=made.name, target=job["target"], by=chosen.by, limit=job["limit"],
+        )  # fmt: skip
 
     def check(plan: Plan) -> None:
         check_routes(plan.routes, same_topic=job["same_topic"])
         _check_targets(job, {target for _, target in plan.routes})
 
-    plan = made.stage(rows, check)
+    plan = made.stage(rows, check, stop)
     if plan is None:
         raise _nothing(spark, job, chosen)
     return plan
@@ -123,26 +148,8 @@ def _staged(spark: "SparkSession", job: Job, made: Run, chosen: Selection) -> Pl
 def source(spark: "SparkSession", job: Job, chosen: Selection) -> "DataFrame":
     """The rows to choose from, narrowed where the source can do that."""
     if job["lake"] is not None:
-        return _lake(spark, job["lake"])
+        return lake_rows(spark, job["lake"])
     return spark.read.format("penstock").options(**options.source_options(job, chosen)).load()
-
-
-def _lake(spark: "SparkSession", lake: str) -> "DataFrame":
-    from pyspark.sql.types import StringType, StructField, StructType
-
-    files = HadoopFiles(spark, lake)
-    if files.size("data") is None:
-        raise BadSetting(
-            f"{lake} is no lake: it has no directory data", hint="give what --lake was of `lake`"
-        )
-    url = files.url("data")
-    # Columns may have been added later. Names of topics are text, digits or not.
-    found = spark.read.option("mergeSchema", "true").parquet(url).schema
-    fields = [
-        StructField(each.name, StringType() if each.name == "topic" else each.dataType)
-        for each in found.fields
-    ]
-    return spark.read.schema(StructType(fields)).parquet(url)
 
 
 def _nothing(spark: "SparkSession", job: Job, chosen: Selection) -> PipelineFailed:
@@ -163,8 +170,7 @@ def _show(spark: "SparkSession", job: Job, chosen: Selection) -> None:
     """The dry run."""
     rows = chosen.of(source(spark, job, chosen))
     if job["limit"] is not None:
-        order = [name for name in (chosen.time, "queue_offset") if name in rows.columns]
-        rows = rows.orderBy(*order).limit(job["limit"])
+        rows = first_rows(rows, job["limit"], by=chosen.by)
     found = survey(rows, chosen.by)
     if found is None:
         raise _nothing(spark, job, chosen)
@@ -223,7 +229,11 @@ def _check_source(job: Job, chosen: Selection) -> None:
             hint="give --lake, --log, or --topics to read those from their brokers",
         )
     SourceOptions.of(options.source_options(job, chosen))
-    if job["log"] is None:
+    if job["run"] is not None:  # one that goes on has its messages, whatever became of the source
+        return
+    if job["log"] is not None:
+        plan_scan(job["log"], Scan(columns=("topic",)))
+    else:
         job.queues(subscribe=",".join(chosen.topics))
 
 

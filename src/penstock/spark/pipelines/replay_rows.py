@@ -35,6 +35,7 @@ SENT: Final = ("topic", "body", "tags", "keys", "properties", "flag")
 _QUEUE: Final = ("broker", "queue_id", "queue_offset")
 _DAY_US: Final = 86_400_000_000
 GROUPS_MAX: Final = 40
+LIMIT_IN_MEMORY: Final = 100_000
 SAMPLES: Final = 5
 _BODY_CHARS: Final = 60
 
@@ -115,26 +116,58 @@ def outgoing(
 ) -> "DataFrame":
     """What is sent for these rows, marked, in columns of the sink and with `ORDER`; `target` None
     sends each row to its own topic. Delays that were over are not repeated."""
-    from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     columns = set(rows.columns)
-    is_placed = columns.issuperset(_QUEUE)
-    place = f.col("queue_offset") if is_placed else f.lit(0).cast("bigint")
-    key = f.concat_ws("|", "topic", "broker", "queue_id") if is_placed else f.lit(None)
-    made = rows.select(
+    made = _placed(rows, by).select(
         f.lit(target).alias("topic") if target is not None else f.col("topic"),
         f.col("topic").alias(ORIGIN),
         *(name for name in SENT if name in columns - {"topic", "properties"}),
         _properties(columns, run).alias("properties"),
-        key.cast("string").alias("queue_key"),
-        place.alias(PLACE),
-        f.col(TIMES[by]).alias(TIME),
+        *ORDER,
     )
-    if is_placed:
-        so_far = Window.partitionBy("queue_key").orderBy(PLACE)
-        made = made.withColumn(TIME, f.max(TIME).over(so_far))
-    return made.orderBy(*ORDER) if limit is None else made.orderBy(*ORDER).limit(limit)
+    return made.orderBy(*ORDER) if limit is None else _first(made, limit)
+
+
+def first_rows(rows: "DataFrame", limit: int, *, by: str = "store") -> "DataFrame":
+    """Those that `outgoing` sends with the same limit, as they are."""
+    return _first(_placed(rows, by), limit).select(*rows.columns)
+
+
+def _first(placed: "DataFrame", limit: int) -> "DataFrame":
+    """Spark holds as many as a limit in memory. Numbering them takes disk instead, and one task."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    if limit <= LIMIT_IN_MEMORY:
+        return placed.orderBy(*ORDER).limit(limit)
+    number = f.row_number().over(Window.orderBy(*ORDER))
+    numbered = placed.withColumn("replay_number", number).where(f.col("replay_number") <= limit)
+    return numbered.drop("replay_number").orderBy(*ORDER)
+
+
+def _placed(rows: "DataFrame", by: str) -> "DataFrame":
+    """The rows with the columns of `ORDER`."""
+    from pyspark.sql import Window
+    from pyspark.sql import functions as f
+
+    is_placed = set(rows.columns).issuperset(_QUEUE)
+    place = f.col("queue_offset") if is_placed else f.lit(0).cast("bigint")
+    key = f.concat_ws("|", "topic", "broker", "queue_id") if is_placed else f.lit(None)
+    made = rows.withColumns({"queue_key": key.cast("string"), PLACE: place, TIME: f.col(TIMES[by])})
+    if not is_placed:
+        return made
+    so_far = Window.partitionBy("queue_key").orderBy(PLACE)
+    return made.withColumn(TIME, f.max(TIME).over(so_far))
+
+
+def check_times(missing: int) -> None:
+    """Raise BadSetting for rows whose place in time nobody knows."""
+    if missing:
+        raise BadSetting(
+            f"{missing:,} of the rows have no time to be sent by",
+            hint="leave them out by a condition: store_timestamp IS NOT NULL",
+        )
 
 
 def _properties(columns: set[str], run: str) -> "Column":
@@ -217,16 +250,18 @@ def survey(rows: "DataFrame", by: str = "store") -> Survey | None:
             f.sum(f.octet_length("body")).alias("bytes"),
             f.unix_millis(f.min(time)).alias("first"),
             f.unix_millis(f.max(time)).alias("last"),
+            f.count_if(f.col(time).isNull()).alias("timeless"),
         )
         .persist()
     )
     try:
         whole = grouped.agg(
             f.sum("rows"), f.sum("bytes"), f.min("first"), f.max("last"), f.count(f.lit(1)),
-            f.sort_array(f.collect_set("topic")),
+            f.sort_array(f.collect_set("topic")), f.sum("timeless"),
         ).first()  # fmt: skip
         if whole is None or not whole[0]:
             return None
+        check_times(whole[6])
         largest = grouped.orderBy(f.desc("rows"), "topic", "date", "tags").limit(GROUPS_MAX)
         groups = sorted(largest.collect(), key=lambda row: (row["topic"], row["date"]))
     finally:

@@ -26,7 +26,8 @@ import msgspec
 from penstock.errors import BadSetting, PipelineFailed
 from penstock.spark.pipelines.files import Files, HadoopFiles
 from penstock.spark.pipelines.replay_pace import SLICES_MAX, Pace, Pacer, Slice, time_text
-from penstock.spark.pipelines.replay_rows import ORDER, ORIGIN, PLACE, TIME, moment
+from penstock.spark.pipelines.replay_rows import ORDER, ORIGIN, PLACE, TIME, check_times, moment
+from penstock.spark.pipelines.stopping import stoppable
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, Row, SparkSession
@@ -162,19 +163,19 @@ class Run:
         return self.book.plan(self.about)
 
     def stage(
-        self, rows: "DataFrame", check: Callable[[Plan], object] | None = None
+        self, rows: "DataFrame", check: Callable[[Plan], object], stop: threading.Event
     ) -> Plan | None:
         """Fix what is sent: rows as `replay_rows.outgoing` makes them. `check` may refuse it; None
-        if there are no rows."""
+        if there are no rows. Raises Stopped if `stop` is set meanwhile."""
         token = secrets.token_hex(8)
         staged = f"{ROWS}/{token}"
         try:
-            writer = rows.write.option("maxRecordsPerFile", self.pace.rows_max)
-            writer.parquet(self.files.url(staged))
-            plan = self._planned(token)
+            with stoppable(self.spark, stop):
+                writer = rows.write.option("maxRecordsPerFile", self.pace.rows_max)
+                writer.parquet(self.files.url(staged))
+                plan = self._planned(token)
             if plan is not None:
-                if check is not None:
-                    check(plan)
+                check(plan)
                 self.book.keep(plan)
                 return plan
         except BaseException:
@@ -187,7 +188,10 @@ class Run:
         from pyspark.sql import functions as f
 
         staged = self.spark.read.parquet(self.files.url(f"{ROWS}/{token}"))
-        origin_ms = staged.agg(f.unix_millis(f.min(TIME))).collect()[0][0]
+        origin_ms, timeless = staged.agg(
+            f.unix_millis(f.min(TIME)), f.count_if(f.col(TIME).isNull())
+        ).collect()[0]
+        check_times(timeless)
         if origin_ms is None:
             return None
         window_ms, ms = self.pace.window_ms, f.unix_millis(TIME)
