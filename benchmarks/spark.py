@@ -98,6 +98,7 @@ class Bench:
         """Counts by second and tag: what is open is state in RocksDB, with a changelog."""
         rows = self.spark.readStream.format("penstock").options(
             nameserver=self.up.address, subscribe=TOPIC, columns="store_timestamp,tags",
+            startingOffsets="earliest",
             maxOffsetsPerTrigger=str(max(ROWS // 5, 1)),
         )  # fmt: skip
         late = rows.load().withWatermark("store_timestamp", "1 minute")

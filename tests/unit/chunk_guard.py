@@ -5,7 +5,7 @@ import mmap
 import random
 
 from penstock.spark.columns import DONE, ColumnBuilder, LogFilter
-from penstock.spark.schema import FIELDS
+from penstock.spark.schema import FIELDS, stored_columns
 from tests.unit.consumer_kit import record
 from tests.unit.test_spark_columns import log_of
 
@@ -40,7 +40,7 @@ def some_log(chance: random.Random) -> bytearray:
 def main() -> None:
     whole, room = guarded()
     chance = random.Random(7)
-    builder = ColumnBuilder(tuple(FIELDS))
+    builder = ColumnBuilder(stored_columns(list(FIELDS)))
     for turn in range(400):
         log = some_log(chance)
         data, end = room[ROOM - len(log) :], len(log)

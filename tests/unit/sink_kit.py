@@ -3,9 +3,10 @@
 from typing import Any
 
 from penstock.client.message import Message
-from penstock.spark.control import GROUP_PREFIX, TOPIC, _number
+from penstock.spark.control import GROUP_PREFIX, _number
 from penstock.spark.delivery import TaskId, TransactionalTask, abort_batch, commit_batch
 from penstock.spark.rows import Outgoing
+from penstock.spark.schema import CONTROL_TOPIC
 from penstock.spark.sink_options import SinkOptions
 from penstock.testing import InProcessBroker
 
@@ -56,8 +57,8 @@ class Sink:
 
         def forget(house: Any) -> None:
             table = house._broker().parts.offsets.table
-            assert table.queues(TOPIC, self._group())
-            table.remove(TOPIC, self._group(), 0)
+            assert table.queues(CONTROL_TOPIC, self._group())
+            table.remove(CONTROL_TOPIC, self._group(), 0)
 
         self.broker._read(forget)
 
@@ -65,7 +66,9 @@ class Sink:
         """What a driver says that is late."""
 
         def put(house: Any) -> None:
-            house._broker().parts.offsets.table.commit(TOPIC, self._group(), queue_id, number, 0)
+            house._broker().parts.offsets.table.commit(
+                CONTROL_TOPIC, self._group(), queue_id, number, 0
+            )
 
         self.broker._read(put)
 

@@ -24,7 +24,7 @@ from penstock.spark.columns import (
     LogFilter,
     is_user_topic,
 )
-from penstock.spark.schema import DEFAULT_COLUMNS, FIELDS
+from penstock.spark.schema import DEFAULT_COLUMNS, FIELDS, stored_columns
 from penstock.wire import octets
 from penstock.wire.compress import Compression, compress
 from tests.unit.consumer_kit import record
@@ -268,7 +268,7 @@ def test_marks_of_a_record_in_a_chunk_that_a_sector_lost() -> None:
 
 def test_batches_inside_records_between_plain_ones() -> None:
     records = [plain(0), plain(1), wrapped(2, "a", "b"), plain(4), plain(5), plain(6)]
-    (batch,) = both_ways(tuple(FIELDS), records)
+    (batch,) = both_ways(stored_columns(list(FIELDS)), records)
     assert batch.column("queue_offset").to_pylist() == list(range(7))
     assert octets.is_ascii(batch.column("topic")[2].as_py().encode(), 0, 6)
 

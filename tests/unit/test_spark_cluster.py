@@ -56,6 +56,7 @@ def test_topics_of_the_house_and_of_groups_are_not_meant(
 ) -> None:
     penstock_broker.create_topic("orders", queues=1)
     penstock_broker.create_topic("%DLQ%billing", queues=1)
+    penstock_broker.create_topic("PENSTOCK_SINK_CONTROL", queues=1)
     assert cluster.queues(chosen(subscribePattern=".*")) == queues("orders", 1)
     assert cluster.queues(chosen(subscribePattern="%DLQ%.*")) == queues("%DLQ%billing", 1)
 

@@ -26,14 +26,20 @@ from penstock.spark.columns import (
     is_user_topic,
 )
 from penstock.spark.placed import PlacedRecord
-from penstock.spark.schema import DEFAULT_COLUMNS, FIELDS, arrow_schema, spark_schema
+from penstock.spark.schema import (
+    DEFAULT_COLUMNS,
+    FIELDS,
+    arrow_schema,
+    spark_schema,
+    stored_columns,
+)
 from penstock.wire import octets
 from penstock.wire.compress import Compression, compress, with_compression
 from penstock.wire.message import encode_batch
 from penstock.wire.record import MAGIC_BLANK
 from tests.unit.consumer_kit import record
 
-ALL = tuple(FIELDS)
+ALL = stored_columns(list(FIELDS))
 EVER = 2**62
 WRAPPED = 0xC0
 HOSTS = st.sampled_from(["10.1.2.3:54321", "255.0.0.9:0", "[2001:db8::1]:54321"])

@@ -28,6 +28,7 @@ from penstock.errors import (
 from penstock.spark.offsets import Marks, listed
 from penstock.spark.options import Connection
 from penstock.spark.patience import insist, passing
+from penstock.spark.schema import CONTROL_TOPIC
 from penstock.spark.source_options import Topics
 from penstock.wire import fastjson
 from penstock.wire.bodies import MessageQueue
@@ -145,7 +146,7 @@ class AsyncCluster(Lifetime):
             if pattern.startswith(prefix):
                 kinds.add(kind)
         matches = re.compile(pattern).fullmatch
-        names = await self._admin.topic_names()
+        names = {*await self._admin.topic_names()} - {CONTROL_TOPIC}
         return [name for name in names if matches(name) and kind_of(name, own) in kinds]
 
     # --- offsets

@@ -15,6 +15,7 @@ from penstock.client.records import BadRecord, decode_records
 from penstock.spark.batch import COLUMN_BYTES_MAX, RowBatch
 from penstock.spark.chunk import RECORD_BYTES_MAX, Chunk
 from penstock.spark.placed import CRC, ELSEWHERE, LENGTHS, MAGIC, PlacedRecord
+from penstock.spark.schema import CONTROL_TOPIC
 from penstock.wire import octets
 from penstock.wire.codes import (
     DLQ_TOPIC_PREFIX,
@@ -69,7 +70,8 @@ def is_user_topic(topic: bytes) -> bool:
     """Whether applications send to it: it is not a broker's own, and holds no retries."""
     name = topic.decode("utf-8", "replace")
     others = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, LMQ_PREFIX)
-    return not is_system_topic(name) and not name.startswith(others)
+    ours = name.rpartition("%")[2] == CONTROL_TOPIC  # whatever the namespace
+    return not ours and not is_system_topic(name) and not name.startswith(others)
 
 
 class ColumnBuilder:

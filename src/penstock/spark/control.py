@@ -60,11 +60,11 @@ from penstock.spark.decisions import (
     unfinished,
 )
 from penstock.spark.patience import insist
+from penstock.spark.schema import CONTROL_TOPIC as TOPIC
 from penstock.wire.codes import MASTER_ID, PULL_SUBSCRIPTION, RequestCode
 
 T = TypeVar("T")
 
-TOPIC: Final = "PENSTOCK_SINK_CONTROL"
 QUEUES: Final = 8
 GROUP_PREFIX: Final = "CID_RMQ_SYS_PENSTOCK_SINK_"
 """A system group: brokers make it on first sight, and tools do not list it."""

@@ -10,6 +10,12 @@ from penstock.errors import BadSetting
 if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
+CONTROL_TOPIC: Final = "PENSTOCK_SINK_CONTROL"
+"""What sinks have decided (`control.py`): no application's, though its name is like theirs."""
+
+DATE: Final = "date"
+"""The date of `store_timestamp` in UTC: the one column that is made of another."""
+
 _MAP: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.string())
 _TIME: Final = pa.timestamp("us", tz="UTC")
 
@@ -37,6 +43,7 @@ FIELDS: Final[dict[str, tuple[pa.DataType, str, bool]]] = {
     "offset_id": (pa.string(), "string", False),
     "commit_log_offset": (pa.int64(), "bigint", False),
     "transaction_id": (pa.string(), "string", True),
+    DATE: (pa.date32(), "date", False),
 }
 DEFAULT_COLUMNS: Final = tuple(FIELDS)[:14]
 
@@ -60,6 +67,13 @@ def wanted_columns(text: str | None) -> tuple[str, ...]:
     return names
 
 
+def stored_columns(columns: Sequence[str]) -> tuple[str, ...]:
+    """Those that are made of records, and one that the date is made of."""
+    stored = tuple(name for name in columns if name != DATE)
+    needed = DATE in columns and "store_timestamp" not in stored
+    return (*stored, "store_timestamp") if needed else stored
+
+
 def arrow_schema(columns: Sequence[str]) -> pa.Schema:
     return pa.schema([pa.field(n, FIELDS[n][0], nullable=FIELDS[n][2]) for n in columns])
 
@@ -74,6 +88,7 @@ def spark_schema(columns: Sequence[str]) -> "StructType":
         "bigint": types.LongType(),
         "binary": types.BinaryType(),
         "timestamp": types.TimestampType(),
+        "date": types.DateType(),
         "map<string,string>": types.MapType(types.StringType(), types.StringType()),
     }
     return types.StructType(

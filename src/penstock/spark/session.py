@@ -86,6 +86,8 @@ def defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:
     if master.startswith("local"):
         # Spark's 200 suit a cluster; here each is a state store and a task of its own.
         given["spark.sql.shuffle.partitions"] = str(_cores(master))
+        # Here the driver does all the work, and Spark's one gigabyte is little for that.
+        given["spark.driver.memory"] = f"{_heap_mib()}m"
     given = {name: value for name, value in given.items() if name not in conf}
     options = conf.get("spark.driver.extraJavaOptions", "")
     levels = files("penstock.spark") / "log4j2.properties"
@@ -129,6 +131,12 @@ def _spark_home(master: str | None) -> Iterator[None]:
 def _is_submitted() -> bool:
     """Whether spark-submit (or a notebook's launcher) has started the JVM already."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
+
+
+def _heap_mib() -> int:
+    """An eighth of the machine's memory, from Spark's own default up to four gigabytes."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(max(machine // 8 >> 20, 1024), 4096)
 
 
 def _cores(master: str) -> int:

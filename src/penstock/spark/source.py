@@ -32,7 +32,7 @@ from penstock.spark.hints import hints_shown
 from penstock.spark.offsets import Marks, report, resolved, spans
 from penstock.spark.ranges import QueueRange, split
 from penstock.spark.reading import Reading, read_range
-from penstock.spark.schema import FIELDS, arrow_schema, spark_schema
+from penstock.spark.schema import DATE, FIELDS, arrow_schema, spark_schema, stored_columns
 from penstock.spark.source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -108,7 +108,8 @@ class ArrowRows:
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         wanted = to_arrow_schema(schema, timezone="UTC")
-        self._schema = None if wanted.equals(arrow_schema(options.columns)) else wanted
+        stored = arrow_schema(stored_columns(options.columns))
+        self._schema = None if wanted.equals(stored) else wanted
         self._namespace = options.connection.namespace if "topic" in options.columns else ""
 
     def fit(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -119,7 +120,9 @@ class ArrowRows:
 
     def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         wanted = self._schema or batch.schema
-        columns = dict(zip(wanted.names, batch.columns, strict=True))
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if DATE in wanted.names:
+            columns[DATE] = columns["store_timestamp"].cast(pa.date32())
         if self._namespace:
             columns["topic"] = pc.replace_substring_regex(
                 columns["topic"], pattern=f"^({_GROUP_TOPICS})?{re.escape(self._namespace)}%",
@@ -144,7 +147,7 @@ def read_parts(
 ) -> Iterator[pa.RecordBatch]:
     """What one task reads: ranges of queues, one after another."""
     reading = Reading(
-        columns=options.columns, group=options.group, tags=options.tags,
+        columns=stored_columns(options.columns), group=options.group, tags=options.tags,
         fail_on_data_loss=options.fail_on_data_loss, timeout_ms=options.read_timeout_ms,
     )  # fmt: skip
     settle_in()
@@ -233,9 +236,10 @@ class LogReader(DataSourceReader):
         self._tasks_min = options.partitions_min
         topics, pattern = _in_log(options)
         self._scan = Scan(
-            columns=options.columns, topics=topics, pattern=pattern, tags=options.tags,
-            from_ms=options.starting_ms, until_ms=options.ending_ms, broker=options.broker,
-            check_crc=options.check_crc, fail_on_data_loss=options.fail_on_data_loss,
+            columns=stored_columns(options.columns), topics=topics, pattern=pattern,
+            tags=options.tags, from_ms=options.starting_ms, until_ms=options.ending_ms,
+            broker=options.broker, check_crc=options.check_crc,
+            fail_on_data_loss=options.fail_on_data_loss,
         )  # fmt: skip
 
     @hints_shown()

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Final
 from penstock.client.admin_topics import kind_of
 from penstock.client.admin_values import TopicKind
 from penstock.errors import BadSetting, NoRoute
-from penstock.spark.control import TOPIC as CONTROL_TOPIC
 from penstock.spark.pipelines.insight_dead import DEAD_COLUMNS
 from penstock.spark.pipelines.insight_profiles import MESSAGE_COLUMNS
 from penstock.spark.pipelines.insight_traces import TRACE_COLUMNS
 from penstock.spark.pipelines.lake_rows import lake_rows
 from penstock.spark.pipelines.running import Job
-from penstock.spark.schema import FIELDS, spark_schema
+from penstock.spark.schema import CONTROL_TOPIC, FIELDS, spark_schema
 from penstock.spark.slices import prefixes_named
 from penstock.wire.codes import DLQ_TOPIC_PREFIX
 

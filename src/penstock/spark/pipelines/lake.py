@@ -22,7 +22,7 @@ from penstock.spark.pipelines.ownership import Claim, Deed
 from penstock.spark.pipelines.publication import ROOM, Ledger
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, Trigger
 from penstock.spark.pipelines.starting import started
-from penstock.spark.schema import wanted_columns
+from penstock.spark.schema import DATE, wanted_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -33,12 +33,17 @@ if TYPE_CHECKING:
 WRITERS_MAX: Final = 64
 """Files that a task has open at a time: beyond it Spark sorts the rows by date and topic."""
 DATE_COLUMNS: Final = ("store_timestamp", "born_timestamp")
-PARTITIONS: Final = ("date", "topic")
+PARTITIONS: Final = (DATE, "topic")
 CODECS: Final = ("snappy", "zstd", "gzip", "lz4", "none")
 _LZ4: Final = "lz4_raw"
 """Spark's plain `lz4` is a kind of Hadoop's own, which other readers do not know."""
 _COMMITTER: Final = "mapreduce.fileoutputcommitter.algorithm.version"
 """1: files of tasks that failed or were too slow never get to those of a finished job."""
+_NO_STATISTICS: Final = {
+    f"parquet.column.statistics.enabled#{column}": "false"
+    for column in ("body", "properties.key_value.key", "properties.key_value.value")
+}
+"""Nobody looks for messages by the least and greatest of these, and they take time to find."""
 _DAY_US: Final = 86_400_000_000
 
 
@@ -117,16 +122,18 @@ class LakeWriter:
         self._is_tuned = False
         self._compacted = datetime.now(UTC).date()
 
-    def start(self, messages: "DataFrame", trigger: Trigger, name: str) -> "StreamingQuery":
-        """Start the query."""
+    def start(
+        self, messages: "DataFrame", trigger: Trigger, name: str, *, dated: bool = False
+    ) -> "StreamingQuery":
+        """Start the query. `dated`: the stream has the date that its rows are filed under."""
         from pyspark.sql import functions as f
 
-        kept = self._kept(messages.columns)
+        kept = self._kept(messages.columns, dated=dated)
         self._body = self.settings.body(kept)
         # Arithmetic instead of to_date(), which takes the session's time zone.
         days = f"unix_micros({self.settings.date_from}) div {_DAY_US}"
-        day = f.expr(f"date_from_unix_date(cast({days} as int))")
-        rows = messages.select(day.alias("date"), *(f.col(column) for column in kept))
+        day = f.col(DATE) if dated else f.expr(f"date_from_unix_date(cast({days} as int))")
+        rows = messages.select(day.alias(DATE), *(f.col(column) for column in kept))
         good = rows if self._body is None else self._body.good(self._body.parsed(rows))
         columns = {each.name: each.dataType.simpleString() for each in good.schema.fields}
         self.deed = self.claim.describe(self.deed, columns)
@@ -173,16 +180,19 @@ class LakeWriter:
             compression=self.settings.codec,
         )
 
-    def _kept(self, columns: Sequence[str]) -> list[str]:
+    def _kept(self, columns: Sequence[str], *, dated: bool) -> list[str]:
         """The columns that rows go on with; raises BadSetting for those that are not there."""
         kept = list(self.settings.columns or columns)
+        if dated and DATE in kept:
+            kept.remove(DATE)
         if "topic" not in kept:
             kept.insert(0, "topic")
         if self.settings.schema is not None and "body" not in kept:
             kept.append("body")
-        if "date" in kept:
+        if DATE in kept:
             raise BadSetting("the stream has a column 'date', as the lake has", hint="rename it")
-        for name in (*kept, self.settings.date_from):
+        needed = (*kept, *([] if dated else [self.settings.date_from]))
+        for name in needed:
             if name not in columns:
                 raise BadSetting(
                     f"the stream has no column {name!r}", hint=f"it has {', '.join(columns)}"
@@ -200,9 +210,8 @@ class LakeWriter:
 
     def _write(self, rows: "DataFrame", folder: str) -> None:
         writer = rows.write.partitionBy(*PARTITIONS)
-        writer.options(**{"compression": self.settings.codec, _COMMITTER: "1"}).parquet(
-            self.files.url(folder)
-        )
+        options = {"compression": self.settings.codec, _COMMITTER: "1", **_NO_STATISTICS}
+        writer.options(**options).parquet(self.files.url(folder))
 
     def _write_parsed(self, body: BodySchema, rows: "DataFrame", attempt: str) -> None:
         """Good rows, counting bad ones; only if there are any is the batch read again for them."""
@@ -285,7 +294,8 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     others = LATEST if job["start"] == "latest" else EARLIEST
     if adopted := starting_offsets(writer.deed, queues, others=others):
         source["startingOffsets"] = adopted
-    return [writer.start(job.stream(spark, **source), job.trigger, "lake")]
+    stream = job.stream(spark, **source)
+    return [writer.start(stream, job.trigger, "lake", dated=DATE in stream.columns)]
 
 
 def verify(job: Job) -> None:
@@ -313,7 +323,7 @@ def _settings(job: Job) -> LakeSettings:
     for name in ("files_per_batch", "large_mib", "max_rows"):
         if job[name] is not None and job[name] < 1:
             raise BadSetting(f"--{name.replace('_', '-')}: {job[name]} is less than 1")
-    columns = wanted_columns(job["columns"])
+    columns = tuple(name for name in wanted_columns(job["columns"]) if name != DATE)
     if job["schema"] is not None and job["columns"] is None:
         columns = tuple(name for name in columns if name != "body")
     return LakeSettings(
@@ -329,12 +339,20 @@ def _settings(job: Job) -> LakeSettings:
 
 
 def _source_options(job: Job, settings: LakeSettings) -> dict[str, str]:
-    """What the source is asked for: the columns that are kept, and those that are needed."""
-    needed = ["topic", settings.date_from] + ["body"] * (settings.schema is not None)
+    """What the source is asked for: the columns that are kept, and those that are needed.
+
+    They come in the order in which they are written, so that Spark need not copy rows for it.
+    """
+    needed = ["topic"] * ("topic" not in settings.columns) + [*settings.columns]
+    needed += ["body"] * (settings.schema is not None)
+    if settings.date_from == DATE_COLUMNS[0]:
+        needed = [DATE, *needed]
+    else:
+        needed.append(settings.date_from)
     options = {
         "subscribe": job["topics"],
         "subscribePattern": job["pattern"],
-        "columns": ",".join(dict.fromkeys([*settings.columns, *needed])),
+        "columns": ",".join(dict.fromkeys(needed)),
         "startingOffsets": job["start"],
         "maxOffsetsPerTrigger": job["max_rows"],
         "tags": job["tags"],
