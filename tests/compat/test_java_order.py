@@ -77,7 +77,7 @@ def by_queue(calls: Iterable[Any]) -> dict[Any, list[Any]]:
     return queues
 
 
-def await_all(look: Callable[[], list[Any]], acked: list[Any], *, within_s: float = 60) -> None:
+def await_all(look: Callable[[], list[Any]], acked: list[Any], *, within_s: float = 150) -> None:
     """Until every acknowledged message of a flood was consumed."""
     wanted = {(name, queue, offset) for name, queue, _, offset in acked}
 
