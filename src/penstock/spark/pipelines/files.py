@@ -78,6 +78,12 @@ class HadoopFiles:
         """The path as Spark's readers and writers take it."""
         return str(self._at(path).toString())
 
+    @property
+    def local(self) -> str | None:
+        """The root as programs that know of local disks only take it; None for other systems."""
+        at = self._root.toUri()
+        return str(at.getPath()) if at.getScheme() == "file" else None
+
     def size(self, path: str) -> int | None:
         at = self._at(path)
         with _for_people(path):

@@ -7,22 +7,23 @@ How a batch gets in is in `publication.py`, to whom a lake belongs in `ownership
 """
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
+from weakref import WeakSet
 
 from penstock.errors import BadSetting, LakeDamaged, LakeRefused
 from penstock.spark.offsets import EARLIEST, LATEST, from_json, to_json
 from penstock.spark.pipelines.bodies import BAD, BodySchema
 from penstock.spark.pipelines.compaction import LARGE_BYTES, Compacted, compact_lake
 from penstock.spark.pipelines.failures import in_batch
-from penstock.spark.pipelines.files import HadoopFiles
+from penstock.spark.pipelines.files import File, HadoopFiles
 from penstock.spark.pipelines.ownership import Claim, Deed
 from penstock.spark.pipelines.publication import ROOM, Ledger
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, Trigger
 from penstock.spark.pipelines.starting import started
-from penstock.spark.schema import DATE, wanted_columns
+from penstock.spark.schema import DATE, spark_schema, wanted_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -44,6 +45,8 @@ _NO_STATISTICS: Final = {
     for column in ("body", "properties.key_value.key", "properties.key_value.value")
 }
 """Nobody looks for messages by the least and greatest of these, and they take time to find."""
+_staging: "Final[WeakSet[SparkSession]]" = WeakSet()
+"""Sessions that know the format of `staging.py`."""
 _DAY_US: Final = 86_400_000_000
 
 
@@ -65,6 +68,15 @@ class LakeSettings:
     compact: bool = False
     """Compact the dates that are over, at the start and when a day ends."""
     large_bytes: int = LARGE_BYTES
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether rows go into files as they come, by the date of their storing."""
+        return (
+            self.schema is None
+            and self.files_per_batch is None
+            and self.date_from == DATE_COLUMNS[0]
+        )
 
     @property
     def codec(self) -> str:
@@ -137,27 +149,69 @@ class LakeWriter:
         good = rows if self._body is None else self._body.good(self._body.parsed(rows))
         columns = {each.name: each.dataType.simpleString() for each in good.schema.fields}
         self.deed = self.claim.describe(self.deed, columns)
+        return self._start(rows, trigger, name, self.write_batch)
+
+    def start_staged(
+        self, job: Job, source: Mapping[str, str], local: str, name: str
+    ) -> "StreamingQuery":
+        """Start the query with tasks that write the files themselves (`staging.py`): `local` is
+        the lake's directory, and `source` the options of format `penstock`."""
+        from penstock.spark.staging import CODEC, STAGING, StagingSource, files_of
+
+        kept = wanted_columns(source["columns"])
+        columns = {each.name: each.dataType.simpleString() for each in spark_schema(kept).fields}
+        self.deed = self.claim.describe(self.deed, columns)
+        attempt = self.ledger.attempt_of_all(self.deed.query, self.deed.number)
+        if self._spark not in _staging:  # Spark warns of a second time
+            self._spark.dataSource.register(StagingSource)
+            _staging.add(self._spark)
+        place = {STAGING: f"{local}/{attempt}", CODEC: self.settings.compression}
+        staged = job.stream(self._spark, StagingSource.name(), **source, **place)
+
+        @in_batch()
+        def publish_batch(rows: "DataFrame", number: int) -> None:
+            if not self._is_due(number):
+                return
+            files = files_of([row.asDict() for row in rows.collect()], local)
+            job.rows[name, number] = sum(count for _, _, count in files)
+            self._publish(number, attempt, [File(path, size) for path, size, _ in files])
+
+        return self._start(staged, job.trigger, name, publish_batch)
+
+    def _start(
+        self,
+        rows: "DataFrame",
+        trigger: Trigger,
+        name: str,
+        each: "Callable[[DataFrame, int], None]",
+    ) -> "StreamingQuery":
         writer = rows.writeStream.queryName(name).option(
             "checkpointLocation", self.checkpoint.url()
         )
-        return started(trigger.on(writer.foreachBatch(self.write_batch)).start)
+        return started(trigger.on(writer.foreachBatch(each)).start)
 
     @in_batch()
     def write_batch(self, rows: "DataFrame", number: int) -> None:
         """Bring a batch into the lake, if it is not there yet."""
         if not self._is_tuned:
             self._tune(rows.sparkSession)
-        query = self.deed.query
-        self.claim.check_held(self.deed)
-        if self.ledger.settle(query, number):
+        if not self._is_due(number):
             return
-        attempt = self.ledger.attempt(query, number, self.deed.number)
+        attempt = self.ledger.attempt(self.deed.query, number, self.deed.number)
         if self.settings.files_per_batch is not None:
             rows = rows.coalesce(self.settings.files_per_batch)
         if self._body is None:
             self._write(rows, f"{attempt}/data")
         else:
             self._write_parsed(self._body, rows, attempt)
+        self._publish(number, attempt)
+
+    def _is_due(self, number: int) -> bool:
+        """Whether a batch is not in the lake yet; raises LakeRefused if that is not ours."""
+        self.claim.check_held(self.deed)
+        return not self.ledger.settle(self.deed.query, number)
+
+    def _publish(self, number: int, attempt: str, written: Sequence[File] | None = None) -> None:
         offsets = self.claim.offsets(number)
         if not offsets:
             raise LakeDamaged(
@@ -165,8 +219,9 @@ class LakeWriter:
                 hint="if it was deleted, go on with a new one and --adopt",
             )
         self.ledger.publish(
-            query, number, attempt, offsets, lambda: self.claim.check_held(self.deed)
-        )
+            self.deed.query, number, attempt, offsets,
+            lambda: self.claim.check_held(self.deed), written,
+        )  # fmt: skip
         if self.settings.compact and self._compacted != datetime.now(UTC).date():
             self.compact()
 
@@ -294,6 +349,9 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     others = LATEST if job["start"] == "latest" else EARLIEST
     if adopted := starting_offsets(writer.deed, queues, others=others):
         source["startingOffsets"] = adopted
+    local = writer.files.local
+    if local is not None and settings.is_plain:
+        return [writer.start_staged(job, source, local, "lake")]
     stream = job.stream(spark, **source)
     return [writer.start(stream, job.trigger, "lake", dated=DATE in stream.columns)]
 

@@ -2,7 +2,8 @@
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from penstock.spark.offsets import INITIAL
@@ -37,9 +38,14 @@ class Batch:
 
 
 def new_batches(
-    query: "StreamingQuery", seen: dict[str, int], *, named: bool = False
+    query: "StreamingQuery",
+    seen: dict[str, int],
+    *,
+    named: bool = False,
+    rows: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> Iterator[Batch]:
-    """The batches that ended since the last call; `seen` has the last one of each query.
+    """The batches that ended since the last call; `seen` has the last one of each query, and
+    `rows` what is known better than Spark does of a query by name and a batch by number.
 
     While there is nothing to read Spark reports the last batch over and over.
     """
@@ -50,7 +56,9 @@ def new_batches(
     for report in query.recentProgress:
         if report["batchId"] > seen.get(key, -1) and "addBatch" in report["durationMs"]:
             seen[key] = report["batchId"]
-            yield batch_of(report, (query.name or key[:8]) if named else "")
+            batch = batch_of(report, (query.name or key[:8]) if named else "")
+            known = rows.get((query.name or "", batch.number))
+            yield batch if known is None else replace(batch, rows=known)
 
 
 def batch_of(report: Mapping[str, Any], name: str = "") -> Batch:

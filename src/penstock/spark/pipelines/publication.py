@@ -3,6 +3,7 @@
     data/date=2026-08-01/topic=orders/batch-0000000012-00003-<query>.parquet    what readers see
     bad/date=…/topic=…/…                                    rows whose body did not fit the schema
     _penstock/staging/<query>-<batch>/<run>-<attempt>/{data,bad}/…    written by Spark's tasks
+    _penstock/staging/<query>-all/<run>-<attempt>/data/…    or by ours, which tell of each file
     _penstock/manifests/<query>-<batch>.json                the attempt that counts, file by file
     _penstock/commits/<query>-<batch>.json                  the same file, when all are in place
 
@@ -23,7 +24,7 @@ begin with an underscore. Only the newest marks are kept: batches are committed 
 
 import re
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -41,7 +42,7 @@ MARKS_KEPT: Final = 20
 """One would do for Spark; the others tell people what happened lately."""
 
 _BATCH_FILE: Final = re.compile(r"batch-(\d+)-\d+-([0-9a-f-]{36})\.parquet")
-_STAGED: Final = re.compile(r"[0-9a-f-]{36}-\d+")
+_STAGED: Final = re.compile(r"[0-9a-f-]{36}-(\d+|all)")
 _BOOK_FILE: Final = re.compile(r"([0-9a-f-]{36})-(\d+)\.json")
 
 
@@ -104,6 +105,10 @@ class Ledger:
         """A new directory for Spark to write to."""
         return f"{_staging(query, batch)}/{run:06}-{uuid.uuid4().hex[:12]}"
 
+    def attempt_of_all(self, query: str, run: int) -> str:
+        """The same for all batches of a run, whose tasks tell which files are of a batch."""
+        return f"{STAGING}/{query}-all/{run:06}-{uuid.uuid4().hex[:12]}"
+
     def publish(
         self,
         query: str,
@@ -111,12 +116,15 @@ class Ledger:
         attempt: str,
         offsets: tuple[str, ...] = (),
         check_held: Callable[[], None] = lambda: None,
+        written: Sequence[File] | None = None,
     ) -> Manifest:
-        """Put what is in the directory of an attempt into the lake.
+        """Put files in the directory of an attempt into the lake, all of them if it is not said
+        which were `written`.
 
         `check_held` raises where the lake is somebody else's by now.
         """
-        written = [f for f in self.files.walk(attempt) if _is_data(f.path, attempt)]
+        if written is None:
+            written = [f for f in self.files.walk(attempt) if _is_data(f.path, attempt)]
         moves = tuple(
             Move(
                 file.path,

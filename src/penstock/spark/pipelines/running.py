@@ -138,6 +138,8 @@ class Job:
     trigger: Trigger = field(default_factory=lambda: Trigger.parse("10 seconds"))
     say: Callable[[str], None] = _quiet
     """Tells the person who runs it one line."""
+    rows: dict[tuple[str, int], int] = field(default_factory=dict)
+    """Rows by name of a query and number of a batch, where Spark itself does not see them."""
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
@@ -148,13 +150,15 @@ class Job:
             {name: self[name] for name in names if self[name] is not None}, names, what="pipeline"
         )
 
-    def stream(self, spark: "SparkSession", **options: str) -> "DataFrame":
-        """A stream of messages: `options` are those of format `penstock`.
+    def stream(
+        self, spark: "SparkSession", format_name: str = "penstock", **options: str
+    ) -> "DataFrame":
+        """A stream of messages: `options` are those of format `penstock`, or another's.
 
         Whoever verifies a job asks for its `queues` before: what the source raises later comes out
         of Spark as the text of a traceback.
         """
-        reader = spark.readStream.format("penstock").options(**self.connection, **options)
+        reader = spark.readStream.format(format_name).options(**self.connection, **options)
         return reader.load()
 
     def queues(self, **options: str) -> "set[MessageQueue]":
@@ -249,11 +253,14 @@ def run_pipeline(
     )
     with stop_signals() as stop, for_people():
         queries = pipeline.start(spark, job)
-        return follow(queries, tell or (lambda batch: say(str(batch))), stop)
+        return follow(queries, tell or (lambda batch: say(str(batch))), stop, job.rows)
 
 
 def follow(
-    queries: "Sequence[StreamingQuery]", tell: Callable[[Batch], None], stop: threading.Event
+    queries: "Sequence[StreamingQuery]",
+    tell: Callable[[Batch], None],
+    stop: threading.Event,
+    rows: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> bool:
     """Tell of each batch until all queries have ended; one that fails ends the others.
 
@@ -265,7 +272,7 @@ def follow(
         while not stop.is_set():
             active = [query for query in queries if query.isActive]
             for query in queries:
-                for batch in new_batches(query, seen, named=len(queries) > 1):
+                for batch in new_batches(query, seen, named=len(queries) > 1, rows=rows):
                     tell(batch)
             if not active or any(query.exception() for query in queries):
                 break
