@@ -84,6 +84,7 @@ class Demonstration:
         self._story = story
         self._spark = spark
         self._seen: dict[str, int] = {}
+        self._rows: dict[tuple[str, int], int] = {}
         self._batches = 0
         self._told_s = 0.0
 
@@ -160,7 +161,7 @@ class Demonstration:
                 found = find_pipeline(name)
                 job = Job(
                     options=found.check(given), connection={"nameserver": self._address},
-                    trigger=Trigger.parse(LIVE), say=print,
+                    trigger=Trigger.parse(LIVE), say=print, rows=self._rows,
                 )  # fmt: skip
                 queries += found.start(self._spark, job)
         return queries
@@ -172,7 +173,7 @@ class Demonstration:
 
         with for_people():
             for query in queries:
-                for batch in new_batches(query, self._seen, named=True):
+                for batch in new_batches(query, self._seen, named=True, rows=self._rows):
                     self._say(batch)
                 if (error := query.exception()) is not None:
                     raise error
