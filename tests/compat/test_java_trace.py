@@ -64,13 +64,6 @@ def send(client: Java, fresh: str, *bodies: str, how: str = "sync", **fields: An
     return client.do("trace.send", producer=fresh, messages=messages, how=how)
 
 
-def flush(client: Java, **who: str) -> None:
-    """Let a client send its traces. The latest does it every 5 s or when it ends; 4.9.8 does it at
-    once, but may lose them when it ends."""
-    if client.version == LATEST:
-        client.do("trace.stop", **who)
-
-
 def records(client: Java, producer: str, key: str, kind: str, topic: str = TRACES) -> list[Any]:
     """The records of a kind in the messages of a trace topic that have this key."""
     try:
@@ -109,8 +102,6 @@ def test_a_message_is_traced_from_its_sending_to_its_end(
         fail_times=1,
     )  # fmt: skip
     assert client.do("trace.consumed", consumer=fresh, count=2)
-    flush(client, consumer=fresh)
-    flush(client, producer=fresh)
     (pub,) = traces(client, watcher, acked["msg_id"], "Pub")
     assert (pub[2], pub[PUB_GROUP], pub[PUB_TOPIC]) == ("far-away", fresh, fresh)
     assert (pub[PUB_ID], pub[PUB_OFFSET_ID]) == (acked["msg_id"], acked["offset_msg_id"])
@@ -139,7 +130,6 @@ def test_delayed_messages_and_batches_are_traced(
     start_producer(client, traced, fresh)
     (delayed,) = send(client, fresh, "later", delay_level=1)
     batch = send(client, fresh, "a", "b", "c", how="batch")
-    flush(client, producer=fresh)
     (pub,) = traces(client, watcher, delayed["msg_id"], "Pub")
     assert (pub[PUB_KIND], pub[PUB_OFFSET_ID]) == ("3", delayed["offset_msg_id"])
     assert batch["msg_id"].count(",") == 2
@@ -153,7 +143,6 @@ def test_the_end_of_a_transaction_is_traced(
 ) -> None:
     start_producer(client, traced, fresh)
     commit, rollback = send(client, fresh, "commit", "rollback", how="transaction")
-    flush(client, producer=fresh)
     for acked, state in ((commit, "COMMIT_MESSAGE"), (rollback, "ROLLBACK_MESSAGE")):
         (pub,) = traces(client, watcher, acked["msg_id"], "Pub")
         assert (pub[PUB_KIND], pub[PUB_OK]) == ("1", "true")
@@ -170,7 +159,6 @@ def test_traces_go_to_a_topic_of_ones_own(
     client.do("producer.create_topic", producer=f"maker-{traced.broker}", topic=own, queues=1)
     start_producer(client, traced, fresh, trace_topic=own)
     (acked,) = send(client, fresh, "hello")
-    flush(client, producer=fresh)
     (pub,) = traces(client, watcher, acked["msg_id"], "Pub", topic=own)
     assert pub[PUB_OFFSET_ID] == acked["offset_msg_id"]
     assert records(client, watcher, acked["msg_id"], "Pub") == []
@@ -199,8 +187,6 @@ def test_a_broker_switches_traces_off(
         "trace.consumer", consumer=fresh, group=f"{fresh}-c", namesrv=traced.namesrv, topic=fresh
     )
     assert client.do("trace.consumed", consumer=fresh, count=2)
-    flush(client, consumer=fresh)
-    flush(client, producer=fresh)
     for kind in ("Pub", "SubBefore", "SubAfter"):
         assert traces(client, watcher, loud["msg_id"], kind)
         assert records(client, watcher, acked["msg_id"], kind) == []
