@@ -146,7 +146,7 @@ class AsyncCluster(Lifetime):
             if pattern.startswith(prefix):
                 kinds.add(kind)
         matches = re.compile(pattern).fullmatch
-        names = {*await self._admin.topic_names()} - {CONTROL_TOPIC}
+        names = [name for name in await self._admin.topic_names() if name != CONTROL_TOPIC]
         return [name for name in names if matches(name) and kind_of(name, own) in kinds]
 
     # --- offsets

@@ -16,6 +16,13 @@ CONTROL_TOPIC: Final = "PENSTOCK_SINK_CONTROL"
 DATE: Final = "date"
 """The date of `store_timestamp` in UTC: the one column that is made of another."""
 
+UNSEARCHED: Final = {
+    "body": ("body",),
+    "properties": ("properties.key_value.key", "properties.key_value.value"),
+}
+"""Columns, and what Parquet has of each, by whose least and greatest nobody looks for messages:
+finding those takes time."""
+
 _MAP: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.string())
 _TIME: Final = pa.timestamp("us", tz="UTC")
 

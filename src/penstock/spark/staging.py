@@ -24,7 +24,7 @@ from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
 from penstock.spark.hints import hints_shown
-from penstock.spark.schema import DATE, spark_schema
+from penstock.spark.schema import DATE, UNSEARCHED, spark_schema
 from penstock.spark.source import read_parts
 from penstock.spark.source_options import SourceOptions
 from penstock.spark.stream import TopicStreamReader
@@ -42,8 +42,6 @@ FILES: Final = pa.schema(
         pa.field("rows", pa.int64(), nullable=False),
     ]
 )
-_UNSEARCHED: Final = ("body", "properties")
-"""Nobody looks for messages by the least and greatest of these."""
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{[]^")
 """What Spark does not leave in names of directories, besides control characters."""
 
@@ -154,7 +152,7 @@ class _File:
     def _write(self) -> None:
         table = pa.Table.from_batches(self._waiting)
         if self._writer is None:
-            searched = [name for name in table.schema.names if name not in _UNSEARCHED]
+            searched = [name for name in table.schema.names if name not in UNSEARCHED]
             self._writer = pq.ParquetWriter(
                 self._path, table.schema, compression=self._codec, write_statistics=searched,
                 store_schema=False,

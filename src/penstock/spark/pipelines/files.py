@@ -68,7 +68,7 @@ class HadoopFiles:
         # Checksums in files beside each file are Hadoop's for local disks only: who reads a lake
         # with other tools has no use for them.
         gateway = spark.sparkContext._gateway
-        if self._root.toUri().getScheme() == "file":
+        if self.local is not None:
             while is_instance_of(gateway, system, _LAYER):
                 system = system.getRawFileSystem()
         self._system = system

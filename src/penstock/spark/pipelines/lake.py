@@ -23,7 +23,7 @@ from penstock.spark.pipelines.ownership import Claim, Deed
 from penstock.spark.pipelines.publication import ROOM, Ledger
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, Trigger
 from penstock.spark.pipelines.starting import started
-from penstock.spark.schema import DATE, spark_schema, wanted_columns
+from penstock.spark.schema import DATE, UNSEARCHED, spark_schema, wanted_columns
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -41,10 +41,10 @@ _LZ4: Final = "lz4_raw"
 _COMMITTER: Final = "mapreduce.fileoutputcommitter.algorithm.version"
 """1: files of tasks that failed or were too slow never get to those of a finished job."""
 _NO_STATISTICS: Final = {
-    f"parquet.column.statistics.enabled#{column}": "false"
-    for column in ("body", "properties.key_value.key", "properties.key_value.value")
+    f"parquet.column.statistics.enabled#{path}": "false"
+    for paths in UNSEARCHED.values()
+    for path in paths
 }
-"""Nobody looks for messages by the least and greatest of these, and they take time to find."""
 _staging: "Final[WeakSet[SparkSession]]" = WeakSet()
 """Sessions that know the format of `staging.py`."""
 _DAY_US: Final = 86_400_000_000
