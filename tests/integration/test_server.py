@@ -21,7 +21,7 @@ from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import encode, response
 from tests.integration.loops import Frame, Run, Wire, run  # noqa: F401
 
-ECHO, SLOWLY, BIG, ASK, TELL, BUG, REFUSE, BYE, KNOWN = range(1000, 1009)
+ECHO, SLOWLY, BIG, ASK, TELL, BUG, REFUSE, BYE, KNOWN, IN_LINE = range(1000, 1010)
 
 
 class Echo:
@@ -32,11 +32,15 @@ class Echo:
         self.clients: list[int] = []
         self.gone: list[int] = []
         self.release = threading.Event()
+        self.turns = 0
 
     def handle(self, command: Command) -> Answer:
         code = command.code
         if code == SLOWLY:
             return InThread(self._wait, lambda done: Reply(0, {"done": str(done)}))
+        if code == IN_LINE:
+            work = self._wait if command.ext["slow"] == "true" else lambda: None
+            return InThread(work, self._tell_turn, line=command.client)
         if code == BIG:
             return Reply(body=bytes(command.i64("size")))
         if code == ASK:
@@ -55,6 +59,10 @@ class Echo:
         elif code == BYE:
             self.outbox.put(Close(command.client, "asked to"))
         return Reply(0, command.ext, command.body, "heard")
+
+    def _tell_turn(self, _: object) -> Reply:
+        self.turns += 1
+        return Reply(0, {"turn": str(self.turns)})
 
     def _wait(self) -> bool:
         return self.release.wait(20)
@@ -259,6 +267,27 @@ def test_a_connection_with_much_work_under_way_is_not_read_from(run: Run) -> Non
             home.echo.release.set()
             got = {(await wire.read()).opaque for _ in range(300)}
             assert got == set(range(300))
+
+    run(body())
+
+
+def test_works_of_one_line_end_in_their_order(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        async with house() as home:
+            wire, other = await home.connect(), await home.connect()
+            for number in range(6):
+                wire.writer.write(
+                    encode(IN_LINE, {"slow": str(number in (0, 3)).lower()}, opaque=number)
+                )
+            await until(lambda: home.server.carrier.pool_jobs == 6)
+            assert (await ask(other, IN_LINE, slow="false")).ext == {"turn": "1"}
+            home.echo.release.set()
+            turns = {}
+            for _ in range(6):
+                answer = await wire.read()
+                turns[answer.opaque] = answer.ext
+            assert turns == {number: {"turn": str(number + 2)} for number in range(6)}
+            assert (await ask(wire, IN_LINE, slow="false")).ext == {"turn": "8"}
 
     run(body())
 

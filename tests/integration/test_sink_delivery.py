@@ -13,10 +13,11 @@ from typing import Any
 
 import pytest
 
-from penstock import PullConsumer
+from penstock import Message, PullConsumer
 from penstock.errors import NoRoute
 from penstock.spark import sink_client
 from penstock.spark.delivery import TaskId, TransactionalTask, commit_batch
+from penstock.spark.rows import Outgoing
 from tests.client.houses import House
 from tests.depth import rounds
 from tests.integration.sink_driver import QUERY, TASKS, bodies, options_of, write_batch, write_task
@@ -44,17 +45,22 @@ def check(house: House, topic: str, batches: int) -> None:
         for partition in range(TASKS)
         for body in bodies(batch, partition, ROWS)
     )
-    found: Counter[bytes] = Counter()
+    assert Counter(read(house, topic, wanted.total())) == wanted
+
+
+def read(house: House, topic: str, rows: int) -> list[bytes]:
+    """What lies in a topic, at least so many, and whatever else; each queue in its order."""
+    found: list[bytes] = []
     with PullConsumer(house.nameservers, group="sink-check", auto_commit=False) as consumer:
         queues = consumer.queues(topic)
         consumer.assign(queues)
         for queue in queues:
             consumer.seek_to_begin(queue)
-        while found.total() < wanted.total() and (batch_ := consumer.poll(POLL_MS)):
-            found.update(message.body for message in batch_)
+        while len(found) < rows and (batch := consumer.poll(POLL_MS)):
+            found += [message.body for message in batch]
         while more := consumer.poll(QUIET_MS):
-            found.update(message.body for message in more)
-    assert found == wanted
+            found += [message.body for message in more]
+    return found
 
 
 def test_the_driver_is_killed(house: House, tmp_path: Path) -> None:
@@ -78,6 +84,29 @@ def test_the_driver_is_killed(house: House, tmp_path: Path) -> None:
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=150)
     assert checkpoint.read_text() == str(batches)
     check(house, topic, batches)
+
+
+def test_rows_of_one_key_keep_their_order(house: House) -> None:
+    topic = house.make_topic("in-order")
+    rows, keys = rounds(ci=3_000, proof=50_000), 5
+
+    async def write() -> None:
+        options = options_of(house.nameservers, topic, topic)
+        task = TransactionalTask(options, TaskId(topic, 0, 0, 0, QUERY))
+        assert await task.begin()
+        await task.send(
+            [
+                Outgoing(number, Message(topic, str(number).encode()), str(number % keys))
+                for number in range(rows)
+            ]
+        )
+        await commit_batch(options, topic, 0, await task.finish(), query_id=QUERY)
+
+    asyncio.run(write())
+    found: dict[int, list[int]] = {key: [] for key in range(keys)}
+    for body in read(house, topic, rows):
+        found[int(body) % keys].append(int(body))
+    assert found == {key: list(range(key, rows, keys)) for key in range(keys)}
 
 
 @pytest.mark.parametrize("name", ["broker-a", "broker-b"])

@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.broker.answers import Encoded, Reply
+from penstock.broker.answers import Encoded, InThread, Reply
 from penstock.broker.command import Command
 from penstock.config import Settings
-from penstock.errors import DiskFull
+from penstock.errors import DiskFull, ReadFailed
 from penstock.metrics import Registry
 from penstock.wire.bodies import TopicConfig
 from penstock.wire.codes import RequestCode
@@ -439,3 +439,39 @@ def test_metrics_tell_how_halves_end(home: Trade) -> None:
     assert 'rocketmq_finish_message_latency_bucket{le="5"} 0\n' in text
     assert "penstock_halves_without_producer 1\n" in text
     assert "penstock_halves_parked_total 0\n" in text
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+def test_ends_wait_for_one_before_them_that_is_read_in_a_thread(
+    home: Trade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second, third = (home.half(body) for body in (b"1", b"2", b"3"))
+    transactions, read_now = home.transactions, home.transactions._read_now
+    monkeypatch.setattr(transactions, "_read_now", lambda handle: None)  # as when it is cold
+    ahead = home.broker.handle(home.end_command(first))
+    monkeypatch.setattr(transactions, "_read_now", read_now)
+    behind = home.broker.handle(home.end_command(second))
+    assert isinstance(ahead, InThread)
+    assert isinstance(behind, InThread)
+    assert ahead.line == behind.line
+    assert home.broker.handle(home.end_command(third, client=2)).code == 0  # type: ignore[union-attr]
+    for answer in (ahead, behind):
+        assert answer.then(answer.work()).code == 0  # type: ignore[union-attr]
+    assert home.bodies() == [b"3", b"1", b"2"]
+    assert home.end(home.half(b"4")).code == 0
+
+
+def test_a_record_that_can_t_be_read_ends_the_waiting_too(
+    home: Trade, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(place: int, handed: int) -> bytes:
+        raise ReadFailed("no")
+
+    sent = home.half(b"1")
+    with monkeypatch.context() as patch:
+        patch.setattr(home.transactions, "_read_now", lambda handle: None)
+        patch.setattr(home.store.lookup, "record", fail)
+        assert home.end(sent).code != 0
+    assert isinstance(home.broker.handle(home.end_command(sent)), Reply | Encoded)

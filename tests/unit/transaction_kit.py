@@ -100,18 +100,27 @@ class Trade(House):
         flag: int = 0, fields: dict[str, str] | None = None,
     ) -> Reply:  # fmt: skip
         """What END_TRANSACTION is answered."""
-        ext = {
-            "topic": "T", "producerGroup": group, "tranStateTableOffset": str(sent.queue_offset),
-            "commitLogOffset": str(sent.log_offset), "commitOrRollback": str(state),
-            "fromTransactionCheck": str(checked).lower(), "msgId": sent.key,
-            "transactionId": sent.key, **(fields or {}),
-        }  # fmt: skip
-        command = Command(RequestCode.END_TRANSACTION, ext, now_ms=self.now_ms, flag=flag, client=1)
-        answer = self.answer(command)
+        rest = {"fromTransactionCheck": str(checked).lower(), **(fields or {})}
+        answer = self.answer(self.end_command(sent, state, group=group, flag=flag, fields=rest))
         if flag:
             return Reply(-1)
         assert isinstance(answer, Reply), answer
         return answer
+
+    def end_command(
+        self, sent: Sent, state: int = COMMIT, *, group: str = "P", flag: int = 0, client: int = 1,
+        fields: dict[str, str] | None = None,
+    ) -> Command:  # fmt: skip
+        """END_TRANSACTION."""
+        ext = {
+            "topic": "T", "producerGroup": group, "tranStateTableOffset": str(sent.queue_offset),
+            "commitLogOffset": str(sent.log_offset), "commitOrRollback": str(state),
+            "fromTransactionCheck": "false", "msgId": sent.key, "transactionId": sent.key,
+            **(fields or {}),
+        }  # fmt: skip
+        return Command(
+            RequestCode.END_TRANSACTION, ext, now_ms=self.now_ms, flag=flag, client=client
+        )
 
     def answer(self, command: Command) -> Any:
         """As `handle`, with errors of the second step turned into replies as the carrier does."""

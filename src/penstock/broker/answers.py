@@ -17,7 +17,7 @@ Effects go into the outbox; they are carried out after the turn, in order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
@@ -42,10 +42,15 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class InThread:
-    """`work` may wait for the disk; `then` runs in the loop again. A raised error is the answer."""
+    """`work` may wait for the disk; `then` runs in the loop again. A raised error is the answer.
+
+    Works run beside each other; those with the same `line` have their `then` in the order in which
+    they were asked for.
+    """
 
     work: Callable[[], Any]
     then: Callable[[Any], Answer]
+    line: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)

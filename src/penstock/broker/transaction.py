@@ -10,9 +10,10 @@ A half is named by a handle: queue offset and log offset of one of its appends. 
 and what ended stays ended: a request that comes again is answered, and nothing is stored again.
 """
 
+from collections import Counter
 from typing import Final, NamedTuple
 
-from penstock.broker.answers import Answer, InThread, Reply, Table
+from penstock.broker.answers import Answer, ClientId, InThread, Reply, Table
 from penstock.broker.checkback import CheckBack
 from penstock.broker.command import Command
 from penstock.broker.endings import Endings
@@ -35,6 +36,7 @@ from penstock.errors import (
     MessageIllegal,
     NoPermission,
     NotWriteable,
+    PenstockError,
     Refused,
     SystemBusy,
     TransactionCommitted,
@@ -102,6 +104,8 @@ class Transactions:
         self._checks = CheckBack(parts, self.halves, self._log, self._endings, host)
         HalfScan(parts, self.halves, self._log, self._checks.schedule).run()
         self._due_ms = 0
+        self._behind: Counter[ClientId] = Counter()
+        """Requests that wait until the record of a half is read."""
 
     def rows(self) -> list[Row]:
         return [
@@ -161,13 +165,35 @@ class Transactions:
         moved = half is not None and half.origin == handle.log_offset and half.newest != half.first
         place = half.place if half is not None and moved else handle.log_offset
         data = None if moved else self._read_now(handle)
-        if data is not None:
-            return self._end(command, handle, data)
-        store, handed = self._parts.store, self._parts.store.log.handed
-        return InThread(
-            lambda: store.lookup.record(place, handed),
-            lambda data: self._end(command, handle, data),
-        )
+        if data is None or command.client in self._behind:
+            return self._end_in_line(command, handle, place, data)
+        return self._end(command, handle, data)
+
+    def _end_in_line(
+        self, command: Command, handle: Handle, place: int, data: bytes | None
+    ) -> InThread:
+        """End a half when its record is read; later requests of this client wait until then.
+
+        Whoever commits halves one after another wants the messages in that order.
+        """
+        store, handed, client = self._parts.store, self._parts.store.log.handed, command.client
+        self._behind[client] += 1
+
+        def read() -> bytes | PenstockError | None:
+            try:
+                return store.lookup.record(place, handed) if data is None else data
+            except PenstockError as error:
+                return error
+
+        def end(found: bytes | PenstockError | None) -> Answer:
+            self._behind[client] -= 1
+            if not self._behind[client]:
+                del self._behind[client]
+            if isinstance(found, PenstockError):
+                raise found
+            return self._end(command, handle, found)
+
+        return InThread(read, end, line=("transactions", client))
 
     def _read_now(self, handle: Handle) -> bytes | None:
         """The record that a handle names, if it can be had without waiting for the disk."""

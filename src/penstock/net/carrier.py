@@ -8,7 +8,8 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -98,6 +99,7 @@ class Carrier:
         self._opaque = 0
         self._saving: dict[str, bool] = {}  # by file: whether to write it once more
         self._unsaved: dict[str, list[tuple[Ticket, Saved]]] = {}  # who waits for the next write
+        self._lines: dict[Hashable, deque[tuple[Ticket, InThread, Future[Any]]]] = {}
         self.pool_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
         if holds is not None:
@@ -151,11 +153,23 @@ class Carrier:
             ticket.connection.adjust_work(-1)
             self._reply(ticket, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error)))
             return
+        if job.line is not None:
+            self._lines.setdefault(job.line, deque()).append((ticket, job, future))
         future.add_done_callback(
             lambda done: self._server.soon_from_thread(self._thread_done, ticket, job, done)
         )
 
     def _thread_done(self, ticket: Ticket, job: InThread, done: Future[Any]) -> None:
+        if job.line is None:
+            self._after_thread(ticket, job, done)
+            return
+        line = self._lines.get(job.line)
+        while line and line[0][2].done():
+            self._after_thread(*line.popleft())
+        if line is not None and not line:
+            del self._lines[job.line]
+
+    def _after_thread(self, ticket: Ticket, job: InThread, done: Future[Any]) -> None:
         self.pool_jobs -= 1
         ticket.connection.adjust_work(-1)
         self.carry(ticket, self._safely(lambda: job.then(done.result())))

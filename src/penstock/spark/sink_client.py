@@ -2,9 +2,10 @@
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Final, NamedTuple
 
 from penstock.client.admin import AsyncAdmin
@@ -45,7 +46,8 @@ log = logging.getLogger(__name__)
 
 WINDOW: Final = 1_000
 """Halves that are sent before the first of them has to be acknowledged."""
-ENDS_AT_ONCE: Final = 256
+ENDS_AT_ONCE: Final = 500
+"""Halves that are ended before the first of them has to be answered."""
 ENDINGS_MS: Final = 10_000
 """How long a broker that is away is asked to roll back: what it does not hear expires."""
 IN_FLIGHT_MAX: Final = 100_000
@@ -197,7 +199,7 @@ class SinkClient(AsyncTransactionProducer):
             except PenstockError as error:  # no room: these have their turn later
                 problem = error
                 break
-        left = window[len(flights) :]
+        left: list[Outgoing] = []
         for row, flight in flights:
             try:
                 self._take(await flight, stored)
@@ -206,7 +208,7 @@ class SinkClient(AsyncTransactionProducer):
             except PenstockError as error:
                 problem = problem if problem is not None and not problem.retry else error
                 left.append(row)
-        window[:] = left
+        window[: len(flights)] = left
         for broker in {f.result().queue.broker_name for _, f in flights if _is_sent(f)}:
             await self._check_broker(broker)  # it may have come since the route was looked at
         if problem is not None:
@@ -238,38 +240,49 @@ class SinkClient(AsyncTransactionProducer):
     # --- ending
 
     async def commit_halves(self, parcel: Parcel) -> Lost:
-        """Commit them all; gives those that can't be any more. Raises errors with `retry` when a
+        """Commit them all, in the order in which they were stored, so that rows of one queue keep
+        theirs; gives those that can't be committed any more. Raises errors with `retry` when a
         broker does not answer for too long: then it is not known of all of them."""
-        lost = NOTHING
-
-        async def commit(handle: TransactionHandle) -> None:
-            nonlocal lost
-            why = await insist(
+        refusals: list[str] = []
+        for window in _windows(parcel):
+            await insist(
                 self._session.clock, self._options.delivery_timeout_ms,
-                partial(self._end, handle, Decision.COMMIT),
+                partial(self._end_window, window, Decision.COMMIT, refusals),
             )  # fmt: skip
-            if why:
-                lost = lost.plus(Lost(1, why))
-
-        await _all_of(parcel, commit)
-        return lost
+        return Lost(len(refusals), refusals[0] if refusals else "")
 
     async def roll_back_halves(self, parcel: Parcel) -> None:
         """Roll them back as far as their brokers can be reached; the others expire."""
         away: dict[str, PenstockError] = {}
-
-        async def roll_back(handle: TransactionHandle) -> None:
-            if handle.broker_name in away:
-                return
-            attempt = partial(self._end, handle, Decision.ROLLBACK)
+        for window in _windows(parcel):
+            window[:] = [handle for handle in window if handle.broker_name not in away]
+            attempt = partial(self._end_window, window, Decision.ROLLBACK, [])
             try:
                 await insist(self._session.clock, ENDINGS_MS, attempt)
             except PenstockError as error:
-                away[handle.broker_name] = error
+                away |= dict.fromkeys((handle.broker_name for handle in window), error)
+        for broker, why in away.items():
+            log.warning("halves on %s are left to expire: %s", broker, why)
 
-        await _all_of(parcel, roll_back)
-        for broker, error in away.items():
-            log.warning("halves on %s are left to expire: %s", broker, error)
+    async def _end_window(
+        self, window: list[TransactionHandle], decision: Decision, refusals: list[str]
+    ) -> None:
+        """End these; those that are answered are taken out. Raises what one of them met."""
+        answers = await asyncio.gather(
+            *(self._end(handle, decision) for handle in window), return_exceptions=True
+        )
+        problem: BaseException | None = None
+        left = []
+        for handle, answer in zip(window, answers, strict=True):
+            if isinstance(answer, BaseException):
+                left.append(handle)
+                if problem is None or getattr(problem, "retry", False):
+                    problem = answer
+            elif answer:
+                refusals.append(answer)
+        window[:] = left
+        if problem is not None:
+            raise problem
 
     async def _end(self, handle: TransactionHandle, decision: Decision) -> str:
         """Tell a broker; why it refuses for ever, or "". Raises errors with `retry`."""
@@ -303,26 +316,18 @@ class SinkClient(AsyncTransactionProducer):
             log.info("no fresh route of %s: %s", handle.topic, error)
 
 
-async def _all_of(parcel: Parcel, work: Callable[[TransactionHandle], Awaitable[None]]) -> None:
-    """Do something with each half, many at a time; the first error ends it."""
+def _windows(parcel: Parcel) -> Iterator[list[TransactionHandle]]:
+    """The halves, as many together as are ended at once."""
     halves = parcel.each()
-
-    async def some() -> None:
-        for place, half in halves:
-            handle = TransactionHandle(
-                topic=place.topic, group=parcel.group, broker_name=place.broker,
-                address=place.address, queue_offset=half.queue_offset,
-                log_offset=half.log_offset, message_id="", transaction_id="",
-            )  # fmt: skip
-            await work(handle)
-
-    tasks = [asyncio.ensure_future(some()) for _ in range(min(ENDS_AT_ONCE, parcel.rows))]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    while window := [
+        TransactionHandle(
+            topic=place.topic, group=parcel.group, broker_name=place.broker,
+            address=place.address, queue_offset=half.queue_offset,
+            log_offset=half.log_offset, message_id="", transaction_id="",
+        )
+        for place, half in islice(halves, ENDS_AT_ONCE)
+    ]:  # fmt: skip
+        yield window
 
 
 def _is_sent(flight: "asyncio.Future[SendReceipt]") -> bool:
