@@ -39,7 +39,7 @@ class Echo:
         if code == SLOWLY:
             return InThread(self._wait, lambda done: Reply(0, {"done": str(done)}))
         if code == IN_LINE:
-            work = self._wait if command.ext["slow"] == "true" else lambda: None
+            work = {"1": self._wait, "0": lambda: None}.get(command.ext["slow"])
             return InThread(work, self._tell_turn, line=command.client)
         if code == BIG:
             return Reply(body=bytes(command.i64("size")))
@@ -275,19 +275,17 @@ def test_works_of_one_line_end_in_their_order(run: Run) -> None:  # noqa: F811
     async def body() -> None:
         async with house() as home:
             wire, other = await home.connect(), await home.connect()
-            for number in range(6):
-                wire.writer.write(
-                    encode(IN_LINE, {"slow": str(number in (0, 3)).lower()}, opaque=number)
-                )
+            for number, slow in enumerate(("1", "0", "never", "1", "never", "0")):
+                wire.writer.write(encode(IN_LINE, {"slow": slow}, opaque=number))
             await until(lambda: home.server.carrier.pool_jobs == 6)
-            assert (await ask(other, IN_LINE, slow="false")).ext == {"turn": "1"}
+            assert (await ask(other, IN_LINE, slow="0")).ext == {"turn": "1"}
             home.echo.release.set()
             turns = {}
             for _ in range(6):
                 answer = await wire.read()
                 turns[answer.opaque] = answer.ext
             assert turns == {number: {"turn": str(number + 2)} for number in range(6)}
-            assert (await ask(wire, IN_LINE, slow="false")).ext == {"turn": "8"}
+            assert (await ask(wire, IN_LINE, slow="never")).ext == {"turn": "8"}
 
     run(body())
 

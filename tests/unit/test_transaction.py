@@ -444,6 +444,14 @@ def test_metrics_tell_how_halves_end(home: Trade) -> None:
 # --- order ---------------------------------------------------------------------------------------
 
 
+def test_the_tags_that_others_pull_do_not_matter(home: Trade) -> None:
+    home.send(body=b"0", tag="blue")
+    first, _ = home.half(b"1", tag="red"), home.half(b"2", tag="blue")
+    home.pull(subscription="blue")
+    assert isinstance(home.broker.handle(home.end_command(first)), Reply | Encoded)
+    assert home.bodies() == [b"0", b"1"]
+
+
 def test_ends_wait_for_one_before_them_that_is_read_in_a_thread(
     home: Trade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -456,9 +464,11 @@ def test_ends_wait_for_one_before_them_that_is_read_in_a_thread(
     assert isinstance(ahead, InThread)
     assert isinstance(behind, InThread)
     assert ahead.line == behind.line
+    assert ahead.work is not None
+    assert behind.work is None
     assert home.broker.handle(home.end_command(third, client=2)).code == 0  # type: ignore[union-attr]
-    for answer in (ahead, behind):
-        assert answer.then(answer.work()).code == 0  # type: ignore[union-attr]
+    assert ahead.then(ahead.work()).code == 0  # type: ignore[union-attr]
+    assert behind.then(None).code == 0  # type: ignore[union-attr]
     assert home.bodies() == [b"3", b"1", b"2"]
     assert home.end(home.half(b"4")).code == 0
 

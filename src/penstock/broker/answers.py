@@ -45,10 +45,10 @@ class InThread:
     """`work` may wait for the disk; `then` runs in the loop again. A raised error is the answer.
 
     Works run beside each other; those with the same `line` have their `then` in the order in which
-    they were asked for.
+    they were asked for. One without `work` only waits for its turn; its `then` gets None.
     """
 
-    work: Callable[[], Any]
+    work: Callable[[], Any] | None
     then: Callable[[Any], Answer]
     line: Hashable = None
 

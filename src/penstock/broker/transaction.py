@@ -181,7 +181,7 @@ class Transactions:
 
         def read() -> bytes | PenstockError | None:
             try:
-                return store.lookup.record(place, handed) if data is None else data
+                return store.lookup.record(place, handed)
             except PenstockError as error:
                 return error
 
@@ -191,9 +191,9 @@ class Transactions:
                 del self._behind[client]
             if isinstance(found, PenstockError):
                 raise found
-            return self._end(command, handle, found)
+            return self._end(command, handle, found if data is None else data)
 
-        return InThread(read, end, line=("transactions", client))
+        return InThread(read if data is None else None, end, line=("transactions", client))
 
     def _read_now(self, handle: Handle) -> bytes | None:
         """The record that a handle names, if it can be had without waiting for the disk."""
@@ -201,6 +201,7 @@ class Transactions:
         if queue is None:
             return None
         reader = store.reader
+        reader.only(())  # pulls have left their tags in it
         status = reader.find(queue, handle.queue_offset, 1, _RECORD_BYTES_MAX, store.confirmed)
         output = Output(1024)
         if status != FOUND or not reader.copy_to(output):

@@ -54,6 +54,8 @@ RELAYS_MAX = 10_000
 """Most requests that wait for another client's answer."""
 RELAYS_PER_CLIENT_MAX = 1_000
 """Most requests that wait for one client's answer: one that hangs leaves room for others."""
+_DONE: Future[None] = Future()
+_DONE.set_result(None)
 _DEADLINES_LEAST = 1_000  # those of answered requests are cleared away beyond this
 
 
@@ -147,7 +149,7 @@ class Carrier:
         ticket.connection.adjust_work(1)
         self.pool_jobs += 1
         try:
-            future = self._submit(job.work)
+            future = _DONE if job.work is None else self._submit(job.work)
         except RuntimeError as error:  # the pool is closing
             self.pool_jobs -= 1
             ticket.connection.adjust_work(-1)
@@ -155,6 +157,9 @@ class Carrier:
             return
         if job.line is not None:
             self._lines.setdefault(job.line, deque()).append((ticket, job, future))
+        if future is _DONE:
+            self._thread_done(ticket, job, future)
+            return
         future.add_done_callback(
             lambda done: self._server.soon_from_thread(self._thread_done, ticket, job, done)
         )
