@@ -290,6 +290,12 @@ class PeerUnreachable(PeerError):
     hint = "check the address, that the server runs, and that the network lets us through"
 
 
+class PeerUntrusted(PeerUnreachable):
+    """The server is there, and its certificate is not one that is trusted."""
+
+    hint = "name the PEM file of the authority that has signed it as trusted (tlsCa, --tls-ca)"
+
+
 class PeerTimeout(PeerError):
     """No answer in time; whether the request was carried out is unknown."""
 
@@ -315,6 +321,16 @@ class NoNameServer(ClientError):
     code = 14  # SERVICE_NOT_AVAILABLE
     retry = True
     hint = "check the addresses, and that a NameServer runs there (`penstock up` starts one)"
+
+    def __init__(
+        self,
+        message: str = "",
+        *,
+        attempts: tuple[PenstockError, ...] = (),
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.attempts = attempts
 
 
 class NoRoute(ClientError):

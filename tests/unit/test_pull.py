@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
+from penstock.broker import pull
 from penstock.broker.answers import Answer, Hold, InThread, Registered, Reply
 from penstock.broker.command import Command
 from penstock.broker.pull import expression_codes
@@ -13,8 +15,9 @@ from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
 from penstock.wire.bodies import SubscriptionData, SubscriptionGroupConfig, TopicConfig
 from penstock.wire.frame import BINARY, JSON
+from penstock.wire.output import Output
 from penstock.wire.record import java_hash
-from tests.store_kit import small_config
+from tests.store_kit import SEGMENT_BYTES, small_config
 from tests.unit.broker_kit import NOW_MS, House, bodies, house, messages
 
 FOUND, NOT_FOUND, AGAIN, MOVED = 0, 19, 20, 21
@@ -302,6 +305,52 @@ def test_a_read_that_fails_leaves_no_half_answer(home: House) -> None:
     answer = home.pull(0)
     assert isinstance(answer, Reply)
     assert (answer.code, answer.body) == (1, b"")
+
+
+class Vanishing:
+    """A reader whose first finds can't be copied, as when retention is quicker."""
+
+    def __init__(self, reader: Any, failures: int) -> None:
+        self._reader = reader
+        self._failures = failures
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._reader, name)
+
+    def copy_to(self, output: Output, wait: bool = False) -> bool:
+        self._failures -= 1
+        return self._failures < 0 and self._reader.copy_to(output, wait)
+
+
+@pytest.mark.parametrize(("failures", "found"), [(1, 5), (2, 1), (9, 0)])
+def test_what_retention_takes_during_a_read_takes_nothing_with_it(
+    home: House, monkeypatch: pytest.MonkeyPatch, failures: int, found: int
+) -> None:
+    for number in range(5):
+        home.send(body=bytes([number]))
+    monkeypatch.setattr(home.broker.pull, "_write", lambda *_: False)
+    through = pull.through
+    monkeypatch.setattr(pull, "through", lambda *given: Vanishing(through(*given), failures))
+    answer = home.pull(0)
+    if found:
+        assert bodies(answer) == [bytes([number]) for number in range(found)]
+        assert offsets(answer) == (FOUND, found, 0, 5)
+    else:
+        assert offsets(answer) == (AGAIN, 1, 0, 5)
+
+
+@pytest.mark.parametrize("tag", ["*", "blue", "none"])
+def test_the_first_offset_is_told_where_files_are_gone(tmp_path: Path, tag: str) -> None:
+    with house(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
+        while home.store.log.end < 2 * SEGMENT_BYTES:
+            home.send(body=bytes(500), tag="blue")
+        home.store.log.row.drop_first()  # and the queue's begin is not moved up yet
+        answer = home.pull(0, subscription=tag)
+        _, following, low, high = offsets(answer)
+        assert 0 < low < high
+        assert following > low
+        if tag != "none":
+            assert messages(answer)[0].queue_offset == low
 
 
 def test_a_topic_whose_table_was_lost_is_made_anew(tmp_path: Path) -> None:

@@ -105,6 +105,21 @@ def test_messages_that_were_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (found, lost) == (list(range(25, 30)), 15)
 
 
+@pytest.mark.parametrize("code", [OK, AGAIN, MOVED])
+def test_messages_that_were_deleted_count_with_tags_too(
+    monkeypatch: pytest.MonkeyPatch, code: int
+) -> None:
+    there = () if code != OK else (17, 19)
+    last = answer(OK, 30, body=b"".join(record(offset) for offset in range(20, 30)))
+    if code == MOVED:
+        answers = {10: answer(code, 16, low=16), 16: answer(AGAIN, 20, low=16), 20: last}
+    else:
+        answers = {10: answer(code, 20, there, low=16), 20: last}
+    text, found, lost = lost_and_found(monkeypatch, answers, tags="a")
+    assert "offsets 10 to 15 are wanted, offsets 16 to 99 are there" in text
+    assert (found, lost) == ([*there, *range(20, 30)], 6)
+
+
 def test_all_of_the_part_was_deleted(monkeypatch: pytest.MonkeyPatch) -> None:
     text, found, lost = lost_and_found(monkeypatch, {10: answer(MOVED, 500, low=500, high=600)})
     assert "offsets 10 to 29 are wanted, offsets 500 to 599 are there" in text

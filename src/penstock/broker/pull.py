@@ -326,12 +326,17 @@ class PullHandler:
 
         def work() -> Found:
             reader = through(store.fresh_reader(), pull.wanted)
-            status = reader.find(
-                pull.queue, pull.offset, pull.count_max, pull.bytes_max, confirmed, True
-            )
             output = Output(1024)
-            if status == get.FOUND and not reader.copy_to(output, True):
-                status = get.MESSAGE_WAS_REMOVING  # retention was quicker
+            # Where retention is quicker, the next find passes over what is gone. One that still
+            # can't be read is passed over by itself, not with those behind it.
+            for count_max in (pull.count_max, pull.count_max, 1):
+                status = reader.find(
+                    pull.queue, pull.offset, count_max, pull.bytes_max, confirmed, True
+                )
+                if status == get.FOUND and not reader.copy_to(output, True):
+                    status = get.MESSAGE_WAS_REMOVING
+                if status != get.MESSAGE_WAS_REMOVING:
+                    break
             return Found(
                 status, reader.next_offset, reader.min_offset, reader.max_offset, reader.count,
                 output.take(),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from penstock.client.options import ClientOptions
 from penstock.clock import Clock, pause
-from penstock.errors import NoNameServer, NoRoute, PeerError, refusal
+from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError, refusal
 from penstock.net.peer import Peer, Response, Sign, split_address
 from penstock.wire import fastjson
 from penstock.wire.bodies import TopicList, TopicRouteData
@@ -58,25 +58,24 @@ class NameServers:
         timeout_ms: int | None = None,
     ) -> Response:  # fmt: skip
         """The answer of the first that gives one; raises NoNameServer."""
-        failures = []
+        failures: list[PenstockError] = []
         for address in self._in_order():
             try:
                 answer = await self._peer(address).call(
                     code, ext, body, timeout_ms=timeout_ms or self._options.timeout_ms
                 )
             except PeerError as error:
-                failures.append(str(error))
+                failures.append(error)
                 continue
             if answer.code == ResponseCode.SYSTEM_BUSY:
-                failures.append(f"{address}: {answer.remark}")
+                failures.append(refusal(answer.code, answer.remark, address))
                 continue
             if address != self._good:
                 log.info("NameServer %s answers", address)
                 self._good = address
             return answer
-        raise NoNameServer(
-            "no NameServer answers: " + ("; ".join(failures) or f"{self._url} lists none")
-        )
+        reasons = "; ".join(error.message for error in failures) or f"{self._url} lists none"
+        raise NoNameServer(f"no NameServer answers: {reasons}", attempts=tuple(failures))
 
     async def call_all(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""

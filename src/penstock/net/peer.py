@@ -19,7 +19,13 @@ from functools import partial
 from typing import Generic, TypeAlias, TypeVar
 
 from penstock.clock import Clock, LoopClock, finish_within
-from penstock.errors import PeerLost, PeerTimeout, PeerUnreachable, PenstockError
+from penstock.errors import (
+    PeerLost,
+    PeerTimeout,
+    PeerUnreachable,
+    PeerUntrusted,
+    PenstockError,
+)
 from penstock.net.calls import Call, Calls
 from penstock.net.peer_connection import Ask, Connection, Response
 from penstock.wire.codes import ResponseCode
@@ -185,6 +191,9 @@ class Peer:
         except TimeoutError:
             message = f"no connection within {self._connect_ms} ms"
             raise PeerUnreachable(message, address=self.address) from None
+        except tls.SSLCertVerificationError as error:
+            message = f"the server's certificate is not trusted: {error.verify_message}"
+            raise PeerUntrusted(message, address=self.address) from None
         except (OSError, UnicodeError) as error:  # refused, no such name, TLS failed
             message = f"can't connect: {_reason(error)}"
             raise PeerUnreachable(message, address=self.address) from None

@@ -27,7 +27,7 @@ from penstock.errors import (
 )
 from penstock.spark.offsets import Marks, listed
 from penstock.spark.options import Connection
-from penstock.spark.patience import insist, passing
+from penstock.spark.patience import hopeless, insist, passing
 from penstock.spark.schema import CONTROL_TOPIC
 from penstock.spark.source_options import Topics
 from penstock.wire import fastjson
@@ -304,7 +304,7 @@ class AsyncCluster(Lifetime):
     async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
         """What `work` comes to; as long as it fails because servers are away it is tried again.
 
-        Raises ReadGaveUp.
+        Raises ReadGaveUp, and TlsError for a server that is not trusted.
         """
         is_told = False
 
@@ -313,7 +313,7 @@ class AsyncCluster(Lifetime):
             try:
                 return await work()
             except PenstockError as error:
-                if error.retry and not is_told:
+                if error.retry and hopeless(error) is None and not is_told:
                     is_told = True
                     log.warning("waiting up to %g s: %s", self._patience_ms / 1000, error)
                 raise

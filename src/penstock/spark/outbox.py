@@ -33,7 +33,7 @@ from penstock.errors import (
     WriteGaveUp,
 )
 from penstock.spark.bundles import Bundle, bundles
-from penstock.spark.patience import AGAIN_MS, AGAIN_MS_MAX
+from penstock.spark.patience import AGAIN_MS, AGAIN_MS_MAX, hopeless
 from penstock.spark.rows import Outgoing
 from penstock.spark.sink_options import SinkOptions
 
@@ -161,6 +161,7 @@ class Courier:
                 raise result
             if isinstance(error, MessageIllegal | RecordError):
                 raise RowRefused.at(row.row, self._partition, error.message, error.hint) from error
+            error = hopeless(error) or error
             if not error.retry:
                 error.add_note(f"while sending {self._place([row])}")
                 raise error

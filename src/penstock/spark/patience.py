@@ -5,7 +5,15 @@ from collections.abc import Awaitable, Callable
 from typing import Final, TypeVar
 
 from penstock.clock import Clock, pause
-from penstock.errors import PenstockError, SystemBusy
+from penstock.errors import (
+    NoNameServer,
+    NoPermission,
+    PeerUntrusted,
+    PenstockError,
+    SendFailed,
+    SystemBusy,
+    TlsError,
+)
 from penstock.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -32,6 +40,17 @@ def passing(error: PenstockError) -> PenstockError:
     return SystemBusy(error.message) if error.answer_code in PASSING else error
 
 
+def hopeless(error: PenstockError) -> PenstockError | None:
+    """What to raise at once, since waiting does not mend it: a server that is not trusted, or that
+    takes nothing of this user; None where it may help."""
+    if isinstance(error, PeerUntrusted):
+        return TlsError(error.message, hint=error.hint)
+    if isinstance(error, NoNameServer | SendFailed):
+        causes = [hopeless(cause) for cause in error.attempts]
+        return causes[-1] if causes and all(causes) else None
+    return error if isinstance(error, NoPermission) else None
+
+
 async def insist(
     clock: Clock, patience_ms: int, attempt: Callable[[], Awaitable[T]],
     refresh: Callable[[], Awaitable[object]] | None = None,
@@ -43,6 +62,8 @@ async def insist(
         try:
             return await attempt()
         except PenstockError as error:
+            if (cause := hopeless(error)) is not None:
+                raise cause from error.__cause__
             if not error.retry or clock.monotonic_ms() + wait_ms >= deadline_ms:
                 raise
             log.info("tried again in %d ms: %s", wait_ms, error)

@@ -102,7 +102,7 @@ class RangeReader:
         if self._builder.rows:
             return self._hand_over()
         if self.lost:
-            log.warning("data loss: %s: %d messages in all", self._part, self.lost)
+            log.warning("data loss: %s %d messages in all", self._place, self.lost)
         return None
 
     def close(self) -> None:
@@ -121,13 +121,16 @@ class RangeReader:
             return
         self._behind_since_ms, self._again_ms = None, AGAIN_MS
         await self._pulls.ask_ahead(next_offset)
+        if self._tags is not None and at < answer.min_offset:
+            # Messages without a wanted tag leave gaps, too: only the queue's begin tells.
+            self._lose(min(answer.min_offset, next_offset), f"offsets {_there(answer)} are there")
         if code == ResponseCode.SUCCESS:
             self._answer, self._position = answer, 0
             self._goal = self._seen + min(next_offset, self._part.until) - at
-        elif code != ResponseCode.PULL_RETRY_IMMEDIATELY or self._tags is None:
+        elif code == ResponseCode.PULL_RETRY_IMMEDIATELY and self._tags is not None:
+            self._at = next_offset  # none of them has a tag that is wanted
+        elif self._at < next_offset:
             self._lose(next_offset, f"offsets {_there(answer)} are there")
-        else:  # none of them has a tag that is wanted
-            self._at = next_offset
 
     @property
     def _seen(self) -> int:

@@ -31,6 +31,7 @@ from pyspark.sql.datasource import (
 from penstock.client.blocking import loop_thread
 from penstock.errors import BadSetting
 from penstock.spark.hints import hints_shown
+from penstock.spark.logs import show_warnings
 from penstock.spark.outbox import Outbox
 from penstock.spark.rows import (
     PROPERTY_BATCH,
@@ -145,6 +146,7 @@ class _Write:
 
     @hints_shown()
     def run(self, batches: Iterator["pa.RecordBatch"]) -> TaskWritten:
+        show_warnings()
         task = self._task()
         options = self.options
         reader = RowReader(
@@ -205,6 +207,7 @@ class _Write:
 
     @hints_shown()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
+        show_warnings()
         written = _written(messages)
         if self.options.transactional and written:
             from penstock.spark.delivery import commit_batch
@@ -219,6 +222,7 @@ class _Write:
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Failed tasks have taken back what they sent; the others' is taken back here. Where none
         has left a message and no sinkId is given, nothing is known to take back."""
+        show_warnings()
         written = _written(messages)
         sink_id, query_id = self.options.sink_id, None
         if written:

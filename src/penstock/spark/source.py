@@ -29,6 +29,7 @@ from pyspark.sql.types import StructType
 from penstock.client.namespace import with_namespace
 from penstock.errors import BadSetting
 from penstock.spark.hints import hints_shown
+from penstock.spark.logs import show_warnings
 from penstock.spark.offsets import Marks, report, resolved, spans
 from penstock.spark.ranges import QueueRange, split
 from penstock.spark.reading import Reading, read_range
@@ -59,6 +60,7 @@ class DefaultSource(DataSource):
 
     @hints_shown()
     def reader(self, schema: StructType) -> DataSourceReader:
+        show_warnings()
         options = SourceOptions.of(self.options).with_columns(_columns(schema))
         return (TopicReader if options.log_path is None else LogReader)(options, schema)
 
@@ -66,12 +68,14 @@ class DefaultSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from penstock.spark.stream import TopicStreamReader
 
+        show_warnings()
         options = SourceOptions.of(self.options, stream=True).with_columns(_columns(schema))
         return TopicStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.sink import make_writer
 
+        show_warnings()
         return make_writer(self.options, schema, overwrite)
 
     def streamWriter(  # noqa: N802
@@ -79,6 +83,7 @@ class DefaultSource(DataSource):
     ) -> DataSourceStreamWriter:
         from penstock.spark.sink import make_stream_writer
 
+        show_warnings()
         return make_stream_writer(self.options, schema, overwrite)
 
 
@@ -138,6 +143,7 @@ def settle_in() -> None:
     Spark collects garbage after each of them, which takes 40 ms with all modules in place: what is
     there by now stays, and is not looked at again.
     """
+    show_warnings()
     if not gc.get_freeze_count():
         gc.freeze()
 
