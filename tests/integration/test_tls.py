@@ -16,7 +16,7 @@ import pytest
 
 from penstock.clock import VirtualClock
 from penstock.config import TlsConfig
-from penstock.errors import PeerUnreachable, TlsError
+from penstock.errors import PeerUntrusted, TlsError
 from penstock.net.listener import Listener, SniffingListener, listen
 from penstock.net.peer import Peer
 from penstock.net.tls import Tls, outgoing_context, server_context
@@ -320,7 +320,7 @@ def test_peer_calls_over_tls_and_checks_the_server_if_it_has_an_authority(
                 await peer.close()
             wrong = TlsConfig(outgoing=True, outgoing_ca=str(other.certificate))
             peer = Peer(server.address, ssl=outgoing_context(wrong))
-            with pytest.raises(PeerUnreachable, match="certificate verify failed"):
+            with pytest.raises(PeerUntrusted, match="self-signed certificate"):
                 await peer.call(3, timeout_ms=5000)
             await peer.close()
 
