@@ -13,6 +13,7 @@ from benchmarks import (
     read_gather,
     send_path,
     spark,
+    spark_kafka,
     timers,
 )
 
@@ -27,6 +28,7 @@ ALL = {
     "clients": clients.main,
     "timers": timers.main,
     "spark": spark.main,
+    "spark_kafka": spark_kafka.main,
 }
 
 

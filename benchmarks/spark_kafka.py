@@ -1,0 +1,247 @@
+"""Penstock's Spark source beside Spark's own source for Apache Kafka.
+
+The same rows lie in a Kafka broker and in ours: keys and 128-byte bodies, in eight partitions or
+queues, with a tag here and a header there. Each source reads everything, in alternating rounds of
+one session on two cores, which both brokers share; the toy source shows what Spark's Python Data
+Source API lets through at best. `PENSTOCK_SPARK_ROWS` changes the number of rows.
+
+Jars come from Maven, into its own repository. The source for Kafka is made for one version of
+Spark, so this runs in an environment with PySpark 4.2.
+"""
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pyspark
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as f
+from rich.console import Console
+from rich.table import Table
+from tests.compat import apache, maven
+
+from benchmarks.spark import ROUNDS, ROWS, TOPIC, Bench, Work, alternate, bench, noop
+from benchmarks.spark_toy import BODY
+from penstock import Admin
+from penstock.spark.session import spark_session
+
+SPARK = "4.2"
+SPARK_JARS = (
+    "org.apache.spark:spark-sql-kafka-0-10_2.13:4.2.0",
+    # For Kerberos only, but its classes are looked at; not every mirror has the one of 4.2.
+    "org.apache.spark:spark-token-provider-kafka-0-10_2.13:4.0.0",
+    "org.apache.kafka:kafka-clients:3.9.2",
+    "org.apache.commons:commons-pool2:2.13.1",
+)
+"""What the source needs besides the jars that Spark has."""
+SERVER_JARS = (
+    "org.apache.kafka:kafka_2.13:4.3.1",
+    "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+)
+RESOLVER = "org.apache.maven.plugins:maven-dependency-plugin:3.8.1:build-classpath"
+PARTITIONS = 8
+CLUSTER = "AAAAAAAAAAAAAAAAAAAAAQ"
+"""Sixteen bytes in base64, as Kafka wants a cluster's id."""
+FILLING = {
+    # Some hundred messages a batch, as ours are sent: smaller ones are slower to read.
+    "kafka.batch.size": "131072",
+    "kafka.linger.ms": "100",
+    # With it, a producer that comes while its topic is being made may go round in circles.
+    "kafka.enable.idempotence": "false",
+}
+READING = {"kafka.fetch.max.wait.ms": "10"}
+"""By default every task waits half a second at the end of its partition, for messages to come."""
+KAFKA = "Kafka"
+THEIR_COLUMNS = "keys,body,topic,queue_id,queue_offset,store_timestamp"
+
+
+class CannotRunError(Exception):
+    """Something that this benchmark needs is not here; the text says what."""
+
+
+def check_tools() -> None:
+    if not pyspark.__version__.startswith(f"{SPARK}."):
+        raise CannotRunError(
+            f"Kafka's source is used with PySpark {SPARK} and this is {pyspark.__version__}: run "
+            f"it in an environment with pyspark=={SPARK}.*"
+        )
+    if missing := maven.missing_tools():
+        raise CannotRunError(f"{' and '.join(missing)} must be on the PATH")
+
+
+# --- jars
+
+
+def jars(*artifacts: str, alone: bool = False) -> list[str]:
+    """Paths of Maven's artifacts, with what they need themselves unless they are to come alone."""
+    with tempfile.TemporaryDirectory(prefix="penstock-maven-") as folder:
+        found = Path(folder) / "classpath.txt"
+        (Path(folder) / "pom.xml").write_bytes(pom(artifacts, alone))
+        for mode in (["-o"], []):  # the network is for what was never fetched
+            command = ["mvn", "-q", "-B", *mode, f"-Dmdep.outputFile={found}", RESOLVER]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+            if done.returncode == 0 and found.exists():
+                return found.read_text().strip().split(os.pathsep)
+    said = next((line for line in done.stdout.splitlines() if "ERROR" in line), "nothing")
+    raise CannotRunError(f"Maven gave no jars of {', '.join(artifacts)}; it said: {said}")
+
+
+def pom(artifacts: tuple[str, ...], alone: bool) -> bytes:
+    project = ElementTree.Element("project", xmlns="http://maven.apache.org/POM/4.0.0")
+    own = {"modelVersion": "4.0.0", "groupId": "io.penstock", "artifactId": "jars", "version": "1"}
+    add_texts(project, own | {"packaging": "pom"})
+    dependencies = ElementTree.SubElement(project, "dependencies")
+    for artifact in artifacts:
+        dependency = ElementTree.SubElement(dependencies, "dependency")
+        names = ("groupId", "artifactId", "version")
+        add_texts(dependency, dict(zip(names, artifact.split(":"), strict=True)))
+        if alone:
+            exclusions = ElementTree.SubElement(dependency, "exclusions")
+            exclusion = ElementTree.SubElement(exclusions, "exclusion")
+            add_texts(exclusion, {"groupId": "*", "artifactId": "*"})
+    return ElementTree.tostring(project)
+
+
+def add_texts(element: ElementTree.Element, texts: dict[str, str]) -> None:
+    for name, text in texts.items():
+        ElementTree.SubElement(element, name).text = text
+
+
+# --- servers and sources
+
+
+class KafkaServer(apache.Server):
+    """Kafka's broker and controller in one process, with its data below a directory."""
+
+    _main_class = "kafka.Kafka"
+    _announcement = "Kafka Server started"
+    # As its start script does.
+    jvm = (
+        *("-Xms1g", "-Xmx1g", "-server", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+        *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
+    )
+
+    def __init__(self, directory: Path, classpath: list[str]) -> None:
+        port = apache.free_port(above=1)
+        once = ("offsets.topic", "transaction.state.log", "share.coordinator.state.topic")
+        conf = {
+            "process.roles": "broker,controller",
+            "node.id": 1,
+            "controller.quorum.voters": f"1@127.0.0.1:{port + 1}",
+            "controller.listener.names": "CONTROLLER",
+            "listeners": f"PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{port + 1}",
+            "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
+            "log.dirs": directory / "data",
+            "num.partitions": PARTITIONS,
+            **{f"{topic}.replication.factor": 1 for topic in once},
+            **{f"{topic}.min.isr": 1 for topic in once[1:]},
+        }
+        super().__init__(directory, port, conf, timeout=120.0)
+        self._environment = {**os.environ, "CLASSPATH": os.pathsep.join(classpath)}
+
+    def _command(self) -> tuple[list[str], dict[str, str]]:
+        """Its storage is formatted first, for which the configuration is there by now."""
+        flags = ("--ignore-formatted", "-t", CLUSTER, "-c", str(self._conf_file))
+        tool = ["java", "kafka.tools.StorageTool", "format", *flags]
+        subprocess.run(tool, env=self._environment, check=True, capture_output=True)
+        level = "-Dorg.apache.logging.log4j.level=INFO"
+        command = ["java", *self.jvm, level, self._main_class, str(self._conf_file)]
+        return command, self._environment
+
+
+class Beside:
+    """The same rows in two brokers."""
+
+    def __init__(self, ours: Bench, kafka: KafkaServer) -> None:
+        self.ours = ours
+        self._kafka = kafka
+
+    def fill(self) -> None:
+        with Admin(self.ours.up.address) as admin:
+            admin.create_topic(TOPIC, queues=PARTITIONS)
+        load = [sys.executable, "-m", "benchmarks.spark_load", self.ours.up.address, TOPIC]
+        subprocess.run([*load, str(ROWS)], check=True)
+        tag = f.struct(f.lit("tags").alias("key"), f.lit(b"trial").alias("value"))
+        rows = self.ours.spark.range(ROWS).select(
+            f.col("id").cast("string").alias("key"), f.lit(BODY).alias("value"),
+            f.array(tag).alias("headers"),
+        )  # fmt: skip
+        writer = rows.write.format("kafka").option("topic", TOPIC).options(**FILLING)
+        writer.option("kafka.bootstrap.servers", self._kafka.address).save()
+
+    def kafka(self, **options: str) -> DataFrame:
+        reader = self.ours.spark.read.format("kafka").option("subscribe", TOPIC).options(**options)
+        return reader.option("kafka.bootstrap.servers", self._kafka.address).load()
+
+    def check(self) -> None:
+        """Raises unless the brokers have the same keys and bodies."""
+        theirs = sums(self.kafka(), f.col("key").cast("string"), "value")
+        assert theirs[0] == ROWS
+        for frame in (self.ours.broker(), self.ours.log()):
+            assert sums(frame, f.col("keys"), "body") == theirs
+
+    def works(self) -> dict[str, Work]:
+        b = self.ours
+        return {
+            KAFKA: lambda: noop(self.kafka(**READING)),
+            "Kafka with headers": lambda: noop(self.kafka(includeHeaders="true", **READING)),
+            "Kafka by default": lambda: noop(self.kafka()),
+            "broker": lambda: noop(b.broker()),
+            "broker, Kafka's columns": lambda: noop(b.broker(columns=THEIR_COLUMNS)),
+            "log scan": lambda: noop(b.log()),
+            "toy source": lambda: noop(b.toy()),
+        }
+
+
+@contextmanager
+def beside() -> Iterator[Beside]:
+    spark_jars, server_jars = jars(*SPARK_JARS, alone=True), jars(*SERVER_JARS)
+    with (
+        tempfile.TemporaryDirectory(prefix="penstock-kafka-") as folder,
+        KafkaServer(Path(folder), server_jars) as kafka,
+    ):
+        # The bench takes the session that runs, and ends it.
+        conf = {"spark.jars": ",".join(spark_jars)}
+        session = spark_session("benchmarks", master="local[2]", conf=conf)
+        session.sparkContext.setLogLevel("ERROR")  # Kafka's clients warn of what heals by itself
+        with bench() as ours:
+            yield Beside(ours, kafka)
+
+
+def sums(frame: DataFrame, key: Column, body: str) -> tuple[object, ...]:
+    """What is the same wherever the same rows are, in whatever order."""
+    hashed = f.sum(f.xxhash64(key, body).cast("decimal(38,0)"))
+    return tuple(frame.agg(f.count("*"), hashed).collect()[0])
+
+
+def show(seconds: dict[str, float]) -> None:
+    title = f"all columns of {ROWS:,} messages, Spark {pyspark.__version__}"
+    table = Table("source", title=title)
+    for column in ("thousand rows/s", "beside Kafka's", "beside the toy"):
+        table.add_column(column, justify="right")
+    for name, took in seconds.items():
+        ratios = (f"{seconds[base] / took:.2f}" for base in (KAFKA, "toy source"))
+        table.add_row(name, f"{ROWS / took / 1e3:,.0f}", *ratios)
+    Console().print(table)
+
+
+def main() -> None:
+    try:
+        check_tools()
+        with beside() as b:
+            b.fill()
+            b.check()
+            works = b.works()
+            alternate(works, 1)  # all warm: Java's code above all
+            show(alternate(works, ROUNDS))
+    except CannotRunError as e:
+        print(f"skipped: {e}")
+
+
+if __name__ == "__main__":
+    main()
