@@ -23,8 +23,10 @@ from penstock.wire.record import BLANK_BYTES, BORN_HOST_V6, MAGIC_V1, MAGIC_V2
 
 log = logging.getLogger(__name__)
 
-TASK_BYTES_MAX: Final = 256 * 1024 * 1024
-"""What a task reads at most; a task costs Spark some 50 ms, and reading this much a second."""
+TASK_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""What a task reads at most, in some 5 s: a task costs Spark 50 to 100 ms whatever it reads."""
+TASK_BYTES_MIN: Final = 64 * 1024 * 1024
+"""Down to this all cores are given work."""
 TASKS_FEW: Final = 64
 """Up to so many their number is a power of two: mostly as many run at a time, and none the last."""
 SLICE_BYTES_MIN: Final = 1024 * 1024
@@ -118,7 +120,8 @@ def plan_scan(path: str, scan: Scan, *, tasks_min: int | None = None) -> list[Lo
     ends = [_data_end(file) for file in kept]
     total = sum(ends)
     blank = sum(file.length for file in kept) - total
-    tasks = max(-(-total // TASK_BYTES_MAX), 1)
+    # The driver's cores are not the cluster's, but all that is known of it here.
+    tasks = max(-(-total // TASK_BYTES_MAX), min(os.cpu_count() or 1, total // TASK_BYTES_MIN), 1)
     if tasks <= TASKS_FEW:
         tasks = 1 << (tasks - 1).bit_length()
     tasks = max(tasks, min(tasks_min or 1, total // SLICE_BYTES_MIN))
