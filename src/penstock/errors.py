@@ -264,7 +264,7 @@ class TransactionTooLate(Refused):
 
 
 class TlsError(PenstockError):
-    """Certificates that a setting names and that can't be used."""
+    """Certificates that can't be used, or that do not vouch for a server."""
 
     hint = "check the file that the setting names: it must be PEM, and readable for this process"
 

@@ -12,7 +12,6 @@ from pyspark.errors import StreamingQueryException
 
 from penstock import Admin
 from penstock.client.admin import QueueState
-from penstock.wire.codes import RequestCode
 from tests.compat.penstock import Broker, NameServer
 from tests.spark.kit import create_topic, send_numbers, source_options, stream_reader
 
@@ -93,12 +92,11 @@ def described(house: Any, topic: str) -> tuple[QueueState, ...]:
 
 
 @pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A NameServer and a broker that can be stopped, with a log in small files."""
-    path = tmp_path_factory.mktemp("small")
-    conf: dict[str, Any] = {"mappedFileSizeCommitLog": 65_536, "fileReservedTime": 0}
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+    """A NameServer and a broker that can be stopped."""
+    path = tmp_path_factory.mktemp("alone")
     names = NameServer(path / "ns")
-    with names, Broker(path / "b", path / "store", names.address, **conf) as broker:
+    with names, Broker(path / "b", path / "store", names.address) as broker:
         yield names, broker
 
 
@@ -222,9 +220,9 @@ def test_progress_is_seen_as_a_group(
 
 
 def test_a_broker_that_restarts_does_not_end_the_query(
-    spark: SparkSession, small: House, fresh: str, tmp_path: Path
+    spark: SparkSession, alone: House, fresh: str, tmp_path: Path
 ) -> None:
-    names, broker = small
+    names, broker = alone
     create_topic(names, fresh, 2)
     send_numbers(names, fresh, 10)
     frame = stream_reader(spark, names, fresh, startingOffsets="earliest").load()
@@ -259,29 +257,6 @@ def test_a_topic_made_anew_is_a_loss(
     lenient = stream_reader(spark, house, fresh, failOnDataLoss="false").load()
     assert run_now(lenient, tmp_path).all == [100, 101, 102]
     assert run_now(frame, tmp_path).all == []
-
-
-def test_messages_that_retention_took_are_a_loss(
-    spark: SparkSession, small: House, fresh: str, tmp_path: Path
-) -> None:
-    names, broker = small
-    create_topic(names, fresh, 1)
-    send_numbers(names, fresh, 10)
-    frame = stream_reader(spark, names, fresh, startingOffsets="earliest").load()
-    assert len(run_now(frame, tmp_path).all) == 10
-    send_numbers(names, fresh, range(10, 2_000))
-    [queue] = described(names, fresh)
-    deadline = time.monotonic() + WAIT_SECONDS
-    while queue.min_offset <= 10:  # a file counts as old once it is flushed
-        assert time.monotonic() < deadline
-        with Admin(names.address) as admin:
-            admin.ask(broker.address, RequestCode.DELETE_EXPIRED_COMMITLOG, {})
-        [queue] = described(names, fresh)
-    lost = f"offsets 10 to {queue.min_offset - 1} are not there, the first there is"
-    with pytest.raises(StreamingQueryException, match=lost):
-        run_now(frame, tmp_path)
-    lenient = stream_reader(spark, names, fresh, failOnDataLoss="false").load()
-    assert run_now(lenient, tmp_path).all == list(range(queue.min_offset, 2_000))
 
 
 def test_a_stream_refuses_what_it_cannot_do(spark: SparkSession, house: Up, fresh: str) -> None:

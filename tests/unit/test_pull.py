@@ -353,6 +353,22 @@ def test_the_first_offset_is_told_where_files_are_gone(tmp_path: Path, tag: str)
             assert messages(answer)[0].queue_offset == low
 
 
+def test_a_gap_in_a_queue_is_not_its_begin(tmp_path: Path) -> None:
+    with house(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
+        while home.store.log.end < 2 * SEGMENT_BYTES:
+            home.send(body=bytes(500))
+        home.store.log.row.drop_first()
+        _, _, low, high = offsets(home.pull(0))
+        queue = home.store.queue("T", 0)
+        assert queue is not None
+        queue.fill_to(high + 2)
+        home.send(body=b"behind")
+        answer = home.pull(high - 1)
+        assert [message.queue_offset for message in messages(answer)] == [high - 1, high + 2]
+        assert offsets(answer) == (FOUND, high + 3, queue.min_offset, high + 3)
+        assert offsets(home.pull(low))[2] == queue.min_offset
+
+
 def test_a_topic_whose_table_was_lost_is_made_anew(tmp_path: Path) -> None:
     with house(tmp_path / "store") as home:
         home.send(topic="New", queue_id=3)

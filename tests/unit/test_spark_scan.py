@@ -133,6 +133,22 @@ def test_slices_are_planned_by_number_and_by_what_is_written(tmp_path: Path) -> 
     assert slices[-1].end == SEGMENT_BYTES  # nothing that is written meanwhile falls between
 
 
+@pytest.mark.parametrize(
+    ("cores", "least", "blank", "tasks"), [(1, 0, 0, 1), (3, 0, 0, 4), (64, 0, 0, 8), (1, 8, 90, 8)]
+)
+def test_all_cores_have_work_and_no_more_tasks_than_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, least: int, blank: int, tasks: int
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: cores)
+    monkeypatch.setattr("penstock.spark.slices.SLICE_BYTES_MIN", 1 << 10)
+    monkeypatch.setattr("penstock.spark.slices.TASK_BYTES_MIN", 8 << 10)
+    written = 64 << 10
+    (tmp_path / f"{0:020}").write_bytes(bytes([1]) * written + bytes(blank * written))
+    planned = plan_scan(str(tmp_path), ALL, tasks_min=least)
+    assert len({part.task for part in planned}) == tasks
+    assert sum(part.end - part.begin for part in planned) == (1 + blank) * written
+
+
 def test_topics_tags_and_times_decide(tmp_path: Path) -> None:
     model = model_of(200)
     paths = write(tmp_path, model)

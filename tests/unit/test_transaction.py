@@ -1,5 +1,6 @@
 """Transactions: halves are invisible until committed, and end once, whatever comes again."""
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 from penstock.broker.answers import Encoded, InThread, Reply
 from penstock.broker.command import Command
 from penstock.config import Settings
-from penstock.errors import DiskFull, ReadFailed
+from penstock.errors import DiskFull
 from penstock.metrics import Registry
 from penstock.wire.bodies import TopicConfig
 from penstock.wire.codes import RequestCode
@@ -477,11 +478,12 @@ def test_a_record_that_can_t_be_read_ends_the_waiting_too(
     home: Trade, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(place: int, handed: int) -> bytes:
-        raise ReadFailed("no")
+        raise OSError(errno.EIO, "no")
 
     sent = home.half(b"1")
     with monkeypatch.context() as patch:
         patch.setattr(home.transactions, "_read_now", lambda handle: None)
         patch.setattr(home.store.lookup, "record", fail)
-        assert home.end(sent).code != 0
+        with pytest.raises(OSError, match="no"):
+            home.end(sent)
     assert isinstance(home.broker.handle(home.end_command(sent)), Reply | Encoded)

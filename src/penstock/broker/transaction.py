@@ -36,7 +36,6 @@ from penstock.errors import (
     MessageIllegal,
     NoPermission,
     NotWriteable,
-    PenstockError,
     Refused,
     SystemBusy,
     TransactionCommitted,
@@ -179,17 +178,17 @@ class Transactions:
         store, handed, client = self._parts.store, self._parts.store.log.handed, command.client
         self._behind[client] += 1
 
-        def read() -> bytes | PenstockError | None:
+        def read() -> bytes | Exception | None:
             try:
                 return store.lookup.record(place, handed)
-            except PenstockError as error:
+            except Exception as error:  # whatever it is, those behind it have their turn
                 return error
 
-        def end(found: bytes | PenstockError | None) -> Answer:
+        def end(found: bytes | Exception | None) -> Answer:
             self._behind[client] -= 1
             if not self._behind[client]:
                 del self._behind[client]
-            if isinstance(found, PenstockError):
+            if isinstance(found, Exception):
                 raise found
             return self._end(command, handle, found if data is None else data)
 

@@ -171,8 +171,8 @@ class Carrier:
         line = self._lines.get(job.line)
         while line and line[0][2].done():
             self._after_thread(*line.popleft())
-        if line is not None and not line:
-            del self._lines[job.line]
+        if not line:
+            self._lines.pop(job.line, None)
 
     def _after_thread(self, ticket: Ticket, job: InThread, done: Future[Any]) -> None:
         self.pool_jobs -= 1

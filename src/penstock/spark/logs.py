@@ -6,6 +6,7 @@ application that could, so warnings (lost messages, brokers that are away) would
 
 import logging
 import sys
+from contextlib import suppress
 from typing import Final
 
 PACKAGE: Final = "penstock"
@@ -23,10 +24,8 @@ class WorkerLog(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if logging.getLogger().handlers:
             return
-        try:
+        with suppress(OSError, ValueError):  # stderr is closed
             print(self.format(record), file=sys.stderr, flush=True)
-        except (OSError, ValueError):  # stderr is closed
-            self.handleError(record)
 
 
 def show_warnings() -> None:

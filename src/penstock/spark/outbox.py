@@ -33,7 +33,7 @@ from penstock.errors import (
     WriteGaveUp,
 )
 from penstock.spark.bundles import Bundle, bundles
-from penstock.spark.patience import AGAIN_MS, AGAIN_MS_MAX, hopeless
+from penstock.spark.patience import AGAIN_MS, AGAIN_MS_MAX, DENIED_MS, denied, hopeless
 from penstock.spark.rows import Outgoing
 from penstock.spark.sink_options import SinkOptions
 
@@ -109,6 +109,9 @@ class Courier:
             limit_ms = self._options.delivery_timeout_ms
             if isinstance(error, NoRoute) and left[0].message.topic not in self._known:
                 limit_ms = min(limit_ms, NEW_TOPIC_MS)
+            if (refused := denied(error)) is not None and waited_ms >= DENIED_MS:
+                refused.add_note(f"while sending {self._place(left)}")
+                raise refused from error
             if unsafe >= UNSAFE_MAX or waited_ms >= limit_ms:
                 raise self._given_up(left, error, waited_ms)
             log.warning("%s: sent again: %s", self._place(left), error)

@@ -23,6 +23,8 @@ T = TypeVar("T")
 AGAIN_MS: Final = 100
 AGAIN_MS_MAX: Final = 2_000
 """Pauses before a broker is asked again."""
+DENIED_MS: Final = 5_000
+"""How long it is tried to send what brokers say is not allowed."""
 PASSING: Final = frozenset(
     (
         ResponseCode.SYSTEM_ERROR,
@@ -41,14 +43,23 @@ def passing(error: PenstockError) -> PenstockError:
 
 
 def hopeless(error: PenstockError) -> PenstockError | None:
-    """What to raise at once, since waiting does not mend it: a server that is not trusted, or that
-    takes nothing of this user; None where it may help."""
+    """What to raise at once, since waiting does not mend it: that a server is not trusted; None
+    where it may help."""
     if isinstance(error, PeerUntrusted):
         return TlsError(error.message, hint=error.hint)
     if isinstance(error, NoNameServer | SendFailed):
         causes = [hopeless(cause) for cause in error.attempts]
         return causes[-1] if causes and all(causes) else None
-    return error if isinstance(error, NoPermission) else None
+    return None
+
+
+def denied(error: PenstockError) -> PenstockError | None:
+    """What to raise where brokers take nothing of this user, or nothing for this topic, and that
+    has lasted DENIED_MS: who drains a broker lets it refuse until clients know another."""
+    causes = error.attempts if isinstance(error, SendFailed) else ()
+    if causes and all(isinstance(cause, NoPermission) for cause in causes):
+        return causes[-1]
+    return None
 
 
 async def insist(
@@ -56,7 +67,7 @@ async def insist(
     refresh: Callable[[], Awaitable[object]] | None = None,
 ) -> T:  # fmt: skip
     """What `attempt` comes to, tried again while its error says so and there is time left."""
-    deadline_ms = clock.monotonic_ms() + patience_ms
+    began_ms = clock.monotonic_ms()
     wait_ms = AGAIN_MS
     while True:
         try:
@@ -64,7 +75,10 @@ async def insist(
         except PenstockError as error:
             if (cause := hopeless(error)) is not None:
                 raise cause from error.__cause__
-            if not error.retry or clock.monotonic_ms() + wait_ms >= deadline_ms:
+            waited_ms = clock.monotonic_ms() + wait_ms - began_ms
+            if (refused := denied(error)) is not None and waited_ms >= DENIED_MS:
+                raise refused from error
+            if not error.retry or waited_ms >= patience_ms:
                 raise
             log.info("tried again in %d ms: %s", wait_ms, error)
         await pause(clock, wait_ms)

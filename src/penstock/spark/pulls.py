@@ -17,7 +17,14 @@ from penstock.client.pulling import PullAnswer, pull
 from penstock.client.routes import MASTER_ID
 from penstock.client.session import Session
 from penstock.clock import finish_within, pause
-from penstock.errors import NoNameServer, NoRoute, PeerError, PenstockError, ReadGaveUp
+from penstock.errors import (
+    NoNameServer,
+    NoRoute,
+    PeerError,
+    PeerUntrusted,
+    PenstockError,
+    ReadGaveUp,
+)
 from penstock.spark.patience import PASSING, hopeless
 from penstock.spark.ranges import QueueRange
 from penstock.wire.codes import PULL_SUBSCRIPTION, ResponseCode
@@ -172,7 +179,8 @@ class Pulls:
 
     async def _failed(self, offset: int, error: PenstockError) -> None:
         """Wait a little before the next attempt; raises where that makes no sense."""
-        if (cause := hopeless(error)) is not None:
+        slave = isinstance(error, PeerUntrusted) and self._broker_id != MASTER_ID
+        if (cause := hopeless(error)) is not None and not slave:
             raise cause
         passing = isinstance(error, PeerError | NoRoute | NoNameServer)
         if not passing and error.answer_code not in PASSING:

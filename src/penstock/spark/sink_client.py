@@ -255,12 +255,13 @@ class SinkClient(AsyncTransactionProducer):
         """Roll them back as far as their brokers can be reached; the others expire."""
         away: dict[str, PenstockError] = {}
         for window in _windows(parcel):
-            window[:] = [handle for handle in window if handle.broker_name not in away]
-            attempt = partial(self._end_window, window, Decision.ROLLBACK, [])
-            try:
-                await insist(self._session.clock, ENDINGS_MS, attempt)
-            except PenstockError as error:
-                away |= dict.fromkeys((handle.broker_name for handle in window), error)
+            for broker in {handle.broker_name for handle in window} - away.keys():
+                its = [handle for handle in window if handle.broker_name == broker]
+                attempt = partial(self._end_window, its, Decision.ROLLBACK, [])
+                try:
+                    await insist(self._session.clock, ENDINGS_MS, attempt)
+                except PenstockError as error:
+                    away[broker] = error
         for broker, why in away.items():
             log.warning("halves on %s are left to expire: %s", broker, why)
 

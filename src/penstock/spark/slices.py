@@ -129,7 +129,8 @@ def plan_scan(path: str, scan: Scan, *, tasks_min: int | None = None) -> list[Lo
     following: dict[int, int | None] = {
         one.start: other.start for one, other in itertools.pairwise(files)
     }
-    work = total + blank // BLANK_SPEED  # what is unwritten falls to the last task
+    # What is unwritten falls to the last task.
+    work = total + min(blank // BLANK_SPEED, total // tasks)
     cuts = [work * number // tasks for number in range(1, tasks)]
     slices = []
     before = 0

@@ -129,7 +129,8 @@ class Reader:
             size = octets.get_i32(entries, at + 8)
             if offset < begin or size <= 0 or size == _FILLER_SIZE:
                 self._removed = True
-                if offset < begin:  # its file is gone, and the queue's begin not moved up yet
+                if offset < begin and size > 0 and size != _FILLER_SIZE:
+                    # Its file is gone, and the queue's begin not moved up yet.
                     self.min_offset = self.next_offset + 1
             elif self._code_count == 0 or self._wanted(octets.get_i64(entries, at + 12)):
                 if self.count > 0 and self.total + size > self._bytes_max:
