@@ -315,12 +315,11 @@ class ClientError(PenstockError):
     """What goes wrong in a client."""
 
 
-class NoNameServer(ClientError):
-    """None of the NameServers answered: the message has each address with its reason."""
+class AllFailed(ClientError):
+    """Whatever was tried failed: `attempts` has each reason, as far as anything was tried."""
 
-    code = 14  # SERVICE_NOT_AVAILABLE
     retry = True
-    hint = "check the addresses, and that a NameServer runs there (`penstock up` starts one)"
+    hint = "the causes of all attempts are in `attempts`"
 
     def __init__(
         self,
@@ -331,6 +330,13 @@ class NoNameServer(ClientError):
     ) -> None:
         super().__init__(message, hint=hint)
         self.attempts = attempts
+
+
+class NoNameServer(AllFailed):
+    """None of the NameServers answered: the message has each address with its reason."""
+
+    code = 14  # SERVICE_NOT_AVAILABLE
+    hint = "check the addresses, and that a NameServer runs there (`penstock up` starts one)"
 
 
 class NoRoute(ClientError):
@@ -349,21 +355,10 @@ class NoQueue(ClientError):
     hint = "look at its permissions (`penstock topic describe`), and whether its master runs"
 
 
-class SendFailed(ClientError):
+class SendFailed(AllFailed):
     """A message was not acknowledged, whatever was tried; it may have been stored all the same."""
 
-    retry = True
     hint = "the causes of all attempts are in `attempts`; sending again may store it twice"
-
-    def __init__(
-        self,
-        message: str = "",
-        *,
-        attempts: tuple[PenstockError, ...] = (),
-        hint: str | None = None,
-    ) -> None:
-        super().__init__(message, hint=hint)
-        self.attempts = attempts
 
 
 class TooMuchInFlight(ClientError):

@@ -6,7 +6,7 @@ from typing import Final, TypeVar
 
 from penstock.clock import Clock, pause
 from penstock.errors import (
-    NoNameServer,
+    AllFailed,
     NoPermission,
     PeerUntrusted,
     PenstockError,
@@ -47,7 +47,7 @@ def hopeless(error: PenstockError) -> PenstockError | None:
     where it may help."""
     if isinstance(error, PeerUntrusted):
         return TlsError(error.message, hint=error.hint)
-    if isinstance(error, NoNameServer | SendFailed):
+    if isinstance(error, AllFailed):
         causes = [hopeless(cause) for cause in error.attempts]
         return causes[-1] if causes and all(causes) else None
     return None

@@ -30,8 +30,7 @@ from pyspark.sql.datasource import (
 
 from penstock.client.blocking import loop_thread
 from penstock.errors import BadSetting
-from penstock.spark.hints import hints_shown
-from penstock.spark.logs import show_warnings
+from penstock.spark.hints import in_worker
 from penstock.spark.outbox import Outbox
 from penstock.spark.rows import (
     PROPERTY_BATCH,
@@ -74,7 +73,7 @@ class TaskWritten(WriterCommitMessage):
     """Transactional: what was sent, to be published by the commit."""
 
 
-@hints_shown()
+@in_worker()
 def make_writer(
     options: Mapping[str, str], schema: "StructType", overwrite: bool
 ) -> DataSourceArrowWriter:
@@ -87,7 +86,7 @@ def make_writer(
     return BatchWriter(_Write(options, schema, stream=False))
 
 
-@hints_shown()
+@in_worker()
 def make_stream_writer(
     options: Mapping[str, str], schema: "StructType", overwrite: bool
 ) -> DataSourceStreamArrowWriter:
@@ -144,9 +143,8 @@ class _Write:
 
     # --- in a task
 
-    @hints_shown()
+    @in_worker()
     def run(self, batches: Iterator["pa.RecordBatch"]) -> TaskWritten:
-        show_warnings()
         task = self._task()
         options = self.options
         reader = RowReader(
@@ -205,9 +203,8 @@ class _Write:
 
     # --- after the tasks
 
-    @hints_shown()
+    @in_worker()
     def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        show_warnings()
         written = _written(messages)
         if self.options.transactional and written:
             from penstock.spark.delivery import commit_batch
@@ -218,11 +215,10 @@ class _Write:
             )  # fmt: skip
         log.info("batch %d: %d rows are written", batch_id, sum(one.rows for one in written))
 
-    @hints_shown()
+    @in_worker()
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
         """Failed tasks have taken back what they sent; the others' is taken back here. Where none
         has left a message and no sinkId is given, nothing is known to take back."""
-        show_warnings()
         written = _written(messages)
         sink_id, query_id = self.options.sink_id, None
         if written:

@@ -28,7 +28,7 @@ from pyspark.sql.types import StructType
 
 from penstock.client.namespace import with_namespace
 from penstock.errors import BadSetting
-from penstock.spark.hints import hints_shown
+from penstock.spark.hints import hints_shown, in_worker
 from penstock.spark.logs import show_warnings
 from penstock.spark.offsets import Marks, report, resolved, spans
 from penstock.spark.ranges import QueueRange, split
@@ -52,30 +52,27 @@ class DefaultSource(DataSource):
     def name(cls) -> str:
         return NAME
 
-    @hints_shown()
+    @in_worker()
     def schema(self) -> StructType:
         """The columns of a message, or those that the option `columns` names."""
         columns = SourceOptions.columns_of(self.options)
         return spark_schema(columns)
 
-    @hints_shown()
+    @in_worker()
     def reader(self, schema: StructType) -> DataSourceReader:
-        show_warnings()
         options = SourceOptions.of(self.options).with_columns(_columns(schema))
         return (TopicReader if options.log_path is None else LogReader)(options, schema)
 
-    @hints_shown()
+    @in_worker()
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from penstock.spark.stream import TopicStreamReader
 
-        show_warnings()
         options = SourceOptions.of(self.options, stream=True).with_columns(_columns(schema))
         return TopicStreamReader(options, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         from penstock.spark.sink import make_writer
 
-        show_warnings()
         return make_writer(self.options, schema, overwrite)
 
     def streamWriter(  # noqa: N802
@@ -83,7 +80,6 @@ class DefaultSource(DataSource):
     ) -> DataSourceStreamWriter:
         from penstock.spark.sink import make_stream_writer
 
-        show_warnings()
         return make_stream_writer(self.options, schema, overwrite)
 
 
@@ -169,7 +165,7 @@ class TopicReader(DataSourceReader):
         self._options = options
         self._rows = ArrowRows(options, schema)
 
-    @hints_shown()
+    @in_worker()
     def partitions(self) -> list[InputPartition]:
         from penstock.spark.cluster import Cluster
 
@@ -248,7 +244,7 @@ class LogReader(DataSourceReader):
             fail_on_data_loss=options.fail_on_data_loss,
         )  # fmt: skip
 
-    @hints_shown()
+    @in_worker()
     def partitions(self) -> list[InputPartition]:
         from penstock.spark.scan import plan_scan
 

@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from penstock.spark.hints import hints_shown
+from penstock.spark.hints import in_worker
 from penstock.spark.schema import DATE, UNSEARCHED, spark_schema
 from penstock.spark.source import read_parts
 from penstock.spark.source_options import SourceOptions
@@ -58,7 +58,7 @@ class StagingSource(DataSource):
         fields = zip(FILES.names, kinds, strict=True)
         return StructType([StructField(name, kind, nullable=False) for name, kind in fields])
 
-    @hints_shown()
+    @in_worker()
     def streamReader(self, schema: StructType) -> "StagingReader":  # noqa: N802
         options = dict(self.options)
         folder, codec = options.pop(STAGING), options.pop(CODEC)

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from penstock.clock import Clock, LoopClock
 from penstock.errors import BadSetting, PenstockError
 from penstock.spark.cluster import Cluster
-from penstock.spark.hints import hints_shown
+from penstock.spark.hints import in_worker
 from penstock.spark.offsets import (
     Json,
     Loss,
@@ -68,7 +68,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- where a batch begins and ends
 
-    @hints_shown()
+    @in_worker()
     def initialOffset(self) -> Json:  # noqa: N802
         """Where a new query begins. Asked more than once, and the same each time."""
         if self._initial is None:
@@ -86,14 +86,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMinRows(self._options.rows_min)
         return ReadAllAvailable()
 
-    @hints_shown()
+    @in_worker()
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of this run: all topics and messages that are there now."""
         cluster = self._cluster()
         self._target = cluster.all_ends(cluster.all_queues(self._options.topics))
         self._seen = dict(self._target)
 
-    @hints_shown()
+    @in_worker()
     def latestOffset(self, start: Json, limit: ReadLimit) -> Json:  # noqa: N802
         """The end of the next batch; `start` itself where there is nothing to read."""
         marks = from_json(start)
@@ -229,7 +229,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # --- what tasks read
 
-    @hints_shown()
+    @in_worker()
     def partitions(self, start: Json, end: Json) -> list[InputPartition]:
         first, until = from_json(start) | (initial_in(end) or {}), from_json(end)
         active = {queue for queue, offset in until.items() if offset != first.get(queue)}
