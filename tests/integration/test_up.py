@@ -247,7 +247,7 @@ def test_two_brokers_do_not_share_a_store(start: Start, port: int, tmp_path: Pat
     start("broker", "--port", port, "--data", tmp_path).line("is ready")
     second = start("broker", "--port", port + 5, "--data", tmp_path)
     assert second.process.wait(PATIENCE_S) == 1
-    assert "store directory of its own" in second.line(PROBLEM, second.err)
+    assert "different store directory" in second.line(PROBLEM, second.err)
 
 
 @pytest.mark.parametrize(

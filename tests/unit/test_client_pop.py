@@ -20,7 +20,7 @@ from penstock.errors import (
     ClientClosed,
     InvalidParameter,
     NoRoute,
-    NotLent,
+    NotInFlight,
     PeerTimeout,
 )
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -236,7 +236,7 @@ def test_wrong_calls_say_what_to_do(play: Any) -> None:
             await consumer.receive(0)
         with pytest.raises(InvalidParameter, match="invisible_ms"):
             await consumer.receive(invisible_ms=0)
-        with pytest.raises(NotLent):
+        with pytest.raises(NotInFlight):
             await consumer.ack(plain_messages(1)[0])
         with pytest.raises(InvalidParameter, match="handler"):
             await consumer.run()
@@ -323,7 +323,7 @@ def test_a_loan_is_extended(play: Any) -> None:
         await scene.consumer.extend(again, 1)
         await scene.session.elapse(1_000)
         assert await scene.bodies() == ["b"], "handed back at once"
-        with pytest.raises(NotLent):
+        with pytest.raises(NotInFlight):
             await scene.consumer.extend(a, 5_000)
         await scene.session.elapse(100_000)
         assert await scene.bodies() == ["b"]

@@ -21,7 +21,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from penstock.client.pop import AsyncPopConsumer
 from penstock.client.pop_loans import loan_of
 from penstock.client.records import ReceivedMessage
-from penstock.errors import NotLent, PeerTimeout
+from penstock.errors import NotInFlight, PeerTimeout
 from penstock.wire.codes import RequestCode
 from tests.unit.client_house import ClientHouse, HouseSession, session_of
 
@@ -170,7 +170,7 @@ class PopClientMachine(RuleBasedStateMachine):
         began_ms = self.now_ms
         try:
             self.run(self.consumer.extend(message, lent_ms))
-        except (PeerTimeout, NotLent):
+        except (PeerTimeout, NotInFlight):
             assert self.lost or body in self.unsure
             self.unsure.add(body)
             return

@@ -8,6 +8,7 @@ import pytest
 
 from penstock.broker import halfscan
 from penstock.broker.halflog import done_by
+from penstock.errors import TransactionRolledBack
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
 from penstock.wire.message import encode_properties
@@ -103,8 +104,7 @@ def test_open_halves_are_known_again(home: Trade, clean: bool, noted: bool) -> N
     assert [home.end(half).remark for half in sent[:3]] == [
         "done: committed",
         "done before: committed",
-        "the transaction was rolled back before: too late for this; send its message anew; "
-        "nothing was changed",
+        f"the transaction was rolled back before: too late for this; {TransactionRolledBack.hint}",
     ]
     home.come()
     checks = home.let_pass(TIMEOUT_MS + 2000)

@@ -14,7 +14,7 @@ from penstock.client.pop_receipts import Loan, read_long
 from penstock.client.records import ReceivedMessage
 from penstock.client.session import Session
 from penstock.clock import pause
-from penstock.errors import ClientClosed, NotLent, PeerError, PenstockError
+from penstock.errors import ClientClosed, NotInFlight, PeerError, PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies import BatchAck, BatchAckMessageRequestBody
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -73,7 +73,9 @@ class Loans:
         """Have the message lent for so long from now on; what was said of it before is void."""
         await self._settled(loan)
         if loan.returned:
-            raise NotLent(f"a message of {loan.topic} was given back before it was to be extended")
+            raise NotInFlight(
+                f"a message of {loan.topic} was given back before it was to be extended"
+            )
         self._session.check_alive()
         changed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._changing[id(loan)] = changed
@@ -194,10 +196,10 @@ class Loans:
 
 
 def loan_of(message: ReceivedMessage) -> Loan:
-    """The loan of a popped message; raises NotLent for any other."""
+    """The loan of a popped message; raises NotInFlight for any other."""
     loan = message.owner
     if not isinstance(loan, Loan):
-        raise NotLent(f"{message!r} was not popped")
+        raise NotInFlight(f"{message!r} was not popped")
     return loan
 
 
