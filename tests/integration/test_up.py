@@ -239,7 +239,7 @@ def test_a_broker_reads_rocketmqs_file_and_tells_what_it_ignores(
     assert unknown["process"] == "old"
     assert "did you mean brokerName?" in unknown["message"]
     idle = json.loads(broker.line("sendMessageThreadPoolNums", broker.err))
-    assert "without effect here" in idle["message"]
+    assert "no effect in Penstock" in idle["message"]
     assert broker.stop() == 0
 
 

@@ -1,4 +1,4 @@
-"""RocketMQ's names and forms: broker.conf in, GET_BROKER_CONFIG out."""
+"""RocketMQ's names and formats: reading broker.conf, writing GET_BROKER_CONFIG."""
 
 import os
 from pathlib import Path
@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from penstock.config import BrokerConfig, Settings, StoreConfig
-from penstock.config.apache import apache_values, find, names_by_apache
-from penstock.config.apache_names import WITHOUT_EFFECT
+from penstock.config.apache import apache_values, find_setting, names_by_apache
+from penstock.config.apache_names import IGNORED
 from penstock.config.settings import Role, all_settings
-from penstock.config.sources import Chosen, from_properties, settle
+from penstock.config.sources import LoadedSettings, from_properties, merge_layers
 from penstock.errors import BadSetting
 from penstock.wire.properties import format_properties, parse_properties
 
-# As RocketMQ's own conf/2m-noslave/broker-a.properties, with what people usually add.
+# Like RocketMQ's conf/2m-noslave/broker-a.properties, with settings that users often add.
 BROKER_CONF = b"""
 brokerClusterName=Shop
 brokerName = broker-7
@@ -42,11 +42,11 @@ maxMessageSize=65536\t
 """
 
 
-def read(data: bytes, role: Role = "broker") -> Chosen:
-    return settle([from_properties(parse_properties(data), "broker.conf", role)])
+def read(data: bytes, role: Role = "broker") -> LoadedSettings:
+    return merge_layers([from_properties(parse_properties(data), "broker.conf", role)])
 
 
-def test_a_broker_conf_is_understood() -> None:
+def test_broker_conf_is_read() -> None:
     settings = read(BROKER_CONF).settings
     assert settings.broker == BrokerConfig(
         cluster="Shop", name="broker-7", host="0.0.0.0", port=30911, announce="192.0.2.7",
@@ -61,16 +61,16 @@ def test_a_broker_conf_is_understood() -> None:
     assert settings.access.initial_user == "admin:a:b"
 
 
-def test_names_without_effect_are_told_from_unknown_ones() -> None:
+def test_ignored_and_unknown_names_have_different_warnings() -> None:
     assert read(BROKER_CONF).warnings == (
-        "broker.conf: mapedFileSizeCommitLog is unknown and ignored; did you mean "
+        "broker.conf: ignored unknown setting mapedFileSizeCommitLog; did you mean "
         "mappedFileSizeCommitLog?",
-        "broker.conf: known to RocketMQ, without effect here: brokerRole, "
+        "broker.conf: ignored settings of RocketMQ, which have no effect in Penstock: brokerRole, "
         "sendMessageThreadPoolNums, storePathCommitLog, storePathConsumeQueue",
     )
 
 
-def test_what_a_broker_conf_does_not_say_is_as_in_rocketmq() -> None:
+def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
     broker = read(b"").settings.broker
     assert broker.host == "0.0.0.0"
     assert broker.data == str(Path.home() / "store")
@@ -81,34 +81,36 @@ def test_what_a_broker_conf_does_not_say_is_as_in_rocketmq() -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("flushDiskType=sometimes", "flushDiskType can't be 'sometimes': it is SYNC_FLUSH or"),
-        ("listenPort=x", "broker.conf: listenPort can't be 'x': it is a whole number"),
-        ("listenPort=99999", "listenPort can't be '99999': it is at most 65535"),
+        ("flushDiskType=sometimes", "flushDiskType must be SYNC_FLUSH or ASYNC_FLUSH, not 'some"),
+        ("listenPort=x", "broker.conf: listenPort must be a whole number, not 'x'"),
+        ("listenPort=99999", "listenPort must be at most 65535, not '99999'"),
         ("mappedFileSizeConsumeQueue=0", "at least 1"),
-        ("serverChannelMaxIdleTimeSeconds=-1", "it is a whole number"),
-        ("autoCreateTopicEnable=maybe", "it is true or false"),
-        ("initAuthenticationUser=admin", "can't be what was given: it is {.username"),
-        ("aclEnable=true", "aclEnable can't be 'true': .*authenticationEnabled"),
-        ("brokerRole=SLAVE", "replication is not supported yet"),
+        ("serverChannelMaxIdleTimeSeconds=-1", "must be a whole number of seconds"),
+        ("autoCreateTopicEnable=maybe", "must be true or false"),
+        ("initAuthenticationUser=admin", "must be {.username.*}$"),
+        ("aclEnable=true", "aclEnable=true is not supported: .*authenticationEnabled"),
+        ("brokerRole=SLAVE", "there is no replication yet"),
         ("enableDLegerCommitLog=true", "election"),
         ("enableControllerMode=true", "election"),
-        ("storeType=defaultRocksDB", "only the default file store"),
-        ("storePathRootDir=/a\nstorePathCommitLog=/b/commitlog", "the log lies in /a/commitlog"),
+        ("storeType=defaultRocksDB", "the only store type is default"),
+        ("storePathRootDir=/a\nstorePathCommitLog=/b/commitlog", "must be in /a/commitlog"),
     ],
 )
-def test_what_must_not_be_passed_over_is_an_error(line: str, message: str) -> None:
+def test_invalid_and_unsupported_values_are_refused(line: str, message: str) -> None:
     with pytest.raises(BadSetting, match=message):
         read(line.encode())
 
 
-def test_a_broker_id_makes_no_slave_without_the_role() -> None:
-    chosen = read(b"brokerId=3\nbrokerRole=ASYNC_MASTER\n")
-    assert chosen.settings.broker.id == 0
-    assert chosen.warnings[0].startswith("broker.conf: brokerId=3 without brokerRole=SLAVE")
+def test_a_broker_id_without_the_slave_role_is_ignored() -> None:
+    loaded = read(b"brokerId=3\nbrokerRole=ASYNC_MASTER\n")
+    assert loaded.settings.broker.id == 0
+    assert loaded.warnings[0].startswith(
+        "broker.conf: brokerId=3 is ignored without brokerRole=SLAVE"
+    )
 
 
 @pytest.mark.parametrize("role", ["broker", "nameserver"])
-def test_what_is_told_can_be_read_back(role: Role) -> None:
+def test_written_values_can_be_read_back(role: Role) -> None:
     settings = read(BROKER_CONF).settings if role == "broker" else Settings()
     text = format_properties(apache_values(settings, role))
     again = read(text, role).settings
@@ -123,7 +125,7 @@ def test_what_is_told_can_be_read_back(role: Role) -> None:
             assert getattr(getattr(again, table), field) == wanted, name
 
 
-def test_the_tools_find_the_keys_they_ask_for() -> None:
+def test_keys_that_the_tools_read_are_present() -> None:
     values = apache_values(Settings(), "broker")
     asked = {
         "brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerName": "broker-a",
@@ -139,20 +141,20 @@ def test_the_tools_find_the_keys_they_ask_for() -> None:
     assert "messageDelayLevel" in values
 
 
-def test_secrets_are_told_to_nobody() -> None:
+def test_secrets_are_not_written() -> None:
     values = apache_values(read(BROKER_CONF).settings, "broker")
     assert not {"initAuthenticationUser", "tls.server.keyPassword"} & values.keys()
     assert not any("a:b" in value for value in values.values())
 
 
-def test_a_nameserver_has_its_own_meaning_of_shared_names() -> None:
+def test_shared_names_apply_to_the_nameserver() -> None:
     settings = read(b"listenPort=1234\norderMessageEnable=true\n", "nameserver").settings
     assert settings.nameserver.port == 1234
     assert settings.nameserver.order_messages
     assert settings.broker == BrokerConfig()
-    assert find("listenPort", "nameserver") != find("listenPort", "broker")
+    assert find_setting("listenPort", "nameserver") != find_setting("listenPort", "broker")
     assert apache_values(settings, "nameserver")["listenPort"] == "1234"
 
 
-def test_no_name_is_called_without_effect_that_has_one() -> None:
-    assert not WITHOUT_EFFECT & {*names_by_apache("broker"), *names_by_apache("nameserver")}
+def test_no_ignored_name_has_an_effect() -> None:
+    assert not IGNORED & {*names_by_apache("broker"), *names_by_apache("nameserver")}

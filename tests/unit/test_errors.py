@@ -1,4 +1,4 @@
-"""Every error knows its wire code, whether to retry, and what to do next."""
+"""Every error has a response code, a retry flag and a hint."""
 
 from collections.abc import Iterator
 
@@ -25,12 +25,12 @@ def test_every_error_has_a_known_code_and_a_hint(kind: type[PenstockError]) -> N
 
 
 @pytest.mark.parametrize("kind", list(tree()), ids=lambda kind: kind.__name__)
-def test_what_may_be_retried_has_a_code_that_producers_retry(kind: type[PenstockError]) -> None:
+def test_retriable_errors_have_codes_that_producers_retry(kind: type[PenstockError]) -> None:
     if kind.retry:
         assert kind.code in RETRYABLE_RESPONSES
 
 
-def test_refusal_names_figure_limit_setting_and_next_step() -> None:
+def test_a_refusal_names_figure_limit_setting_and_next_step() -> None:
     error = MessageIllegal.over("message body", figure=5, limit=4, setting="message_bytes_max")
     assert (error.figure, error.limit, error.setting) == (5, 4, "message_bytes_max")
     assert str(error) == "message body: 5 bytes, the limit is 4 (message_bytes_max)"
@@ -38,12 +38,12 @@ def test_refusal_names_figure_limit_setting_and_next_step() -> None:
     assert error.code == ResponseCode.MESSAGE_ILLEGAL
 
 
-def test_hint_of_one_error_leaves_the_class_alone() -> None:
+def test_the_hint_of_an_instance_does_not_change_the_class() -> None:
     error = DiskNearlyFull("94 % used", hint="mount a larger disk")
     assert error.remark() == "94 % used; mount a larger disk"
     assert DiskNearlyFull.hint != error.hint
 
 
-def test_error_without_message_tells_its_name() -> None:
+def test_an_error_without_a_message_shows_its_class_name() -> None:
     assert DiskNearlyFull().remark().startswith("DiskNearlyFull; ")
     assert PenstockError("no hint").remark() == "no hint"

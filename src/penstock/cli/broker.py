@@ -38,9 +38,9 @@ def broker(
         "broker.data": ("--data", data),
         "broker.announce": ("--announce", announce),
     }
-    chosen = startup.choose_settings(config_file, "broker", flags)
-    config = chosen.settings.broker
-    startup.prepare(chosen, log_form, config.name, warn=supervised is None)
+    loaded = startup.load_settings(config_file, "broker", flags)
+    config = loaded.settings.broker
+    startup.prepare(loaded, log_form, config.name, warn=supervised is None)
     if supervised is None:
         from penstock.cli.terminal import say_if_uncompiled
 
@@ -54,5 +54,5 @@ def broker(
             f"{config.data}, registered with {where}"
         )
 
-    startup.serve(lambda: serve_broker(chosen.settings, ready))
+    startup.serve(lambda: serve_broker(loaded.settings, ready))
     return 0

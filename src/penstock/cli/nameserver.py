@@ -22,14 +22,14 @@ def nameserver(
         "nameserver.port": ("--port", port),
         "nameserver.data": ("--data", data),
     }
-    chosen = startup.choose_settings(config_file, "nameserver", flags)
-    startup.prepare(chosen, log_form, "nameserver")
+    loaded = startup.load_settings(config_file, "nameserver", flags)
+    startup.prepare(loaded, log_form, "nameserver")
     from penstock.net.service import serve_nameserver
 
-    config = chosen.settings.nameserver
+    config = loaded.settings.nameserver
 
     def ready() -> None:
         startup.say(f"penstock nameserver is ready on {config.host}:{config.port}")
 
-    startup.serve(lambda: serve_nameserver(chosen.settings, ready))
+    startup.serve(lambda: serve_nameserver(loaded.settings, ready))
     return 0

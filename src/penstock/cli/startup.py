@@ -17,14 +17,14 @@ from penstock.cli.logs import log_to_stderr
 from penstock.config.doc import PORT_MAX
 from penstock.config.settings import Role
 from penstock.config.sources import (
-    Chosen,
     Layer,
+    LoadedSettings,
     from_environment,
     from_flags,
     from_namesrv_addr,
     from_properties,
     from_toml,
-    settle,
+    merge_layers,
 )
 from penstock.errors import PenstockError
 
@@ -45,15 +45,15 @@ log_option = click.option(
 )  # fmt: skip
 
 
-def choose_settings(
+def load_settings(
     config_file: Path | None, role: Role, flags: Mapping[str, tuple[str, object]]
-) -> Chosen:
+) -> LoadedSettings:
     """Defaults, then NAMESRV_ADDR, the file, PENSTOCK_… variables and flags, in this order."""
     layers = [from_namesrv_addr(os.environ)]
     if config_file is not None:
         layers.append(_read_file(config_file, role))
     layers += [from_environment(os.environ), from_flags(flags)]
-    return settle(layers)
+    return merge_layers(layers)
 
 
 def _read_file(path: Path, role: Role) -> Layer:
@@ -69,12 +69,12 @@ def _read_file(path: Path, role: Role) -> Layer:
     return from_properties(values, str(path), role)
 
 
-def prepare(chosen: Chosen, log_form: str, who: str, *, warn: bool = True) -> None:
+def prepare(loaded: LoadedSettings, log_form: str, who: str, *, warn: bool = True) -> None:
     """Make this process a server: logs, open files; say what is odd about the settings."""
     context = click.get_current_context(silent=True)
     debug = context is not None and bool(context.find_root().params.get("debug"))
     log_to_stderr(log_form, who, debug=debug)
-    for warning in chosen.warnings if warn else ():
+    for warning in loaded.warnings if warn else ():
         log.warning("%s", warning)
     raise_open_files()
 

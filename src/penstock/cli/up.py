@@ -11,7 +11,7 @@ import msgspec
 from penstock.cli import startup
 from penstock.config.doc import PORT_MAX
 from penstock.config.settings import Settings
-from penstock.config.sources import Chosen
+from penstock.config.sources import LoadedSettings
 from penstock.errors import BadSetting
 
 PORTS_APART = 10
@@ -80,9 +80,9 @@ def up(
         "broker.port": ("--broker-port", broker_port),
         "broker.announce": ("--announce", announce),
     }
-    chosen = startup.choose_settings(config_file, "broker", flags)
-    plan = Plan(chosen, data, brokers)
-    startup.prepare(chosen, log_form, "penstock")
+    loaded = startup.load_settings(config_file, "broker", flags)
+    plan = Plan(loaded, data, brokers)
+    startup.prepare(loaded, log_form, "penstock")
     say_if_uncompiled()
 
     async def main() -> None:
@@ -99,11 +99,11 @@ def up(
 class Plan:
     """Who listens where and keeps its data where."""
 
-    def __init__(self, chosen: Chosen, data: Path | None, brokers: int) -> None:
-        settings = chosen.settings
+    def __init__(self, loaded: LoadedSettings, data: Path | None, brokers: int) -> None:
+        settings = loaded.settings
         broker = settings.broker
         self.base = data or Path("penstock-data")
-        self._own_data = "broker.data" in chosen.given and data is None and brokers == 1
+        self._own_data = "broker.data" in loaded.given and data is None and brokers == 1
         if brokers == 1:
             self.names = [broker.name]
         else:
@@ -116,9 +116,9 @@ class Plan:
                 hint="choose a lower --broker-port",
             )
         nameserver = settings.nameserver
-        if "nameserver.host" not in chosen.given:
+        if "nameserver.host" not in loaded.given:
             nameserver = msgspec.structs.replace(nameserver, host=broker.host)
-        if "nameserver.data" not in chosen.given:
+        if "nameserver.data" not in loaded.given:
             nameserver = msgspec.structs.replace(nameserver, data=str(self.base / "nameserver"))
         self.settings: Settings = msgspec.structs.replace(settings, nameserver=nameserver)
 

@@ -1,10 +1,10 @@
-"""Settings: frozen structs whose every field has a default, a unit in its name and a line of text.
+"""Settings: frozen structs. Every field has a default, a unit in its name and a description.
 
-`live` fields may be changed while a server runs; the others are fixed when it starts.
+Live settings may change while a server runs; the others are fixed at start-up.
 """
 
 from penstock.config.broker import BrokerConfig
-from penstock.config.doc import Doc, describe
+from penstock.config.doc import Doc
 from penstock.config.live import Live
 from penstock.config.server import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
 from penstock.config.settings import Settings
@@ -21,5 +21,4 @@ __all__ = [
     "StoreConfig",
     "TlsConfig",
     "delays_ms",
-    "describe",
 ]

@@ -1,4 +1,4 @@
-"""Our settings under RocketMQ's names and in its forms, in both directions."""
+"""Convert settings from and to the names and formats of RocketMQ's configuration files."""
 
 import json
 import math
@@ -27,13 +27,16 @@ authenticationProvider authenticationMetadataProvider authenticationStrategy
 authorizationProvider authorizationMetadataProvider authorizationStrategy
 """
 PROTECTED = frozenset(_PROTECTED.split())
-"""Names of paths and of code: changing one over the wire is refused, as by RocketMQ or stricter."""
+"""Settings that are paths or classes. They can't be changed over the network, as in RocketMQ."""
 
 _DEFAULT_STORE = "~/store"
 
 
 class Form(NamedTuple):
-    """How RocketMQ writes a value, where it differs; `read` raises ValueError."""
+    """The format of a value in RocketMQ's files, where it differs from ours.
+
+    `read` raises ValueError with the violated rule ("must be …").
+    """
 
     read: Callable[[str], str]
     write: Callable[[str], str]
@@ -41,22 +44,19 @@ class Form(NamedTuple):
 
 def _read_flush(text: str) -> str:
     if text not in ("SYNC_FLUSH", "ASYNC_FLUSH"):
-        raise ValueError("it is SYNC_FLUSH or ASYNC_FLUSH")
+        raise ValueError("must be SYNC_FLUSH or ASYNC_FLUSH")
     return "true" if text == "SYNC_FLUSH" else "false"
 
 
-def _read_times(factor: int) -> Callable[[str], str]:
-    def read(text: str) -> str:
-        if not text.isdecimal():
-            raise ValueError("it is a whole number")
-        return str(int(text) * factor)
-
-    return read
+def _read_seconds(text: str) -> str:
+    if not text.isdecimal():
+        raise ValueError("must be a whole number of seconds")
+    return str(int(text) * 1000)
 
 
 def _read_queue_bytes(text: str) -> str:
     if not text.isdecimal():
-        raise ValueError("it is a whole number of bytes")
+        raise ValueError("must be a whole number of bytes")
     return str(math.ceil(int(text) / QUEUE_ENTRY_BYTES))
 
 
@@ -69,7 +69,7 @@ def _read_pair(user: str, password: str) -> Callable[[str], str]:
         if pair is None:
             return ""
         if not isinstance(pair, dict) or not (pair.get(user) and pair.get(password)):
-            raise ValueError(f'it is {{"{user}":"…","{password}":"…"}}')
+            raise ValueError(f'must be {{"{user}":"…","{password}":"…"}}')
         return f"{pair[user]}:{pair[password]}"
 
     return read
@@ -88,7 +88,7 @@ _FORMS = {
         _read_queue_bytes, lambda entries: str(int(entries) * QUEUE_ENTRY_BYTES)
     ),
     "serverChannelMaxIdleTimeSeconds": Form(
-        _read_times(1000), lambda ms: str(math.ceil(int(ms) / 1000))
+        _read_seconds, lambda ms: str(math.ceil(int(ms) / 1000))
     ),
     "tls.server.mode": Form(
         lambda mode: "off" if mode == "disabled" else mode,
@@ -110,7 +110,7 @@ _ALIASES = {"tlsMode": "tls.server.mode"}
 
 @cache
 def names_by_apache(role: Role) -> dict[str, str]:
-    """RocketMQ's name → ours (`table.field`), for one kind of server."""
+    """RocketMQ's name → ours (`table.field`), for a broker or a NameServer."""
     return {
         setting.doc.apache: name
         for name, setting in all_settings().items()
@@ -118,8 +118,8 @@ def names_by_apache(role: Role) -> dict[str, str]:
     }
 
 
-def find(key: str, role: Role) -> tuple[str, Form] | None:
-    """The setting meant by RocketMQ's or our own name, and the form its value is written in."""
+def find_setting(key: str, role: Role) -> tuple[str, Form] | None:
+    """The full name of the setting with RocketMQ's or our name, and the format of its value."""
     key = _ALIASES.get(key, key)
     name = names_by_apache(role).get(key)
     if name is not None:
@@ -127,32 +127,32 @@ def find(key: str, role: Role) -> tuple[str, Form] | None:
     return (key, _PLAIN) if key in all_settings() else None
 
 
-def refusal(key: str, value: str, values: Mapping[str, str]) -> str:
-    """Why a setting of RocketMQ can't just be passed over; empty: it can.
+def unsupported_reason(key: str, value: str, values: Mapping[str, str]) -> str:
+    """Why a setting of RocketMQ must be refused; empty if it may be ignored.
 
-    Ignoring one of these would open a closed broker, hide its data, or promise what nobody keeps.
+    Ignoring one of these would disable access control, hide stored data or break a guarantee.
     """
     on = value.lower() == "true"
     if key == "aclEnable" and on:
         return (
-            "the access control of RocketMQ 4 is not supported; use authenticationEnabled and "
+            "this is the access control of RocketMQ 4; use authenticationEnabled and "
             "authorizationEnabled, and create the users with mqadmin createUser"
         )
     if key == "brokerRole" and value == "SLAVE":
-        return "replication is not supported yet; run this broker as a master with its own name"
+        return "there is no replication yet; run this broker as a master with a unique name"
     if key in ("enableDLegerCommitLog", "enableControllerMode") and on:
-        return "election among replicas is not supported; run this broker as a plain master"
+        return "there is no leader election; run this broker as a plain master"
     if key == "storeType" and value not in ("", "default"):
-        return "only the default file store is supported"
+        return "the only store type is default"
     if key == "storePathCommitLog":
         root = values.get("storePathRootDir", "").strip() or _DEFAULT_STORE
         if not _same_path(value, os.path.join(root, "commitlog")):
-            return f"the log lies in {os.path.join(root, 'commitlog')}; move or link it there"
+            return f"the CommitLog must be in {os.path.join(root, 'commitlog')}; move or link it"
     return ""
 
 
-def assumed(role: Role) -> dict[str, str]:
-    """What a file with RocketMQ's names means where it says nothing and our default differs."""
+def defaults(role: Role) -> dict[str, str]:
+    """RocketMQ's defaults that differ from ours; they apply to a file with RocketMQ's names."""
     if role == "nameserver":
         return {"nameserver.host": "0.0.0.0"}
     return {
@@ -163,7 +163,7 @@ def assumed(role: Role) -> dict[str, str]:
 
 
 def apache_values(settings: Settings, role: Role) -> dict[str, str]:
-    """All settings of a server under RocketMQ's names, ours where it has none; no secrets."""
+    """All settings except secrets, under RocketMQ's names or, where it has none, ours."""
     by_name = {name: key for key, name in names_by_apache(role).items()}
     values = {}
     for name, setting in all_settings().items():
@@ -174,7 +174,7 @@ def apache_values(settings: Settings, role: Role) -> dict[str, str]:
 
 
 def _broker_extras(settings: Settings) -> dict[str, str]:
-    """What RocketMQ's tools look for and what is no setting here."""
+    """Values that RocketMQ's tools read and that are not settings of Penstock."""
     broker = settings.broker
     return {
         "brokerRole": "ASYNC_MASTER" if broker.id == 0 else "SLAVE",

@@ -1,7 +1,7 @@
-"""Names of RocketMQ's settings that have no effect here, so that they are not called unknown.
+"""RocketMQ's settings that have no effect in Penstock. They are reported as ignored, not unknown.
 
-From the config classes of the 5.4 and 4.9 brokers and NameServers, their system properties for TLS,
-and a few that RocketMQ itself does not read but that stand in many a broker.conf.
+The names come from the configuration classes of the 5.4 and 4.9 brokers and NameServers and their
+system properties for TLS. A few are not read by RocketMQ either, but are common in broker.conf.
 """
 
 _NAMES = """
@@ -141,4 +141,4 @@ waitTimeMillsInTransactionQueue wakeCommitWhenPutMessage wakeFlushWhenPutMessage
 writeBufferHighWaterMark writeBufferLowWaterMark writeWithoutMmap
 """
 
-WITHOUT_EFFECT = frozenset(_NAMES.split())
+IGNORED = frozenset(_NAMES.split())

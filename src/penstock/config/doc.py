@@ -1,4 +1,4 @@
-"""What stands beside a setting: its meaning, its limits, its name in RocketMQ's files."""
+"""The description of a setting: its meaning, its limits and its name in RocketMQ's files."""
 
 from collections.abc import Callable
 from functools import cache
@@ -11,27 +11,27 @@ I32_MAX = (1 << 31) - 1
 
 
 class Doc(msgspec.Struct, frozen=True):
-    """One setting: documentation, limits, and its name in RocketMQ's broker.conf if it has one."""
+    """The documentation and limits of a setting, and its name in RocketMQ's broker.conf, if any."""
 
     text: str
     apache: str | None = None
     live: bool = False
-    """May be changed while the server runs."""
+    """The setting may change while the server runs."""
     least: int = 0
     most: int | None = None
     choices: tuple[str, ...] = ()
     secret: bool = False
-    """Is never shown, neither in logs nor to those who ask for the settings."""
+    """The value is never shown, neither in logs nor in responses."""
     path: bool = False
-    """Names a file or directory: is never changed over the wire."""
+    """The value is a file or directory, and can't be changed over the network."""
     form: str = ""
-    """How broker.conf writes it where that differs, for the reference page."""
+    """The format in broker.conf if it differs, for the reference page."""
     check: Callable[[str], object] | None = None
-    """Raises ValueError for a text that can't be."""
+    """Raises ValueError ("must …") for an invalid text."""
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """A field of one of the structs."""
+    """One setting: a field of one of the structs."""
 
     name: str
     kind: type
@@ -41,7 +41,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 @cache
 def settings_of(config: type[msgspec.Struct]) -> tuple[Setting, ...]:
-    """The settings of a struct, in its order."""
+    """The settings of a struct, in the order of its fields."""
     hints = get_type_hints(config, include_extras=True)
     found = []
     for field in msgspec.structs.fields(config):
@@ -52,35 +52,30 @@ def settings_of(config: type[msgspec.Struct]) -> tuple[Setting, ...]:
     return tuple(found)
 
 
-def describe(config: type[msgspec.Struct]) -> list[tuple[str, object, Doc]]:
-    """(name, default, doc) of each setting, for reference pages."""
-    return [(setting.name, setting.default, setting.doc) for setting in settings_of(config)]
-
-
 class Checked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A struct of settings that can't exist with a value beyond its limits."""
+    """A struct of settings that checks its values when it is created."""
 
     def __post_init__(self) -> None:
         for setting in settings_of(type(self)):
             value = getattr(self, setting.name)
-            reason = objection(setting, value)
-            if reason:
-                raise ValueError(f"{setting.name} can't be {value!r}: {reason}")
+            violation = violated_rule(setting, value)
+            if violation:
+                raise ValueError(f"{setting.name} {violation}, not {value!r}")
 
 
-def objection(setting: Setting, value: object) -> str:
-    """Why a setting can't have this value; empty: it can."""
+def violated_rule(setting: Setting, value: object) -> str:
+    """The rule that a value violates, such as "must be at least 1"; empty if the value is valid."""
     doc = setting.doc
     if type(value) is not setting.kind:
-        return f"it is {_expected(setting)}"
+        return f"must be {_expected(setting)}"
     if setting.kind is int and isinstance(value, int):
         if value < doc.least:
-            return f"it is at least {doc.least}"
+            return f"must be at least {doc.least}"
         if doc.most is not None and value > doc.most:
-            return f"it is at most {doc.most}"
+            return f"must be at most {doc.most}"
     if isinstance(value, str):
         if doc.choices and value not in doc.choices:
-            return f"it is {_expected(setting)}"
+            return f"must be {_expected(setting)}"
         if doc.check is not None:
             try:
                 doc.check(value)
@@ -95,4 +90,4 @@ def _expected(setting: Setting) -> str:
         return f"{', '.join(first)} or {last}"
     if setting.kind is bool:
         return "true or false"
-    return "a whole number" if setting.kind is int else "a text"
+    return "a whole number" if setting.kind is int else "a string"

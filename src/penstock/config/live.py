@@ -1,4 +1,4 @@
-"""The settings of a running server, and their change over the wire."""
+"""The settings of a running server, which clients may change over the network."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -19,45 +19,45 @@ from penstock.errors import InvalidParameter, NoPermission
 
 log = logging.getLogger(__name__)
 
-_RESTART = "change it where the server is started, then restart it"
+_RESTART = "change it in the server's configuration, then restart the server"
 
 
 class Live:
-    """The settings of a running server: replaced whole when a live one changes."""
+    """The settings of a running server. A change replaces the whole `Settings` object."""
 
     def __init__(self, settings: Settings, role: Role = "broker") -> None:
         self.current = settings
         self.role: Role = role
         self.listeners: list[Callable[[Settings], None]] = []
-        """Called after each change, with the new settings."""
+        """Called with the new settings after each change."""
         self.changed: dict[str, str] = {}
-        """What was changed since the start, by full name, as text: `change` takes it again."""
+        """Settings changed since the start: full name → value as text, as `change` accepts it."""
         self.changes = 0
 
     def apache_values(self) -> dict[str, str]:
-        """All settings under RocketMQ's names, ours where it has none; secrets are left out."""
+        """All settings except secrets, under RocketMQ's names or, where it has none, ours."""
         return apache.apache_values(self.current, self.role)
 
     def change(self, values: Mapping[str, str]) -> list[str]:
-        """Change live settings, by RocketMQ's names or ours: all of them or, if refused, none.
+        """Change live settings, by RocketMQ's names or ours: either all of them or none.
 
-        Names that have no effect here are passed over, as RocketMQ does. Returns the full names of
-        the settings that have another value now.
+        Unknown names are ignored, as by RocketMQ. Returns the full names of the settings whose
+        value changed.
         """
         wanted: dict[str, Any] = {}
         for key, text in values.items():
             if key in apache.PROTECTED:
                 raise NoPermission(
-                    f"{key} can't be changed over the wire: it names a path or code",
+                    f"{key} is a path or a class and can't be changed over the network",
                     hint=_RESTART,
                 )
-            found = apache.find(key, self.role)
+            found = apache.find_setting(key, self.role)
             if found is None or found[0].partition(".")[0] not in ROLE_TABLES[self.role]:
-                log.warning("a change of %s is ignored: it has no effect here", key)
+                log.warning("ignored a change of %s: it is not a setting of this server", key)
                 continue
             name, form = found
             doc = all_settings()[name].doc
-            if doc.path or doc.secret:  # nor may anybody find out by asking whether they are right
+            if doc.path or doc.secret:  # even if equal: the response must not confirm a guess
                 raise _fixed(key, name)
             value = _read(key, name, form, text)
             if value != value_of(self.current, name):
@@ -73,20 +73,21 @@ class Live:
         self.changes += 1
         for name, value in wanted.items():
             self.changed[name] = write_value(value)
-            log.info("%s is %s now, it was %s", name, value, value_of(before, name))
+            old = write_value(value_of(before, name))
+            log.info("changed %s from %s to %s", name, old, self.changed[name])
         for listener in self.listeners:
             listener(self.current)
 
 
 def _fixed(key: str, name: str) -> NoPermission:
-    return NoPermission(f"{key} ({name}) is fixed when the server starts", hint=_RESTART)
+    return NoPermission(f"{key} ({name}) can't change while the server runs", hint=_RESTART)
 
 
 def _read(key: str, name: str, form: apache.Form, text: str) -> Any:
     try:
         ours = form.read(text.strip())
     except ValueError as error:
-        raise InvalidParameter(f"{key} can't be {text.strip()!r}: {error}") from None
+        raise InvalidParameter(f"{key} {error}, not {text.strip()!r}") from None
     try:
         return read_value(all_settings()[name], ours)
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""The settings that any server has, and those of the NameServer."""
+"""The settings that brokers and NameServers share, and those of the NameServer."""
 
 from typing import Annotated
 
@@ -9,119 +9,120 @@ def check_user(text: str) -> None:
     """Empty, or username:password."""
     name, _, password = text.partition(":")
     if text and not (name and password):
-        raise ValueError("write username:password")
+        raise ValueError("must be username:password")
 
 
 class ServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
-    """Connections and limits of a server, broker or NameServer."""
+    """Connections and limits of a broker or NameServer."""
 
     frame_bytes_max: Annotated[
-        int, Doc("longest frame; beyond it the connection is closed",
+        int, Doc("The maximum size of a frame. A connection that sends a larger one is closed.",
                  "com.rocketmq.remoting.frameMaxLength", least=1024, most=I32_MAX)
     ] = 16 * 1024 * 1024  # fmt: skip
     header_bytes_max: Annotated[
-        int, Doc("longest header of a frame", least=256, most=(1 << 24) - 1)
-    ] = 1024 * 1024  # properties that are too long are to be answered, not cut off
+        int, Doc("The maximum size of the header of a frame.", least=256, most=(1 << 24) - 1)
+    ] = 1024 * 1024  # large enough to answer a request whose properties are too long
     connections_max: Annotated[
-        int, Doc("most connections at one time", live=True, least=1)
-    ] = 20_000  # fmt: skip
+        int, Doc("The maximum number of connections.", live=True, least=1)
+    ] = 20_000
     idle_ms: Annotated[
-        int, Doc("a connection without any traffic for this long is closed",
+        int, Doc("A connection without traffic for this long is closed.",
                  "serverChannelMaxIdleTimeSeconds", live=True, least=1, form="in seconds")
     ] = 120_000  # fmt: skip
     output_bytes_max: Annotated[
-        int, Doc("unsent answers of one connection above which it is not read from", live=True,
-                 least=16 * 1024)
+        int, Doc("The server stops reading from a connection with more unsent responses than this.",
+                 live=True, least=16 * 1024)
     ] = 1024 * 1024  # fmt: skip
     memory_bytes_max: Annotated[
-        int, Doc("unfinished requests and unsent answers of all connections together", live=True,
-                 least=1)
+        int, Doc("The maximum size of unfinished requests and unsent responses of all connections "
+                 "together.", live=True, least=1)
     ] = 256 * 1024 * 1024  # fmt: skip
-    stop_ms: Annotated[int, Doc("how long a stopping server waits for unsent answers")] = 5_000
+    stop_ms: Annotated[
+        int, Doc("How long a stopping server waits until its responses are sent.")
+    ] = 5_000
 
 
 class TlsConfig(Checked, frozen=True, forbid_unknown_fields=True):
-    """TLS of a server."""
+    """TLS of a broker or NameServer."""
 
     mode: Annotated[
-        str, Doc("off, permissive (TLS and plain on one port) or enforcing", "tls.server.mode",
-                 choices=("off", "permissive", "enforcing"), form="`disabled` for off")
+        str, Doc("off, permissive (TLS and plain connections on one port) or enforcing.",
+                 "tls.server.mode", choices=("off", "permissive", "enforcing"),
+                 form="`disabled` for off")
     ] = "permissive"  # fmt: skip
     certificate: Annotated[
-        str,
-        Doc(
-            "PEM file of the certificate chain; empty: where `permissive` needs one, it is "
-            "made for the moment, and nobody can check it",
-            "tls.server.certPath",
-            path=True,
-        ),
+        str, Doc("The PEM file of the certificate chain. Empty: `permissive` uses a temporary "
+                 "self-signed certificate, which clients can't verify.", "tls.server.certPath",
+                 path=True)
+    ] = ""  # fmt: skip
+    key: Annotated[
+        str, Doc("The PEM file of the private key.", "tls.server.keyPath", path=True)
     ] = ""
-    key: Annotated[str, Doc("PEM file of the private key", "tls.server.keyPath", path=True)] = ""
     key_password: Annotated[
-        str, Doc("password of the key", "tls.server.keyPassword", secret=True)
+        str, Doc("The password of the private key.", "tls.server.keyPassword", secret=True)
     ] = ""
     client_ca: Annotated[
-        str, Doc("PEM file of authorities that client certificates are checked against",
+        str, Doc("The PEM file of the CAs that client certificates are verified with.",
                  "tls.server.trustCertPath", path=True)
     ] = ""  # fmt: skip
     client_auth: Annotated[
-        str, Doc("none, optional or require: whether clients show a certificate",
+        str, Doc("Whether clients present a certificate: none, optional or require.",
                  "tls.server.need.client.auth", choices=("none", "optional", "require"))
     ] = "none"  # fmt: skip
-    outgoing: Annotated[bool, Doc("whether calls to NameServers use TLS", "tls.enable")] = False
+    outgoing: Annotated[bool, Doc("Use TLS for connections to NameServers.", "tls.enable")] = False
     outgoing_ca: Annotated[
-        str, Doc("PEM file of authorities that NameServers are checked against; empty: they are "
-                 "not checked", "tls.client.trustCertPath", path=True)
+        str, Doc("The PEM file of the CAs that NameServers are verified with. Empty: no "
+                 "verification.", "tls.client.trustCertPath", path=True)
     ] = ""  # fmt: skip
 
 
 class AccessConfig(Checked, frozen=True, forbid_unknown_fields=True):
-    """Who may do what."""
+    """Authentication and authorization."""
 
     authentication: Annotated[
-        bool, Doc("whether requests must be signed by a known user", "authenticationEnabled")
+        bool, Doc("Require that requests are signed by a known user.", "authenticationEnabled")
     ] = False
     authorization: Annotated[
-        bool, Doc("whether the access lists are asked before a request is served",
-                  "authorizationEnabled")
-    ] = False  # fmt: skip
+        bool, Doc("Check the access lists before a request is executed.", "authorizationEnabled")
+    ] = False
     initial_user: Annotated[
-        str, Doc("super user made at the first start: username:password", "initAuthenticationUser",
-                 secret=True, check=check_user, form='`{"username":…,"password":…}`')
+        str, Doc("The super user to create at the first start, as username:password.",
+                 "initAuthenticationUser", secret=True, check=check_user,
+                 form='`{"username":…,"password":…}`')
     ] = ""  # fmt: skip
     internal_user: Annotated[
-        str, Doc("user this broker signs its own requests as: username:password",
+        str, Doc("The user that signs the broker's own requests, as username:password.",
                  "innerClientAuthenticationCredentials", secret=True, check=check_user,
                  form='`{"accessKey":…,"secretKey":…}`')
     ] = ""  # fmt: skip
 
 
 class NameServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
-    """One NameServer."""
+    """The settings of one NameServer."""
 
-    host: Annotated[str, Doc("address to listen on", "bindAddress")] = "127.0.0.1"
-    port: Annotated[int, Doc("port to listen on", "listenPort", most=PORT_MAX)] = 9876
+    host: Annotated[str, Doc("The address to listen on.", "bindAddress")] = "127.0.0.1"
+    port: Annotated[int, Doc("The port to listen on.", "listenPort", most=PORT_MAX)] = 9876
     data: Annotated[
-        str, Doc("directory of the KV file and of changed settings; empty: kept in memory only",
-                 "kvConfigPath", path=True, form="the file in that directory")
+        str, Doc("The directory of the KV file and of changed settings. Empty: they are kept in "
+                 "memory only.", "kvConfigPath", path=True, form="the file in that directory")
     ] = ""  # fmt: skip
     broker_expire_ms: Annotated[
-        int, Doc("a broker that is silent this long is removed, unless it asked for another time",
-                 least=1)
+        int, Doc("A broker that is silent for this long is removed, unless it asked for a "
+                 "different time.", least=1)
     ] = 120_000  # fmt: skip
     scan_ms: Annotated[
-        int, Doc("how often silent brokers are looked for", "scanNotActiveBrokerInterval",
-                 live=True, least=1)
+        int, Doc("How often the NameServer looks for silent brokers.",
+                 "scanNotActiveBrokerInterval", live=True, least=1)
     ] = 5_000  # fmt: skip
     order_messages: Annotated[
-        bool, Doc("whether routes carry the order config of their topic", "orderMessageEnable",
+        bool, Doc("Include the order configuration of the topic in routes.", "orderMessageEnable",
                   live=True)
     ] = False  # fmt: skip
     acting_master: Annotated[
-        bool, Doc("whether a slave stands for its missing master in routes, to be read from only",
+        bool, Doc("List a slave as read-only master in routes while its master is missing.",
                   "supportActingMaster", live=True)
     ] = False  # fmt: skip
     delete_absent_topics: Annotated[
-        bool, Doc("whether a registration removes the broker's topics that it does not list",
+        bool, Doc("A registration removes the topics of the broker that it does not list.",
                   "deleteTopicWithBrokerRegistration", live=True)
     ] = False  # fmt: skip

@@ -1,4 +1,4 @@
-"""All settings of a process, and how one is found and its text read."""
+"""All settings of a process, by table and name, and how values are read and written as text."""
 
 from functools import cache
 from typing import Any, Literal
@@ -6,7 +6,7 @@ from typing import Any, Literal
 import msgspec
 
 from penstock.config.broker import BrokerConfig
-from penstock.config.doc import Setting, objection, settings_of
+from penstock.config.doc import Setting, settings_of, violated_rule
 from penstock.config.server import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
 from penstock.config.store import StoreConfig
 
@@ -18,7 +18,7 @@ _BOOLS = {"true": True, "yes": True, "on": True, "1": True} | {
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All settings of a process; in TOML each is a table of its own."""
+    """All settings of a process. Each field is a table in penstock.toml."""
 
     broker: BrokerConfig = BrokerConfig()
     store: StoreConfig = StoreConfig()
@@ -54,7 +54,7 @@ def value_of(settings: Settings, name: str) -> Any:
 
 
 def with_values(settings: Settings, values: dict[str, Any]) -> Settings:
-    """The settings with some replaced, by their full names; values have been checked before."""
+    """The settings with some values replaced, by full name. The values must be valid."""
     tables: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         table, _, field = name.partition(".")
@@ -67,7 +67,10 @@ def with_values(settings: Settings, values: dict[str, Any]) -> Settings:
 
 
 def read_value(setting: Setting, given: object) -> Any:
-    """A value from a file, the environment or the wire; ValueError says what was expected."""
+    """Read a value from a file, the environment or the network.
+
+    Raises ValueError with the violated rule ("must be at least 1, not 0").
+    """
     value = given
     if isinstance(given, str):
         text = given.strip()
@@ -79,15 +82,21 @@ def read_value(setting: Setting, given: object) -> Any:
             value = text
     elif isinstance(given, list) and setting.kind is str:
         value = ";".join(map(str, given))  # nameservers = ["a:9876", "b:9876"]
-    reason = objection(setting, value)
-    if reason:
-        shown = "what was given" if setting.doc.secret else repr(given)
-        raise ValueError(f"can't be {shown}: {reason}")
+    violation = violated_rule(setting, value)
+    if violation:
+        raise ValueError(violation + not_given(setting, given))
     return value
 
 
+def not_given(setting: Setting, given: object) -> str:
+    """The end of an error text that shows the given value, unless the value is secret."""
+    if setting.doc.secret:
+        return ""
+    return f", not {given!r}" if isinstance(given, str) else f", not {write_value(given)}"
+
+
 def write_value(value: object) -> str:
-    """The text of a value, as `read_value` reads it."""
+    """A value as text, in the format of `read_value`."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value)

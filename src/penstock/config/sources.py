@@ -1,7 +1,7 @@
-"""From files, environment and flags to Settings.
+"""Load settings from files, environment variables and command-line flags.
 
-Each source becomes a `Layer`; `settle` puts the layers over each other, the later ones on top. A
-value that can't be raises BadSetting with the place it stands in; a name nobody knows is a warning.
+Each source becomes a `Layer`. `merge_layers` merges them; later layers override earlier ones. An
+invalid value raises BadSetting with its source. An unknown name is a warning.
 """
 
 import tomllib
@@ -11,13 +11,14 @@ from difflib import get_close_matches
 from typing import Any
 
 from penstock.config import apache
-from penstock.config.apache_names import WITHOUT_EFFECT
+from penstock.config.apache_names import IGNORED
 from penstock.config.settings import (
     ROLE_TABLES,
     TABLES,
     Role,
     Settings,
     all_settings,
+    not_given,
     read_value,
     with_values,
 )
@@ -25,36 +26,37 @@ from penstock.errors import BadSetting
 
 ENVIRONMENT_PREFIX = "PENSTOCK_"
 _ENVIRONMENT_OTHERS = {"PENSTOCK_PURE", "PENSTOCK_DEBUG", "PENSTOCK_REQUIRE_COMPILED"}
-_ALIKE = 0.75
-"""How much of a name must agree for it to be taken for a slip of the pen."""
+_SIMILARITY = 0.75
+"""How similar a known name must be to be suggested for an unknown one (difflib's ratio)."""
 
 
 @dataclass(slots=True)
 class Layer:
-    """What one source says: full name → (value, where it stands)."""
+    """The settings of one source: full name → (value, source of the value)."""
 
     values: dict[str, tuple[Any, str]] = field(default_factory=dict)
     warnings: list[str] = field(default_factory=list)
 
-    def put(self, name: str, given: object, where: str) -> None:
-        """Check a value and take it."""
+    def put(self, name: str, given: object, source: str) -> None:
+        """Check a value and add it."""
         try:
-            self.values[name] = (read_value(all_settings()[name], given), where)
+            self.values[name] = (read_value(all_settings()[name], given), source)
         except ValueError as error:
-            raise BadSetting(f"{where} {error}") from None
+            raise BadSetting(f"{source} {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The settings that count, the full names that some source gave, and what to warn of."""
+class LoadedSettings:
+    """The merged settings, and where they came from."""
 
     settings: Settings
     given: frozenset[str]
+    """The full names that some source sets."""
     warnings: tuple[str, ...]
 
 
-def settle(layers: Iterable[Layer]) -> Chosen:
-    """Defaults under the layers, later layers over earlier ones."""
+def merge_layers(layers: Iterable[Layer]) -> LoadedSettings:
+    """Merge the layers over the defaults; later layers override earlier ones."""
     values: dict[str, tuple[Any, str]] = {}
     warnings: list[str] = []
     for layer in layers:
@@ -62,17 +64,17 @@ def settle(layers: Iterable[Layer]) -> Chosen:
         warnings += layer.warnings
     settings = with_values(Settings(), {name: value for name, (value, _) in values.items()})
     if settings.access.authorization and not settings.access.authentication:
-        where = values["access.authorization"][1]
-        raise BadSetting(f"{where} can't be on while authentication is off: nobody would be known")
-    return Chosen(settings, frozenset(values), tuple(warnings))
+        source = values["access.authorization"][1]
+        raise BadSetting(f"{source} requires access.authentication, which is off")
+    return LoadedSettings(settings, frozenset(values), tuple(warnings))
 
 
 def from_toml(data: bytes, source: str) -> Layer:
-    """penstock.toml: a table for each struct, a key for each field."""
+    """penstock.toml: one table per struct, one key per field."""
     try:
         tables = tomllib.loads(data.decode())
-    except ValueError as error:  # TOMLDecodeError and UnicodeDecodeError are
-        raise BadSetting(f"{source} is no TOML: {error}") from None
+    except ValueError as error:  # the base class of TOMLDecodeError and UnicodeDecodeError
+        raise BadSetting(f"{source} is not valid TOML: {error}") from None
     layer = Layer()
     for table, fields in tables.items():
         if table not in TABLES or not isinstance(fields, dict):
@@ -88,54 +90,55 @@ def from_toml(data: bytes, source: str) -> Layer:
 
 
 def from_properties(values: Mapping[str, str], source: str, role: Role) -> Layer:
-    """RocketMQ's broker.conf or namesrv.conf, with its names, forms and defaults."""
+    """RocketMQ's broker.conf or namesrv.conf, with its names, formats and defaults."""
     layer = Layer()
-    for name, value in apache.assumed(role).items():
+    for name, value in apache.defaults(role).items():
         layer.put(name, value, f"{source}: RocketMQ's default of {name}")
-    idle = []
+    ignored = []
     for key, value in values.items():
-        found = apache.find(key, role)
+        found = apache.find_setting(key, role)
         if found is None:
-            reason = apache.refusal(key, value.strip(), values)
+            reason = apache.unsupported_reason(key, value.strip(), values)
             if reason:
-                raise BadSetting(f"{source}: {key} can't be {value.strip()!r}: {reason}")
-            if key in WITHOUT_EFFECT:
-                idle.append(key)
+                raise BadSetting(f"{source}: {key}={value.strip()} is not supported: {reason}")
+            if key in IGNORED:
+                ignored.append(key)
             else:
                 layer.warnings.append(f"{source}: {_unknown(key, known_keys(role))}")
             continue
         name, form = found
-        where = f"{source}: {key}"
-        layer.put(name, _in_our_form(form, name, value.strip(), where), where)
-    if layer.values.get("broker.id", (0, ""))[0] != 0:  # brokerRole=SLAVE has been refused above
-        number, where = layer.values.pop("broker.id")
+        key_source = f"{source}: {key}"
+        layer.put(name, _in_our_form(form, name, value.strip(), key_source), key_source)
+    if layer.values.get("broker.id", (0, ""))[0] != 0:  # brokerRole=SLAVE was refused above
+        number, id_source = layer.values.pop("broker.id")
         layer.warnings.append(
-            f"{where}={number} without brokerRole=SLAVE is taken as 0, as by RocketMQ: this broker "
-            "is a master"
+            f"{id_source}={number} is ignored without brokerRole=SLAVE, as by RocketMQ: "
+            "this broker is a master"
         )
-    if idle:
+    if ignored:
         layer.warnings.append(
-            f"{source}: known to RocketMQ, without effect here: {', '.join(sorted(idle))}"
+            f"{source}: ignored settings of RocketMQ, which have no effect in Penstock: "
+            + ", ".join(sorted(ignored))
         )
     return layer
 
 
 def from_environment(environ: Mapping[str, str]) -> Layer:
-    """PENSTOCK_<TABLE>_<FIELD>; what resembles one without being one is a warning."""
+    """PENSTOCK_<TABLE>_<FIELD>; an unknown variable with a similar name is a warning."""
     layer = Layer()
     by_variable = {_variable(name): name for name in all_settings()}
     for variable, value in sorted(environ.items()):
         if variable in by_variable:
             layer.put(by_variable[variable], value, f"environment: {variable}")
         elif variable.startswith(ENVIRONMENT_PREFIX) and variable not in _ENVIRONMENT_OTHERS:
-            of_a_table = variable.split("_")[1].lower() in TABLES
-            if of_a_table or get_close_matches(variable, by_variable, 1, _ALIKE):
+            names_table = variable.split("_")[1].lower() in TABLES
+            if names_table or get_close_matches(variable, by_variable, 1, _SIMILARITY):
                 layer.warnings.append(f"environment: {_unknown(variable, by_variable)}")
     return layer
 
 
 def from_namesrv_addr(environ: Mapping[str, str]) -> Layer:
-    """RocketMQ's own variable; there as here it counts only where no file says otherwise."""
+    """RocketMQ's variable. As in RocketMQ, a file overrides it."""
     layer = Layer()
     if address := environ.get("NAMESRV_ADDR", "").strip():
         layer.put("broker.nameservers", address, "environment: NAMESRV_ADDR")
@@ -143,7 +146,7 @@ def from_namesrv_addr(environ: Mapping[str, str]) -> Layer:
 
 
 def from_flags(flags: Mapping[str, tuple[str, object]]) -> Layer:
-    """full name → (flag, value); None means that the flag was not given."""
+    """Command-line flags: full name → (flag, value); the value None means that it is not set."""
     layer = Layer()
     for name, (flag, value) in flags.items():
         if value is not None:
@@ -152,17 +155,16 @@ def from_flags(flags: Mapping[str, tuple[str, object]]) -> Layer:
 
 
 def known_keys(role: Role) -> list[str]:
-    """Every key a file of properties may use to some effect."""
+    """All keys of a properties file that have an effect."""
     own = (name for name in all_settings() if name.partition(".")[0] in ROLE_TABLES[role])
     return [*apache.names_by_apache(role), *own]
 
 
-def _in_our_form(form: apache.Form, name: str, text: str, where: str) -> str:
+def _in_our_form(form: apache.Form, name: str, text: str, source: str) -> str:
     try:
         return form.read(text)
     except ValueError as error:
-        shown = "what was given" if all_settings()[name].doc.secret else repr(text)
-        raise BadSetting(f"{where} can't be {shown}: {error}") from None
+        raise BadSetting(f"{source} {error}{not_given(all_settings()[name], text)}") from None
 
 
 def _variable(name: str) -> str:
@@ -170,5 +172,6 @@ def _variable(name: str) -> str:
 
 
 def _unknown(key: str, known: Iterable[str]) -> str:
-    alike = get_close_matches(key, list(known), 1, _ALIKE)
-    return f"{key} is unknown and ignored" + (f"; did you mean {alike[0]}?" if alike else "")
+    similar = get_close_matches(key, list(known), 1, _SIMILARITY)
+    suggestion = f"; did you mean {similar[0]}?" if similar else ""
+    return f"ignored unknown setting {key}{suggestion}"

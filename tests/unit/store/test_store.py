@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from penstock.config import StoreConfig, describe
 from penstock.errors import PenstockError, WriteStopped
 from penstock.store import get
 from penstock.store.checkpoint import SLACK_MS, Checkpoint, read_checkpoint, write_checkpoint
@@ -277,9 +276,3 @@ def test_the_checkpoint_is_apaches_page(tmp_path: Path) -> None:
     assert read_checkpoint(disk, layout) == Checkpoint(1, 2, 3, 4, 5)
     layout.checkpoint.write_bytes(b"short")
     assert read_checkpoint(disk, layout) == Checkpoint()
-
-
-def test_every_setting_is_described() -> None:
-    rows = describe(StoreConfig)
-    assert len(rows) == len(StoreConfig.__struct_fields__)
-    assert all(doc.text for _, _, doc in rows)
