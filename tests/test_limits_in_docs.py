@@ -1,0 +1,139 @@
+"""The figures that the pages name are those of the code.
+
+A row names a page, a fragment of it with a place for each figure, and the constants or default
+settings that belong there. A changed constant fails here, and so does a sentence that was lost.
+"""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.checkback import ASKED_MAX, COME_BACK_MS, ROLL_AFTER
+from penstock.broker.delay import RETRY_MS as DELAY_RETRY_MS
+from penstock.broker.delay import TICK_BYTES_MAX as DELAY_TICK_BYTES
+from penstock.broker.delay import TICK_MESSAGES_MAX as DELAY_TICK_MESSAGES
+from penstock.broker.halves import ENDED_MAX
+from penstock.broker.heartbeat import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
+from penstock.broker.heartbeat import GROUPS_MAX, SUBSCRIPTIONS_MAX
+from penstock.broker.pull import SUSPEND_MS_MAX
+from penstock.broker.query import ENTRIES_MAX as VIEW_ENTRIES_MAX
+from penstock.broker.query import UNIQUE_MAX
+from penstock.broker.timer import PROPERTIES_SPARE
+from penstock.broker.timer import RETRY_MS as TIMER_RETRY_MS
+from penstock.broker.timer import TICK_BYTES_MAX as TIMER_TICK_BYTES
+from penstock.broker.timer import TICK_MESSAGES_MAX as TIMER_TICK_MESSAGES
+from penstock.broker.topics import QUEUES_MAX
+from penstock.config import Settings, delays_ms
+from penstock.net.carrier import (
+    HOLDS_MAX,
+    HOLDS_PER_CLIENT_MAX,
+    RELAYS_MAX,
+    RELAYS_PER_CLIENT_MAX,
+)
+from penstock.net.connection import STUCK_MS, UNDER_WAY_MAX
+from penstock.net.server import HELD_SHARE
+from penstock.store.lookup import QUERY_MAX
+from penstock.store.timerlog import UNIT_BYTES
+from penstock.wire.codes import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
+from penstock.wire.record import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
+
+DOCS = Path(__file__).parent.parent / "docs"
+DEFAULTS = Settings()
+BROKER, STORE, SERVER = DEFAULTS.broker, DEFAULTS.store, DEFAULTS.server
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+SECOND_MS, MINUTE_MS = 1_000, 60_000
+DAY_S = 86_400
+
+Row = tuple[str, str, tuple[int, ...]]
+
+
+def whole(value: int, unit: int) -> int:
+    """The value in this unit, which has to fit."""
+    count, rest = divmod(value, unit)
+    assert rest == 0, f"{value} is not a multiple of {unit}"
+    return count
+
+
+BROKER_ROWS: list[Row] = [
+    ("broker.md", "asks for, at most {} ", (BROKER.default_topic_queues,)),
+    ("broker.md", "at most {:,} messages or {} KiB (`pull_messages_max`, `pull_bytes_max`)",
+     (BROKER.pull_messages_max, whole(BROKER.pull_bytes_max, KIB))),
+    ("broker.md", "as long as the client asks, at most {} s", (whole(SUSPEND_MS_MAX, SECOND_MS),)),
+    ("broker.md", "`lock_lease_ms` ({} s)", (whole(BROKER.lock_lease_ms, SECOND_MS),)),
+    ("broker.md", "`offset_persist_ms` ({} s)", (whole(BROKER.offset_persist_ms, SECOND_MS),)),
+    ("broker.md", "Topic names have at most {} characters, group names {}.",
+     (TOPIC_CHARS_MAX, GROUP_CHARS_MAX)),
+    ("broker.md", "A topic has at most {:,} queues", (QUEUES_MAX,)),
+    ("broker.md", "frame {} MiB, header {} MiB",
+     (whole(SERVER.frame_bytes_max, MIB), whole(SERVER.header_bytes_max, MIB))),
+    ("broker.md", "| body {} MiB | `body_bytes_max`", (whole(STORE.body_bytes_max, MIB),)),
+    ("broker.md", "properties {:,} bytes, topic {} bytes",
+     (PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX)),
+    ("broker.md", "| {:,} connections |", (SERVER.connections_max,)),
+    ("broker.md", "| {} minutes without traffic", (whole(SERVER.idle_ms, MINUTE_MS),)),
+    ("broker.md", "| {} MiB of unsent responses", (whole(SERVER.output_bytes_max, MIB),)),
+    ("broker.md", "| {} requests of one connection in the thread pool", (UNDER_WAY_MAX,)),
+    ("broker.md", "| {} MiB of unfinished requests", (whole(SERVER.memory_bytes_max, MIB),)),
+    ("broker.md", "unfinished for {} s", (whole(STUCK_MS, SECOND_MS),)),
+    ("broker.md", "| {:,} suspended pulls, {:,} of one connection",
+     (HOLDS_MAX, HOLDS_PER_CLIENT_MAX)),
+    ("broker.md", "| {:,} requests that wait for a client's response, {:,} for one client",
+     (RELAYS_MAX, RELAYS_PER_CLIENT_MAX)),
+    ("broker.md", "| {:,} open half messages", (BROKER.open_transactions_max,)),
+    ("broker.md", "| {} messages by key, {} by unique id", (QUERY_MAX, UNIQUE_MAX)),
+    ("broker.md", "| {:,} entries in one view of a queue", (VIEW_ENTRIES_MAX,)),
+    ("broker.md", "| heartbeat of {} MiB, {:,} groups, {:,} subscriptions and tags",
+     (whole(HEARTBEAT_BYTES_MAX, MIB), GROUPS_MAX, SUBSCRIPTIONS_MAX)),
+    ("broker.md", "| {} % disk usage", (STORE.disk_refuse_percent,)),
+    ("broker.md", "until the usage is below {} %", (STORE.disk_force_percent,)),
+    ("broker.md", "A pull is suspended for at most {} s.", (whole(SUSPEND_MS_MAX, SECOND_MS),)),
+    ("broker.md", "{:,} messages per pull", (BROKER.pull_messages_max,)),
+    ("broker.md", "up to {} days ahead. Recall is on", (whole(STORE.timer_delay_s_max, DAY_S),)),
+]  # fmt: skip
+
+DELAY_ROWS: list[Row] = [
+    ("delay.md", "one of {} delay levels", (len(delays_ms(STORE.delay_levels)),)),
+    ("delay.md", "At most {} messages or {} MiB are delivered at a time",
+     (DELAY_TICK_MESSAGES, whole(DELAY_TICK_BYTES, MIB))),
+    ("delay.md", "tries again every {} ms", (DELAY_RETRY_MS,)),
+    ("timers.md", "any millisecond of the next {} days", (whole(STORE.timer_delay_s_max, DAY_S),)),
+    ("timers.md", "longer than {:,} bytes", (PROPERTIES_BYTES_MAX - PROPERTIES_SPARE,)),
+    ("timers.md", "an entry of {} bytes", (UNIT_BYTES,)),
+    ("timers.md", "{} messages or {} MiB are delivered at a time",
+     (TIMER_TICK_MESSAGES, whole(TIMER_TICK_BYTES, MIB))),
+    ("timers.md", "tries again every {} ms", (TIMER_RETRY_MS,)),
+    ("transactions.md", "is not checked for {} s",
+     (whole(BROKER.transaction_timeout_ms, SECOND_MS),)),
+    ("transactions.md", "is asked every {} s", (whole(BROKER.transaction_check_ms, SECOND_MS),)),
+    ("transactions.md", "After {} counted checks", (BROKER.transaction_checks_max,)),
+    ("transactions.md", "At most {:,} half messages", (BROKER.open_transactions_max,)),
+    ("transactions.md", "At most {} checks of one connection", (ASKED_MAX,)),
+    ("transactions.md", "resolutions of the last {:,} half messages", (ENDED_MAX,)),
+    ("transactions.md", "more than {:,} others", (ROLL_AFTER,)),
+]  # fmt: skip
+
+ROWS = [*BROKER_ROWS, *DELAY_ROWS]
+
+
+@pytest.mark.parametrize(("page", "fragment", "figures"), ROWS)
+def test_figures_on_the_pages_are_those_of_the_code(
+    page: str, fragment: str, figures: tuple[int, ...]
+) -> None:
+    text = " ".join((DOCS / page).read_text().split())
+    assert fragment.format(*figures).strip() in text, f"docs/{page} is out of date"
+
+
+def test_figures_that_the_pages_write_as_words() -> None:
+    assert HELD_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
+    assert COME_BACK_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
+    assert STORE.timer_roll_slots * STORE.timer_precision_ms == 2 * DAY_S * SECOND_MS, (
+        "docs/timers.md: timer_roll_slots are two days"
+    )
+
+
+def test_the_table_of_delay_levels() -> None:
+    page = (DOCS / "delay.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| Delay |"))
+    shown = [cell.replace(" ", "") for cell in row.strip("| ").split("|")[1:]]
+    assert shown == STORE.delay_levels.split()
