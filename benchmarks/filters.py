@@ -14,12 +14,12 @@ from rich.table import Table
 
 import penstock
 from penstock.broker.broker import Broker
-from penstock.broker.sieve import LOOKS_MAX
+from penstock.broker.filter.filtered_read import LOOKS_MAX
 from penstock.config import Live, Settings, StoreConfig
-from penstock.net.turn import Turn
+from penstock.server.request_loop import Turn
 from penstock.store.get import SCAN_ENTRIES_MAX
 from penstock.store.store import MessageStore
-from penstock.wire.bodies import TopicConfig
+from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.codes import PULL_SUBSCRIPTION, RequestCode
 from penstock.wire.frame import BINARY
 from penstock.wire.message import encode_properties

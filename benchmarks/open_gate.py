@@ -1,10 +1,10 @@
 """The least that the send path needs around it: every queue that exists may be sent to."""
 
-from penstock.broker.answers import Answer, Encoded
-from penstock.broker.command import Command
-from penstock.broker.router import unsupported
 from penstock.errors import TopicNotExist
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.rpc.answers import Answer, Encoded
+from penstock.rpc.command import Command
+from penstock.rpc.router import unsupported
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 
 

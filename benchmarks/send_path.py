@@ -20,7 +20,7 @@ from benchmarks.open_gate import Nothing, OpenGate, Straight
 from benchmarks.plain import PlainHandler
 from penstock.broker.send import SendHandler
 from penstock.config import StoreConfig
-from penstock.net.turn import Turn
+from penstock.server.request_loop import Turn
 from penstock.store.store import MessageStore
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import encode

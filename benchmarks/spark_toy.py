@@ -17,7 +17,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.streaming.datasource import ReadLimit
 from pyspark.sql.types import StructType
 
-from penstock.spark import schema
+from penstock.spark import message_schema
 
 BATCH_ROWS = 32_768
 PARTITIONS = 2
@@ -33,7 +33,7 @@ class ToySource(DataSource):
         return "toy"
 
     def schema(self) -> StructType:
-        return schema.spark_schema(schema.DEFAULT_COLUMNS)
+        return message_schema.spark_schema(message_schema.DEFAULT_COLUMNS)
 
     def reader(self, schema: StructType) -> "ToyReader":
         return ToyReader(int(self.options["rows"]))
@@ -118,7 +118,7 @@ def prebuilt(rows: int) -> pa.RecordBatch:
         "delay_level": [None] * rows,
         "deliver_timestamp": [None] * rows,
     }
-    kinds = schema.arrow_schema(schema.DEFAULT_COLUMNS)
+    kinds = message_schema.arrow_schema(message_schema.DEFAULT_COLUMNS)
     return pa.RecordBatch.from_arrays(
         [pa.array(values[kind.name], kind.type) for kind in kinds], schema=kinds
     )

@@ -20,7 +20,7 @@ from rich.table import Table
 from tests.compat import apache
 
 from penstock.wire import fastjson
-from penstock.wire.bodies import KVTable
+from penstock.wire.bodies.client_bodies import KVTable
 from penstock.wire.codes import RequestCode
 from penstock.wire.frame import Request
 from penstock.wire.message import decode_messages, encode_properties

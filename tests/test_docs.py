@@ -6,15 +6,14 @@ from pathlib import Path
 import click
 import pytest
 
-from penstock.broker.admin.settings import ABSENT
+from penstock.broker.admin.settings_admin import ABSENT
 from penstock.cli.main import COMMANDS, cli
 from penstock.config.doc import settings_of
 from penstock.config.settings import TABLES
 from penstock.wire.codes import RequestCode, request_name
 from tests import errors_page, settings_page
-from tests.test_tidy import compiled_modules
-from tests.unit.broker_kit import house
-from tests.unit.nameserver_kit import Office
+from tests.unit.broker.broker_kit import house
+from tests.unit.nameserver.nameserver_kit import Office
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -119,19 +118,17 @@ def test_the_nameservers_requests_are_on_its_page() -> None:
 # --- the map -------------------------------------------------------------------------------------
 
 
-def test_every_module_has_its_place_on_the_map() -> None:
-    """With a star where it is compiled; and nothing stands there that is gone."""
+def test_every_package_has_a_row_on_the_map() -> None:
+    """And no row names a package that is gone."""
     text = (DOCS / "architecture.md").read_text()
-    rows = dict(re.findall(r"^\| `([\w/]+\.py)` (\*?) ?\|", text, flags=re.MULTILINE))
-    modules = {
-        str(path.relative_to(SOURCE)): path
-        for path in SOURCE.rglob("*.py")
-        if path.name != "__init__.py"
+    rows = set(re.findall(r"^\| `([\w/]+)/` \|", text, flags=re.MULTILINE))
+    packages = {
+        str(path.parent.relative_to(SOURCE))
+        for path in SOURCE.rglob("__init__.py")
+        if path.parent != SOURCE
     }
-    assert set(modules) - set(rows) == set(), "docs/architecture.md does not say what they are for"
-    assert set(rows) - set(modules) == set(), "docs/architecture.md tells of modules that are gone"
-    starred = {name.removesuffix(".py") for name, star in rows.items() if star}
-    assert starred == set(compiled_modules())
+    assert packages - rows == set(), "docs/architecture.md has no row for these packages"
+    assert rows - packages == set(), "docs/architecture.md has rows for packages that are gone"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)

@@ -8,32 +8,32 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.checkback import ASKED_MAX, COME_BACK_MS, ROLL_AFTER
-from penstock.broker.delay import RETRY_MS as DELAY_RETRY_MS
-from penstock.broker.delay import TICK_BYTES_MAX as DELAY_TICK_BYTES
-from penstock.broker.delay import TICK_MESSAGES_MAX as DELAY_TICK_MESSAGES
-from penstock.broker.halves import ENDED_MAX
-from penstock.broker.heartbeat import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
-from penstock.broker.heartbeat import GROUPS_MAX, SUBSCRIPTIONS_MAX
+from penstock.broker.consumers.heartbeats import BODY_BYTES_MAX as HEARTBEAT_BYTES_MAX
+from penstock.broker.consumers.heartbeats import GROUPS_MAX, SUBSCRIPTIONS_MAX
+from penstock.broker.delay.delay_levels import RETRY_MS as DELAY_RETRY_MS
+from penstock.broker.delay.delay_levels import TICK_BYTES_MAX as DELAY_TICK_BYTES
+from penstock.broker.delay.delay_levels import TICK_MESSAGES_MAX as DELAY_TICK_MESSAGES
+from penstock.broker.delay.timers import PROPERTIES_SPARE
+from penstock.broker.delay.timers import RETRY_MS as TIMER_RETRY_MS
+from penstock.broker.delay.timers import TICK_BYTES_MAX as TIMER_TICK_BYTES
+from penstock.broker.delay.timers import TICK_MESSAGES_MAX as TIMER_TICK_MESSAGES
 from penstock.broker.pull import SUSPEND_MS_MAX
 from penstock.broker.query import ENTRIES_MAX as VIEW_ENTRIES_MAX
 from penstock.broker.query import UNIQUE_MAX
-from penstock.broker.timer import PROPERTIES_SPARE
-from penstock.broker.timer import RETRY_MS as TIMER_RETRY_MS
-from penstock.broker.timer import TICK_BYTES_MAX as TIMER_TICK_BYTES
-from penstock.broker.timer import TICK_MESSAGES_MAX as TIMER_TICK_MESSAGES
 from penstock.broker.topics import QUEUES_MAX
+from penstock.broker.transaction.check_back import ASKED_MAX, COME_BACK_MS, ROLL_AFTER
+from penstock.broker.transaction.half_messages import ENDED_MAX
 from penstock.config import Settings, delays_ms
-from penstock.net.carrier import (
+from penstock.server.answer_executor import (
     HOLDS_MAX,
     HOLDS_PER_CLIENT_MAX,
     RELAYS_MAX,
     RELAYS_PER_CLIENT_MAX,
 )
-from penstock.net.connection import STUCK_MS, UNDER_WAY_MAX
-from penstock.net.server import HELD_SHARE
+from penstock.server.connection import STUCK_MS, UNDER_WAY_MAX
+from penstock.server.server import HELD_SHARE
 from penstock.store.lookup import QUERY_MAX
-from penstock.store.timerlog import UNIT_BYTES
+from penstock.store.timer.timer_log import UNIT_BYTES
 from penstock.wire.codes import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 from penstock.wire.record import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 

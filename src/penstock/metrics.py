@@ -43,9 +43,7 @@ class Family:
 
     __slots__ = ("help", "kind", "labels", "name", "read")
 
-    def __init__(
-        self, kind: str, name: str, help: str, labels: Sequence[str], read: Read
-    ) -> None:  # fmt: skip
+    def __init__(self, kind: str, name: str, help: str, labels: Sequence[str], read: Read) -> None:
         self.kind = kind
         self.name = name
         self.help = help

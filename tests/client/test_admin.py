@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from penstock.client.admin import AsyncAdmin, TopicKind
+from penstock.client.admin.async_admin import AsyncAdmin, TopicKind
 from penstock.errors import GroupNotExist, InvalidParameter, NoRoute, Refused
 
 from .kit import World, eventually, numbers, send_all

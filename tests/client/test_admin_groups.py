@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from penstock import Message, MessageQueue
-from penstock.client.admin import AsyncAdmin, ResetPlan
+from penstock.client.admin.async_admin import AsyncAdmin, ResetPlan
 from penstock.errors import ConsumerNotOnline, InvalidParameter, Refused
 
 from .kit import Inbox, World, eventually, numbers, running, send_all

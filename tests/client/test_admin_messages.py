@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from penstock import Message, ReceivedMessage
-from penstock.client.admin import AsyncAdmin, MessagePage, TrackState
+from penstock.client.admin.async_admin import AsyncAdmin, MessagePage, TrackState
 from penstock.errors import BadFilter, ConsumerNotOnline, InvalidParameter, NoRoute
 
 from .kit import Inbox, World, eventually, numbers, running, send_all

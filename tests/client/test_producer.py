@@ -21,9 +21,9 @@ from penstock.errors import (
     TooMuchInFlight,
 )
 from penstock.wire.codes import SYS_COMPRESSED
-from penstock.wire.compress import compression_of, decompress
-from penstock.wire.ids import decode_unique_id
+from penstock.wire.compression import compression_of, decompress
 from penstock.wire.message import StoredMessage
+from penstock.wire.message_ids import decode_unique_id
 from tests.depth import rounds
 
 from .kit import World, eventually, numbers, send_all, text

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from penstock.client.options import ClientOptions
-from penstock.client.session import Session
+from penstock.client.client_options import ClientOptions
+from penstock.client.client_session import Session
 from penstock.errors import PeerLost, PeerTimeout
 from penstock.wire.codes import RequestCode
 

@@ -12,7 +12,7 @@ import pytest
 
 from penstock import Message
 from penstock.errors import NoPermission, PenstockError
-from penstock.wire.signature import signer
+from penstock.wire.signing import signer
 from tests.integration.certificates import Pair, make_pair
 
 from .houses import House, ask

@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from penstock.client.options import ClientOptions
-from penstock.client.records import ReceivedMessage, decode_records
-from penstock.client.session import Session
+from penstock.client.client_options import ClientOptions
+from penstock.client.client_session import Session
+from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.clock import LoopClock, pause
 from penstock.wire.codes import RequestCode, ResponseCode
 

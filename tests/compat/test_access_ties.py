@@ -16,17 +16,17 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from penstock.broker.access import Access
-from penstock.broker.admin.auth import AuthAdmin
-from penstock.broker.answers import InThread, Outbox, Reply
-from penstock.broker.command import Command
-from penstock.broker.parts import Parts
-from penstock.broker.router import Router
-from penstock.broker.users import AccessTable
+from penstock.broker.admin.auth_admin import AuthAdmin
+from penstock.broker.auth.access_control import Access
+from penstock.broker.auth.users import AccessTable
+from penstock.broker.context import Parts
 from penstock.cli.main import main
 from penstock.config import AccessConfig, Live, Settings
+from penstock.rpc.answers import InThread, Outbox, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.router import Router
 from penstock.wire.codes import RequestCode, ResponseCode
-from penstock.wire.signature import is_signed, signed, text_bytes
+from penstock.wire.signing import is_signed, signed, text_bytes
 
 from . import apache, maven
 

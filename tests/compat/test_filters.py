@@ -19,7 +19,7 @@ from penstock.wire.codes import PULL_SUBSCRIPTION, RequestCode
 from penstock.wire.message import decode_messages, encode_properties
 from penstock.wire.output import encode
 from tests.filter_cases import ACCEPTED, PROPERTIES, REFUSED, TAILS, ZEROS
-from tests.unit.broker_kit import read_reply
+from tests.unit.broker.broker_kit import read_reply
 
 from . import apache, penstock
 from .houses import ROOMY

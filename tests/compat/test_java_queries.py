@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from penstock.wire.ids import encode_offset_id
+from penstock.wire.message_ids import encode_offset_id
 from tests.depth import rounds
 
 from . import houses

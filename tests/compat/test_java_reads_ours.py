@@ -8,12 +8,12 @@ import pytest
 
 from penstock.wire import fastjson
 from penstock.wire.codes import LanguageCode
-from penstock.wire.compress import Compression, compress
+from penstock.wire.compression import Compression, compress
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.message import encode_batch, encode_host, encode_properties
 from penstock.wire.output import Output, encode
 from penstock.wire.record import OK, Record
-from tests.unit.wire.test_golden_bodies import kind_of
+from tests.unit.wire.bodies.test_golden_bodies import kind_of
 
 from . import golden
 

@@ -18,12 +18,12 @@ import pytest
 
 from penstock.nameserver.handlers import ALWAYS
 from penstock.wire import fastjson
-from penstock.wire.bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
-from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
-from penstock.wire.bodies_register import RegisterBrokerBody, body_crc32, encode_register
+from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
+from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, encode_register
+from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import V4_9_3, V5_4_0, RequestCode
-from penstock.wire.properties import parse_properties
-from tests.unit.nameserver_kit import NOW_MS, Office
+from penstock.wire.java_properties import parse_properties
+from tests.unit.nameserver.nameserver_kit import NOW_MS, Office
 
 from . import apache
 

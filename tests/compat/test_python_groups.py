@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from penstock.client.assign import Strategy, strategy_of
-from penstock.client.consumer import AsyncConsumer
-from penstock.client.handlers import Retry
-from penstock.client.records import ReceivedMessage
-from penstock.wire.bodies import MessageQueue
+from penstock.client.consumer.async_consumer import AsyncConsumer
+from penstock.client.consumer.dispatch.handlers import Retry
+from penstock.client.consumer.queue_assignment import Strategy, strategy_of
+from penstock.client.received_message import ReceivedMessage
+from penstock.wire.bodies.client_bodies import MessageQueue
 
 from .clients import mqadmin
 from .houses import House

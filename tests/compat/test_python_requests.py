@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from penstock.client.message import Message
-from penstock.client.producer import AsyncProducer
-from penstock.client.records import ReceivedMessage
+from penstock.client.messages import Message
+from penstock.client.producer.async_producer import AsyncProducer
+from penstock.client.received_message import ReceivedMessage
 from penstock.errors import NoReply, PenstockError, Refused
 
 from . import houses

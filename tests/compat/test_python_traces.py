@@ -9,10 +9,19 @@ from typing import Any
 
 import pytest
 
-from penstock.client.message import Message, SendReceipt
-from penstock.client.producer import AsyncProducer
-from penstock.client.trace import ConsumeCode, MessageKind, TraceRecord, decode_traces, make_tracer
-from penstock.client.transaction import AsyncTransactionProducer, Decision
+from penstock.client.messages import Message, SendReceipt
+from penstock.client.producer.async_producer import AsyncProducer
+from penstock.client.trace.trace_writer import (
+    ConsumeCode,
+    MessageKind,
+    TraceRecord,
+    decode_traces,
+    make_tracer,
+)
+from penstock.client.transaction.async_transaction_producer import (
+    AsyncTransactionProducer,
+    Decision,
+)
 
 from . import houses
 from .python_reading import eventually, read_topic

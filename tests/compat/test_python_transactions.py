@@ -13,9 +13,13 @@ from typing import Any
 
 import pytest
 
-from penstock.client.message import Message
-from penstock.client.records import ReceivedMessage
-from penstock.client.transaction import AsyncTransactionProducer, Decision, TransactionHandle
+from penstock.client.messages import Message
+from penstock.client.received_message import ReceivedMessage
+from penstock.client.transaction.async_transaction_producer import (
+    AsyncTransactionProducer,
+    Decision,
+    TransactionHandle,
+)
 from penstock.errors import TransactionCommitted, TransactionRolledBack
 
 from . import houses
@@ -34,7 +38,7 @@ if houses.APACHE:
 
 ENDER = """
 import asyncio, sys
-from penstock.client.transaction import AsyncTransactionProducer, TransactionHandle
+from penstock import AsyncTransactionProducer, TransactionHandle
 
 async def end(namesrv, how, text):
     async with AsyncTransactionProducer(namesrv, group="somebody-else") as producer:

@@ -9,12 +9,12 @@ import pytest
 
 from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, Live, Settings
-from penstock.net.peer import Peer
-from penstock.net.registrar import Registrar
+from penstock.server.nameserver_registration import Registrar
+from penstock.transport.peer import Peer
 from penstock.wire import fastjson
-from penstock.wire.bodies import ClusterInfo, DataVersion, TopicConfig, TopicRouteData
-from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
-from penstock.wire.bodies_register import RegisterBrokerBody
+from penstock.wire.bodies.client_bodies import ClusterInfo, DataVersion, TopicConfig, TopicRouteData
+from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
+from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import RequestCode, ResponseCode
 
 from . import apache

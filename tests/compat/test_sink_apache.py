@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from penstock import Admin
-from penstock.client.message import Message
+from penstock.client.messages import Message
 from penstock.errors import NotTransactional
-from penstock.spark.delivery import TaskId, TransactionalTask
-from penstock.spark.rows import Outgoing
-from penstock.spark.sink_client import SinkClient
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.sink_client import SinkClient
+from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.transactional import TaskId, TransactionalTask
 
 from . import apache
 

@@ -11,13 +11,13 @@ import pytest
 
 from penstock import Admin, Message, Producer
 from penstock.errors import DataLost
-from penstock.spark import reading
-from penstock.spark.columns import ColumnBuilder
-from penstock.spark.link import close_links
-from penstock.spark.options import Connection
-from penstock.spark.ranges import QueueRange
-from penstock.spark.reading import Reading, read_range
-from penstock.spark.scan import Scan, plan_scan, read_slice
+from penstock.spark.arrow.columns import ColumnBuilder
+from penstock.spark.connection_options import Connection
+from penstock.spark.source import range_reader
+from penstock.spark.source.log_reader import Scan, plan_scan, read_slice
+from penstock.spark.source.offset_ranges import QueueRange
+from penstock.spark.source.range_reader import Reading, read_range
+from penstock.spark.worker_connection import close_links
 
 from . import apache
 
@@ -87,7 +87,7 @@ def test_parts_of_a_queue(broker: apache.Broker, connection: Connection, sent: l
 def test_offsets_that_are_not_there(
     broker: apache.Broker, connection: Connection, sent: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "BEHIND_MS", 300)
+    monkeypatch.setattr(range_reader, "BEHIND_MS", 300)
     for first in (COUNT - 5, COUNT, COUNT + 3):
         wanted = part(broker, first, COUNT + 10)
         lost = max(first, COUNT)
@@ -110,7 +110,7 @@ def test_its_log_files_hold_the_same(
 def test_a_kill_and_a_new_start(
     broker: apache.Broker, connection: Connection, sent: list[Row], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "ColumnBuilder", partial(ColumnBuilder, rows_max=100))
+    monkeypatch.setattr(range_reader, "ColumnBuilder", partial(ColumnBuilder, rows_max=100))
     batches = read_range(connection, part(broker), ALL)
     found = rows(itertools.islice(batches, 5))
     broker.kill()

@@ -22,8 +22,8 @@ from penstock.store.get import FOUND
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
 from penstock.store.tables import ConfigFile, TopicTable
-from penstock.wire.bodies import TopicConfig
-from penstock.wire.compress import decompress
+from penstock.wire.bodies.client_bodies import TopicConfig
+from penstock.wire.compression import decompress
 from penstock.wire.output import Output
 from penstock.wire.record import RECORD, Record, StoredRecord
 

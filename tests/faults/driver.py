@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import PeerError
-from penstock.net.peer import Ask, Peer, Response
+from penstock.transport.peer import Ask, Peer, Response
 from penstock.wire import fastjson
-from penstock.wire.bodies import HeartbeatData, ProducerData
+from penstock.wire.bodies.client_bodies import HeartbeatData, ProducerData
 from penstock.wire.codes import RequestCode, ResponseCode
-from penstock.wire.ids import decode_offset_id
 from penstock.wire.message import StoredMessage, decode_message, decode_messages, encode_properties
+from penstock.wire.message_ids import decode_offset_id
 
 GROUP = "G"
 RETRIES = f"%RETRY%{GROUP}"

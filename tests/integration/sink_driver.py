@@ -10,10 +10,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from penstock.client.message import Message
-from penstock.spark.delivery import TaskId, TransactionalTask, commit_batch
-from penstock.spark.rows import Outgoing
-from penstock.spark.sink_options import SinkOptions
+from penstock.client.messages import Message
+from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.transactional import TaskId, TransactionalTask, commit_batch
 
 TASKS = 2
 QUERY = "query"

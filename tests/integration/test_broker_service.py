@@ -12,9 +12,9 @@ import pytest
 
 from penstock.config import BrokerConfig, Settings, StoreConfig
 from penstock.errors import BadSetting
-from penstock.net.broker_service import BrokerService
-from penstock.net.nameserver_service import NameServerService
-from penstock.net.peer import Peer, Response
+from penstock.server.broker_service import BrokerService
+from penstock.server.nameserver_service import NameServerService
+from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import decode_messages
 from tests.integration.loops import Run, run  # noqa: F401

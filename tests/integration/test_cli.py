@@ -12,7 +12,7 @@ import pytest
 import penstock
 from penstock.store.store import MessageStore
 from penstock.wire.record import Record
-from tests.unit.store import inspect_kit as kit
+from tests.unit.store.tools import inspect_kit as kit
 
 HELP_CPU_SECONDS_MAX = 0.3
 
@@ -51,7 +51,7 @@ def test_help_imports_nothing_heavy() -> None:
     code = (
         "import sys; from penstock.cli.main import main; main(['--help']); "
         "main(['store', '--help']); "
-        "print([m for m in ('rich', 'msgspec', 'penstock.store.verify') if m in sys.modules])"
+        "print([m for m in ('rich', 'msgspec', 'penstock.store.tools.verify') if m in sys.modules])"
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert result.stdout.splitlines()[-1] == "[]"

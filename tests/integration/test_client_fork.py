@@ -274,7 +274,7 @@ def test_an_iteration_and_a_future_do_not_go_on_in_the_child() -> None:
         admin.start()
         follow = admin.follow("T", start_at="first")
         next(follow)
-        from penstock.client.blocking import loop_thread
+        from penstock.client.sync.loop_thread import loop_thread
         hold = threading.Event()  # so that the future is not done at the fork
         loop_thread().soon(lambda: hold.wait(30))
         future = producer.submit(Message("T", "second"))

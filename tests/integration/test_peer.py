@@ -8,7 +8,7 @@ import pytest
 
 from penstock.clock import VirtualClock
 from penstock.errors import PeerError, PeerLost, PeerTimeout, PeerUnreachable, SystemBusy
-from penstock.net.peer import Ask, Peer, Response, split_address
+from penstock.transport.peer import Ask, Peer, Response, split_address
 from penstock.wire.frame import BINARY, JSON, Request
 from tests.integration.loops import Frame, Run, Wire, echo, run, serving
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.clock import LoopClock
-from penstock.net.peer import Peer, Response
+from penstock.transport.peer import Peer, Response
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import decode_messages
 from tests.integration.loops import Run, run  # noqa: F401

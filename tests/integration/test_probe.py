@@ -10,7 +10,7 @@ import pytest
 
 from penstock.clock import VirtualClock
 from penstock.metrics import Registry
-from penstock.net.probe import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Probe, serve_probe
+from penstock.server.probe import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Probe, serve_probe
 from tests.integration.loops import Run, run
 
 __all__ = ["run"]

@@ -11,11 +11,11 @@ import pytest
 
 from penstock.clock import LoopClock, VirtualClock
 from penstock.config import BrokerConfig, Live, Settings
-from penstock.net.registrar import Registrar, parse_nameservers
+from penstock.server.nameserver_registration import Registrar, parse_nameservers
 from penstock.wire import fastjson
-from penstock.wire.bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
-from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
-from penstock.wire.bodies_register import RegisterBrokerBody, body_crc32, decode_register
+from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
+from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, decode_register
+from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from tests.integration.loops import Frame, Server, Wire, serving
 
 REGISTER, UNREGISTER, SINGLE = 103, 104, 217
@@ -341,7 +341,9 @@ def test_failures_are_said_once_and_tried_again_with_growing_waits(
 
     with caplog.at_level(logging.INFO):
         asyncio.run(body())
-    said = [r.message for r in caplog.records if r.name == "penstock.net.registrar"]
+    said = [
+        r.message for r in caplog.records if r.name == "penstock.server.nameserver_registration"
+    ]
     assert len(said) == 2
     assert "NO_PERMISSION: who are you" in said[0]
     assert said[1].startswith("registered with")

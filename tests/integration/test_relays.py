@@ -7,13 +7,13 @@ from typing import ClassVar, cast
 
 import pytest
 
-from penstock.broker.answers import Answer, Reply, Routed, Saved
-from penstock.broker.command import Command
-from penstock.broker.persistence import Persistence
-from penstock.net import carrier
-from penstock.net.carrier import Carrier
+from penstock.rpc.answers import Answer, Reply, Routed, Saved
+from penstock.rpc.command import Command
+from penstock.rpc.persistence import Persistence
+from penstock.server import answer_executor
+from penstock.server.answer_executor import Carrier
 from penstock.store.disk import Disk
-from penstock.wire.bodies import TopicRouteData
+from penstock.wire.bodies.client_bodies import TopicRouteData
 from penstock.wire.frame import JSON
 from penstock.wire.output import encode, response
 from tests.integration.loops import Run, Wire, run  # noqa: F401
@@ -48,7 +48,7 @@ def test_a_client_that_hangs_leaves_room_for_others(
     run: Run,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(carrier, "RELAYS_PER_CLIENT_MAX", 2)
+    monkeypatch.setattr(answer_executor, "RELAYS_PER_CLIENT_MAX", 2)
 
     async def body() -> None:
         async with house() as home:
@@ -75,7 +75,7 @@ def test_what_was_answered_is_not_kept_until_its_deadline(
     run: Run,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(carrier, "_DEADLINES_LEAST", 10)
+    monkeypatch.setattr(answer_executor, "_DEADLINES_LEAST", 10)
 
     async def body() -> None:
         async with house() as home:

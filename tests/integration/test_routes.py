@@ -3,10 +3,10 @@
 import asyncio
 
 from penstock.clock import VirtualClock
-from penstock.net.peer import Peer
-from penstock.net.routes import KEEP_MS, Routes
+from penstock.server.route_queries import KEEP_MS, Routes
+from penstock.transport.peer import Peer
 from penstock.wire import fastjson
-from penstock.wire.bodies import QueueData, TopicRouteData
+from penstock.wire.bodies.client_bodies import QueueData, TopicRouteData
 from tests.integration.loops import Run, Wire, run, serving
 
 __all__ = ["run"]

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.answers import Answer, Close, InThread, Outbox, Registered, Relay, Reply, Tell
-from penstock.broker.command import Command
 from penstock.config import Live, ServerConfig, Settings
 from penstock.errors import InvalidParameter
-from penstock.net.server import Server
-from penstock.net.turn import Turn
+from penstock.rpc.answers import Answer, Close, InThread, Outbox, Registered, Relay, Reply, Tell
+from penstock.rpc.command import Command
+from penstock.server.request_loop import Turn
+from penstock.server.server import Server
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import encode, response
 from tests.integration.loops import Frame, Run, Wire, run  # noqa: F401

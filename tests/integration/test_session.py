@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from penstock.client.options import ClientKeywords, ClientOptions
-from penstock.client.routes import Route
-from penstock.client.session import Answer, Session
+from penstock.client.client_options import ClientKeywords, ClientOptions
+from penstock.client.client_session import Answer, Session
+from penstock.client.topic_routes import Route
 from penstock.clock import VirtualClock
 from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
-from penstock.net.peer import Ask, Response
+from penstock.transport.peer import Ask, Response
 from penstock.wire import fastjson
-from penstock.wire.bodies import (
+from penstock.wire.bodies.client_bodies import (
     BrokerData,
     ConsumerData,
     HeartbeatData,
@@ -515,7 +515,7 @@ def test_the_same_process_number_elsewhere_is_another_client(
     async def body() -> None:
         ids = set()
         for _ in range(2):  # two containers: process 1 each, and often the same address
-            monkeypatch.setattr("penstock.client.session._numbers", itertools.count(1))
+            monkeypatch.setattr("penstock.client.client_session._numbers", itertools.count(1))
             session = new_session(DEAD)
             await session.start()
             ids.add(session.client_id)
@@ -532,7 +532,7 @@ def test_a_list_that_is_no_http_is_said_as_any_other(
         raise http.client.BadStatusLine("SSH-2.0")
 
     async def body() -> None:
-        monkeypatch.setattr("penstock.client.names._read_url", no_http)
+        monkeypatch.setattr("penstock.client.nameserver_client._read_url", no_http)
         session = new_session("http://127.0.0.1:1/list")
         with pytest.raises(NoNameServer, match=r"can't be read.*SSH-2\.0"):
             await session.start()

@@ -15,9 +15,9 @@ import pytest
 
 from penstock import Message, PullConsumer
 from penstock.errors import NoRoute
-from penstock.spark import sink_client
-from penstock.spark.delivery import TaskId, TransactionalTask, commit_batch
-from penstock.spark.rows import Outgoing
+from penstock.spark.sink import sink_client
+from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.transactional import TaskId, TransactionalTask, commit_batch
 from tests.client.houses import House
 from tests.depth import rounds
 from tests.integration.sink_driver import QUERY, TASKS, bodies, options_of, write_batch, write_task

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from penstock import Admin, Message
-from penstock.spark.outbox import Outbox, close_producers
-from penstock.spark.rows import Outgoing
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink.at_least_once import Outbox, close_producers
+from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.sink_options import SinkOptions
 from tests.compat.penstock import Broker, NameServer
 from tests.spark.kit import read_topic
 

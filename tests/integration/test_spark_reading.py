@@ -18,15 +18,15 @@ import pyarrow as pa
 import pytest
 
 from penstock import Admin, Message, Producer
-from penstock.client.pulling import PullAnswer
+from penstock.client.consumer.pull_loop import PullAnswer
 from penstock.errors import DataLost, InvalidParameter, ReadGaveUp
-from penstock.spark import pulls, reading
-from penstock.spark.columns import ColumnBuilder
-from penstock.spark.link import close_links, link
-from penstock.spark.options import Connection
-from penstock.spark.ranges import QueueRange
-from penstock.spark.reading import Reading, read_range
-from penstock.spark.schema import DEFAULT_COLUMNS, arrow_schema
+from penstock.spark.arrow.columns import ColumnBuilder
+from penstock.spark.connection_options import Connection
+from penstock.spark.message_schema import DEFAULT_COLUMNS, arrow_schema
+from penstock.spark.source import queue_pulls, range_reader
+from penstock.spark.source.offset_ranges import QueueRange
+from penstock.spark.source.range_reader import Reading, read_range
+from penstock.spark.worker_connection import close_links, link
 from penstock.testing import InProcessBroker
 from tests.compat.penstock import Broker, NameServer
 
@@ -46,7 +46,7 @@ def broker() -> Iterator[InProcessBroker]:
 
 @pytest.fixture
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "ColumnBuilder", partial(ColumnBuilder, rows_max=100))
+    monkeypatch.setattr(range_reader, "ColumnBuilder", partial(ColumnBuilder, rows_max=100))
 
 
 def here(broker: InProcessBroker, timeout_ms: int = 3_000) -> Connection:
@@ -121,16 +121,16 @@ def test_short_answers_are_asked_for_ahead(size: int) -> None:
     with InProcessBroker(settings) as broker, pytest.MonkeyPatch.context() as patch:
         broker.create_topic("T", queues=1)
         sent = fill(broker, 3_000, size)
-        ask_ahead = pulls.Pulls.ask_ahead
+        ask_ahead = queue_pulls.Pulls.ask_ahead
 
-        async def count(self: pulls.Pulls, offset: int) -> None:
+        async def count(self: queue_pulls.Pulls, offset: int) -> None:
             await ask_ahead(self, offset)
             flying.append(len(self._flying))
 
-        patch.setattr(pulls.Pulls, "ask_ahead", count)
+        patch.setattr(queue_pulls.Pulls, "ask_ahead", count)
         assert rows(read_range(here(broker), part(broker, 3, 2_987), ALL)) == sent[3:2_987]
         close_links()
-    assert max(flying) == (pulls.AHEAD_MAX if size == 1 else max(flying))
+    assert max(flying) == (queue_pulls.AHEAD_MAX if size == 1 else max(flying))
 
 
 def test_a_broker_that_restarts_is_waited_for(broker: InProcessBroker, small_batches: None) -> None:
@@ -147,7 +147,7 @@ def test_a_broker_that_restarts_is_waited_for(broker: InProcessBroker, small_bat
 def test_a_broker_that_hangs_or_is_killed_is_waited_for(
     tmp_path: Path, small_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(pulls, "PULL_TIMEOUT_MS", 500)
+    monkeypatch.setattr(queue_pulls, "PULL_TIMEOUT_MS", 500)
     with (
         NameServer(tmp_path / "ns") as names,
         Broker(tmp_path / "b", tmp_path / "store", names.address) as broker,
@@ -180,7 +180,7 @@ def test_an_answer_may_lie_unread_for_long(
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
     """Spark is slow with the batches, the event loop stands still meanwhile."""
-    monkeypatch.setattr(pulls, "PULL_TIMEOUT_MS", 1_500)
+    monkeypatch.setattr(queue_pulls, "PULL_TIMEOUT_MS", 1_500)
     sent = fill(broker, 4_000)
     batches = read_range(here(broker), part(broker, 0, 4_000), ALL)
     found = []
@@ -213,7 +213,7 @@ def test_a_broker_that_stays_away_is_named(small_batches: None) -> None:
 def test_a_queue_that_ends_too_early_is_a_loss(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(reading, "BEHIND_MS", 300)
+    monkeypatch.setattr(range_reader, "BEHIND_MS", 300)
     sent = fill(broker, 50)
     for first in (10, 50, 55):
         whole = part(broker, first, 60)
@@ -231,20 +231,20 @@ def test_messages_that_come_late_are_waited_for(broker: InProcessBroker) -> None
     """A replica may be behind, and a broker that starts may not show everything at once."""
     fill(broker, 10)
     batches = read_range(here(broker), part(broker, 0, 20), ALL)
-    behind = reading.RangeReader._behind
+    behind = range_reader.RangeReader._behind
 
     def send() -> None:
         with Producer(broker.address, group="P") as producer:
             for n in range(10):
                 producer.send(Message("T", str(n)))
 
-    async def send_then(self: reading.RangeReader, answer: PullAnswer) -> None:
+    async def send_then(self: range_reader.RangeReader, answer: PullAnswer) -> None:
         await behind(self, answer)
         if answer.max_offset == 10:
             await asyncio.get_running_loop().run_in_executor(None, send)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reading.RangeReader, "_behind", send_then)
+        patch.setattr(range_reader.RangeReader, "_behind", send_then)
         assert [row[0] for row in rows(batches)] == list(range(20))
 
 
@@ -295,7 +295,7 @@ def test_a_forked_worker_makes_connections_of_its_own() -> None:
     import os, sys, warnings
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     from penstock import Message, Producer
-    from penstock.spark.link import close_links
+    from penstock.spark.worker_connection import close_links
     from tests.integration.test_spark_reading import ALL, fill, here, part, read_range, rows
     from penstock.testing import InProcessBroker
 

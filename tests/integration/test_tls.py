@@ -17,9 +17,9 @@ import pytest
 from penstock.clock import VirtualClock
 from penstock.config import TlsConfig
 from penstock.errors import PeerUntrusted, TlsError
-from penstock.net.listener import Listener, SniffingListener, listen
-from penstock.net.peer import Peer
-from penstock.net.tls import Tls, outgoing_context, server_context
+from penstock.server.listener import Listener, SniffingListener, listen
+from penstock.transport.peer import Peer
+from penstock.transport.tls import Tls, outgoing_context, server_context
 from penstock.wire.output import encode
 from tests.integration.certificates import Pair, make_pair
 from tests.integration.loops import Run, echo, run, serving

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from penstock.client.transaction import AsyncTransactionProducer
+from penstock.client.transaction.async_transaction_producer import AsyncTransactionProducer
 from penstock.clock import VirtualClock
 from penstock.errors import NoNameServer
 from tests.integration.loops import Run, run, serving

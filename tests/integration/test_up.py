@@ -16,7 +16,7 @@ from queue import Queue
 
 import pytest
 
-from penstock.net.peer import Peer
+from penstock.transport.peer import Peer
 from penstock.wire.codes import RequestCode
 
 PATIENCE_S = 30.0

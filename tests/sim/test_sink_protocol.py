@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-from penstock.client.message import Message
+from penstock.client.messages import Message
 from penstock.errors import PenstockError
-from penstock.spark.delivery import TaskId, TransactionalTask, abort_batch, commit_batch
-from penstock.spark.rows import Outgoing
-from penstock.spark.sink_options import SinkOptions
+from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.transactional import TaskId, TransactionalTask, abort_batch, commit_batch
 from penstock.testing import InProcessBroker
 from tests.depth import rounds
 from tests.sim.crashing import Died, Fate, process, run

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.spark import sink_client
-from penstock.spark.sink import make_stream_writer
+from penstock.spark.sink.data_writer import make_stream_writer, sink_client
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.client.session import Session
-from penstock.spark.sink import BATCH_ID, make_stream_writer
-from penstock.spark.sink_client import SinkClient
+from penstock.client.client_session import Session
+from penstock.spark.sink.data_writer import BATCH_ID, make_stream_writer
+from penstock.spark.sink.sink_client import SinkClient
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -10,9 +10,9 @@ import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from penstock.spark.source import DefaultSource, TopicReader
-from penstock.spark.source_options import SourceOptions
-from penstock.spark.stream import TopicStreamReader
+from penstock.spark.source.data_source import DefaultSource, TopicReader
+from penstock.spark.source.source_options import SourceOptions
+from penstock.spark.source.stream_reader import TopicStreamReader
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -12,17 +12,15 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from penstock import Admin, Consumer, Message, Producer, ReceivedMessage
-from penstock.client.trace_records import ConsumeCode, encode_record
+from penstock.client.trace.trace_records import ConsumeCode, encode_record
 from penstock.errors import BadSetting, GroupNotExist, NoRoute, PipelineFailed
-from penstock.spark.pipelines import insight_dead as dead_letters
-from penstock.spark.pipelines import insight_findings as findings
-from penstock.spark.pipelines import insight_profiles as profiles
-from penstock.spark.pipelines import insight_traces as traces
-from penstock.spark.pipelines.insight import PIPELINE, TABLES
-from penstock.spark.pipelines.insight_findings import ROWS_MAX
-from penstock.spark.pipelines.insight_lag import LAG_COLUMNS, group_lag
+from penstock.spark.pipelines.insight import dead_letters, findings, profiles
+from penstock.spark.pipelines.insight import trace_latency as traces
+from penstock.spark.pipelines.insight.findings import ROWS_MAX
+from penstock.spark.pipelines.insight.group_lag import LAG_COLUMNS, group_lag
+from penstock.spark.pipelines.insight.insight_pipeline import PIPELINE, TABLES
 from penstock.spark.pipelines.running import run_pipeline
-from penstock.wire.bodies import MessageQueue
+from penstock.wire.bodies.client_bodies import MessageQueue
 from tests.spark.kit import create_topic, reader, send_numbers
 
 if TYPE_CHECKING:

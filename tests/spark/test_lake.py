@@ -22,11 +22,11 @@ import pytest
 
 from penstock import Admin, Message, Producer
 from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, PipelineFailed
-from penstock.spark.pipelines.compaction import compact_lake
-from penstock.spark.pipelines.failures import for_people
-from penstock.spark.pipelines.files import HadoopFiles
-from penstock.spark.pipelines.lake import LakeSettings, LakeWriter, write_lake
-from penstock.spark.pipelines.progress import Batch
+from penstock.spark.pipelines.batch_progress import Batch
+from penstock.spark.pipelines.lake.lake_compaction import compact_lake
+from penstock.spark.pipelines.lake.lake_files import HadoopFiles
+from penstock.spark.pipelines.lake.lake_pipeline import LakeSettings, LakeWriter, write_lake
+from penstock.spark.pipelines.query_errors import for_people
 from penstock.spark.pipelines.running import Trigger, find_pipeline, run_pipeline
 from tests.compat.penstock import Up
 from tests.depth import rounds

@@ -13,12 +13,12 @@ import pytest
 
 from penstock import Message
 from penstock.errors import BadSetting, LakeDamaged, LakeRefused, NoRoute, PipelineFailed
-from penstock.spark.pipelines import registration_events as events
-from penstock.spark.pipelines import registration_tables as tables
-from penstock.spark.pipelines.publication import Ledger
-from penstock.spark.pipelines.registration import PIPELINE, table_path
-from penstock.spark.pipelines.registration_events import Registration, Step, body_of
-from penstock.spark.pipelines.registration_picture import read_figures
+from penstock.spark.pipelines.lake.publication import Ledger
+from penstock.spark.pipelines.registration import event_tables as tables
+from penstock.spark.pipelines.registration import events
+from penstock.spark.pipelines.registration.events import Registration, Step, body_of
+from penstock.spark.pipelines.registration.plot import read_figures
+from penstock.spark.pipelines.registration.registration_pipeline import PIPELINE, table_path
 from penstock.spark.pipelines.running import run_pipeline
 from tests.spark.kit import create_topic, read_topic, send
 

@@ -19,9 +19,8 @@ import pytest
 
 from penstock import Admin, Message, ReceivedMessage
 from penstock.errors import BadSetting, NoRoute, PipelineFailed
-from penstock.spark.pipelines import replay_rows, replay_run
-from penstock.spark.pipelines.replay import replay
-from penstock.spark.pipelines.replay_pace import Pace, Pacer, Slice
+from penstock.spark.pipelines.replay.pace import Pace, Pacer, Slice
+from penstock.spark.pipelines.replay.replay_pipeline import replay, replay_run, selection
 from penstock.spark.pipelines.running import find_pipeline, run_pipeline
 from tests.compat.penstock import Up
 from tests.depth import rounds
@@ -87,7 +86,7 @@ def driver(
 
 def origins(messages: list[ReceivedMessage]) -> Counter[str]:
     """By the mark that tells which message each of them is a copy of."""
-    return Counter(each.properties[replay_rows.PROPERTY_MESSAGE_ID] for each in messages)
+    return Counter(each.properties[selection.PROPERTY_MESSAGE_ID] for each in messages)
 
 
 def test_a_topic_is_replayed_with_marks_and_each_queue_in_its_order(
@@ -101,13 +100,13 @@ def test_a_topic_is_replayed_with_marks_and_each_queue_in_its_order(
     assert origins(copies) == Counter(originals.keys())
     at: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for copy in copies:
-        before = originals[copy.properties[replay_rows.PROPERTY_MESSAGE_ID]]
+        before = originals[copy.properties[selection.PROPERTY_MESSAGE_ID]]
         assert (copy.body, copy.tags, copy.keys) == (before.body, before.tags, before.keys)
         assert copy.properties["n"] == before.properties["n"]
         assert copy.message_id != before.message_id
-        assert copy.properties[replay_rows.PROPERTY_RUN] == "r1"
-        assert copy.properties[replay_rows.PROPERTY_TOPIC] == source
-        broker, queue, offset = copy.properties[replay_rows.PROPERTY_OFFSET].split(":")
+        assert copy.properties[selection.PROPERTY_RUN] == "r1"
+        assert copy.properties[selection.PROPERTY_TOPIC] == source
+        broker, queue, offset = copy.properties[selection.PROPERTY_OFFSET].split(":")
         assert (int(queue), int(offset)) == (before.queue_id, before.queue_offset)
         at[f"{broker}:{queue}"].append((copy.queue_id, int(offset)))
     assert len(at) == 3
@@ -271,15 +270,15 @@ def test_a_limit_takes_the_first_of_what_is_sent_and_rows_need_a_time(
         "cast(string(id) AS binary) body, timestamp_millis(1000 * (9 - id)) store_timestamp "
         "FROM range(10)"
     )
-    sent = replay_rows.outgoing(rows, run="r", target="to", limit=4)
-    shown = replay_rows.first_rows(rows, 4)
+    sent = selection.outgoing(rows, run="r", target="to", limit=4)
+    shown = selection.first_rows(rows, 4)
     wanted = [row.body for row in sent.collect()]
     assert [row.body for row in shown.collect()] == wanted
-    monkeypatch.setattr(replay_rows, "LIMIT_IN_MEMORY", 3)
-    assert [row.body for row in replay_rows.first_rows(rows, 4).collect()] == wanted
+    monkeypatch.setattr(selection, "LIMIT_IN_MEMORY", 3)
+    assert [row.body for row in selection.first_rows(rows, 4).collect()] == wanted
     timeless = rows.selectExpr("* except (store_timestamp)", "timestamp(null) AS store_timestamp")
     with pytest.raises(BadSetting, match="10 of the rows have no time"):
-        replay_rows.survey(timeless)
+        selection.survey(timeless)
 
 
 @pytest.mark.proof

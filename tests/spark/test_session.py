@@ -38,7 +38,8 @@ def test_workers_load_no_broker_no_store_and_no_pandas() -> None:
     """Each Python worker of Spark's imports the source before its first row."""
     heavy = (
         "penstock.broker", "penstock.cli", "penstock.store", "penstock.config",
-        "penstock.spark.sink", "penstock.spark.pipelines", "rich", "click", "pandas", "matplotlib",
+        "penstock.spark.sink.data_writer", "penstock.spark.pipelines",
+        "rich", "click", "pandas", "matplotlib",
     )  # fmt: skip
     look = f"import sys, pyspark_penstock; print([m for m in {heavy} if m in sys.modules])"
     told = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=True)

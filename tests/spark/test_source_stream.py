@@ -11,7 +11,7 @@ import pytest
 from pyspark.errors import StreamingQueryException
 
 from penstock import Admin
-from penstock.client.admin import QueueState
+from penstock.client.admin.async_admin import QueueState
 from tests.compat.penstock import Broker, NameServer
 from tests.spark.kit import create_topic, send_numbers, source_options, stream_reader
 

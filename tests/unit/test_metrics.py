@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from penstock.broker.clients import Member
+from penstock.broker.consumers.clients import Member
 from penstock.broker.stats import Flow
 from penstock.broker.telemetry import broker_metrics
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.metrics import Registry, Sample
-from penstock.net.registrar import NameServerState
-from tests.unit.broker_kit import house
+from penstock.server.nameserver_registration import NameServerState
+from tests.unit.broker.broker_kit import house
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 

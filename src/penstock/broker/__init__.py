@@ -1,0 +1,1 @@
+"""The broker's decisions: request in, answer out. No event loop, socket or clock."""

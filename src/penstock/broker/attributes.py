@@ -45,12 +45,18 @@ TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "message.type": Attribute(
         True,
         _one_of(
-            "UNSPECIFIED", "NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED",
+            "UNSPECIFIED",
+            "NORMAL",
+            "FIFO",
+            "DELAY",
+            "TRANSACTION",
+            "PRIORITY",
+            "MIXED",
             unserved="MIXED",
         ),
     ),
     "reserve.time": Attribute(True, _between(-1, (1 << 63) - 1)),
-}  # fmt: skip
+}
 GROUP_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "priority.factor": Attribute(True, _between(0, 100)),
 }

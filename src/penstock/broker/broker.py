@@ -7,46 +7,46 @@ from typing import Protocol
 
 import msgspec
 
-from penstock.broker.access import Access
-from penstock.broker.admin.auth import AuthAdmin
-from penstock.broker.admin.cleaning import CleaningHandlers
-from penstock.broker.admin.consumers import ConsumerHandlers
-from penstock.broker.admin.groups import GroupHandlers
-from penstock.broker.admin.resets import ResetHandlers
-from penstock.broker.admin.runtime import RuntimeHandlers
-from penstock.broker.admin.settings import SettingsHandlers
+from penstock.broker.admin.auth_admin import AuthAdmin
+from penstock.broker.admin.cleanup import CleaningHandlers
+from penstock.broker.admin.consumer_admin import ConsumerHandlers
+from penstock.broker.admin.group_admin import GroupHandlers
+from penstock.broker.admin.offset_resets import ResetHandlers
+from penstock.broker.admin.runtime_info import RuntimeHandlers
+from penstock.broker.admin.settings_admin import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
-from penstock.broker.admin.topics import TopicHandlers
-from penstock.broker.answers import Answer, Outbox, Persist, Register, Table
-from penstock.broker.assignment import Assignments
-from penstock.broker.changes import ChangedSettings
-from penstock.broker.clients import Clients
-from penstock.broker.command import Command
-from penstock.broker.copies import Copies
-from penstock.broker.delay import Delay
-from penstock.broker.detours import Detours
-from penstock.broker.groups import Groups
-from penstock.broker.heartbeat import HeartbeatHandlers
-from penstock.broker.locking import LockingHandlers
-from penstock.broker.longpoll import Holds
-from penstock.broker.offsets import Offsets
-from penstock.broker.ordering import QueueLocks
-from penstock.broker.parts import Parts
-from penstock.broker.persistence import Persistence
-from penstock.broker.pop import Pop
-from penstock.broker.progress import ProgressHandlers
+from penstock.broker.admin.topic_admin import TopicHandlers
+from penstock.broker.auth.access_control import Access
+from penstock.broker.auth.users import AccessTable
+from penstock.broker.consumers.assignment import Assignments
+from penstock.broker.consumers.clients import Clients
+from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.heartbeats import HeartbeatHandlers
+from penstock.broker.consumers.lock_requests import LockingHandlers
+from penstock.broker.consumers.offset_requests import ProgressHandlers
+from penstock.broker.consumers.queue_locks import QueueLocks
+from penstock.broker.context import Parts
+from penstock.broker.delay.delay_levels import Delay
+from penstock.broker.delay.timers import Timers
+from penstock.broker.long_polling import Holds
+from penstock.broker.pop.pop_message import Pop
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
-from penstock.broker.reply import Replies
-from penstock.broker.retry import Retry
-from penstock.broker.router import Router
+from penstock.broker.redirect import Detours
+from penstock.broker.request_reply import Replies
+from penstock.broker.retry.consumer_retry import Retry
+from penstock.broker.rewrite import Copies
 from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
-from penstock.broker.timer import Timers
 from penstock.broker.topics import Topics
-from penstock.broker.transaction import Transactions
-from penstock.broker.users import AccessTable
+from penstock.broker.transaction.transactions import Transactions
 from penstock.config import BrokerConfig, Live, Settings
+from penstock.rpc.answers import Answer, Outbox, Persist, Register, Table
+from penstock.rpc.changed_settings import ChangedSettings
+from penstock.rpc.command import Command
+from penstock.rpc.persistence import Persistence
+from penstock.rpc.router import Router
 from penstock.store.store import MessageStore
 from penstock.store.tables import (
     ConsumerOffsetTable,
@@ -54,11 +54,11 @@ from penstock.store.tables import (
     SubscriptionGroupTable,
     TopicTable,
 )
-from penstock.wire.bodies_files import TopicConfigAndMappingSerializeWrapper
-from penstock.wire.bodies_register import RegisterBrokerBody
+from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
+from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import DEFAULT_REGION, PERM_READ_WRITE
-from penstock.wire.ids import UniqueIds
 from penstock.wire.message import encode_host, encode_properties
+from penstock.wire.message_ids import UniqueIds
 
 STORE_TICK_MS = 1_000
 
@@ -102,8 +102,11 @@ class Broker:
         self._assignments = Assignments(self.parts)
         self.replies = Replies(self.parts, numeric)
         self._keepers: tuple[Keeper, ...] = (
-            self.parts.delay, self.parts.timers, self.parts.transactions, self.pop,
-        )  # fmt: skip
+            self.parts.delay,
+            self.parts.timers,
+            self.parts.transactions,
+            self.pop,
+        )
         store.care.pinned_from = self._pinned_from
         self.router = Router(
             family.rows()
@@ -143,8 +146,13 @@ class Broker:
         offset_table, access_table = ConsumerOffsetTable(), AccessTable()
         delay_table, changed_settings = DelayOffsetTable(), ChangedSettings()
         for table in (
-            topic_table, group_table, offset_table, access_table, delay_table, changed_settings,
-        ):  # fmt: skip
+            topic_table,
+            group_table,
+            offset_table,
+            access_table,
+            delay_table,
+            changed_settings,
+        ):
             table.load(persistence.file(table.FILE))
         changed_settings.apply(settings)
         locks = QueueLocks(settings)
@@ -156,15 +164,24 @@ class Broker:
         groups.seed()
         copies = Copies(store, topics)
         return Parts(
-            settings=settings, store=store, persistence=persistence, topics=topics, groups=groups,
+            settings=settings,
+            store=store,
+            persistence=persistence,
+            topics=topics,
+            groups=groups,
             offsets=Offsets(offset_table, store, settings),
             copies=copies,
             delay=Delay(delay_table, store, copies, settings.current.store.delay_levels),
-            clients=Clients(settings, groups, outbox), locks=locks,
-            holds=Holds(store), stats=Stats(store, topic_table, now_ms),
-            access=Access(settings, access_table, outbox), changed_settings=changed_settings,
-            outbox=outbox, address=address, started_ms=now_ms,
-        )  # fmt: skip
+            clients=Clients(settings, groups, outbox),
+            locks=locks,
+            holds=Holds(store),
+            stats=Stats(store, topic_table, now_ms),
+            access=Access(settings, access_table, outbox),
+            changed_settings=changed_settings,
+            outbox=outbox,
+            address=address,
+            started_ms=now_ms,
+        )
 
     def _make_send(self, host: bytes) -> SendHandler:
         config = self.settings.current
@@ -256,10 +273,15 @@ class Broker:
     def _tables(self) -> tuple[Table, ...]:
         parts = self.parts
         return (
-            parts.offsets.table, parts.topics.table, parts.groups.table, parts.access.table,
-            parts.changed_settings, parts.locks, *self._assignments.tables(),
+            parts.offsets.table,
+            parts.topics.table,
+            parts.groups.table,
+            parts.access.table,
+            parts.changed_settings,
+            parts.locks,
+            *self._assignments.tables(),
             *(table for keeper in self._keepers for table in keeper.tables()),
-        )  # fmt: skip
+        )
 
     def _pinned_from(self) -> int | None:
         pins = [keeper.pinned_from() for keeper in self._keepers]

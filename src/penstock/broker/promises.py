@@ -1,7 +1,7 @@
 """Answers that promise something: under sync flush they leave when the log is on the disk."""
 
-from penstock.broker.answers import Answer, Encoded, Reply
-from penstock.broker.command import Command
+from penstock.rpc.answers import Answer, Encoded, Reply
+from penstock.rpc.command import Command
 from penstock.store.store import MessageStore
 from penstock.wire.codes import ResponseCode
 from penstock.wire.output import response
@@ -15,8 +15,11 @@ def promise(store: MessageStore, command: Command, reply: Reply, done: str = "st
     if command.oneway or not store.flusher.group_commit:
         return reply
     late = response(
-        ResponseCode.FLUSH_DISK_TIMEOUT, command.opaque, command.encoding, ext=reply.ext,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        command.opaque,
+        command.encoding,
+        ext=reply.ext,
         remark=f"{done}, but not on the disk within flush_timeout_ms",
-    )  # fmt: skip
+    )
     data = response(0, command.opaque, command.encoding, ext=reply.ext, remark=reply.remark)
     return Encoded(data, late, store.log.end)

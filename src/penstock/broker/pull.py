@@ -10,17 +10,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
-from penstock.broker.answers import Answer, Hold, InThread, Reply
-from penstock.broker.filter import TAG, Filter
-from penstock.broker.parts import Parts
-from penstock.broker.sieve import Sieve
+from penstock.broker.context import Parts
+from penstock.broker.filter.filtered_read import Sieve
+from penstock.broker.filter.filters import TAG, Filter
 from penstock.errors import BadFilter, NoPermission, PenstockError, Refused, TopicNotExist
+from penstock.rpc.answers import Answer, Hold, InThread, Reply
 from penstock.store import get
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
 from penstock.store.store import Found
 from penstock.wire import octets
-from penstock.wire.bodies import SubscriptionData
+from penstock.wire.bodies.client_bodies import SubscriptionData
 from penstock.wire.codes import (
     PERM_READ,
     PULL_COMMIT_OFFSET,
@@ -145,9 +145,14 @@ class PullHandler:
         if asked > 0:
             bytes_max = min(bytes_max, asked)
         pull = Pull(
-            group, topic, queue, request.i64(b"queueOffset"),
-            max(1, min(request.i32(b"maxMsgNums"), config.pull_messages_max)), bytes_max, wanted,
-        )  # fmt: skip
+            group,
+            topic,
+            queue,
+            request.i64(b"queueOffset"),
+            max(1, min(request.i32(b"maxMsgNums"), config.pull_messages_max)),
+            bytes_max,
+            wanted,
+        )
         parts.offsets.note_pull(group, topic, queue.queue_id, pull.offset)
         return pull, wait_ms
 
@@ -157,9 +162,10 @@ class PullHandler:
         config = parts.settings.current.broker
         if not config.permission & PERM_READ:
             raise Forbidden(
-                f"the broker {config.name} does not serve pulls", _FORBIDDEN_BROKER,
+                f"the broker {config.name} does not serve pulls",
+                _FORBIDDEN_BROKER,
                 "its permission is set so (brokerPermission)",
-            )  # fmt: skip
+            )
         known = parts.groups.find(group, now_ms)
         if not known.consume_enable:
             self._refuse_group(group)
@@ -178,9 +184,10 @@ class PullHandler:
 
     def _refuse_group(self, group: str) -> NoReturn:
         raise Forbidden(
-            f"the group {group} may not consume", _FORBIDDEN_GROUP,
+            f"the group {group} may not consume",
+            _FORBIDDEN_GROUP,
             "switch it on with mqadmin updateSubGroup -s true",
-        )  # fmt: skip
+        )
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueue:
         try:
@@ -229,14 +236,16 @@ class PullHandler:
         broadcast = members.message_model == "BROADCASTING"
         if config is not None and broadcast and not config.consume_broadcast_enable:
             raise Forbidden(
-                f"the group {group} may not consume by broadcasting", _FORBIDDEN_BROADCAST,
+                f"the group {group} may not consume by broadcasting",
+                _FORBIDDEN_BROADCAST,
                 "switch it on with mqadmin updateSubGroup -d true",
-            )  # fmt: skip
+            )
         if not parts.groups.may_read(group, topic):
             raise Forbidden(
-                f"the group {group} may not read the topic {topic}", _FORBIDDEN_SUBSCRIPTION,
+                f"the group {group} may not read the topic {topic}",
+                _FORBIDDEN_SUBSCRIPTION,
                 "it was forbidden to this group; mqadmin can allow it again",
-            )  # fmt: skip
+            )
         subscription = parts.clients.subscription(group, topic)
         if subscription is None:
             raise SubscriptionError(
@@ -316,9 +325,13 @@ class PullHandler:
         if not reader.copy_to(output):
             return self._read_in_thread(pull)
         found = Found(
-            get.FOUND, reader.next_offset, reader.min_offset, reader.max_offset, reader.count,
+            get.FOUND,
+            reader.next_offset,
+            reader.min_offset,
+            reader.max_offset,
+            reader.count,
             output.take(),
-        )  # fmt: skip
+        )
         return self._reply(pull, found)
 
     def _read_in_thread(self, pull: Pull) -> InThread:
@@ -338,9 +351,13 @@ class PullHandler:
                 if status != get.MESSAGE_WAS_REMOVING:
                     break
             return Found(
-                status, reader.next_offset, reader.min_offset, reader.max_offset, reader.count,
+                status,
+                reader.next_offset,
+                reader.min_offset,
+                reader.max_offset,
+                reader.count,
                 output.take(),
-            )  # fmt: skip
+            )
 
         return InThread(work, lambda found: self._reply(pull, found))
 

@@ -1,13 +1,13 @@
 """Single messages: by key, unique id or tag, by place in the log, and a queue's entries."""
 
-from penstock.broker.answers import Answer, InThread, Reply
-from penstock.broker.command import Command
-from penstock.broker.parts import Parts
-from penstock.broker.router import Row
+from penstock.broker.context import Parts
 from penstock.errors import NoPermission, Refused
-from penstock.store.consumequeue import ENTRY_BYTES, unpack_entry
+from penstock.rpc.answers import Answer, InThread, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.router import Row
+from penstock.store.consumequeue.consumequeue import ENTRY_BYTES, unpack_entry
 from penstock.wire import fastjson
-from penstock.wire.bodies_admin import ConsumeQueueData, QueryConsumeQueueResponseBody
+from penstock.wire.bodies.admin_bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from penstock.wire.codes import EXT_UNIQUE_KEY_QUERY, RequestCode, ResponseCode
 from penstock.wire.message import decode_message
 

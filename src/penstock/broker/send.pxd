@@ -1,7 +1,7 @@
 cimport cython
-from penstock.store.consumequeue cimport ConsumeQueue
+from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.put cimport PutPath
-from penstock.store.queuetable cimport QueueTable
+from penstock.store.consumequeue.queue_table cimport QueueTable
 from penstock.store.flusher cimport Flusher
 from penstock.wire.frame cimport Request
 from penstock.wire.output cimport Output

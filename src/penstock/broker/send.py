@@ -10,14 +10,14 @@ Under sync flush a response may leave only when the message is on the disk: it i
 
 from typing import Protocol
 
-from penstock.broker.answers import Answer, Encoded
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.rpc.answers import Answer, Encoded
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, PutPath
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, V3_4_9
 from penstock.wire.frame import Request
-from penstock.wire.ids import UniqueIds
 from penstock.wire.message import decode_properties, encode_properties
+from penstock.wire.message_ids import UniqueIds
 from penstock.wire.output import Output
 from penstock.wire.record import (
     BATCH_BROKEN,
@@ -89,9 +89,16 @@ class Detours(Protocol):
     """Who knows of messages that are not stored in the queue they were sent to."""
 
     def place(
-        self, topic: str, queue_id: int, properties: dict[str, str], *, sys_flag: int,
-        reconsumed: int, times_max: int | None, now_ms: int,
-    ) -> Detour | None:  # fmt: skip
+        self,
+        topic: str,
+        queue_id: int,
+        properties: dict[str, str],
+        *,
+        sys_flag: int,
+        reconsumed: int,
+        times_max: int | None,
+        now_ms: int,
+    ) -> Detour | None:
         """The detour, or None; what has to be known later goes into the properties."""
 
     def check_room(self, record_bytes: int, parked: int, topic: str) -> None:
@@ -102,10 +109,15 @@ class SendHandler:
     """Stores messages and answers in kind."""
 
     def __init__(
-        self, path: PutPath, gate: Gate, detours: Detours, store_host: bytes,
+        self,
+        path: PutPath,
+        gate: Gate,
+        detours: Detours,
+        store_host: bytes,
         extra_properties: bytes,
-        body_bytes_max: int = BODY_BYTES_MAX, unique_ids: UniqueIds | None = None,
-    ) -> None:  # fmt: skip
+        body_bytes_max: int = BODY_BYTES_MAX,
+        unique_ids: UniqueIds | None = None,
+    ) -> None:
         self.path: PutPath = path
         self.gate: Gate = gate
         self.detours: Detours = detours
@@ -226,23 +238,41 @@ class SendHandler:
     def _read_letters(self, request: Request) -> bool:
         """The one-letter names of V2; the numbers are their character codes."""
         self._take(
-            request, request.letter(98), request.letter(105), request.letter(101),
-            request.letter(102), request.letter(103), request.letter(104), request.letter(106),
-        )  # fmt: skip
+            request,
+            request.letter(98),
+            request.letter(105),
+            request.letter(101),
+            request.letter(102),
+            request.letter(103),
+            request.letter(104),
+            request.letter(106),
+        )
         return request.truth(request.letter(109))
 
     def _read_names(self, request: Request) -> bool:
         self._take(
-            request, request.find(b"topic"), request.find(b"properties"), request.find(b"queueId"),
-            request.find(b"sysFlag"), request.find(b"bornTimestamp"), request.find(b"flag"),
+            request,
+            request.find(b"topic"),
+            request.find(b"properties"),
+            request.find(b"queueId"),
+            request.find(b"sysFlag"),
+            request.find(b"bornTimestamp"),
+            request.find(b"flag"),
             request.find(b"reconsumeTimes"),
-        )  # fmt: skip
+        )
         return request.truth(request.find(b"batch"))
 
     def _take(
-        self, request: Request, topic: int, properties: int, queue_id: int, sys_flag: int,
-        born: int, flag: int, reconsumed: int,
-    ) -> None:  # fmt: skip
+        self,
+        request: Request,
+        topic: int,
+        properties: int,
+        queue_id: int,
+        sys_flag: int,
+        born: int,
+        flag: int,
+        reconsumed: int,
+    ) -> None:
         """Point the record at the fields of these numbers; -1 for one that is not there."""
         if queue_id < 0 or sys_flag < 0 or born < 0 or flag < 0:
             raise HeaderError("queueId, sysFlag, bornTimestamp and flag are required to send")
@@ -273,10 +303,12 @@ class SendHandler:
         creations = self.gate.creations
         name = self._named_topic()
         queue = self.gate.admit(
-            name, record.queue_id,
-            template=request.text(names[0]) or "", template_queues=request.i64_or(names[1], 0),
+            name,
+            record.queue_id,
+            template=request.text(names[0]) or "",
+            template_queues=request.i64_or(names[1], 0),
             now_ms=now_ms,
-        )  # fmt: skip
+        )
         record.queue_id = queue.queue_id
         if self.gate.creations != creations:
             self.creations += 1
@@ -316,9 +348,14 @@ class SendHandler:
             properties["UNIQ_KEY"] = self.unique_ids.next(now_ms)
         topic = self._named_topic()
         detour = self.detours.place(
-            topic, record.queue_id, properties, sys_flag=record.sys_flag,
-            reconsumed=record.reconsume_times, times_max=_times_max(request), now_ms=now_ms,
-        )  # fmt: skip
+            topic,
+            record.queue_id,
+            properties,
+            sys_flag=record.sys_flag,
+            reconsumed=record.reconsume_times,
+            times_max=_times_max(request),
+            now_ms=now_ms,
+        )
         self._moved = True  # from here on there is something to undo, whatever is refused below
         if detour is not None:
             queue = detour.queue
@@ -358,9 +395,11 @@ def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageI
     """What is wrong with a message, with the figure, the limit and the setting."""
     if problem == BODY_TOO_LONG:
         return MessageIllegal.over(
-            "the body is too long", figure=record.body_length, limit=record.body_bytes_max,
+            "the body is too long",
+            figure=record.body_length,
+            limit=record.body_bytes_max,
             setting="body_bytes_max",
-        )  # fmt: skip
+        )
     if problem == PROPERTIES_TOO_LONG:
         length = record.properties_length + len(record.extra)
         return MessageIllegal.over(
@@ -372,7 +411,9 @@ def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageI
         )
     if problem == TOO_LONG_FOR_SEGMENT:
         return MessageIllegal.over(
-            "the message is too long", figure=record.size, limit=segment_bytes - BLANK_BYTES,
+            "the message is too long",
+            figure=record.size,
+            limit=segment_bytes - BLANK_BYTES,
             setting="segment_bytes",
-        )  # fmt: skip
+        )
     return MessageIllegal(_FAULTS[problem], hint=_MEND)

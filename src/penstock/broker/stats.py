@@ -25,7 +25,7 @@ from typing import Final
 
 from penstock.store.store import MessageStore
 from penstock.store.tables import TopicTable
-from penstock.wire.bodies_admin import BrokerStatsData, BrokerStatsItem
+from penstock.wire.bodies.admin_bodies import BrokerStatsData, BrokerStatsItem
 from penstock.wire.codes import is_system_topic
 
 SECOND_MS = 1_000
@@ -188,8 +188,9 @@ class Stats:
             "msgGetTotalTodayMorning": got_today,
             "msgGetTotalTodayNow": self._user_out.nums,
         }
-        total = (sum(self._rate(column, s) or 0.0 for column in (_FOUND, _MISSED))
-                 for s in RATE_SECONDS)  # fmt: skip
+        total = (
+            sum(self._rate(column, s) or 0.0 for column in (_FOUND, _MISSED)) for s in RATE_SECONDS
+        )
         return {
             **{name: str(figure) for name, figure in figures.items()},
             "putTps": self._rates(_PUTS),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.broker.parts import Parts
+from penstock.broker.context import Parts
 from penstock.broker.stats import Flow
 from penstock.metrics import Registry, Sample
 from penstock.wire.codes import (

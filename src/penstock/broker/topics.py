@@ -10,13 +10,13 @@ from typing import Final
 
 import msgspec
 
-from penstock.broker.answers import Answer, Encoded, Outbox, Persist, Register, Registered
 from penstock.config import Live, delays_ms
 from penstock.errors import InvalidParameter, NoPermission, TopicNotExist
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.rpc.answers import Answer, Encoded, Outbox, Persist, Register, Registered
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 from penstock.store.tables import TopicTable
-from penstock.wire.bodies import TopicConfig
+from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.codes import (
     PERM_INHERIT,
     PERM_READ,

@@ -7,7 +7,7 @@ import click
 from penstock.cli.remote import Brokers, on_brokers, print_rows
 
 if TYPE_CHECKING:
-    from penstock.wire.bodies_cluster import AclInfo
+    from penstock.wire.bodies.cluster_bodies import AclInfo
 
 _POLICIES = click.Choice(["Custom", "Default"], case_sensitive=False)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -82,7 +82,7 @@ def delete(brokers: Brokers, user: str, resource: str, policy: str) -> None:
 def get(brokers: Brokers, user: str, as_json: bool) -> None:
     """Show the rules of one user."""
     from penstock.wire import fastjson
-    from penstock.wire.bodies_cluster import AclInfo
+    from penstock.wire.bodies.cluster_bodies import AclInfo
     from penstock.wire.codes import RequestCode
 
     body = brokers.ask_first(RequestCode.AUTH_GET_ACL, {"subject": _subject(user)})
@@ -97,7 +97,7 @@ def get(brokers: Brokers, user: str, as_json: bool) -> None:
 def list_rules(brokers: Brokers, part: str, resource: str, as_json: bool) -> None:
     """List the rules of all users."""
     from penstock.wire import fastjson
-    from penstock.wire.bodies_cluster import AclInfo
+    from penstock.wire.bodies.cluster_bodies import AclInfo
     from penstock.wire.codes import RequestCode
 
     filters = {"subjectFilter": part, "resourceFilter": resource}
@@ -111,7 +111,7 @@ def _put(
     policy: str, decision: str,
 ) -> None:  # fmt: skip
     from penstock.wire import fastjson
-    from penstock.wire.bodies_cluster import AclInfo, PolicyEntryInfo, PolicyInfo
+    from penstock.wire.bodies.cluster_bodies import AclInfo, PolicyEntryInfo, PolicyInfo
     from penstock.wire.codes import RequestCode
 
     entry = PolicyEntryInfo(

@@ -18,12 +18,15 @@ from penstock.errors import PenstockError
 # name → (module:attribute, the line in the list of commands)
 COMMANDS = {
     "acl": ("penstock.cli.acl:acl", "Say what users may do: grant, deny, list, get, delete."),
-    "broker": ("penstock.cli.broker:broker", "Run a broker."),
-    "demo": ("penstock.cli.demo:demo", "See it work: a killed broker, a pipeline on Spark."),
+    "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
+    "demo": (
+        "penstock.cli.demo.demo_command:demo",
+        "See it work: a killed broker, a pipeline on Spark.",
+    ),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run pipelines on Spark: list, describe, run."),
-    "send": ("penstock.cli.send:send", "Send messages to a topic."),
-    "store": ("penstock.cli.store:store", "Look into a store's files: stat, verify, dump."),
+    "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
+    "store": ("penstock.cli.store_command:store", "Look into a store's files: stat, verify, dump."),
     "tail": ("penstock.cli.tail:tail", "Follow a topic without being one of its consumers."),
     "topic": ("penstock.cli.topic:topic", "Topics of brokers: list, create, describe, delete."),
     "up": ("penstock.cli.up:up", "Run a NameServer and brokers, ready to be used."),

@@ -24,7 +24,7 @@ def nameserver(
     }
     loaded = startup.load_settings(config_file, "nameserver", flags)
     startup.prepare(loaded, log_form, "nameserver")
-    from penstock.net.service import serve_nameserver
+    from penstock.server.service import serve_nameserver
 
     config = loaded.settings.nameserver
 

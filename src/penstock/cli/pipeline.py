@@ -14,7 +14,7 @@ from penstock.errors import BadSetting
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.spark.pipelines.progress import Batch
+    from penstock.spark.pipelines.batch_progress import Batch
     from penstock.spark.pipelines.running import Option, Pipeline
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -137,7 +137,7 @@ def _click_option(option: "Option") -> Callable[[Any], Any]:
 @contextmanager
 def _session(name: str, master: str | None, conf: dict[str, str]) -> "Iterator[SparkSession]":
     """A session that ends with the command."""
-    from penstock.spark.pipelines.failures import for_people
+    from penstock.spark.pipelines.query_errors import for_people
     from penstock.spark.pipelines.running import stop_signals
     from penstock.spark.session import spark_session
 

@@ -16,8 +16,8 @@ import click
 from penstock.errors import BadSetting, PenstockError
 
 if TYPE_CHECKING:
-    from penstock.client.admin import AsyncAdmin
-    from penstock.client.options import ClientKeywords
+    from penstock.client.admin.async_admin import AsyncAdmin
+    from penstock.client.client_options import ClientKeywords
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Access:
     def keywords(self) -> "ClientKeywords":
         """What a client is told."""
         from penstock.config import TlsConfig
-        from penstock.net.tls import outgoing_context
+        from penstock.transport.tls import outgoing_context
 
         if bool(self.access_key) != bool(self.secret_key):
             raise click.UsageError("--access-key and --secret-key belong together")
@@ -64,7 +64,7 @@ class Cluster(Access):
 
     def admin(self) -> "AsyncAdmin":
         """The tools for these servers."""
-        from penstock.client.admin import AsyncAdmin
+        from penstock.client.admin.async_admin import AsyncAdmin
 
         return AsyncAdmin(self.nameserver, **self.keywords())
 
@@ -90,7 +90,7 @@ class Brokers(Access):
     async def _ask(
         self, code: int, ext: Mapping[str, str], body: bytes, *, only_first: bool
     ) -> list[tuple[str, bytes]]:
-        from penstock.client.admin import AsyncAdmin
+        from penstock.client.admin.async_admin import AsyncAdmin
 
         async with AsyncAdmin(self.nameserver, **self.keywords()) as admin:
             addresses = self.addresses or [DEFAULT_BROKER]

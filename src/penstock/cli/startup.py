@@ -60,7 +60,7 @@ def _read_file(path: Path, role: Role) -> Layer:
     data = path.read_bytes()
     if path.suffix == ".toml":
         return from_toml(data, str(path))
-    from penstock.wire.properties import parse_properties
+    from penstock.wire.java_properties import parse_properties
 
     try:
         values = parse_properties(data)
@@ -101,7 +101,7 @@ def end_with(parent: int) -> None:
 
 def serve(server: Callable[[], Coroutine[Any, Any, None]]) -> None:
     """Run a server until it is told to stop; a port in use becomes a sentence."""
-    from penstock.net.service import run
+    from penstock.server.service import run
 
     try:
         run(server())

@@ -4,11 +4,11 @@ import sys
 from typing import Any
 
 from penstock.cli.terminal import size_text, time_text
-from penstock.store.dump import plain_body
-from penstock.store.inspect import StoreFiles
-from penstock.store.problem import Problem
-from penstock.store.survey import Figures, state_of
-from penstock.store.verify import Totals
+from penstock.store.tools.dump import plain_body
+from penstock.store.tools.inspection import StoreFiles
+from penstock.store.tools.problem import Problem
+from penstock.store.tools.survey import Figures, state_of
+from penstock.store.tools.verify import Totals
 from penstock.wire.message import StoredMessage
 
 

@@ -107,7 +107,7 @@ async def supervise(
     settings: Settings, children: Sequence[Child], on_up: Callable[[], None]
 ) -> None:
     """Run a NameServer and the children until SIGTERM or SIGINT; `on_up` once all are ready."""
-    from penstock.net.nameserver_service import NameServerService
+    from penstock.server.nameserver_service import NameServerService
 
     stopped = asyncio.Event()
     _catch_signals(stopped, children)

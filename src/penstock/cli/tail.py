@@ -16,8 +16,8 @@ from penstock.cli.remote import Cluster, json_option, on_cluster, run
 from penstock.cli.times import read_duration, read_moment
 
 if TYPE_CHECKING:
-    from penstock.client.admin_follow import StartAt
-    from penstock.client.records import ReceivedMessage
+    from penstock.client.admin.admin_follow import StartAt
+    from penstock.client.received_message import ReceivedMessage
 
 _CONTROLS = {
     code: chr(code).encode("unicode_escape").decode()

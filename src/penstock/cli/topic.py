@@ -8,7 +8,7 @@ import click
 from penstock.cli.remote import Cluster, json_option, on_cluster, print_rows, run
 
 if TYPE_CHECKING:
-    from penstock.client.admin import TopicDescription, TopicInfo
+    from penstock.client.admin.async_admin import TopicDescription, TopicInfo
 
 _TYPES = click.Choice(
     ["NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED"], case_sensitive=False
@@ -140,7 +140,7 @@ def delete(cluster: Cluster, name: str, in_cluster: str | None, yes: bool) -> No
 
 
 async def _list(cluster: Cluster, everything: bool, in_cluster: str | None) -> "list[TopicInfo]":
-    from penstock.client.admin import TopicKind
+    from penstock.client.admin.async_admin import TopicKind
 
     async with cluster.admin() as admin:
         kind = None if everything else TopicKind.NORMAL

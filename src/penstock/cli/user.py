@@ -7,7 +7,7 @@ import click
 from penstock.cli.remote import Brokers, on_brokers, print_rows
 
 if TYPE_CHECKING:
-    from penstock.wire.bodies_cluster import UserInfo
+    from penstock.wire.bodies.cluster_bodies import UserInfo
 
 _HIDDEN = "******"
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
@@ -31,7 +31,7 @@ def user() -> None:
 def create(brokers: Brokers, name: str, password: str, is_super: bool) -> None:
     """Create a user."""
     from penstock.wire import fastjson
-    from penstock.wire.bodies_cluster import UserInfo
+    from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
     info = UserInfo(username=name, password=password, user_type="Super" if is_super else "Normal")
@@ -51,7 +51,7 @@ def update(
 ) -> None:
     """Change a user: whatever is given."""
     from penstock.wire import fastjson
-    from penstock.wire.bodies_cluster import UserInfo
+    from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
     if password is None and is_super is None and enabled is None:
@@ -86,7 +86,7 @@ def delete(brokers: Brokers, name: str) -> None:
 def get(brokers: Brokers, name: str, show_password: bool, as_json: bool) -> int:
     """Show one user."""
     from penstock.wire import fastjson
-    from penstock.wire.bodies_cluster import UserInfo
+    from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
     body = brokers.ask_first(RequestCode.AUTH_GET_USER, {"username": name})
@@ -105,7 +105,7 @@ def get(brokers: Brokers, name: str, show_password: bool, as_json: bool) -> int:
 def list_users(brokers: Brokers, part: str, show_password: bool, as_json: bool) -> None:
     """List users."""
     from penstock.wire import fastjson
-    from penstock.wire.bodies_cluster import UserInfo
+    from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
     body = brokers.ask_first(RequestCode.AUTH_LIST_USER, {"filter": part} if part else {})

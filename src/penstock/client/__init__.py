@@ -4,25 +4,26 @@ Everything here is loaded when it is asked for. What they have to say goes to th
 """
 
 import logging
-from importlib import import_module
 from typing import TYPE_CHECKING
 
+from penstock.lazy import lazy_exports
+
 if TYPE_CHECKING:
-    from penstock.client.accumulator import Batching
-    from penstock.client.admin import AsyncAdmin
-    from penstock.client.admin_face import Admin
-    from penstock.client.consumer import AsyncConsumer
-    from penstock.client.consumer_face import Consumer, PopConsumer
-    from penstock.client.handlers import Retry
-    from penstock.client.message import Message, MessageQueue, SendReceipt, SendStatus
-    from penstock.client.pop import AsyncPopConsumer
-    from penstock.client.producer import AsyncProducer
-    from penstock.client.producer_face import Producer, TransactionProducer
-    from penstock.client.pull import AsyncPullConsumer
-    from penstock.client.pull_face import PullConsumer
-    from penstock.client.records import ReceivedMessage
-    from penstock.client.transaction import AsyncTransactionProducer
-    from penstock.client.transaction_handle import Decision, TransactionHandle
+    from penstock.client.admin.async_admin import AsyncAdmin
+    from penstock.client.consumer.async_consumer import AsyncConsumer
+    from penstock.client.consumer.dispatch.handlers import Retry
+    from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
+    from penstock.client.pop.async_pop_consumer import AsyncPopConsumer
+    from penstock.client.producer.accumulator import Batching
+    from penstock.client.producer.async_producer import AsyncProducer
+    from penstock.client.pull.async_pull_consumer import AsyncPullConsumer
+    from penstock.client.received_message import ReceivedMessage
+    from penstock.client.sync.sync_admin import Admin
+    from penstock.client.sync.sync_consumer import Consumer, PopConsumer
+    from penstock.client.sync.sync_producer import Producer, TransactionProducer
+    from penstock.client.sync.sync_pull_consumer import PullConsumer
+    from penstock.client.transaction.async_transaction_producer import AsyncTransactionProducer
+    from penstock.client.transaction.transaction_handle import Decision, TransactionHandle
 
 __all__ = [
     "Admin",
@@ -48,39 +49,33 @@ __all__ = [
     "TransactionProducer",
 ]
 
-_HOMES = {
-    "Admin": "admin_face",
-    "AsyncAdmin": "admin",
-    "AsyncConsumer": "consumer",
-    "AsyncPopConsumer": "pop",
-    "AsyncProducer": "producer",
-    "AsyncPullConsumer": "pull",
-    "AsyncTransactionProducer": "transaction",
-    "Batching": "accumulator",
-    "Consumer": "consumer_face",
-    "Decision": "transaction_handle",
-    "Message": "message",
-    "MessageQueue": "message",
-    "PopConsumer": "consumer_face",
-    "Producer": "producer_face",
-    "PullConsumer": "pull_face",
-    "ReceivedMessage": "records",
-    "Retry": "handlers",
-    "SendReceipt": "message",
-    "SendStatus": "message",
-    "TransactionHandle": "transaction_handle",
-    "TransactionProducer": "producer_face",
+_MODULES = {
+    "Admin": "sync.sync_admin",
+    "AsyncAdmin": "admin.async_admin",
+    "AsyncConsumer": "consumer.async_consumer",
+    "AsyncPopConsumer": "pop.async_pop_consumer",
+    "AsyncProducer": "producer.async_producer",
+    "AsyncPullConsumer": "pull.async_pull_consumer",
+    "AsyncTransactionProducer": "transaction.async_transaction_producer",
+    "Batching": "producer.accumulator",
+    "Consumer": "sync.sync_consumer",
+    "Decision": "transaction.transaction_handle",
+    "Message": "messages",
+    "MessageQueue": "messages",
+    "PopConsumer": "sync.sync_consumer",
+    "Producer": "sync.sync_producer",
+    "PullConsumer": "sync.sync_pull_consumer",
+    "ReceivedMessage": "received_message",
+    "Retry": "consumer.dispatch.handlers",
+    "SendReceipt": "messages",
+    "SendStatus": "messages",
+    "TransactionHandle": "transaction.transaction_handle",
+    "TransactionProducer": "sync.sync_producer",
 }
 
+__getattr__ = lazy_exports(__name__, _MODULES)
+
 logging.getLogger("penstock").addHandler(logging.NullHandler())
-
-
-def __getattr__(name: str) -> object:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{home}"), name)
-    return found
 
 
 def __dir__() -> list[str]:

@@ -3,12 +3,12 @@
 Live settings may change while a server runs; the others are fixed at start-up.
 """
 
-from penstock.config.broker import BrokerConfig
+from penstock.config.broker_settings import BrokerConfig
 from penstock.config.doc import Doc
 from penstock.config.live import Live
-from penstock.config.server import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
+from penstock.config.server_settings import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
 from penstock.config.settings import Settings
-from penstock.config.store import StoreConfig, delays_ms
+from penstock.config.store_settings import StoreConfig, delays_ms
 
 __all__ = [
     "AccessConfig",

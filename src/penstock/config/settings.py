@@ -5,10 +5,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from penstock.config.broker import BrokerConfig
+from penstock.config.broker_settings import BrokerConfig
 from penstock.config.doc import Setting, settings_of, violated_rule
-from penstock.config.server import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
-from penstock.config.store import StoreConfig
+from penstock.config.server_settings import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
+from penstock.config.store_settings import StoreConfig
 
 Role = Literal["broker", "nameserver"]
 

@@ -1,0 +1,1 @@
+"""The NameServer's decisions: routes, registrations, key-value configuration."""

@@ -8,18 +8,18 @@ the key-value configuration and changed settings are on the disk before their ch
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.broker.answers import Answer, ClientId, Close, InThread, Outbox, Reply, Table
-from penstock.broker.changes import ChangedSettings
-from penstock.broker.command import Command
-from penstock.broker.persistence import Persistence
-from penstock.broker.router import Router, Row
 from penstock.config import Live
 from penstock.errors import HeaderError, QueryNotFound, TopicNotExist
-from penstock.nameserver.kvconfig import ORDER_TOPIC_CONFIG, KVConfig
-from penstock.nameserver.registration import read_body, read_registration
-from penstock.nameserver.routes import Routes, encode_route, near_route
+from penstock.nameserver.broker_registration import read_body, read_registration
+from penstock.nameserver.kv_config import ORDER_TOPIC_CONFIG, KVConfig
+from penstock.nameserver.route_table import Routes, encode_route, near_route
+from penstock.rpc.answers import Answer, ClientId, Close, InThread, Outbox, Reply, Table
+from penstock.rpc.changed_settings import ChangedSettings
+from penstock.rpc.command import Command
+from penstock.rpc.persistence import Persistence
+from penstock.rpc.router import Router, Row
 from penstock.wire import fastjson
-from penstock.wire.bodies import (
+from penstock.wire.bodies.client_bodies import (
     BrokerMemberGroup,
     DataVersion,
     GetBrokerMemberGroupResponseBody,
@@ -35,7 +35,7 @@ from penstock.wire.codes import (
     V4_9_4,
     RequestCode,
 )
-from penstock.wire.properties import format_properties, parse_properties
+from penstock.wire.java_properties import format_properties, parse_properties
 
 SUCCESS = Reply()
 

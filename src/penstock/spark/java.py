@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from penstock.errors import NoJava
-from penstock.spark.homes import link_all, made_home
+from penstock.spark.spark_home import link_all, made_home
 
 OLDEST: Final = 17
 """The oldest Java that Spark 4 runs on."""
@@ -59,9 +59,13 @@ def examine(command: Path) -> Java | None:
     """What `command`, a `java`, says about itself; None where it does not run."""
     try:
         told = subprocess.run(
-            [command, "-XshowSettings:properties", "-version"], capture_output=True, text=True,
-            errors="replace", timeout=_ANSWER_S, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+            [command, "-XshowSettings:properties", "-version"],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_ANSWER_S,
+            stdin=subprocess.DEVNULL,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     home = re.search(r"^\s*java\.home = (.+)$", told.stderr, re.MULTILINE)

@@ -15,8 +15,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from penstock.spark.homes import spark_home
 from penstock.spark.java import java_home
+from penstock.spark.spark_home import spark_home
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -72,7 +72,7 @@ def spark_session(
         session = builder.getOrCreate()
     if session.conf.get("spark.submit.pyFiles", ""):
         # Spark looks for sources in what is installed, not in what is shipped with a job.
-        from penstock.spark.source import DefaultSource
+        from penstock.spark.source.data_source import DefaultSource
 
         session.dataSource.register(DefaultSource)
     return session

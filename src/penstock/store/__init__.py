@@ -1,0 +1,1 @@
+"""The storage engine: CommitLog, ConsumeQueue, IndexFile and the tables in `config/`."""

@@ -25,9 +25,14 @@ class Flusher:
     """Syncs the current segment (and those just rolled) of one log."""
 
     def __init__(
-        self, disk: Disk, *, group_commit: bool, interval_ms: int, least_bytes: int,
+        self,
+        disk: Disk,
+        *,
+        group_commit: bool,
+        interval_ms: int,
+        least_bytes: int,
         thorough_ms: int,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.disk: Disk = disk
         self.group_commit: bool = group_commit
         self.state: memoryview = memoryview(array("q", bytes(8 * native.STATE_LENGTH)))

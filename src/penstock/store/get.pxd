@@ -1,6 +1,6 @@
 cimport cython
 from penstock.store.commitlog cimport CommitLog
-from penstock.store.consumequeue cimport ConsumeQueue
+from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.segment cimport Segment
 from penstock.wire cimport octets
 from penstock.wire.output cimport Output

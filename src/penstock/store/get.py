@@ -15,7 +15,7 @@ from array import array
 from collections.abc import Sequence
 
 from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
+from penstock.store.consumequeue.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
 from penstock.wire import octets
 from penstock.wire.output import Output
 
@@ -31,10 +31,17 @@ NO_MATCHED_LOGIC_QUEUE = 7
 NO_MESSAGE_IN_QUEUE = 8
 COLD = 9
 STATUS_NAMES = (
-    "FOUND", "NO_MATCHED_MESSAGE", "MESSAGE_WAS_REMOVING", "OFFSET_FOUND_NULL",
-    "OFFSET_OVERFLOW_BADLY", "OFFSET_OVERFLOW_ONE", "OFFSET_TOO_SMALL", "NO_MATCHED_LOGIC_QUEUE",
-    "NO_MESSAGE_IN_QUEUE", "COLD",
-)  # fmt: skip
+    "FOUND",
+    "NO_MATCHED_MESSAGE",
+    "MESSAGE_WAS_REMOVING",
+    "OFFSET_FOUND_NULL",
+    "OFFSET_OVERFLOW_BADLY",
+    "OFFSET_OVERFLOW_ONE",
+    "OFFSET_TOO_SMALL",
+    "NO_MATCHED_LOGIC_QUEUE",
+    "NO_MESSAGE_IN_QUEUE",
+    "COLD",
+)
 _FOUND, _NO_MATCHED_MESSAGE, _MESSAGE_WAS_REMOVING = FOUND, NO_MATCHED_MESSAGE, MESSAGE_WAS_REMOVING
 _COLD = COLD
 
@@ -80,9 +87,14 @@ class Reader:
         self._code_count = len(codes)
 
     def find(
-        self, queue: ConsumeQueue, offset: int, count_max: int, bytes_max: int, confirmed: int,
+        self,
+        queue: ConsumeQueue,
+        offset: int,
+        count_max: int,
+        bytes_max: int,
+        confirmed: int,
         wait: bool = False,
-    ) -> int:  # fmt: skip
+    ) -> int:
         """Look for `count_max` messages from `offset` on; the first may exceed `bytes_max`."""
         low = queue.min_offset
         high = queue.visible_by_file(confirmed) if wait else queue.visible_max(confirmed)

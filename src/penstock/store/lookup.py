@@ -1,9 +1,9 @@
 """Look-ups that may wait for the disk: by physical offset, by key, by time. For the I/O pool."""
 
 from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.index import Index
-from penstock.store.queuetable import QueueTable
 from penstock.wire import octets
 from penstock.wire.record import FIXED_BYTES, RECORD, StoredRecord, java_hash
 

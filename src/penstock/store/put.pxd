@@ -1,8 +1,8 @@
 cimport cython
 from penstock.store.commitlog cimport CommitLog
-from penstock.store.queuetable cimport QueueTable
+from penstock.store.consumequeue.queue_table cimport QueueTable
 from penstock.store.segment cimport SegmentRow
-from penstock.store.consumequeue cimport ConsumeQueue
+from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.flusher cimport Flusher
 from penstock.store.index cimport Index, IndexFile
 from penstock.wire.record cimport BatchWalk, PropertyMarks, Record, StoredRecord

@@ -8,10 +8,10 @@ from array import array
 
 from penstock.errors import DiskFull, StoreError, WriteStopped
 from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.flusher import Flusher
 from penstock.store.index import Index, IndexFile
-from penstock.store.queuetable import QueueTable
 from penstock.wire.record import (
     BATCH_BROKEN,
     BATCH_SPECIAL,

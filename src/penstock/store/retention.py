@@ -36,9 +36,15 @@ class Decision(NamedTuple):
 
 
 def decide(
-    config: StoreConfig, segments: Sequence[Aged], *, now_ms: int, hour: int, disk_percent: int,
-    refusing: bool, pinned_from: int | None = None,
-) -> Decision:  # fmt: skip
+    config: StoreConfig,
+    segments: Sequence[Aged],
+    *,
+    now_ms: int,
+    hour: int,
+    disk_percent: int,
+    refusing: bool,
+    pinned_from: int | None = None,
+) -> Decision:
     """Decide by the table above; `hour` is the local hour of the day."""
     forced = disk_percent > config.disk_force_percent
     in_hours = hour in delete_hours(config)
@@ -69,8 +75,11 @@ def nearly_full(
     """The refusal, with all that a person needs to act."""
     because = " (messages still in work keep the oldest segments)" if pinned else ""
     return DiskNearlyFull.over(
-        f"the disk of {path} is nearly full{because}", figure=disk_percent,
-        limit=config.disk_refuse_percent, unit="%", setting="disk_refuse_percent",
+        f"the disk of {path} is nearly full{because}",
+        figure=disk_percent,
+        limit=config.disk_refuse_percent,
+        unit="%",
+        setting="disk_refuse_percent",
         hint=f"free space or lower retain_hours (now {config.retain_hours}); writes resume by "
         f"themselves at {config.disk_force_percent} % (disk_force_percent)",
-    )  # fmt: skip
+    )

@@ -68,8 +68,9 @@ class Segment:
         if failed:
             log.warning(
                 "%s can't be kept in memory (lock_memory): %s; see the limit on locked memory",
-                self.path, os.strerror(failed),
-            )  # fmt: skip
+                self.path,
+                os.strerror(failed),
+            )
 
     def unlock(self) -> None:
         """The segment is full: its memory may go, even if locking it is still under way."""

@@ -17,15 +17,10 @@ import msgspec
 
 from penstock.config import StoreConfig
 from penstock.errors import NotWriteable, WriteStopped
-from penstock.store.awake import mapped_max
-from penstock.store.care import Care
-from penstock.store.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue import ConsumeQueue, sync_all
-from penstock.store.disk import Disk
-from penstock.store.flusher import Flusher
-from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
-from penstock.store.layout import (
+from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
+from penstock.store.consumequeue.mapped_queues import mapped_max
+from penstock.store.directory import (
     Layout,
     StoreLock,
     check_sizes,
@@ -33,9 +28,14 @@ from penstock.store.layout import (
     refuse_foreign,
     stored_config,
 )
+from penstock.store.disk import Disk
+from penstock.store.flusher import Flusher
+from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
 from penstock.store.lookup import Lookup
+from penstock.store.maintenance import Care
 from penstock.store.put import NO_QUEUE, PutPath
-from penstock.store.recovery import Progress, Recovery, Report, Snapshot
+from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
+from penstock.store.recovery.recovery import Progress, Recovery, Report, Snapshot
 from penstock.wire.output import Output
 from penstock.wire.record import Record
 
@@ -61,9 +61,14 @@ class MessageStore:
     """An open store. Without a config it has the defaults, and the sizes it was made with."""
 
     def __init__(
-        self, root: Path | str, config: StoreConfig | None = None, *, disk: Disk | None = None,
-        now_ms: int, progress: Progress | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        root: Path | str,
+        config: StoreConfig | None = None,
+        *,
+        disk: Disk | None = None,
+        now_ms: int,
+        progress: Progress | None = None,
+    ) -> None:
         self.disk = disk or Disk()
         self.layout = Layout(Path(root))
         self.config = config or stored_config(self.disk, self.layout)
@@ -96,9 +101,12 @@ class MessageStore:
                 disk, recovery.row, by_mapping=by_mapping, lock_memory=config.lock_memory
             )
             self.flusher = Flusher(
-                disk, group_commit=config.sync_flush, interval_ms=config.flush_interval_ms,
-                least_bytes=config.flush_pages_least * 4096, thorough_ms=config.flush_thorough_ms,
-            )  # fmt: skip
+                disk,
+                group_commit=config.sync_flush,
+                interval_ms=config.flush_interval_ms,
+                least_bytes=config.flush_pages_least * 4096,
+                thorough_ms=config.flush_thorough_ms,
+            )
             self.queues = recovery.queues
             self.index = recovery.index if config.index_enabled else None
             self.path = PutPath(self.log, self.queues, self.index, self.flusher)
@@ -311,9 +319,16 @@ class MessageStore:
     # --- getting (more in lookup.py)
 
     def get(
-        self, topic: str, queue_id: int, offset: int, *, count_max: int = 32,
-        bytes_max: int = 256 * 1024, codes: Sequence[int] = (), wait: bool = False,
-    ) -> Found:  # fmt: skip
+        self,
+        topic: str,
+        queue_id: int,
+        offset: int,
+        *,
+        count_max: int = 32,
+        bytes_max: int = 256 * 1024,
+        codes: Sequence[int] = (),
+        wait: bool = False,
+    ) -> Found:
         """Messages of a queue from `offset` on, as records in one piece of bytes.
 
         Where that would wait for the disk the status is COLD: ask again with `wait`, in the pool.
@@ -329,9 +344,13 @@ class MessageStore:
             # With patience and still not there: retention took the segment away meanwhile.
             status = MESSAGE_WAS_REMOVING if wait else COLD
         return Found(
-            status, reader.next_offset, reader.min_offset, reader.max_offset,
-            reader.count, output.take(),
-        )  # fmt: skip
+            status,
+            reader.next_offset,
+            reader.min_offset,
+            reader.max_offset,
+            reader.count,
+            output.take(),
+        )
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
         return self.queues.get(topic.encode(), queue_id)

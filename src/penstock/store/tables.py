@@ -20,8 +20,8 @@ import msgspec
 
 from penstock.errors import BodyError, StoreDamaged
 from penstock.wire import fastjson
-from penstock.wire.bodies import DataVersion, SubscriptionGroupConfig, TopicConfig
-from penstock.wire.bodies_files import (
+from penstock.wire.bodies.client_bodies import DataVersion, SubscriptionGroupConfig, TopicConfig
+from penstock.wire.bodies.table_bodies import (
     ConsumerOffsetSerializeWrapper,
     DelayOffsetSerializeWrapper,
     SubscriptionGroupWrapper,

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 
-from penstock.client.blocking import LoopThread
-from penstock.client.records import ReceivedMessage
+from penstock.client.received_message import ReceivedMessage
+from penstock.client.sync.loop_thread import LoopThread
 from penstock.clock import LoopClock, pause
 from penstock.testing.clock import BrokerClock
 from penstock.testing.house import House

@@ -5,17 +5,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from penstock.client.records import ReceivedMessage, decode_records
+from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.config import Settings
 from penstock.config.settings import with_values
 from penstock.errors import refusal
-from penstock.net.broker_service import BrokerService
-from penstock.net.nameserver_service import NameServerService
-from penstock.net.peer import Peer
+from penstock.server.broker_service import BrokerService
+from penstock.server.nameserver_service import NameServerService
 from penstock.store.get import FOUND
 from penstock.testing.clock import BrokerClock
 from penstock.testing.passage import Passage
 from penstock.testing.patient import FleetingDisk, PatientBroker
+from penstock.transport.peer import Peer
 from penstock.wire.codes import PERM_READ_WRITE, RequestCode, ResponseCode
 from penstock.wire.output import Output
 

@@ -12,15 +12,15 @@ What happens between messages does not happen once for every second of three day
 import asyncio
 import logging
 
-from penstock.broker.clients import ConsumerGroup
+from penstock.broker.consumers.clients import ConsumerGroup
 from penstock.clock import LoopClock, pause
 from penstock.errors import PenstockError
-from penstock.net.broker_service import BrokerService
-from penstock.net.peer import Peer
+from penstock.server.broker_service import BrokerService
 from penstock.testing.clock import CREEP_MS, BrokerClock
 from penstock.testing.patient import PatientBroker
+from penstock.transport.peer import Peer
 from penstock.wire import fastjson
-from penstock.wire.bodies_admin import ConsumerRunningInfo
+from penstock.wire.bodies.admin_bodies import ConsumerRunningInfo
 from penstock.wire.codes import RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)

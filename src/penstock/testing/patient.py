@@ -8,16 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.answers import Answer, ClientId, Hold, Registered
 from penstock.broker.broker import Broker
-from penstock.broker.command import Command
-from penstock.broker.longpoll import Holds
-from penstock.broker.parts import Parts
+from penstock.broker.context import Parts
+from penstock.broker.long_polling import Holds
 from penstock.clock import Alarm, Clock, LoopClock
 from penstock.config import Live
+from penstock.rpc.answers import Answer, ClientId, Hold, Registered
+from penstock.rpc.command import Command
 from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
-from penstock.wire.bodies import HeartbeatData
+from penstock.wire.bodies.client_bodies import HeartbeatData
 from penstock.wire.codes import PERM_READ_WRITE, RETRY_TOPIC_PREFIX, RequestCode, topic_fault
 
 NEVER_MS = 1 << 62

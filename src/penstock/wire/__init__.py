@@ -1,0 +1,1 @@
+"""The protocol and the record format: bytes to values and back."""

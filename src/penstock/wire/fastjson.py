@@ -153,9 +153,15 @@ def _is_shallow(data: bytes, depth_max: int) -> bool:
 _LOOSE_SPECIAL: Final = re.compile('["\\\\\x00-\x1f\x7f-\x9f\u2028\u2029]')
 _STRICT_SPECIAL: Final = re.compile('["\\\\/\x00-\x1f]|[^\x00-\x7e]')
 _SHORT: Final = {
-    '"': '\\"', "\\": "\\\\", "/": "\\/",
-    "\b": "\\b", "\f": "\\f", "\n": "\\n", "\r": "\\r", "\t": "\\t",
-}  # fmt: skip
+    '"': '\\"',
+    "\\": "\\\\",
+    "/": "\\/",
+    "\b": "\\b",
+    "\f": "\\f",
+    "\n": "\\n",
+    "\r": "\\r",
+    "\t": "\\t",
+}
 
 
 def _quote_loose(text: str) -> str:

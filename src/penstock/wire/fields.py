@@ -26,9 +26,21 @@ FLAG_RESPONSE = 1
 FLAG_ONEWAY = 2
 
 LANGUAGES = (
-    b"JAVA", b"CPP", b"DOTNET", b"PYTHON", b"DELPHI", b"ERLANG", b"RUBY", b"OTHER", b"HTTP",
-    b"GO", b"PHP", b"OMS", b"RUST", b"NODE_JS",
-)  # fmt: skip
+    b"JAVA",
+    b"CPP",
+    b"DOTNET",
+    b"PYTHON",
+    b"DELPHI",
+    b"ERLANG",
+    b"RUBY",
+    b"OTHER",
+    b"HTTP",
+    b"GO",
+    b"PHP",
+    b"OMS",
+    b"RUST",
+    b"NODE_JS",
+)
 LANGUAGE_UNKNOWN = 7
 
 

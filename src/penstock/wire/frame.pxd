@@ -1,7 +1,7 @@
 cimport cython
 from penstock.wire cimport octets
 from penstock.wire.fields cimport Fields
-from penstock.wire.jsonheader cimport JsonHeader
+from penstock.wire.json_header cimport JsonHeader
 
 cdef int _JSON
 cdef int _BINARY

@@ -12,7 +12,7 @@ rule raises a WireError, after which the stream can't be trusted and its connect
 from penstock.errors import FrameError, HeaderError
 from penstock.wire import octets
 from penstock.wire.fields import Fields
-from penstock.wire.jsonheader import JsonHeader
+from penstock.wire.json_header import JsonHeader
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
 """Longest frame with its length word, as in Java."""
@@ -127,15 +127,19 @@ class Request(Fields):
             raise FrameError(f"a frame's length can't be {length}")
         if length > self.frame_bytes_max - 4:
             raise FrameError.over(
-                "frame too long", figure=length + 4, limit=self.frame_bytes_max,
+                "frame too long",
+                figure=length + 4,
+                limit=self.frame_bytes_max,
                 setting="frame_bytes_max",
-            )  # fmt: skip
+            )
         return 0
 
     def _refuse_header(self, header_length: int, length: int) -> int:
         if header_length > length - 4:
             raise FrameError(f"header of {header_length} bytes in a frame of {length}")
         raise FrameError.over(
-            "header too long", figure=header_length, limit=self.header_bytes_max,
+            "header too long",
+            figure=header_length,
+            limit=self.header_bytes_max,
             setting="header_bytes_max",
-        )  # fmt: skip
+        )

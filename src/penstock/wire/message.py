@@ -17,7 +17,7 @@ from typing import Final
 from penstock.errors import RecordError
 from penstock.wire import octets
 from penstock.wire.codes import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
-from penstock.wire.ids import encode_offset_id
+from penstock.wire.message_ids import encode_offset_id
 from penstock.wire.record import NOTHING, PROBLEMS, PROPERTIES_BYTES_MAX, RECORD, StoredRecord
 
 _SEPARATOR: Final = b"\x02"

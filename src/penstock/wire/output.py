@@ -257,9 +257,14 @@ def response(
 
 
 def _json_header(
-    code: int, ext: Mapping[str, str] | None, opaque: int, flag: int, remark: str | None,
-    language: int, version: int,
-) -> bytes:  # fmt: skip
+    code: int,
+    ext: Mapping[str, str] | None,
+    opaque: int,
+    flag: int,
+    remark: str | None,
+    language: int,
+    version: int,
+) -> bytes:
     import msgspec
 
     header: dict[str, object] = {"code": code}
@@ -277,9 +282,14 @@ def _json_header(
 
 
 def _binary_header(
-    code: int, ext: Mapping[str, str] | None, opaque: int, flag: int, remark: str | None,
-    language: int, version: int,
-) -> bytes:  # fmt: skip
+    code: int,
+    ext: Mapping[str, str] | None,
+    opaque: int,
+    flag: int,
+    remark: str | None,
+    language: int,
+    version: int,
+) -> bytes:
     if not -0x8000 <= code <= 0x7FFF:
         raise FrameError(f"code {code} does not fit the binary header; use JSON")
     fields = bytearray()
@@ -291,8 +301,16 @@ def _binary_header(
             raise FrameError.over("field name too long", figure=len(name), limit=0x7FFF)
         fields += len(name).to_bytes(2, "big") + name + len(text).to_bytes(4, "big") + text
     note = (remark or "").encode("utf-8", "replace")
-    return b"".join((
-        code.to_bytes(2, "big", signed=True), bytes((language,)), version.to_bytes(2, "big"),
-        opaque.to_bytes(4, "big", signed=True), flag.to_bytes(4, "big", signed=True),
-        len(note).to_bytes(4, "big"), note, len(fields).to_bytes(4, "big"), bytes(fields),
-    ))  # fmt: skip
+    return b"".join(
+        (
+            code.to_bytes(2, "big", signed=True),
+            bytes((language,)),
+            version.to_bytes(2, "big"),
+            opaque.to_bytes(4, "big", signed=True),
+            flag.to_bytes(4, "big", signed=True),
+            len(note).to_bytes(4, "big"),
+            note,
+            len(fields).to_bytes(4, "big"),
+            bytes(fields),
+        )
+    )

@@ -258,10 +258,15 @@ class Record:
         self.marks.scan(self.properties_at, self.properties_at + self.properties_length)
         self.tags_code = self.marks.tags_code()
         self.size = (
-            _FIXED_BYTES - 16 + len(self.born_host) + len(self.store_host)
+            _FIXED_BYTES
+            - 16
+            + len(self.born_host)
+            + len(self.store_host)
             + (1 if self.topic_length > 127 else 0)
-            + self.body_length + self.topic_length + properties
-        )  # fmt: skip
+            + self.body_length
+            + self.topic_length
+            + properties
+        )
         return 0
 
     def _properties_bytes(self) -> int:

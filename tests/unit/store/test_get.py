@@ -6,7 +6,7 @@ import struct
 import pytest
 
 from penstock.store import get
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
 from penstock.store.store import MessageStore
 from penstock.wire.output import Output

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import DiskFull, StoreError, WriteStopped
-from penstock.store.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, REFUSED
 from penstock.wire import record as records
 from penstock.wire.record import java_hash

@@ -10,10 +10,15 @@ import pytest
 
 from penstock.errors import PenstockError, WriteStopped
 from penstock.store import get
-from penstock.store.checkpoint import SLACK_MS, Checkpoint, read_checkpoint, write_checkpoint
+from penstock.store.directory import Layout
 from penstock.store.disk import Disk
-from penstock.store.layout import Layout
 from penstock.store.put import PUT_OK, REFUSED
+from penstock.store.recovery.checkpoint import (
+    SLACK_MS,
+    Checkpoint,
+    read_checkpoint,
+    write_checkpoint,
+)
 from penstock.store.store import MessageStore
 from tests.unit.store.conftest import (
     NOW_MS,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from penstock.errors import BodyError
 from penstock.wire import fastjson
-from penstock.wire.bodies import HeartbeatData, MessageQueue
-from penstock.wire.bodies_admin import ResetOffsetBody
+from penstock.wire.bodies.admin_bodies import ResetOffsetBody
+from penstock.wire.bodies.client_bodies import HeartbeatData, MessageQueue
 
 scalars = (
     st.none()

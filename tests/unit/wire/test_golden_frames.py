@@ -10,7 +10,7 @@ import pytest
 
 from penstock.wire import octets
 from penstock.wire.codes import LanguageCode
-from penstock.wire.compress import decompress
+from penstock.wire.compression import decompress
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.message import (
     decode_message,

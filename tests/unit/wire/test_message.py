@@ -5,7 +5,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RecordError
-from penstock.wire.ids import encode_offset_id
 from penstock.wire.message import (
     decode_host,
     decode_message,
@@ -15,6 +14,7 @@ from penstock.wire.message import (
     encode_host,
     encode_properties,
 )
+from penstock.wire.message_ids import encode_offset_id
 from penstock.wire.record import MAGIC_BLANK, PROPERTIES_BYTES_MAX
 
 from .records import PLAIN, Message, encoded, hosts, joined, messages

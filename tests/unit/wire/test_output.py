@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import FrameError
 from penstock.wire.frame import BINARY, JSON, Request
-from penstock.wire.ids import encode_offset_id
+from penstock.wire.message_ids import encode_offset_id
 from penstock.wire.output import LANGUAGE, VERSION, Output, encode, response
 
 from .guarded import bound, read_frame

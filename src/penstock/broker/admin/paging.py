@@ -6,9 +6,9 @@ version is given, they get the first page again and start over.
 
 from collections.abc import Iterable
 
-from penstock.broker.command import Command
+from penstock.rpc.command import Command
 from penstock.wire import fastjson
-from penstock.wire.bodies import DataVersion
+from penstock.wire.bodies.client_bodies import DataVersion
 
 PAGE_MAX = 2_000
 """Entries of one page, as in RocketMQ (splitMetadataSize)."""

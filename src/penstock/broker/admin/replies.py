@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from penstock.broker.answers import InThread, Reply
+from penstock.rpc.answers import InThread, Reply
 from penstock.wire import fastjson
-from penstock.wire.bodies import Body
+from penstock.wire.bodies.client_bodies import Body
 
 
 def reply_with(body: Body) -> Reply:

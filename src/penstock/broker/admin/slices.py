@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from penstock.broker.answers import Answer, InThread
+from penstock.rpc.answers import Answer, InThread
 
 T = TypeVar("T")
 

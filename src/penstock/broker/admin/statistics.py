@@ -7,15 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.broker.admin.replies import reply_from_pool, reply_with
-from penstock.broker.answers import Answer, InThread
-from penstock.broker.command import Command
-from penstock.broker.parts import Parts
-from penstock.broker.router import Row
+from penstock.broker.context import Parts
 from penstock.errors import Refused
-from penstock.store.consumequeue import FILLER_SIZE, ConsumeQueue
+from penstock.rpc.answers import Answer, InThread
+from penstock.rpc.command import Command
+from penstock.rpc.router import Row
+from penstock.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue
 from penstock.store.store import MessageStore
-from penstock.wire.bodies import MessageQueue
-from penstock.wire.bodies_admin import (
+from penstock.wire.bodies.admin_bodies import (
     ConsumeStats,
     ConsumeStatsList,
     OffsetWrapper,
@@ -24,6 +23,7 @@ from penstock.wire.bodies_admin import (
     TopicOffset,
     TopicStatsTable,
 )
+from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RequestCode
 
 SLICE_QUEUES = 2_000

@@ -17,23 +17,23 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import BadSetting
-from penstock.spark.options import Given
-from penstock.spark.pipelines.failures import for_people
-from penstock.spark.pipelines.progress import Batch, new_batches
+from penstock.spark.connection_options import Given
+from penstock.spark.pipelines.batch_progress import Batch, new_batches
+from penstock.spark.pipelines.query_errors import for_people
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
-    from penstock.wire.bodies import MessageQueue
+    from penstock.wire.bodies.client_bodies import MessageQueue
 
 PIPELINES: Final = {
     # name → module:attribute of its Pipeline
-    "lake": "penstock.spark.pipelines.lake:PIPELINE",
-    "registration": "penstock.spark.pipelines.registration:PIPELINE",
-    "insight": "penstock.spark.pipelines.insight:PIPELINE",
-    "replay": "penstock.spark.pipelines.replay:PIPELINE",
+    "lake": "penstock.spark.pipelines.lake.lake_pipeline:PIPELINE",
+    "registration": "penstock.spark.pipelines.registration.registration_pipeline:PIPELINE",
+    "insight": "penstock.spark.pipelines.insight.insight_pipeline:PIPELINE",
+    "replay": "penstock.spark.pipelines.replay.replay_pipeline:PIPELINE",
 }
 POLL_SECONDS: Final = 0.5
 """How often a running query is asked for its progress; batches take about as long at least."""
@@ -163,8 +163,8 @@ class Job:
 
     def queues(self, **options: str) -> "set[MessageQueue]":
         """The queues that such a stream reads at first; raises BadSetting, NoRoute, ReadGaveUp."""
-        from penstock.spark.cluster import Cluster
-        from penstock.spark.source_options import SourceOptions
+        from penstock.spark.cluster_metadata import Cluster
+        from penstock.spark.source.source_options import SourceOptions
 
         chosen = SourceOptions.of({**self.connection, **options}, stream=True)
         with Cluster(chosen.connection, patience_ms=SERVERS_MS) as cluster:

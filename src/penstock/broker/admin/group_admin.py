@@ -1,0 +1,129 @@
+"""Subscription groups by tools: create, change, delete, list. And the tables that slaves copy."""
+
+import msgspec
+
+from penstock.broker.admin.paging import page_names
+from penstock.broker.admin.replies import reply_with
+from penstock.broker.admin.slices import in_slices
+from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
+from penstock.broker.context import Parts
+from penstock.errors import InvalidParameter
+from penstock.rpc.answers import Answer, InThread, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.router import Row
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList
+from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
+from penstock.wire.bodies.table_bodies import SubscriptionGroupWrapper
+from penstock.wire.codes import RequestCode, group_fault
+
+
+class GroupHandlers:
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, DELETE_SUBSCRIPTIONGROUP and their kin."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, self.create),
+            Row(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, self.create_several),
+            Row(RequestCode.DELETE_SUBSCRIPTIONGROUP, self.delete),
+            Row(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, self.get),
+            Row(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, self.get_all),
+            Row(RequestCode.UPDATE_AND_GET_GROUP_FORBIDDEN, self.forbid),
+            Row(RequestCode.GET_ALL_CONSUMER_OFFSET, self.get_offsets),
+            Row(RequestCode.GET_ALL_DELAY_OFFSET, self.get_delay_offsets),
+        ]
+
+    def create(self, command: Command) -> Answer:
+        """Create a group or change it; answered when that is on the disk."""
+        return self._put([command.body_as(SubscriptionGroupConfig)], command.now_ms)
+
+    def create_several(self, command: Command) -> Answer:
+        """As `create` for a list: all of it or, if one of them can't be, nothing."""
+        return self._put(command.body_as(SubscriptionGroupList).group_config_list, command.now_ms)
+
+    def delete(self, command: Command) -> Answer:
+        """Delete a group, and its progress if that is asked for."""
+        parts, group = self._parts, command.text("groupName")
+        parts.groups.delete(group, command.now_ms)
+        parts.stats.forget_group(group)
+        saves = [parts.persistence.save(parts.groups.table)]
+        if command.truth("cleanOffset"):
+            parts.offsets.remove_group(group, command.now_ms)
+            saves.append(parts.persistence.save(parts.offsets.table))
+        return InThread(lambda: [save() for save in saves], lambda _: Reply())
+
+    def get(self, command: Command) -> Answer:
+        """One group; made, as by a consumer, if it is new and that is allowed."""
+        return reply_with(self._parts.groups.find(command.text("group"), command.now_ms))
+
+    def get_all(self, command: Command) -> Answer:
+        """The whole table, or a page of it."""
+        whole = self._parts.groups.table.wrapper()
+        groups, forbidden = whole.subscription_group_table, whole.forbidden_table
+        names = page_names(
+            command, groups, whole.data_version, first="groupSeq", most="maxGroupNum"
+        )
+        shown = groups if names is None else {name: groups[name] for name in names}
+        body = SubscriptionGroupWrapper(
+            subscription_group_table=dict(shown),
+            forbidden_table={
+                group: dict(topics)
+                for group, topics in forbidden.items()
+                if names is None or group in shown
+            },
+            data_version=whole.data_version,
+        )
+        ext = {"totalGroupNum": str(len(groups))}
+        return InThread(lambda: fastjson.encode(body), lambda data: Reply(ext=ext, body=data))
+
+    def forbid(self, command: Command) -> Answer:
+        """Whether a group may read a topic, after changing that if `readable` is given."""
+        groups, group, topic = self._parts.groups, command.text("group"), command.text("topic")
+        if command.ext.get("readable"):
+            allowed = command.truth("readable")
+            groups.allow_reading(group, topic, allowed=allowed, now_ms=command.now_ms)
+        return reply_with(
+            GroupForbidden(topic=topic, group=group, readable=groups.may_read(group, topic))
+        )
+
+    # --- what slaves copy
+
+    def get_offsets(self, command: Command) -> Answer:
+        """All consumer offsets."""
+        return Reply(body=self._parts.offsets.table.body())
+
+    def get_delay_offsets(self, command: Command) -> Answer:
+        """How far each delay level has been delivered, as its file will say."""
+        return Reply(body=self._parts.delay.table.body())
+
+    def _put(self, wanted: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
+        configs: list[SubscriptionGroupConfig] = []
+        return in_slices(
+            wanted,
+            lambda config: configs.append(self._checked(config)),
+            lambda: self._put_checked(configs, now_ms),
+        )
+
+    def _put_checked(self, configs: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
+        groups = self._parts.groups
+        changed = [config for config in configs if config != groups.get(config.group_name)]
+        if not changed:
+            return Reply()
+        return in_slices(
+            changed,
+            lambda config: groups.put(config, now_ms),
+            lambda: InThread(self._parts.persistence.save(groups.table), lambda _: Reply()),
+        )
+
+    def _checked(self, wanted: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+        """The group as it would be, with its attributes changed; raises InvalidParameter."""
+        fault = group_fault(wanted.group_name)
+        if fault is not None:
+            raise InvalidParameter(fault)
+        existing = self._parts.groups.get(wanted.group_name)
+        current = existing.attributes if existing is not None else None
+        attributes = alter(GROUP_ATTRIBUTES, current, wanted.attributes)
+        return msgspec.structs.replace(wanted, attributes=attributes)

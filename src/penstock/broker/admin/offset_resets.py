@@ -1,0 +1,188 @@
+"""Progress of groups changed or compared by tools: reset, clone, correction."""
+
+from collections.abc import Callable, Mapping
+
+from penstock.broker.admin.replies import reply_with
+from penstock.broker.context import Parts
+from penstock.errors import ConsumerNotOnline, GroupNotExist, Refused
+from penstock.rpc.answers import Answer, InThread, Reply, Tell
+from penstock.rpc.command import Command
+from penstock.rpc.router import Row
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import (
+    MessageQueueForC,
+    QueryCorrectionOffsetBody,
+    ResetOffsetBody,
+    ResetOffsetBodyForC,
+)
+from penstock.wire.bodies.client_bodies import MessageQueue, TopicConfig
+from penstock.wire.codes import V3_0_7, LanguageCode, RequestCode
+
+NO_CORRECTION = (1 << 63) - 1
+"""Tells a tool that the group it compares with is behind all others."""
+
+Offsets = dict[int, int]
+
+
+class ResetHandlers:
+    """INVOKE_BROKER_TO_RESET_OFFSET, CLONE_GROUP_OFFSET, QUERY_CORRECTION_OFFSET."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, self.reset),
+            Row(RequestCode.CLONE_GROUP_OFFSET, self.clone),
+            Row(RequestCode.QUERY_CORRECTION_OFFSET, self.correction),
+        ]
+
+    def reset(self, command: Command) -> Answer:
+        """Set a group's progress on a topic: to a time, to the end (a negative time), or to an
+        offset of one queue."""
+        topic, group = command.text("topic"), command.text("group")
+        config = self._parts.topics.need(topic)
+        if not self._parts.settings.current.broker.server_side_reset:
+            return self._reset_by_clients(command, config, group)
+        if self._parts.groups.get(group) is None:
+            raise GroupNotExist(f"there is no group {group}")
+        queue_id = command.i32_or("queueId", -1)
+        offset = command.i64_or("offset", -1)
+
+        def finish(offsets: Offsets) -> Answer:
+            self._parts.offsets.reset(group, topic, offsets, command.now_ms)
+            for changed in offsets:
+                queue = self._parts.store.queue(topic, changed)
+                if queue is not None:  # a pull that waits there goes on from the new place
+                    self._parts.holds.poke(queue)
+            return reply_with(ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
+
+        if queue_id >= 0 and offset != -1:
+            self._check_range(topic, queue_id, offset)
+            return finish({queue_id: offset})
+        queues = [queue_id] if queue_id >= 0 else list(range(config.read_queue_nums))
+        if not queues:
+            raise Refused(f"the topic {topic} has no queues to read")
+        return self._search(topic, queues, command.i64("timestamp"), finish)
+
+    def clone(self, command: Command) -> Answer:
+        """Give a group the progress of another one."""
+        parts = self._parts
+        source, target = command.text("srcGroup"), command.text("destGroup")
+        topic = command.text_or("topic").strip()
+        connected = None if command.truth("offline") else parts.clients.consumer_group(source)
+        subscribed = connected.subscriptions if connected is not None else {}
+        for name in [topic] if topic else parts.offsets.topics_of_group(source):
+            if parts.topics.get(name) is None or (subscribed and name not in subscribed):
+                continue
+            parts.offsets.clone(source, target, name, command.now_ms)
+        return Reply()
+
+    def correction(self, command: Command) -> Answer:
+        """For each queue of a topic, the offset of the group that is furthest behind."""
+        topic, compared = command.text("topic"), command.text("compareGroup")
+        ignored = set(command.text_or("filterGroups").split(","))
+        offsets = self._parts.offsets
+        lowest: Offsets = {}
+        for group in offsets.groups_of_topic(topic):
+            if group in ignored:
+                continue
+            for queue_id, offset in offsets.queues(group, topic).items():
+                if offset >= self._parts.store.min_offset(topic, queue_id):
+                    lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
+        for queue_id, offset in offsets.queues(compared, topic).items():
+            if lowest.get(queue_id, 0) > offset:
+                lowest[queue_id] = NO_CORRECTION
+        return reply_with(QueryCorrectionOffsetBody(correction_offsets=lowest))
+
+    # --- where to
+
+    def _check_range(self, topic: str, queue_id: int, offset: int) -> None:
+        low = self._parts.store.min_offset(topic, queue_id)
+        high = self._parts.store.max_offset(topic, queue_id)
+        if not low <= offset <= high:
+            raise Refused(
+                f"queue {queue_id} of {topic} holds the offsets {low} to {high}: {offset} is none",
+                hint="give an offset in this range, or a time",
+            )
+
+    def _search(
+        self, topic: str, queues: list[int], time_ms: int, then: Callable[[Offsets], Answer]
+    ) -> Answer:
+        """Find the first offset stored at a time or later, in each queue."""
+        store = self._parts.store
+        if time_ms < 0:
+            return then({queue_id: store.max_offset(topic, queue_id) for queue_id in queues})
+        rows: dict[int, ConsumeQueue | None] = {
+            queue_id: store.queue(topic, queue_id) for queue_id in queues
+        }
+        confirmed = store.confirmed
+
+        def work() -> Offsets:
+            return {
+                queue_id: 0
+                if row is None
+                else store.lookup.offset_at(row, time_ms, confirmed=confirmed)
+                for queue_id, row in rows.items()
+            }
+
+        return InThread(work, then)
+
+    def _by_queue(self, topic: str, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
+        name = self._parts.settings.current.broker.name
+        return {MessageQueue(topic, name, queue_id): at for queue_id, at in offsets.items()}
+
+    # --- the old way: consumers are told, and commit the new offsets themselves
+
+    def _reset_by_clients(self, command: Command, config: TopicConfig, group: str) -> Answer:
+        topic = config.topic_name
+        committed: Offsets = {}
+        for queue_id in range(config.write_queue_nums):
+            at = self._parts.offsets.get(group, topic, queue_id)
+            if at is None:
+                raise Refused(f"the group {group} has no progress in queue {queue_id} of {topic}")
+            committed[queue_id] = at
+        force = command.truth("isForce")
+
+        def finish(found: Offsets) -> Answer:
+            # Unless forced, a consumer goes back and never forward.
+            offsets = {
+                queue_id: offset if force else min(offset, committed[queue_id])
+                for queue_id, offset in found.items()
+            }
+            self._tell(command, topic, group, offsets)
+            return reply_with(ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
+
+        return self._search(topic, list(committed), command.i64("timestamp"), finish)
+
+    def _tell(self, command: Command, topic: str, group: str, offsets: Offsets) -> None:
+        connected = self._parts.clients.consumer_group(group)
+        members = list(connected.members.values()) if connected is not None else []
+        if not members:
+            raise ConsumerNotOnline(
+                f"no consumer of the group {group} is connected, and only those can be told",
+                hint="set server_side_reset, or start a consumer",
+            )
+        old = [member for member in members if member.version < V3_0_7]
+        if old:
+            raise Refused(f"the client {old[0].client_id} is too old to be told to reset")
+        ext = {
+            "topic": topic,
+            "group": group,
+            "timestamp": command.text("timestamp"),
+            "isForce": "true" if command.truth("isForce") else "false",
+        }
+        by_queue = self._by_queue(topic, offsets)
+        table = fastjson.encode(ResetOffsetBody(offset_table=by_queue))
+        rows = [
+            MessageQueueForC(
+                topic=topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=at
+            )
+            for queue, at in by_queue.items()
+        ]
+        listed = fastjson.encode(ResetOffsetBodyForC(offset_table=rows))
+        for member in members:
+            body = listed if member.language == LanguageCode.CPP else table
+            code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
+            self._parts.outbox.put(Tell(member.client, code, ext, body))

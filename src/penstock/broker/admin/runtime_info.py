@@ -1,0 +1,148 @@
+"""What a running broker tells about itself: figures, replication, the timer."""
+
+from penstock import __version__
+from penstock.broker.admin.replies import reply_from_pool, reply_with
+from penstock.broker.context import Parts
+from penstock.rpc.answers import Answer, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.router import Row
+from penstock.store.store import MessageStore
+from penstock.wire.bodies.client_bodies import KVTable
+from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
+from penstock.wire.codes import MASTER_ID, RequestCode
+
+PROTOCOL = "V5_4_0"
+"""The release of RocketMQ whose protocol is spoken, as tools print it."""
+
+# RocketMQ's pools of threads and their queues: nothing waits in one here. The capacities are
+# RocketMQ's own, because tools divide by them.
+_CAPACITIES = {
+    "send": 10_000,
+    "pull": 100_000,
+    "litePull": 100_000,
+    "query": 20_000,
+    "ack": 100_000,
+}
+_UNUSED = {
+    "EndTransactionQueueSize": "0",
+    "EndTransactionThreadPoolQueueCapacity": "100000",
+    "dispatchBehindBytes": "0",  # queue entries are written in the same call as the message
+    "dispatchMaxBuffer": "0",
+    "pageCacheLockTimeMills": "0",
+    "remainTransientStoreBufferNumbs": "2147483647",
+    "startAcceptSendRequestTimeStamp": "0",
+    # Times of single puts are not taken: asking the clock would cost more than the put.
+    "getMessageEntireTimeMax": "0",
+    "putLatency99": "0.00",
+    "putLatency999": "0.00",
+    "putMessageDistributeTime": "null",
+    "putMessageEntireTimeMax": "0",
+    "putMessageFailedTimes": "0",
+}
+"""Figures of machinery that we do not have, in RocketMQ's names."""
+
+
+class RuntimeHandlers:
+    """GET_BROKER_RUNTIME_INFO, GET_BROKER_HA_STATUS, GET_TIMER_…."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(RequestCode.GET_BROKER_RUNTIME_INFO, self.runtime_info),
+            Row(RequestCode.GET_BROKER_HA_STATUS, self.replication),
+            Row(RequestCode.GET_TIMER_CHECK_POINT, self.timer_checkpoint),
+            Row(RequestCode.GET_TIMER_METRICS, self.timer_metrics),
+        ]
+
+    def runtime_info(self, command: Command) -> Answer:
+        """All figures that tools print, as texts by name."""
+        parts = self._parts
+        store = parts.store
+        table = {
+            **_UNUSED,
+            **_pool_figures(),
+            **parts.stats.runtime(),
+            **_delay_figures(parts),
+            **parts.timers.runtime(command.now_ms),
+            "bootTimestamp": str(parts.started_ms),
+            "brokerActive": "true",
+            "brokerVersionDesc": PROTOCOL,
+            "commitLogMaxOffset": str(store.log.end),
+            "commitLogMinOffset": str(store.log.begin()),
+            "penstockVersion": __version__,
+            "remainHowManyDataToFlush": human_bytes(store.log.end - store.flusher.flushed()),
+            "runtime": human_duration(command.now_ms - parts.started_ms),
+        }
+        confirmed = store.confirmed
+        return reply_from_pool(
+            lambda: KVTable(
+                table=dict(sorted({**table, **_disk_figures(store, confirmed)}.items()))
+            )
+        )
+
+    def replication(self, command: Command) -> Answer:
+        """The replicas of this broker: none are connected."""
+        return reply_with(
+            HARuntimeInfo(
+                master=self._parts.settings.current.broker.id == MASTER_ID,
+                master_commit_log_max_offset=self._parts.store.log.end,
+            )
+        )
+
+    def timer_checkpoint(self, command: Command) -> Answer:
+        """How far the timer is."""
+        return Reply(body=self._parts.timers.checkpoint().pack())
+
+    def timer_metrics(self, command: Command) -> Answer:
+        """Messages that wait for their time, by topic."""
+        return reply_with(self._parts.timers.figures.wrapper())
+
+
+def human_bytes(count: int) -> str:
+    """A size as RocketMQ's tools print it: 1024 is 1.0 KiB."""
+    if count < 1024:
+        return f"{count} B"
+    exponent = (count.bit_length() - 1) // 10
+    return f"{count / (1 << 10 * exponent):.1f} {'KMGTPE'[exponent - 1]}iB"
+
+
+def human_duration(ms: int) -> str:
+    """A duration as RocketMQ's tools print it."""
+    minutes, seconds = divmod(max(ms, 0) // 1000, 60)
+    hours, minutes = divmod(minutes, 60)
+    days, hours = divmod(hours, 24)
+    return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
+
+
+def _pool_figures() -> dict[str, str]:
+    figures = {}
+    for name, capacity in _CAPACITIES.items():
+        figures[f"{name}ThreadPoolQueueSize"] = "0"
+        figures[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
+        figures[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+    return figures
+
+
+def _delay_figures(parts: Parts) -> dict[str, str]:
+    return {
+        f"scheduleMessageOffset_{level}": f"{offset},{end}"
+        for level, offset, end in parts.delay.waiting()
+    }
+
+
+def _disk_figures(store: MessageStore, confirmed: int) -> dict[str, str]:
+    """What only the disk knows; may wait for it."""
+    disk, layout = store.disk, store.layout
+    root, log = disk.space(layout.root), disk.space(layout.log)
+    begin = store.log.begin()
+    earliest_ms = store.lookup.store_ms(begin) if begin < confirmed else -1
+    total, free = human_bytes(root.used + root.free), human_bytes(root.free)
+    return {
+        "commitLogDirCapacity": f"Total : {total}, Free : {free}.",
+        "commitLogDiskRatio": str(log.percent / 100),
+        f"commitLogDiskRatio_{layout.log}": str(log.percent / 100),
+        "consumeQueueDiskRatio": str(disk.space(layout.queues).percent / 100),
+        "earliestMessageTimeStamp": str(earliest_ms),
+    }

@@ -1,0 +1,184 @@
+"""Topics by tools: create, change, delete, list."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from penstock.broker.admin.paging import page_names
+from penstock.broker.admin.replies import reply_with
+from penstock.broker.admin.slices import in_slices
+from penstock.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
+from penstock.broker.context import Parts
+from penstock.broker.topics import QUEUES_MAX
+from penstock.errors import InvalidParameter
+from penstock.rpc.answers import REGISTER_MS, Answer, InThread, Registered, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.router import Row
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import CreateTopicListRequestBody, TopicConfigAndQueueMapping
+from penstock.wire.bodies.client_bodies import TopicConfig, TopicList
+from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
+from penstock.wire.codes import (
+    PERM_PRIORITY,
+    PERM_TEMPLATE,
+    POP_RETRY_SEPARATOR_V1,
+    POP_RETRY_SEPARATOR_V2,
+    RETRY_TOPIC_PREFIX,
+    RequestCode,
+    ResponseCode,
+    topic_fault,
+)
+
+_PERM_MAX = PERM_TEMPLATE | PERM_PRIORITY
+_FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
+
+
+class TopicHandlers:
+    """UPDATE_AND_CREATE_TOPIC, DELETE_TOPIC_IN_BROKER, GET_ALL_TOPIC_CONFIG and their kin."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(RequestCode.UPDATE_AND_CREATE_TOPIC, self.create),
+            Row(RequestCode.UPDATE_AND_CREATE_TOPIC_LIST, self.create_several),
+            Row(RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC, self.refuse_static),
+            Row(RequestCode.DELETE_TOPIC_IN_BROKER, self.delete),
+            Row(RequestCode.GET_TOPIC_CONFIG, self.get),
+            Row(RequestCode.GET_ALL_TOPIC_CONFIG, self.get_all),
+            Row(RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER, self.list_system),
+        ]
+
+    def create(self, command: Command) -> Answer:
+        """Create a topic or change it; answered when that is on the disk and in the routes."""
+        wanted = TopicConfig(
+            topic_name=command.text("topic"),
+            read_queue_nums=command.i32("readQueueNums"),
+            write_queue_nums=command.i32("writeQueueNums"),
+            perm=command.i32("perm"),
+            topic_filter_type=command.text_or("topicFilterType", _FILTER_TYPES[0]),
+            topic_sys_flag=command.i32_or("topicSysFlag", 0),
+            order=command.truth("order"),
+            attributes=parse_changes(command.text_or("attributes")),
+        )
+        return self._put([wanted], command.now_ms)
+
+    def create_several(self, command: Command) -> Answer:
+        """As `create` for a list: all of it or, if one of them can't be, nothing."""
+        return self._put(
+            command.body_as(CreateTopicListRequestBody).topic_config_list, command.now_ms
+        )
+
+    def refuse_static(self, command: Command) -> Answer:
+        """Topics whose queues move between brokers."""
+        return Reply(
+            ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
+            remark=f"the topic {command.text_or('topic')} can't be static: this broker serves "
+            "ordinary topics only; create it with mqadmin updateTopic",
+        )
+
+    def delete(self, command: Command) -> Answer:
+        """Delete a topic: its config, the groups' progress on it, its queues and retry topics."""
+        topic = command.text("topic")
+        parts, now_ms = self._parts, command.now_ms
+        if not topic.strip():
+            raise InvalidParameter("the topic's name is blank")
+        self._refuse_system(topic)
+        retries = [
+            f"{RETRY_TOPIC_PREFIX}{group}{separator}{topic}"
+            for group in parts.offsets.groups_of_topic(topic)
+            for separator in (POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1)
+        ]
+        for name in (topic, *(retry for retry in retries if parts.topics.get(retry) is not None)):
+            for queue in parts.topics.delete(name, now_ms):
+                parts.holds.poke(queue)
+            parts.offsets.remove_topic(name, now_ms)
+        saves = [parts.persistence.save(t) for t in (parts.topics.table, parts.offsets.table)]
+        # A registration that was under way would bring the topic back after the tool has deleted
+        # it from the NameServers: it is over when the next one is.
+        return _after([*saves, parts.store.finish_removal], Registered(Reply, now_ms + REGISTER_MS))
+
+    def get(self, command: Command) -> Answer:
+        """One topic."""
+        config = self._parts.topics.need(command.text("topic"))
+        return reply_with(TopicConfigAndQueueMapping(**msgspec.structs.asdict(config)))
+
+    def get_all(self, command: Command) -> Answer:
+        """The whole table, or a page of it."""
+        table = self._parts.topics.table
+        names = page_names(
+            command, table.topics, table.version, first="topicSeq", most="maxTopicNum"
+        )
+        topics = dict(table.topics) if names is None else {n: table.topics[n] for n in names}
+        body = TopicConfigAndMappingSerializeWrapper(
+            topic_config_table=topics, data_version=table.version
+        )
+        ext = {"totalTopicNum": str(len(table.topics))}
+        # In the pool, for it may be large: 10,000 topics are 2 MB.
+        return InThread(lambda: fastjson.encode(body), lambda data: Reply(ext=ext, body=data))
+
+    def list_system(self, command: Command) -> Answer:
+        """Names of the topics that belong to the broker's machinery."""
+        return reply_with(TopicList(topic_list=self._parts.topics.system_names()))
+
+    def _put(self, wanted: list[TopicConfig], now_ms: int) -> Answer:
+        configs: list[TopicConfig] = []
+        return in_slices(
+            wanted,
+            lambda config: configs.append(self._checked(config)),
+            lambda: self._put_checked(configs, now_ms),
+        )
+
+    def _put_checked(self, configs: list[TopicConfig], now_ms: int) -> Answer:
+        topics = self._parts.topics
+        changed = [config for config in configs if config != topics.get(config.topic_name)]
+        names = tuple(config.topic_name for config in configs)
+        known = Registered(Reply, now_ms + REGISTER_MS, names)
+        if not changed:  # but whoever made them may still wait for the NameServers
+            return known
+        return in_slices(
+            changed,
+            lambda config: topics.put(config, now_ms),
+            lambda: _after([self._parts.persistence.save(topics.table)], known),
+        )
+
+    def _checked(self, wanted: TopicConfig) -> TopicConfig:
+        """The topic as it would be, with its attributes changed; raises InvalidParameter."""
+        fault = topic_fault(wanted.topic_name)
+        if fault is not None:
+            raise InvalidParameter(fault)
+        self._refuse_system(wanted.topic_name)
+        for kind, count in (("read", wanted.read_queue_nums), ("write", wanted.write_queue_nums)):
+            if count < 0:
+                raise InvalidParameter(f"the topic can't have {count} queues to {kind}")
+            if count > QUEUES_MAX:
+                raise InvalidParameter.over(
+                    f"too many queues to {kind}", figure=count, limit=QUEUES_MAX, unit="queues"
+                )
+        if not 0 <= wanted.perm <= _PERM_MAX:
+            raise InvalidParameter(
+                f"the permission {wanted.perm} is none: 6 is read and write, 4 read, 2 write"
+            )
+        if wanted.topic_filter_type not in _FILTER_TYPES:
+            raise InvalidParameter(f"the filter type {wanted.topic_filter_type!r} is unknown")
+        existing = self._parts.topics.get(wanted.topic_name)
+        current = existing.attributes if existing is not None else None
+        attributes = alter(TOPIC_ATTRIBUTES, current, wanted.attributes)
+        return msgspec.structs.replace(wanted, attributes=attributes)
+
+    def _refuse_system(self, topic: str) -> None:
+        if self._parts.topics.is_system(topic):
+            raise InvalidParameter(
+                f"the topic {topic} is a system topic: it can't be changed or deleted"
+            )
+
+
+def _after(steps: list[Callable[[], None]], then: Answer) -> InThread:
+    """This answer, once all steps are done in the pool."""
+
+    def work() -> None:
+        for step in steps:
+            step()
+
+    return InThread(work, lambda _: then)

@@ -1,0 +1,1 @@
+"""Authentication and authorization: users, access lists, the permission of each request."""

@@ -1,0 +1,1 @@
+"""Connected clients, groups, heartbeats, consumer offsets, queue locks and assignment."""

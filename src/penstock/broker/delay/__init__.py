@@ -1,0 +1,1 @@
+"""Delay levels, timed messages and recall."""

@@ -1,0 +1,1 @@
+"""Filters by SQL92 expression: parsing, evaluation, filtered reads."""

@@ -1,0 +1,1 @@
+"""POP consumption: checkpoints, acknowledgements, invisible time, revive."""

@@ -1,0 +1,214 @@
+"""Request-reply: what a consumer answers is handed on to the producer that asked.
+
+The asking producer waits, and its client id stands in the request (REPLY_TO_CLIENT). The consumer
+sends its reply with a code of its own (SEND_REPLY_MESSAGE). It is stored as any message, and pushed
+to the newest connection of that client; what the client says to it is the answer to the consumer.
+"""
+
+import logging
+from typing import Final
+
+from penstock.broker.context import Parts
+from penstock.errors import Refused
+from penstock.metrics import Registry
+from penstock.rpc.answers import Answer, Encoded, Relay, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.router import Row
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.store.put import PUT_OK
+from penstock.wire.codes import (
+    DEFAULT_REGION,
+    PROPERTY_MSG_REGION,
+    PROPERTY_PUSH_REPLY_TIME,
+    PROPERTY_REPLY_TO_CLIENT,
+    PROPERTY_TRACE_ON,
+    SYS_TRANSACTION_MASK,
+    RequestCode,
+    ResponseCode,
+)
+from penstock.wire.message import decode_host, decode_properties, encode_host, encode_properties
+from penstock.wire.message_ids import encode_offset_id
+from penstock.wire.output import response
+from penstock.wire.record import Record
+
+log = logging.getLogger(__name__)
+
+PUSH_MS: Final = 10_000
+"""How long the client that asked may take to say that it has the reply."""
+_LETTERS: Final = {
+    "a": "producerGroup",
+    "b": "topic",
+    "c": "defaultTopic",
+    "d": "defaultTopicQueueNums",
+    "e": "queueId",
+    "f": "sysFlag",
+    "g": "bornTimestamp",
+    "h": "flag",
+    "i": "properties",
+    "j": "reconsumeTimes",
+    "k": "unitMode",
+}
+_TEXTS: Final = ("producerGroup", "topic", "defaultTopic")
+_NUMBERS: Final = ("defaultTopicQueueNums", "queueId", "sysFlag", "flag")
+_OPTIONAL: Final = ("reconsumeTimes", "unitMode")
+
+
+class Replies:
+    """Hands replies on; `host` is the broker's address as messages note it."""
+
+    def __init__(self, parts: Parts, host: bytes) -> None:
+        self._parts = parts
+        self._host = host
+        self._record = Record()
+        self._complained = False
+        self.taken = 0
+        self.handed_on = 0
+        self.not_stored = 0
+
+    def rows(self) -> list[Row]:
+        return [
+            Row(RequestCode.SEND_REPLY_MESSAGE, self.take),
+            Row(RequestCode.SEND_REPLY_MESSAGE_V2, self.take),
+        ]
+
+    def add_metrics(self, registry: Registry) -> None:
+        registry.counter(
+            "penstock_replies_total", "Replies that consumers sent.", read=lambda: self.taken
+        )
+        registry.counter(
+            "penstock_replies_handed_on_total",
+            "Replies that the client that asked has taken.",
+            read=lambda: self.handed_on,
+        )
+        registry.counter(
+            "penstock_replies_not_stored_total",
+            "Replies that could not be stored.",
+            read=lambda: self.not_stored,
+        )
+
+    def take(self, command: Command) -> Answer:
+        """Store a reply, and ask its requester to take it."""
+        header = _header(command)
+        parts, now_ms = self._parts, command.now_ms
+        queue = parts.topics.admit(
+            header.text("topic"),
+            header.i32("queueId"),
+            template=header.text("defaultTopic"),
+            template_queues=header.i32("defaultTopicQueueNums"),
+            now_ms=now_ms,
+        )
+        properties = decode_properties(header.text_or("properties").encode())
+        push = self._pushed_header(header, command, properties)
+        self.taken += 1
+        answer = self._put(header, command, queue)
+        requester = properties.get(PROPERTY_REPLY_TO_CLIENT)
+        member = parts.clients.find_producer(requester) if requester else None
+        if member is None:
+            raise Refused(
+                f"the reply can't be handed on: {_who_is_missing(requester)}",
+                hint="the asking producer is gone, or has not sent this broker a heartbeat yet",
+            )
+        late = Reply(
+            ResponseCode.SYSTEM_ERROR,
+            remark=f"the reply can't be handed on: {requester} did not take it",
+        )
+
+        def then(taken: Reply) -> Answer:
+            if taken.code != ResponseCode.SUCCESS:
+                return late
+            self.handed_on += 1
+            return answer
+
+        return Relay(
+            member.client,
+            RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
+            push,
+            command.body,
+            then,
+            now_ms + PUSH_MS,
+            late,
+        )
+
+    def _pushed_header(
+        self, header: Command, command: Command, properties: dict[str, str]
+    ) -> dict[str, str]:
+        """What the requester is told with the body; its client refuses a reply without these."""
+        now = str(command.now_ms)
+        ext = {name: header.text(name) for name in _TEXTS}
+        ext |= {name: str(header.i32(name)) for name in _NUMBERS}
+        ext |= {name: header.ext[name] for name in _OPTIONAL if name in header.ext}
+        ext["bornTimestamp"] = str(header.i64("bornTimestamp"))
+        ext["bornHost"] = command.peer
+        ext["storeHost"] = decode_host(self._host)
+        ext["storeTimestamp"] = now
+        noted = {**properties, PROPERTY_PUSH_REPLY_TIME: now}
+        ext["properties"] = encode_properties(noted).decode()
+        return ext
+
+    def _put(self, header: Command, command: Command, queue: ConsumeQueue) -> Answer:
+        """Store the reply where that is wanted; gives the answer for when it is handed on.
+
+        The requester waits now and perhaps never again, so it gets even what can't be stored.
+        """
+        ext = {"msgId": "0", "queueId": str(queue.queue_id), "queueOffset": "0"}
+        settings = self._parts.settings.current.broker
+        if settings.region != DEFAULT_REGION:
+            ext[PROPERTY_MSG_REGION] = settings.region
+        if not settings.trace_on:  # a client that is told nothing may trace
+            ext[PROPERTY_TRACE_ON] = "false"
+        waits = False
+        if settings.store_replies and self._store(header, command, queue):
+            path = self._parts.store.path
+            port = int.from_bytes(self._host[-4:], "big")
+            ext["msgId"] = encode_offset_id(self._host[:-4], port, path.offset)
+            ext["queueOffset"] = str(path.queue_offset)
+            waits = path.flusher.group_commit and self._record.marks.wait
+        if command.oneway:
+            return None
+        if not waits:
+            return Reply(ext=ext)
+        # Late is as good: the requester has its reply, whether the copy is on the disk or not.
+        data = response(0, command.opaque, command.encoding, ext=ext)
+        return Encoded(data, data, self._parts.store.log.end)
+
+    def _store(self, header: Command, command: Command, queue: ConsumeQueue) -> bool:
+        record, parts = self._record, self._parts
+        record.body_bytes_max = parts.settings.current.store.body_bytes_max
+        record.fill(queue.topic, command.body, header.text_or("properties").encode())
+        record.queue_id = queue.queue_id
+        record.flag = header.i32("flag")
+        record.sys_flag = header.i32("sysFlag") & ~SYS_TRANSACTION_MASK
+        record.born_ms = header.i64("bornTimestamp")
+        record.born_host = encode_host(command.peer)
+        record.store_host = self._host
+        record.reconsume_times = header.i32_or("reconsumeTimes", 0)
+        path = parts.store.path
+        status = path.check(record)
+        if status == PUT_OK:
+            status = path.put_in(record, queue, command.now_ms)
+        record.release()
+        stored = status == PUT_OK
+        if not stored:
+            self.not_stored += 1
+            if not self._complained:  # a full disk would fill the log as well
+                log.warning(
+                    "replies to %s can't be stored: %s",
+                    header.text("topic"),
+                    parts.copies.fault(status),
+                )
+        self._complained = not stored
+        return stored
+
+
+def _header(command: Command) -> Command:
+    """The fields of a send by their long names."""
+    if command.code == RequestCode.SEND_REPLY_MESSAGE_V2:
+        ext = {_LETTERS[name]: text for name, text in command.ext.items() if name in _LETTERS}
+        return Command(command.code, ext)
+    return Command(command.code, dict(command.ext))
+
+
+def _who_is_missing(requester: str | None) -> str:
+    if not requester:
+        return f"its property {PROPERTY_REPLY_TO_CLIENT} is missing"
+    return f"the client {requester} is not connected here"

@@ -1,0 +1,1 @@
+"""Messages that consumers send back: retry topics and dead letters."""

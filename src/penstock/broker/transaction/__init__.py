@@ -1,0 +1,1 @@
+"""Transactional messages: half messages, commit and rollback, check-back."""

@@ -1,0 +1,1 @@
+"""`penstock demo`: messages that survive a killed broker, then two pipelines on Spark."""

@@ -1,0 +1,48 @@
+"""`penstock demo`: a broker that loses nothing when it is killed, then pipelines on Spark."""
+
+import importlib.util
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+import click
+
+from penstock.cli.demo.kill_demo import broker
+from penstock.cli.demo.pipeline_demo import pipeline
+
+
+@click.group(invoke_without_command=True)
+@click.pass_context
+def demo(context: click.Context) -> int:
+    """Show what Penstock does. Without a part: both, one after the other."""
+    context.with_resource(_sigterm_ends())
+    if context.invoked_subcommand is not None:
+        return 0
+    code = int(context.invoke(broker))
+    if code:
+        return code
+    if importlib.util.find_spec("pyspark") is None:
+        print("the second part, a pipeline, needs Spark: pip install 'penstock[spark]'")
+        return 0
+    print()
+    return int(context.invoke(pipeline))
+
+
+@contextmanager
+def _sigterm_ends() -> Iterator[None]:
+    """SIGTERM ends this process as Ctrl-C does: with its brokers and its temporary files."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+demo.add_command(broker)
+demo.add_command(pipeline)

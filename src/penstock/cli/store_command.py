@@ -1,0 +1,177 @@
+"""`penstock store …`: look into a store's files. Read-only, also on a live or a damaged store."""
+
+import sys
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from penstock.store.tools.inspection import StoreFiles
+    from penstock.store.tools.problem import Problem
+
+F = TypeVar("F", bound=Callable[..., Any])
+DAMAGED = 2
+
+
+@click.group(no_args_is_help=True)
+def store() -> None:
+    """Look into a store's files. Nothing is written or locked: a live store does not notice.
+
+    Damaged stores are welcome. DIR is the directory that holds commitlog/.
+    """
+
+
+def _on_a_store(command: F) -> F:
+    """The argument and options that all of them have."""
+    options = (
+        click.argument("directory", metavar="DIR", type=click.Path(path_type=Path)),
+        click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text."),
+        click.option("--segment-bytes", type=int, default=0, help="Size of a log file, if known."),
+        click.option("--queue-entries", type=int, default=0, help="Entries of a queue file."),
+        click.option("--index-slots", type=int, default=0, help="Slots of an index file."),
+        click.option("--index-entries", type=int, default=0, help="Entries of an index file."),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
+
+
+_progress = click.option(
+    "--progress/--no-progress", default=None, help="Show bars (default: on a terminal)."
+)
+
+
+@store.command(short_help="What a store holds, and how it was left.")
+@_on_a_store
+@click.option("--exact", is_flag=True, help="Count the records by walking the whole log.")
+@_progress
+def stat(directory: Path, as_json: bool, exact: bool, progress: bool | None, **sizes: int) -> None:
+    """What a store holds: log, queues, index, checkpoint, how it was left."""
+    from penstock.cli.terminal import progress_bars, say_if_uncompiled
+    from penstock.store.tools.survey import survey
+
+    files = _open(directory, sizes)
+    if exact:
+        say_if_uncompiled()
+    with progress_bars(progress) as tell:
+        figures = survey(files, exact=exact, progress=tell)
+    if as_json:
+        _print_json(figures)
+    else:
+        from penstock.cli.store_text import print_figures
+
+        print_figures(figures)
+
+
+@store.command(short_help="Check every record, queue entry and index entry.")
+@_on_a_store
+@click.option("--limit", type=int, default=50, show_default=True, help="Problems to print at most.")
+@_progress
+def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **sizes: int) -> int:
+    """Check every record, queue entry and index entry. Exit code 0: good, 2: damaged.
+
+    The torn tail of a crashed or live store is a note and not damage: recovery cuts it.
+    """
+    from penstock.cli.terminal import progress_bars, say_if_uncompiled
+    from penstock.store.tools.verify import Verification
+
+    files = _open(directory, sizes)
+    say_if_uncompiled()
+    problems: list[Problem] = []
+    unprinted = 0
+    with progress_bars(progress) as tell:
+        verification = Verification(files, tell)
+        for problem in verification.run():
+            if len(problems) < limit:
+                problems.append(problem)
+            else:
+                unprinted += 1
+    totals = verification.totals
+    if as_json:
+        _print_json(
+            {
+                "good": not totals.damage,
+                "totals": totals,
+                "problems": problems,
+                "unprinted": unprinted,
+            }
+        )
+    else:
+        from penstock.cli.store_text import print_verification
+
+        print_verification(files, totals, problems, unprinted)
+    return DAMAGED if totals.damage else 0
+
+
+@store.command(short_help="Print messages, by queue, place or key.")
+@_on_a_store
+@click.option("--topic", help="Only messages of this topic.")
+@click.option("--queue", "queue_id", type=int, help="Only messages of this queue of the topic.")
+@click.option("--from", "offset", type=int, help="Begin at this queue offset.")
+@click.option("--at", "physical", type=int, help="Begin at this offset of the log.")
+@click.option("--key", help="Messages of the topic with this key or unique id, newest first.")
+@click.option("--count", type=int, default=10, show_default=True, help="At most; 0 for all.")
+@click.option("--bodies", is_flag=True, help="Show bodies, as text or else as hex.")
+@click.option("--body-bytes", type=int, default=400, show_default=True, help="Cut bodies here.")
+@click.option("--salvage", is_flag=True, help="Walk the log and pass over what is damaged.")
+def dump(
+    directory: Path, as_json: bool, topic: str | None, queue_id: int | None, offset: int | None,
+    physical: int | None, key: str | None, count: int, bodies: bool, body_bytes: int,
+    salvage: bool, **sizes: int,
+) -> int:  # fmt: skip
+    """Print messages: of a queue, of a topic, from a place of the log, or by key.
+
+    What can't be read is told on stderr, and the exit code is then 2.
+    """
+    from penstock.cli import store_text
+    from penstock.store.tools import dump as find
+
+    if (queue_id is not None or key or offset is not None) and not topic:
+        raise click.UsageError("--queue, --from and --key need --topic")
+    files = _open(directory, sizes)
+    if key and topic:
+        found = find.find_key(files, topic, key)
+    elif topic and physical is None and not salvage:
+        if queue_id is None:
+            found = find.walk_topic(files, topic, offset)
+        else:
+            found = find.walk_queue(files, topic, queue_id, offset)
+    else:
+        found = find.walk_log(files, physical or 0, salvage=salvage)
+    wanted = (
+        f
+        for f in found
+        if f.message is None
+        or (topic in (None, f.message.topic) and queue_id in (None, f.message.queue_id)
+            and (offset is None or f.message.queue_offset >= offset))
+    )  # fmt: skip
+    bad = 0
+    for one in islice(wanted, count or None):
+        if one.message is None:
+            bad += 1
+            where = f"log offset {one.offset}: " if one.offset >= 0 else ""
+            print(f"penstock: {where}{one.problem}", file=sys.stderr)
+        elif as_json:
+            _print_json(store_text.as_dict(one.message, bodies=bodies, cut_bytes=body_bytes))
+        else:
+            store_text.print_message(one.message, bodies=bodies, cut_bytes=body_bytes)
+    return DAMAGED if bad else 0
+
+
+def _open(directory: Path, sizes: dict[str, int]) -> "StoreFiles":
+    from penstock.store.tools.inspection import SizeHints, StoreFiles
+
+    hints = SizeHints(
+        sizes["segment_bytes"], sizes["queue_entries"], sizes["index_slots"],
+        sizes["index_entries"],
+    )  # fmt: skip
+    return StoreFiles(directory, hints)
+
+
+def _print_json(value: object) -> None:
+    import msgspec
+
+    sys.stdout.write(msgspec.json.encode(value).decode() + "\n")

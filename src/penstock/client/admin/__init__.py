@@ -1,0 +1,1 @@
+"""Administration of a cluster through its protocol."""

@@ -1,0 +1,273 @@
+"""A topic's messages by time, over all queues: oldest or newest first, a page at a time.
+
+Each queue is read in small pieces and only as far as the page needs, so a page costs a few pulls
+per queue however long the topic is. Queues are read as RocketMQ's tools do: as the group
+TOOLS_CONSUMER, which keeps no progress.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from penstock.client.admin.admin_core import AdminCore
+from penstock.client.admin.admin_values import MessagePage
+from penstock.client.consumer.offset_store import broker_of, offset_in
+from penstock.client.consumer.pull_loop import PULL_ANSWERS
+from penstock.client.consumer.subscription import SQL92, Subscription
+from penstock.client.received_message import ReceivedMessage, decode_records
+from penstock.errors import HeaderError
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import CheckClientRequestBody, MessageQueue
+from penstock.wire.codes import (
+    GROUP_TOOLS_CONSUMER,
+    PULL_SUBSCRIPTION,
+    PULL_SUSPEND,
+    RequestCode,
+    ResponseCode,
+)
+
+PIECE = 32
+HOLD_MS = 15_000
+"""More than a wait that a broker may take to answer: Apache's look every 5 s what is due."""
+_OFFSET_MAX = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What lies in a queue from an offset on, and where to read on."""
+
+    messages: list[ReceivedMessage]
+    next_offset: int
+    min_offset: int
+    max_offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Which messages are wanted: stored from `since_ms` to `until_ms`, both included."""
+
+    since_ms: int | None
+    until_ms: int | None
+    newest_first: bool
+
+
+class QueueView:
+    """Reading queues without being one of their consumers; queues are as servers know them."""
+
+    def __init__(self, core: AdminCore, group: str = GROUP_TOOLS_CONSUMER) -> None:
+        self._core = core
+        self._session = core.session
+        self._group = group
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        count_max: int,
+        wanted: Subscription,
+        *,
+        wait_ms: int = 0,
+    ) -> Pulled:
+        """What a filter takes of the messages from an offset on; may wait for some."""
+        fields = {
+            "consumerGroup": self._group,
+            "topic": queue.topic,
+            "queueId": str(queue.queue_id),
+            "queueOffset": str(offset),
+            "maxMsgNums": str(count_max),
+            "sysFlag": str(PULL_SUBSCRIPTION | (PULL_SUSPEND if wait_ms else 0)),
+            "commitOffset": "0",
+            "suspendTimeoutMillis": str(wait_ms),
+            "subscription": wanted.expression,
+            "subVersion": str(wanted.version),
+            "expressionType": wanted.kind,
+        }
+        peer = await broker_of(self._session, queue)
+        answer = await self._core.ask(
+            peer.address,
+            RequestCode.PULL_MESSAGE,
+            fields,
+            good=PULL_ANSWERS,
+            timeout_ms=wait_ms + (HOLD_MS if wait_ms else self._session.options.timeout_ms),
+        )
+        numbers = [
+            _number(answer.ext, name) for name in ("nextBeginOffset", "minOffset", "maxOffset")
+        ]
+        messages: list[ReceivedMessage] = []
+        if answer.code == ResponseCode.SUCCESS:
+            messages = decode_records(
+                answer.body,
+                queue.broker_name,
+                namespace=self._session.options.namespace,
+                received_ms=self._session.clock.now_ms(),
+                tags=wanted.tag_bytes,
+            )
+        return Pulled(messages, *numbers)
+
+    async def check_filter(self, wanted: Subscription) -> None:
+        """Raise BadFilter for an expression that brokers do not understand.
+
+        A pull does not tell: there Apache's broker takes a broken expression for one that takes
+        everything.
+        """
+        if wanted.kind != SQL92:
+            return
+        route = await self._session.route(wanted.topic)
+        body = CheckClientRequestBody(
+            client_id=self._session.client_id, group=self._group, subscription_data=wanted.data()
+        )
+        address = self._session.broker(route.brokers[0]).address
+        await self._core.ask(address, RequestCode.CHECK_CLIENT_CONFIG, {}, fastjson.encode(body))
+
+    async def min_offset(self, queue: MessageQueue) -> int:
+        """The offset of the first message that is still there."""
+        return await self._offset(RequestCode.GET_MIN_OFFSET, queue)
+
+    async def max_offset(self, queue: MessageQueue) -> int:
+        """The offset of the next message to be written."""
+        return await self._offset(RequestCode.GET_MAX_OFFSET, queue)
+
+    async def offset_at(self, queue: MessageQueue, at_ms: int) -> int:
+        """The first offset stored at a moment or later; the next to be written if there is none."""
+        return await self._offset(
+            RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, queue, {"timestamp": str(at_ms)}
+        )
+
+    async def _offset(
+        self, code: int, queue: MessageQueue, more: dict[str, str] | None = None
+    ) -> int:
+        fields = {"topic": queue.topic, "queueId": str(queue.queue_id), **(more or {})}
+        peer = await broker_of(self._session, queue)
+        return offset_in((await self._core.ask(peer.address, code, fields)).ext)
+
+
+class _Reader:
+    """One queue, piece by piece, forwards or backwards.
+
+    `place` is where the next piece begins, backwards where it ends.
+    """
+
+    def __init__(self, view: QueueView, queue: MessageQueue, wanted: Subscription, span: Span):
+        self.queue = queue
+        self._view = view
+        self._wanted = wanted
+        self._span = span
+        self._pieces: deque[ReceivedMessage] = deque()
+        self._over = False
+        self.place = 0
+
+    async def begin(self, place: int | None) -> None:
+        """Find where to begin: where a page before this one has ended, else by the span."""
+        span = self._span
+        if place is not None:
+            self.place = place
+        elif span.newest_first:
+            self.place = await self._end(span.until_ms)
+        elif span.since_ms is not None:
+            self.place = await self._view.offset_at(self.queue, span.since_ms)
+        else:
+            self.place = await self._view.min_offset(self.queue)
+
+    async def head(self) -> ReceivedMessage | None:
+        """The next message; it stays the next until it is taken."""
+        while not self._pieces and not self._over:
+            if self._span.newest_first:
+                await self._read_back()
+            else:
+                await self._read_on()
+        return self._pieces[0] if self._pieces else None
+
+    def take(self) -> None:
+        """Done with the next message."""
+        self._pieces.popleft()
+
+    @property
+    def resume(self) -> int | None:
+        """The place for the page after this one; None if there is nothing more."""
+        if self._pieces:
+            return self._pieces[0].queue_offset + self._span.newest_first
+        return None if self._over else self.place
+
+    async def _end(self, until_ms: int | None) -> int:
+        if until_ms is None:
+            return await self._view.max_offset(self.queue)
+        return await self._view.offset_at(self.queue, until_ms + 1)
+
+    async def _read_on(self) -> None:
+        pulled = await self._view.pull(self.queue, self.place, PIECE, self._wanted)
+        until_ms = self._span.until_ms
+        for message in pulled.messages:
+            if until_ms is not None and message.store_ms > until_ms:
+                self._over = True
+                break
+            self._pieces.append(message)
+        stands = pulled.next_offset <= self.place
+        self.place = pulled.next_offset
+        self._over = self._over or stands or self.place >= pulled.max_offset
+
+    async def _read_back(self) -> None:
+        end = self.place
+        begin = at = max(end - PIECE, 0)
+        floor = 0
+        found: list[ReceivedMessage] = []
+        while at < end:
+            pulled = await self._view.pull(self.queue, at, end - at, self._wanted)
+            floor = pulled.min_offset
+            found += [message for message in pulled.messages if message.queue_offset < end]
+            if pulled.next_offset <= at:
+                break
+            at = pulled.next_offset
+        since_ms = self._span.since_ms
+        for message in reversed(found):
+            if since_ms is not None and message.store_ms < since_ms:
+                self._over = True
+                break
+            self._pieces.append(message)
+        self.place = begin
+        self._over = self._over or begin <= floor
+
+
+async def read_page(
+    core: AdminCore,
+    queues: Sequence[MessageQueue],
+    wanted: Subscription,
+    span: Span,
+    count_max: int,
+    resume: dict[MessageQueue, int] | None,
+) -> MessagePage:
+    """The next messages of all queues by the time they were stored."""
+    chosen = [queue for queue in queues if resume is None or queue in resume]
+    view = QueueView(core)
+    await view.check_filter(wanted)
+    readers = [_Reader(view, queue, wanted, span) for queue in chosen]
+    await core.for_each(readers, lambda r: r.begin(resume[r.queue] if resume else None))
+    sign = -1 if span.newest_first else 1
+    heads = await core.for_each(readers, _Reader.head)
+    heap = [
+        (sign * message.store_ms, number, message)
+        for number, message in enumerate(heads)
+        if message is not None
+    ]
+    heapq.heapify(heap)
+    messages: list[ReceivedMessage] = []
+    while heap and len(messages) < count_max:
+        _, number, message = heap[0]
+        messages.append(message)
+        reader = readers[number]
+        reader.take()
+        following = await reader.head() if len(messages) < count_max else None
+        if following is None:
+            heapq.heappop(heap)
+        else:
+            heapq.heapreplace(heap, (sign * following.store_ms, number, following))
+    left = {reader.queue: at for reader in readers if (at := reader.resume) is not None}
+    bare = {core.bare_queue(queue): at for queue, at in left.items()}
+    return MessagePage(tuple(messages), bare or None)
+
+
+def _number(ext: Mapping[str, str], name: str) -> int:
+    text = ext.get(name, "")
+    if not text.isdecimal() or int(text[:20]) > _OFFSET_MAX:
+        raise HeaderError(f"a pull's answer whose {name} is {text[:40]!r}")
+    return int(text)

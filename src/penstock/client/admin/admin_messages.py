@@ -1,0 +1,424 @@
+"""Messages: found by id, key, place or time; what became of them; given to consumers once more."""
+
+import contextlib
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from datetime import datetime
+from typing import Literal
+
+from penstock.client.admin.admin_browse import QueueView, Span, read_page
+from penstock.client.admin.admin_core import Found, moment_ms
+from penstock.client.admin.admin_follow import Follower, StartAt
+from penstock.client.admin.admin_groups import GroupAdmin
+from penstock.client.admin.admin_members import RELAY_MS
+from penstock.client.admin.admin_values import DirectResult, MessagePage, Track, TrackState
+from penstock.client.consumer.subscription import Subscription
+from penstock.client.messages import SendReceipt, SendStatus
+from penstock.client.received_message import ReceivedMessage, decode_records
+from penstock.errors import ConsumerNotOnline, HeaderError, InvalidParameter, PenstockError
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import ConsumeMessageDirectlyResult
+from penstock.wire.bodies.client_bodies import MessageQueue
+from penstock.wire.codes import (
+    DLQ_TOPIC_PREFIX,
+    EXT_UNIQUE_KEY_QUERY,
+    GROUP_INNER_PRODUCER,
+    GROUP_TOOLS_CONSUMER,
+    PROPERTY_BUYER_ID,
+    PROPERTY_DLQ_ORIGIN_TOPIC,
+    PROPERTY_INSTANCE_ID,
+    PROPERTY_KEYS,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_RETRY_TOPIC,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    RESERVED_PROPERTIES,
+    RETRY_TOPIC_PREFIX,
+    SYS_COMPRESSED,
+    SYS_COMPRESSION_MASK,
+    TOPIC_AUTO_CREATE,
+    RequestCode,
+    ResponseCode,
+    is_system_group,
+)
+from penstock.wire.message import encode_properties
+from penstock.wire.message_ids import decode_offset_id
+
+LONG_MAX = 2**63 - 1
+FOUND_MAX = 64
+"""Messages of one look-up by key, unless more are asked for; brokers give 64 by default, too."""
+
+_FOUND = (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND)
+_THERE = (ResponseCode.SUCCESS, ResponseCode.SYSTEM_ERROR)
+_KEPT = {
+    PROPERTY_KEYS,
+    PROPERTY_TAGS,
+    PROPERTY_UNIQ_KEY,
+    PROPERTY_ORIGIN_MESSAGE_ID,
+    PROPERTY_INSTANCE_ID,
+    PROPERTY_BUYER_ID,
+}
+"""RocketMQ's own properties that a message sent again still has; the others told of its past."""
+
+
+class MessageAdmin(GroupAdmin):
+    """The part of `AsyncAdmin` about single messages."""
+
+    # --- finding
+
+    async def find_message(self, topic: str, message_id: str) -> ReceivedMessage | None:
+        """A message by an id of either kind; None if it is not (or no longer) there."""
+        return await self.message_by_unique_id(topic, message_id) or (
+            await self.message_by_offset_id(message_id, topic=topic)
+            if _is_offset_id(message_id)
+            else None
+        )
+
+    async def message_by_unique_id(
+        self, topic: str, unique_id: str, *, since: datetime | None = None
+    ) -> ReceivedMessage | None:
+        """A message by the id that its producer gave it; of several the last.
+
+        None if it is not (or no longer) there: raises if that is unknown, because a broker that may
+        have it can't be asked.
+        """
+        found = await self._by_key(topic, unique_id, since, None, FOUND_MAX, unique=True)
+        messages = [message for message in _sorted(found) if message.unique_id == unique_id]
+        if not messages and found.problem is not None:
+            raise found.problem
+        return messages[-1] if messages else None
+
+    async def message_by_offset_id(
+        self, offset_id: str, *, topic: str | None = None
+    ) -> ReceivedMessage | None:
+        """A message by the id that its broker gave it. Brokers that check rights want the topic."""
+        place = decode_offset_id(offset_id)
+        host = f"[{place.host}]" if ":" in place.host else place.host
+        brokers = await self.brokers()
+        # The id has the broker's address as it sees itself; NameServers may know a name instead.
+        asked = [b for b in brokers if b.address == f"{host}:{place.port}"] or brokers
+        fields = {"offset": str(place.offset)}
+        if topic is not None:
+            fields["topic"] = self.session.name(topic)
+        found = await self.ask_each(asked, RequestCode.VIEW_MESSAGE_BY_ID, fields, good=_THERE)
+        for broker, answer in found.items:
+            if answer.code == ResponseCode.SUCCESS and answer.body:
+                for message in self._decode(answer.body, broker.name):
+                    if message.offset_id == offset_id.upper():
+                        return message
+        if found.problem is not None:
+            raise found.problem
+        return None
+
+    async def messages_by_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        count_max: int = FOUND_MAX,
+    ) -> list[ReceivedMessage]:
+        """Messages with a key, oldest first; each broker gives its newest `count_max`."""
+        found = await self._by_key(topic, key, since, until, count_max, unique=False)
+        return [message for message in _sorted(found) if key in message.keys]
+
+    async def message_at(self, queue: MessageQueue, offset: int) -> ReceivedMessage | None:
+        """The message at a place of a queue; None if it is not (or no longer) there."""
+        full = self.full_queue(queue)
+        pulled = await QueueView(self).pull(full, offset, 1, Subscription(full.topic))
+        return next((m for m in pulled.messages if m.queue_offset == offset), None)
+
+    async def browse(
+        self,
+        topic: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        tags: str = "*",
+        sql: str | None = None,
+        queue: MessageQueue | None = None,
+        newest_first: bool = False,
+        count_max: int = FOUND_MAX,
+        resume: Mapping[MessageQueue, int] | None = None,
+    ) -> MessagePage:
+        """Messages of a topic by the time they were stored, from all queues or one.
+
+        `resume` of a page gives the next one, with the same arguments otherwise.
+        """
+        name = self.session.name(topic)
+        if queue is not None:
+            queues = [self.full_queue(queue)]
+        else:
+            route = await self.route(topic)
+            queues = [
+                MessageQueue(name, data.broker_name, number)
+                for data in route.data.queue_datas
+                for number in range(data.read_queue_nums)
+            ]
+        span = Span(
+            None if since is None else moment_ms(since),
+            None if until is None else moment_ms(until),
+            newest_first,
+        )
+        return await read_page(
+            self,
+            sorted(queues),
+            Subscription.of(name, tags, sql, version=0),
+            span,
+            count_max,
+            None if resume is None else {self.full_queue(q): at for q, at in resume.items()},
+        )
+
+    async def follow(
+        self,
+        topic: str,
+        *,
+        start_at: StartAt = "last",
+        tags: str = "*",
+        sql: str | None = None,
+        group: str = GROUP_TOOLS_CONSUMER,
+    ) -> AsyncGenerator[ReceivedMessage, None]:
+        """Messages of a topic as they come, without end and without being one of its consumers.
+
+        Those of a queue are in order; nobody's progress changes. `group` is whom brokers are told,
+        for those that check rights.
+        """
+        name = self.session.name(topic)
+        wanted = Subscription.of(name, tags, sql, version=0)
+        # RocketMQ's own group is in no namespace: there it would be a new group of that name.
+        named = group if is_system_group(group) else self.session.name(group)
+        follower = Follower(self, wanted, start_at, named)
+        async with contextlib.aclosing(follower.messages()) as messages:
+            async for message in messages:
+                yield message
+
+    # --- what became of it
+
+    async def track(self, message: ReceivedMessage) -> list[Track]:
+        """For each group that has to do with the message's topic, whether it is past it."""
+        queue = message.queue
+        broker = await self.broker(queue.broker_name)
+        tracks = []
+        for group in await self.groups_of_topic(queue.topic):
+            members = await self.members(group)
+            name = self.session.name(group)
+            committed = await self._committed(broker, name, self.full_queue(queue))
+            if members.model == "BROADCASTING":
+                state = TrackState.BROADCAST
+            elif committed is None:
+                state = TrackState.UNKNOWN
+            elif committed <= message.queue_offset:
+                state = TrackState.PENDING
+            else:
+                state = TrackState.CONSUMED
+                for subscription in members.subscriptions:
+                    wanted = subscription.tags
+                    if subscription.topic == queue.topic and wanted and message.tags not in wanted:
+                        state = TrackState.FILTERED
+            tracks.append(Track(group, state, bool(members.members)))
+        return tracks
+
+    # --- once more
+
+    async def consume_directly(
+        self, group: str, message: ReceivedMessage, client_id: str | None = None
+    ) -> DirectResult:
+        """Have a connected consumer of a group handle a message now, and tell how it went.
+
+        Nothing is stored, and the group's progress stays as it is. Raises ConsumerNotOnline.
+        """
+        broker = await self.broker(message.broker_name)
+        name = self.session.name(group)
+        found = await self._connections([broker], name)
+        table = found.items[0][1]
+        ids = sorted(c.client_id or "" for c in table.connection_set) if table is not None else []
+        if not ids or (client_id is not None and client_id not in ids):
+            who = f"the client {client_id}" if client_id is not None else "a client"
+            raise ConsumerNotOnline(
+                f"{broker.name} ({broker.address}), which has the message, has not {who} of the "
+                f"group {group} connected"
+            )
+        chosen = client_id or ids[0]
+        fields = {
+            "consumerGroup": name,
+            "clientId": chosen,
+            "msgId": message.offset_id,
+            "brokerName": broker.name,
+            "topic": message.stored_topic,
+        }
+        answer = await self.ask(
+            broker.address, RequestCode.CONSUME_MESSAGE_DIRECTLY, fields, timeout_ms=RELAY_MS
+        )
+        result = fastjson.decode(answer.body, ConsumeMessageDirectlyResult)
+        return DirectResult(
+            client_id=chosen,
+            result=result.consume_result or "",
+            remark=result.remark,
+            spent_ms=result.spent_time_mills,
+            orderly=result.order,
+        )
+
+    async def dead_letters(
+        self,
+        group: str,
+        *,
+        since: datetime | None = None,
+        until: datetime | None = None,
+        newest_first: bool = False,
+        count_max: int = FOUND_MAX,
+        resume: Mapping[MessageQueue, int] | None = None,
+    ) -> MessagePage:
+        """Messages that a group has given up, as `browse`; no error if there never were any."""
+        topic = DLQ_TOPIC_PREFIX + group
+        if await self.session.find_route(self.session.name(topic)) is None:
+            return MessagePage((), None)
+        return await self.browse(
+            topic,
+            since=since,
+            until=until,
+            newest_first=newest_first,
+            count_max=count_max,
+            resume=resume,
+        )
+
+    async def resend_dead_letters(
+        self,
+        group: str,
+        messages: Iterable[ReceivedMessage],
+        *,
+        to: Literal["group", "topic"] = "group",
+    ) -> list[SendReceipt]:
+        """Send messages of a dead letter topic again: to their group alone, or to their topic.
+
+        They keep body, id, keys, tags and the application's properties, and have all their
+        attempts before them again; the dead letter topic stays as it is. Consumers that pop have
+        other retry topics: for these choose "topic".
+        """
+        copies = [(message, *self._copy(group, message, to)) for message in messages]
+        receipts: list[SendReceipt] = []
+        for message, topic, properties in copies:
+            try:
+                receipts.append(await self._send_copy(message, topic, properties))
+            except PenstockError as error:
+                before = f"{len(receipts)} of {len(copies)} messages were sent before; "
+                raise type(error)(before + error.message, hint=error.hint) from None
+        return receipts
+
+    # --- private
+
+    async def _by_key(
+        self,
+        topic: str,
+        key: str,
+        since: datetime | None,
+        until: datetime | None,
+        count_max: int,
+        *,
+        unique: bool,
+    ) -> Found[list[ReceivedMessage]]:
+        name = self.session.name(topic)
+        having = set((await self.route(topic)).brokers)
+        masters = [broker for broker in await self.masters() if broker.name in having]
+        fields = {
+            "topic": name,
+            "key": key,
+            "maxNum": str(count_max),
+            "beginTimestamp": str(0 if since is None else moment_ms(since)),
+            "endTimestamp": str(LONG_MAX if until is None else moment_ms(until)),
+            EXT_UNIQUE_KEY_QUERY: "true" if unique else "false",
+        }
+        found = await self.ask_each(masters, RequestCode.QUERY_MESSAGE, fields, good=_FOUND)
+        messages = [
+            (
+                broker,
+                [
+                    message
+                    for message in self._decode(answer.body, broker.name)
+                    if message.stored_topic == name  # brokers choose by hashes
+                ],
+            )
+            for broker, answer in found.items
+            if answer.code == ResponseCode.SUCCESS
+        ]
+        return Found(messages, found.unreachable, found.problem)
+
+    def _decode(self, body: bytes, broker_name: str) -> list[ReceivedMessage]:
+        return decode_records(
+            body,
+            broker_name,
+            namespace=self.session.options.namespace,
+            received_ms=self.session.clock.now_ms(),
+        )
+
+    def _copy(
+        self, group: str, message: ReceivedMessage, to: Literal["group", "topic"]
+    ) -> tuple[str, dict[str, str]]:
+        """Where a dead letter goes and which properties it has there; raises InvalidParameter."""
+        origin = message.properties.get(PROPERTY_DLQ_ORIGIN_TOPIC) or message.properties.get(
+            PROPERTY_RETRY_TOPIC
+        )
+        if not message.stored_topic.startswith(DLQ_TOPIC_PREFIX) or origin is None:
+            raise InvalidParameter(
+                f"the message {message.message_id} of {message.stored_topic} is no dead letter",
+                hint="take messages that dead_letters() gives",
+            )
+        properties = {
+            name: value
+            for name, value in message.properties.items()
+            if name in _KEPT or name not in RESERVED_PROPERTIES
+        }
+        if to == "topic":
+            return origin, properties
+        properties[PROPERTY_RETRY_TOPIC] = origin
+        return self.session.name(RETRY_TOPIC_PREFIX + group), properties
+
+    async def _send_copy(
+        self, message: ReceivedMessage, topic: str, properties: Mapping[str, str]
+    ) -> SendReceipt:
+        """Send to the broker that has the original, which picks a queue."""
+        broker = await self.broker(message.broker_name)
+        fields = {
+            "a": GROUP_INNER_PRODUCER,
+            "b": topic,
+            "c": TOPIC_AUTO_CREATE,
+            "d": "4",
+            "e": "-1",
+            "f": str(message.sys_flag & (SYS_COMPRESSED | SYS_COMPRESSION_MASK)),
+            "g": str(message.born_ms),
+            "h": str(message.flag),
+            "i": encode_properties(properties).decode("utf-8", "replace"),
+            "j": "0",
+            "k": "false",
+            "m": "false",
+            "n": broker.name,
+        }
+        answer = await self.ask(
+            broker.address,
+            RequestCode.SEND_MESSAGE_V2,
+            fields,
+            message.stored_body,
+            good=list(SendStatus),
+        )
+        ext = answer.ext
+        if not (ext.get("queueId", "").isdecimal() and ext.get("queueOffset", "").isdecimal()):
+            raise HeaderError(f"{broker.address} took a message and tells no queue and offset")
+        return SendReceipt(
+            SendStatus(answer.code),
+            message.message_id,
+            ext.get("msgId", ""),
+            MessageQueue(self.session.bare(topic), broker.name, int(ext["queueId"])),
+            int(ext["queueOffset"]),
+        )
+
+
+def _sorted(found: Found[list[ReceivedMessage]]) -> list[ReceivedMessage]:
+    messages = [message for _, part in found.items for message in part]
+    return sorted(messages, key=lambda message: (message.store_ms, message.physical_offset))
+
+
+def _is_offset_id(text: str) -> bool:
+    try:
+        decode_offset_id(text)
+    except HeaderError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""`AsyncAdmin`: look into a RocketMQ or Penstock cluster, and change it.
+
+async with AsyncAdmin("localhost:9876") as admin:
+    await admin.create_topic("orders", queues=8)
+    plan = await admin.plan_reset("billing", "orders", to="first")
+    result = await admin.apply_reset(plan)
+    await admin.apply_reset(result.undo)
+"""
+
+from penstock.client.admin.admin_cluster import ClusterAdmin
+from penstock.client.admin.admin_groups import GroupChanges
+from penstock.client.admin.admin_messages import MessageAdmin
+from penstock.client.admin.admin_offsets import OffsetAdmin, ResetTo
+from penstock.client.admin.admin_values import (
+    BrokerAddress,
+    BrokerFigures,
+    BrokerState,
+    ClusterState,
+    DirectResult,
+    GroupInfo,
+    GroupMembers,
+    GroupProgress,
+    GroupSettings,
+    Member,
+    MessagePage,
+    QueueMove,
+    QueueProgress,
+    QueueState,
+    ResetPlan,
+    ResetResult,
+    TopicDescription,
+    TopicInfo,
+    TopicKind,
+    TopicSettings,
+    Track,
+    TrackState,
+)
+
+__all__ = [
+    "AsyncAdmin",
+    "BrokerAddress",
+    "BrokerFigures",
+    "BrokerState",
+    "ClusterState",
+    "DirectResult",
+    "GroupChanges",
+    "GroupInfo",
+    "GroupMembers",
+    "GroupProgress",
+    "GroupSettings",
+    "Member",
+    "MessagePage",
+    "QueueMove",
+    "QueueProgress",
+    "QueueState",
+    "ResetPlan",
+    "ResetResult",
+    "ResetTo",
+    "TopicDescription",
+    "TopicInfo",
+    "TopicKind",
+    "TopicSettings",
+    "Track",
+    "TrackState",
+]
+
+
+class AsyncAdmin(OffsetAdmin, MessageAdmin, ClusterAdmin):
+    """Topics, groups, progress, messages, brokers and NameServers of a cluster.
+
+    Reading goes on without brokers that can't be reached: answers name these, or the log does.
+    """

@@ -1,0 +1,124 @@
+"""What every client is told: where the NameServers are, who it is, how it is trusted.
+
+Each client class takes these as keywords beside its own (`Unpack[ClientKeywords]`), so that editors
+and mypy know them all; `ClientOptions.of` checks them once.
+"""
+
+import os
+import ssl as tls
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+from penstock.clock import Clock
+from penstock.errors import BadSetting
+from penstock.transport.peer import split_address
+
+NAMESERVER_DEFAULT = "127.0.0.1:9876"
+NAMESERVER_VARIABLE = "NAMESRV_ADDR"
+TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
+
+
+class ClientKeywords(TypedDict, total=False):
+    """The keywords that all clients share."""
+
+    namespace: str
+    access_key: str
+    secret_key: str
+    security_token: str
+    ssl: tls.SSLContext | bool
+    instance_name: str
+    timeout_ms: int
+    route_refresh_ms: int
+    heartbeat_ms: int
+    trace: bool | str
+    clock: Clock
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientOptions:
+    """The same, checked and complete.
+
+    `nameservers` are addresses, or one URL at which a list of addresses is read again and again.
+    `ssl=True` hides the traffic without checking who answers, as RocketMQ's clients do by default.
+    `trace` may name the topic that traces go to.
+    """
+
+    nameservers: tuple[str, ...] = (NAMESERVER_DEFAULT,)
+    namespace: str = ""
+    access_key: str = ""
+    secret_key: str = ""
+    security_token: str | None = None
+    ssl: tls.SSLContext | None = None
+    instance_name: str = ""
+    timeout_ms: int = 3_000
+    route_refresh_ms: int = 30_000
+    heartbeat_ms: int = 30_000
+    trace_topic: str | None = None
+    clock: Clock | None = None
+
+    @classmethod
+    def of(
+        cls, nameservers: str | Sequence[str] | None, keywords: ClientKeywords
+    ) -> "ClientOptions":
+        """Options from what a caller gave; raises BadSetting."""
+        given = dict(keywords)
+        unknown = sorted(given.keys() - ClientKeywords.__annotations__.keys())
+        if unknown:
+            known = ", ".join(sorted(ClientKeywords.__annotations__))
+            raise TypeError(f"unknown option {unknown[0]!r}; all clients take {known}")
+        context = keywords.get("ssl")
+        trace = keywords.get("trace", False)
+        options = cls(
+            nameservers=_addresses(nameservers),
+            namespace=keywords.get("namespace", ""),
+            access_key=keywords.get("access_key", ""),
+            secret_key=keywords.get("secret_key", ""),
+            security_token=keywords.get("security_token"),
+            ssl=_unchecked() if context is True else context or None,
+            instance_name=keywords.get("instance_name", ""),
+            timeout_ms=_positive("timeout_ms", keywords.get("timeout_ms", 3_000)),
+            route_refresh_ms=_positive(
+                "route_refresh_ms", keywords.get("route_refresh_ms", 30_000)
+            ),
+            heartbeat_ms=_positive("heartbeat_ms", keywords.get("heartbeat_ms", 30_000)),
+            trace_topic=TRACE_TOPIC if trace is True else trace or None,
+            clock=keywords.get("clock"),
+        )
+        if bool(options.access_key) != bool(options.secret_key):
+            raise BadSetting(
+                "access_key and secret_key belong together", hint="give both, or none of them"
+            )
+        return options
+
+
+def _addresses(given: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Addresses from a list, from text with `;` or `,` between them, or from the environment."""
+    if given is None:
+        given = os.environ.get(NAMESERVER_VARIABLE) or NAMESERVER_DEFAULT
+    if isinstance(given, str):
+        if given.startswith(("http://", "https://")):
+            return (given,)
+        given = given.replace(",", ";").split(";")
+    addresses = tuple(text.strip() for text in given if text.strip())
+    if not addresses:
+        raise BadSetting("no NameServer is named", hint='give one as "host:port"')
+    for address in addresses:
+        try:
+            split_address(address)
+        except ValueError as error:
+            raise BadSetting(f"NameServer {error}", hint='for example "localhost:9876"') from None
+    return addresses
+
+
+def _positive(name: str, value: int) -> int:
+    if value <= 0:
+        raise BadSetting(f"{name} is {value}: it must be more than 0 ms", hint="give milliseconds")
+    return value
+
+
+def _unchecked() -> tls.SSLContext:
+    context = tls.SSLContext(tls.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = tls.CERT_NONE
+    return context

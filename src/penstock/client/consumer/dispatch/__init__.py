@@ -1,0 +1,1 @@
+"""How received messages reach handlers, and what happens to them afterwards."""

@@ -1,0 +1,313 @@
+"""How far a group has come in each queue: in memory, and from there to brokers or to a file.
+
+An offset is that of the next message to consume. Groups that share queues keep their offsets with
+the brokers; broadcast consumers keep their own, in memory or in a file of RocketMQ's format.
+What changed is stored every second, when a queue is given up and when the consumer closes. (Java's
+clients do so every five seconds and let pulls carry it too, which ours do not: see pulling.py.)
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Protocol
+
+from penstock.client.client_session import Session
+from penstock.errors import BadSetting, BodyError, PenstockError, Refused
+from penstock.transport.peer import Peer
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import ResetOffsetBody
+from penstock.wire.bodies.client_bodies import MessageQueue
+from penstock.wire.codes import RequestCode, ResponseCode
+
+log = logging.getLogger(__name__)
+
+PERSIST_MS = 1_000
+PERSIST_ALL_MS = 60_000
+"""As often what has not changed is stored again: a crashed broker may have lost it."""
+CALL_MS = 5_000
+OFFSET_MAX = 2**63 - 1
+FILE_BYTES_MAX = 16 * 1024 * 1024
+
+
+class Offsets(Protocol):
+    """Where progress is kept."""
+
+    async def load(self) -> None:
+        """Make ready, before the first queue is taken."""
+
+    async def read(self, queue: MessageQueue, *, exact: bool = False) -> int | None:
+        """What is stored; None where nothing is. Raises PenstockError where that can't be told.
+
+        Where nothing is stored and the queue still has its first message, brokers say 0 unless
+        asked for the `exact` truth.
+        """
+
+    def get(self, queue: MessageQueue) -> int | None:
+        """The offset in memory."""
+
+    def update(self, queue: MessageQueue, offset: int, *, only_up: bool = True) -> None:
+        """Progress, in memory; nothing happens to a frozen queue."""
+
+    def freeze(self, queue: MessageQueue, offset: int) -> None:
+        """Set the offset for good, until the queue is forgotten: late progress must not undo it."""
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        """Store this offset now; raises PenstockError."""
+
+    async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        """Store what has changed of these queues, or of all; failures are logged and stay due."""
+
+    def forget(self, queue: MessageQueue) -> None:
+        """Drop a queue from memory."""
+
+    def snapshot(self, topic: str | None = None) -> dict[MessageQueue, int]:
+        """The offsets in memory, of one topic or of all."""
+
+
+class OffsetTable:
+    """Offsets in memory, and which of them are not stored yet."""
+
+    def __init__(self) -> None:
+        self._offsets: dict[MessageQueue, int] = {}
+        self._stored: dict[MessageQueue, int] = {}
+        self._frozen: set[MessageQueue] = set()
+
+    def get(self, queue: MessageQueue) -> int | None:
+        return self._offsets.get(queue)
+
+    def update(self, queue: MessageQueue, offset: int, *, only_up: bool = True) -> None:
+        if queue in self._frozen:
+            return
+        if not only_up or offset > self._offsets.get(queue, -1):
+            self._offsets[queue] = offset
+
+    def freeze(self, queue: MessageQueue, offset: int) -> None:
+        self._offsets[queue] = offset
+        self._frozen.add(queue)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._offsets.pop(queue, None)
+        self._stored.pop(queue, None)
+        self._frozen.discard(queue)
+
+    def snapshot(self, topic: str | None = None) -> dict[MessageQueue, int]:
+        return {q: n for q, n in self._offsets.items() if topic is None or q.topic == topic}
+
+    def _unsaved(self, queues: Iterable[MessageQueue] | None) -> list[MessageQueue]:
+        chosen = list(self._offsets) if queues is None else queues
+        return [
+            queue
+            for queue in chosen
+            if queue in self._offsets and self._stored.get(queue) != self._offsets[queue]
+        ]
+
+
+class RemoteOffsets(OffsetTable):
+    """The offsets of a group that shares its queues: each with the broker of its queue."""
+
+    def __init__(self, session: Session, group: str) -> None:
+        super().__init__()
+        self._session = session
+        self._group = group
+        self._all_stored_ms = session.clock.now_ms()
+        self._turns: dict[MessageQueue, asyncio.Lock] = {}
+        self._failing: dict[str, str] = {}
+
+    def freeze(self, queue: MessageQueue, offset: int) -> None:
+        super().freeze(queue, offset)
+        self._stored.pop(queue, None)  # a commit on its way may bring more
+
+    async def load(self) -> None:
+        """Nothing to do: brokers are asked queue by queue."""
+
+    async def read(self, queue: MessageQueue, *, exact: bool = False) -> int | None:
+        offset = await stored_offset(
+            self._session, self._group, queue, exact=exact, timeout_ms=CALL_MS
+        )
+        if offset is None:
+            return None
+        self.update(queue, offset, only_up=False)
+        self._stored[queue] = offset
+        return offset
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        # One after another: Apache's brokers may handle two in the other order.
+        async with self._turns.setdefault(queue, asyncio.Lock()):
+            await self._commit(queue, offset)
+
+    async def _commit(self, queue: MessageQueue, offset: int) -> None:
+        fields = {**_fields(self._group, queue), "commitOffset": str(offset)}
+        peer = await broker_of(self._session, queue)
+        await self._session.call(
+            peer, RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout_ms=CALL_MS
+        )
+        self._stored[queue] = offset
+
+    async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        if queues is None:
+            now_ms = self._session.clock.now_ms()
+            if now_ms - self._all_stored_ms >= PERSIST_ALL_MS:
+                self._all_stored_ms = now_ms
+                self._stored.clear()
+        await asyncio.gather(*(self._persist(queue) for queue in self._unsaved(queues)))
+
+    async def _persist(self, queue: MessageQueue) -> None:
+        offset = self._offsets.get(queue)
+        if offset is None:
+            return
+        try:
+            await self.commit(queue, offset)
+        except PenstockError as error:
+            self._complain(queue, offset, str(error))
+        else:
+            if self._failing.pop(queue.broker_name, None) is not None:
+                log.info("%s: %s stores progress again", self._group, queue.broker_name)
+        if queue not in self._offsets:  # forgotten meanwhile
+            self._stored.pop(queue, None)
+
+    def _complain(self, queue: MessageQueue, offset: int, problem: str) -> None:
+        """Once for each broker and problem: a broker that is down has many queues."""
+        if self._failing.get(queue.broker_name) != problem:
+            self._failing[queue.broker_name] = problem
+            log.warning(
+                "%s: progress is not stored at %s yet (offset %d of %s/%d, and maybe more): %s",
+                self._group,
+                queue.broker_name,
+                offset,
+                queue.topic,
+                queue.queue_id,
+                problem,
+            )
+
+
+async def stored_offset(
+    session: Session,
+    group: str,
+    queue: MessageQueue,
+    *,
+    exact: bool,
+    timeout_ms: int | None = None,
+) -> int | None:
+    """What the queue's broker has stored for a group; None, and `exact`, as for `Offsets.read`."""
+    peer = await broker_of(session, queue)
+    fields = _fields(group, queue)
+    if exact:
+        fields["setZeroIfNotFound"] = "false"
+    answer = await session.call(
+        peer,
+        RequestCode.QUERY_CONSUMER_OFFSET,
+        fields,
+        timeout_ms=timeout_ms,
+        good=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
+    )
+    return offset_in(answer.ext) if answer.code == ResponseCode.SUCCESS else None
+
+
+def _fields(group: str, queue: MessageQueue) -> dict[str, str]:
+    return {
+        "consumerGroup": group,
+        "topic": queue.topic,
+        "queueId": str(queue.queue_id),
+        "bname": queue.broker_name,
+    }
+
+
+async def broker_of(session: Session, queue: MessageQueue) -> Peer:
+    """The broker of a queue: its master, else a replica; the route is asked for if need be."""
+    if session.address_of(queue.broker_name) is None:
+        await session.find_route(queue.topic)
+    return session.broker(queue.broker_name)
+
+
+def offset_in(ext: Mapping[str, str]) -> int:
+    """The offset in a broker's answer; raises Refused where it has none."""
+    text = ext.get("offset", "")
+    try:
+        offset = int(text)
+    except ValueError:
+        offset = -1
+    if not 0 <= offset <= OFFSET_MAX:
+        raise Refused(f"the broker answers with the offset {text[:40]!r}")
+    return offset
+
+
+class LocalOffsets(OffsetTable):
+    """A broadcast consumer's own offsets, in memory or in a file that Java's clients can read too.
+
+    The file is written beside and moved into place; the one before stays as `.bak` and is read when
+    the file is missing or empty. Queues that are not ours now keep their lines.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        super().__init__()
+        self._path = None if path is None else Path(path)
+
+    async def load(self) -> None:
+        """Read the file, if there is one; raises BadSetting where it can't be read."""
+        if self._path is not None:
+            self._stored = self._read_file(self._path)
+
+    async def read(self, queue: MessageQueue, *, exact: bool = False) -> int | None:
+        offset = self._offsets.get(queue, self._stored.get(queue))
+        if offset is not None:
+            self.update(queue, offset)
+        return offset
+
+    async def commit(self, queue: MessageQueue, offset: int) -> None:
+        self.update(queue, offset, only_up=False)
+        await self.persist([queue])
+
+    async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
+        due = {queue: self._offsets[queue] for queue in self._unsaved(queues)}
+        if not due:
+            return
+        if self._path is not None:
+            try:
+                self._write_file(self._path, {**self._stored, **due})
+            except OSError as error:
+                log.warning("%s: offsets are not stored yet: %s", self._path, error)
+                return
+        self._stored.update(due)
+
+    def forget(self, queue: MessageQueue) -> None:
+        self._offsets.pop(queue, None)  # its line stays
+        self._frozen.discard(queue)
+
+    def _read_file(self, path: Path) -> dict[MessageQueue, int]:
+        problem = ""
+        for file in (path, _backup(path)):
+            try:
+                data = _read_some(file)
+                if data.strip():
+                    table = fastjson.decode(data, ResetOffsetBody).offset_table
+                    return {queue: offset for queue, offset in table.items() if offset >= 0}
+            except (OSError, BodyError) as error:
+                problem = problem or f"{file}: {error}"
+        if problem:
+            raise BadSetting(problem, hint="mend or remove the file; without it start_at decides")
+        return {}
+
+    def _write_file(self, path: Path, table: dict[MessageQueue, int]) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new = path.with_name(path.name + ".tmp")
+        new.write_bytes(fastjson.encode_pretty(ResetOffsetBody(offset_table=table)))
+        if path.exists():
+            os.replace(path, _backup(path))
+        os.replace(new, path)
+
+
+def _read_some(path: Path) -> bytes:
+    """The bytes of a file, none if there is none; raises BodyError where it is too long."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise BodyError(f"more than {FILE_BYTES_MAX} bytes")
+    return data
+
+
+def _backup(path: Path) -> Path:
+    return path.with_name(path.name + ".bak")

@@ -1,0 +1,1 @@
+"""Producers: sending, retries, batching, request-reply."""

@@ -1,0 +1,1 @@
+"""The synchronous clients: the asynchronous ones behind an event loop in a thread."""

@@ -1,0 +1,93 @@
+"""`Admin`: `AsyncAdmin` for code that blocks."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Unpack
+
+from penstock.client.admin.async_admin import AsyncAdmin
+from penstock.client.client_options import ClientKeywords
+from penstock.client.consumer.rebalance import StartAt
+from penstock.client.received_message import ReceivedMessage
+from penstock.client.sync.loop_thread import Face, blocking, in_loop
+from penstock.wire.codes import GROUP_TOOLS_CONSUMER
+
+
+class Admin(Face[AsyncAdmin]):
+    """Topics, groups, progress, messages, brokers and NameServers of a cluster."""
+
+    def __init__(
+        self, nameservers: str | Sequence[str] | None = None, **client: Unpack[ClientKeywords]
+    ) -> None:
+        super().__init__(partial(AsyncAdmin, nameservers, **client))
+
+    brokers = blocking(AsyncAdmin.brokers)
+    masters = blocking(AsyncAdmin.masters)
+    broker = blocking(AsyncAdmin.broker)
+    leaderless = blocking(AsyncAdmin.leaderless)
+    ask = blocking(AsyncAdmin.ask)
+    ask_nameserver = blocking(AsyncAdmin.ask_nameserver)
+
+    topic_names = blocking(AsyncAdmin.topic_names)
+    topics = blocking(AsyncAdmin.topics)
+    route = blocking(AsyncAdmin.route)
+    create_topic = blocking(AsyncAdmin.create_topic)
+    update_topic = blocking(AsyncAdmin.update_topic)
+    describe_topic = blocking(AsyncAdmin.describe_topic)
+    groups_of_topic = blocking(AsyncAdmin.groups_of_topic)
+    delete_topic = blocking(AsyncAdmin.delete_topic)
+
+    groups = blocking(AsyncAdmin.groups)
+    create_group = blocking(AsyncAdmin.create_group)
+    update_group = blocking(AsyncAdmin.update_group)
+    delete_group = blocking(AsyncAdmin.delete_group)
+    topics_of_group = blocking(AsyncAdmin.topics_of_group)
+    members = blocking(AsyncAdmin.members)
+    producers = blocking(AsyncAdmin.producers)
+    producer_groups = blocking(AsyncAdmin.producer_groups)
+    running_info = blocking(AsyncAdmin.running_info)
+    progress = blocking(AsyncAdmin.progress)
+    plan_reset = blocking(AsyncAdmin.plan_reset)
+    plan_clone = blocking(AsyncAdmin.plan_clone)
+    apply_reset = blocking(AsyncAdmin.apply_reset)
+    clone_offsets = blocking(AsyncAdmin.clone_offsets)
+
+    find_message = blocking(AsyncAdmin.find_message)
+    message_by_unique_id = blocking(AsyncAdmin.message_by_unique_id)
+    message_by_offset_id = blocking(AsyncAdmin.message_by_offset_id)
+    messages_by_key = blocking(AsyncAdmin.messages_by_key)
+    message_at = blocking(AsyncAdmin.message_at)
+    browse = blocking(AsyncAdmin.browse)
+
+    def follow(
+        self,
+        topic: str,
+        *,
+        start_at: StartAt = "last",
+        tags: str = "*",
+        sql: str | None = None,
+        group: str = GROUP_TOOLS_CONSUMER,
+    ) -> Iterator[ReceivedMessage]:
+        """Messages of a topic as they come, without end and without being one of its consumers."""
+        inner = self._open()
+        return self._each(inner.follow(topic, start_at=start_at, tags=tags, sql=sql, group=group))
+
+    track = blocking(AsyncAdmin.track)
+    consume_directly = blocking(AsyncAdmin.consume_directly)
+    dead_letters = blocking(AsyncAdmin.dead_letters)
+    resend_dead_letters = blocking(AsyncAdmin.resend_dead_letters)
+
+    cluster = blocking(AsyncAdmin.cluster)
+    broker_figures = blocking(AsyncAdmin.broker_figures)
+    broker_settings = blocking(AsyncAdmin.broker_settings)
+    update_broker_settings = blocking(AsyncAdmin.update_broker_settings)
+    statistics = blocking(AsyncAdmin.statistics)
+    stop_writes = blocking(AsyncAdmin.stop_writes)
+    allow_writes = blocking(AsyncAdmin.allow_writes)
+
+    nameservers = in_loop(AsyncAdmin.nameservers)
+    kv = blocking(AsyncAdmin.kv)
+    kv_table = blocking(AsyncAdmin.kv_table)
+    put_kv = blocking(AsyncAdmin.put_kv)
+    delete_kv = blocking(AsyncAdmin.delete_kv)
+    nameserver_settings = blocking(AsyncAdmin.nameserver_settings)
+    update_nameserver_settings = blocking(AsyncAdmin.update_nameserver_settings)

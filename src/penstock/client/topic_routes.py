@@ -1,0 +1,100 @@
+"""The route of a topic: its queues, and the brokers that hold them."""
+
+import logging
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+from penstock.errors import BodyError
+from penstock.transport.peer import split_address
+from penstock.wire.bodies.client_bodies import BrokerData, MessageQueue, TopicRouteData
+from penstock.wire.codes import PERM_READ, PERM_WRITE
+
+log = logging.getLogger(__name__)
+
+MASTER_ID = 0
+QUEUES_MAX = 100_000
+"""Queues of a topic; a route that claims more is damaged."""
+
+
+@dataclass(frozen=True)
+class Route:
+    """A topic's queues and brokers at one moment; replaced as a whole when it changes."""
+
+    topic: str
+    data: TopicRouteData
+    addresses: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    """Broker name → broker id → address."""
+
+    @classmethod
+    def of(cls, topic: str, data: TopicRouteData) -> Self:
+        """Raises BodyError where the route can't be meant."""
+        addresses = {b.broker_name: _addresses(b) for b in data.broker_datas}
+        route = cls(topic, data, addresses)
+        numbers = [max(q.read_queue_nums, q.write_queue_nums, 0) for q in data.queue_datas]
+        if max(sum(numbers), sum(count for _, count in route._order())) > QUEUES_MAX:
+            raise BodyError(f"the route of {topic!r} names more than {QUEUES_MAX} queues")
+        return route
+
+    @cached_property
+    def write_queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that can be written to: those of brokers with a master, as in RocketMQ."""
+        ordered = self._ordered_queues()
+        if ordered:
+            return ordered
+        return tuple(
+            MessageQueue(self.topic, queue.broker_name, number)
+            for queue in sorted(self.data.queue_datas, key=lambda queue: queue.broker_name)
+            if queue.perm & PERM_WRITE and MASTER_ID in self.addresses.get(queue.broker_name, {})
+            for number in range(queue.write_queue_nums)
+        )
+
+    @cached_property
+    def read_queues(self) -> tuple[MessageQueue, ...]:
+        """The queues that can be read from, sorted as all clients sort them."""
+        return tuple(
+            MessageQueue(self.topic, queue.broker_name, number)
+            for queue in sorted(self.data.queue_datas, key=lambda queue: queue.broker_name)
+            if queue.perm & PERM_READ
+            for number in range(queue.read_queue_nums)
+        )
+
+    @cached_property
+    def brokers(self) -> tuple[str, ...]:
+        """Names of the brokers that have the topic."""
+        return tuple(sorted({queue.broker_name for queue in self.data.queue_datas}))
+
+    def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
+        """Where a broker listens; another of the same name where this id is not there."""
+        known = self.addresses.get(broker_name)
+        if not known:
+            return None
+        return known.get(broker_id) or known[min(known)]
+
+    def _ordered_queues(self) -> tuple[MessageQueue, ...]:
+        """Queues fixed by the NameServers' order configuration: `broker:count;broker:count`."""
+        return tuple(
+            MessageQueue(self.topic, name, number)
+            for name, count in self._order()
+            for number in range(count)
+        )
+
+    def _order(self) -> Iterator[tuple[str, int]]:
+        for piece in (self.data.order_topic_conf or "").split(";"):
+            name, _, count = piece.partition(":")
+            if name and count.isascii() and count.isdigit() and len(count) < 10:
+                yield name, int(count)
+
+
+def _addresses(broker: BrokerData) -> dict[int, str]:
+    """Where a broker listens, as far as these are addresses."""
+    found = {}
+    for number, address in broker.broker_addrs.items():
+        try:
+            split_address(address)
+        except ValueError as error:
+            log.warning("the broker %s of a route can't be reached: %s", broker.broker_name, error)
+        else:
+            found[number] = address
+    return found

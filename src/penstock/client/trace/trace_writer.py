@@ -1,0 +1,342 @@
+"""Message traces on demand: who sent, consumed, committed or recalled what, as RocketMQ has it.
+
+Some records at a time (trace_records.py) are the body of a message to the trace topic, with the ids
+and keys of the traced messages as its keys: by these it is found. Tracing never holds up the work
+that it describes: records that find no room are dropped and counted.
+"""
+
+import asyncio
+import logging
+import os
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from ipaddress import ip_address
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
+
+from penstock.client.client_session import Session
+from penstock.client.messages import Message, SendReceipt, SendStatus
+from penstock.client.trace.trace_records import (
+    ConsumeCode,
+    MessageKind,
+    TraceRecord,
+    decode_traces,
+    encode_record,
+)
+from penstock.clock import Alarm, finish_within
+from penstock.errors import PenstockError
+from penstock.wire.codes import (
+    DEFAULT_REGION,
+    KEY_SEPARATOR,
+    PROPERTY_MSG_REGION,
+    PROPERTY_TRACE_ON,
+    PROPERTY_TRANSACTION_PREPARED,
+)
+from penstock.wire.message_ids import UniqueIds
+
+if TYPE_CHECKING:
+    from penstock.client.received_message import ReceivedMessage
+
+__all__ = ["ConsumeCode", "Consuming", "MessageKind", "TraceRecord", "Tracer", "decode_traces"]
+
+log = logging.getLogger(__name__)
+
+WAITING_MAX: Final = 2_048
+"""Records that wait to be sent; more are dropped. RocketMQ's figure, as are the next two."""
+FLUSH_AT: Final = 20
+FLUSH_MS: Final = 5_000
+BODY_BYTES_MAX: Final = 128_000
+KEYS_CHARS_MAX: Final = 8 * 1024
+"""Keys of one message: they are properties, of which there are 32 KiB at most."""
+CLOSE_MS: Final = 5_000
+
+SendTrace: TypeAlias = Callable[[Message], Awaitable[object]]
+"""Sends one message of traces, untraced, by a plain producer of the same session."""
+
+
+class Consuming(NamedTuple):
+    """What `consuming` hands out for `consumed`."""
+
+    request_id: str
+    began_ms: int
+    handled: int
+    topic: str
+    messages: tuple[tuple[str, str | None], ...]  # (id, keys)
+
+
+class _Line(NamedTuple):
+    topic: str
+    text: str
+    keys: tuple[str, ...]
+
+
+class Tracer:
+    """Writes the traces of one producer or consumer; only flush and close take time."""
+
+    def __init__(self, session: Session, group: str, send: SendTrace, trace_topic: str) -> None:
+        self._clock = session.clock
+        self._spawn = session.spawn
+        self._group = group
+        self._send = send
+        self._topic = trace_topic
+        self._waiting: deque[_Line] = deque()
+        self._alarm: Alarm | None = None
+        self._worker: asyncio.Task[object] | None = None
+        self._failing = False
+        self._closed = False
+        self.dropped = 0
+        ip, _, _ = session.client_id.partition("@")
+        self._ids = UniqueIds(
+            ip_address(ip).packed,
+            pid=os.getpid(),
+            loader=random.getrandbits(32),
+            counter=random.getrandbits(16),
+        )
+
+    # --- what is traced
+
+    def sent(
+        self,
+        message: Message,
+        receipt: SendReceipt,
+        *,
+        address: str,
+        began_ms: int,
+        kind: MessageKind | None = None,
+        body_bytes: int | None = None,
+        trace_on: bool = True,
+    ) -> None:
+        """A message was acknowledged (any status) by the broker at `address`.
+
+        `began_ms` is the session clock's `now_ms` at the first attempt; `trace_on` is False where
+        the broker's answer has TRACE_ON=false. `kind=None` is told from the message. Failed sends
+        leave no trace, as in Java. For a batch: once per message with its own receipt.
+        """
+        if not trace_on or message.topic == self._topic:
+            return
+        keys = KEY_SEPARATOR.join(message.keys) if message.keys else None
+        self._add(
+            message.topic,
+            receipt.message_id,
+            keys,
+            "Pub",
+            began_ms,
+            receipt.region or DEFAULT_REGION,
+            self._group,
+            message.topic,
+            receipt.message_id,
+            message.tags,
+            keys,
+            address,
+            len(message.content) if body_bytes is None else body_bytes,
+            self._clock.now_ms() - began_ms,
+            _kind_of(message) if kind is None else kind,
+            receipt.offset_id,
+            receipt.status is SendStatus.SEND_OK,
+        )
+
+    def consuming(self, messages: Sequence["ReceivedMessage"]) -> Consuming | None:
+        """Messages of one topic go to the handler; None if none of them is to be traced."""
+        now_ms = self._clock.now_ms()
+        request_id = self._ids.next(now_ms)
+        traced: list[tuple[str, str | None]] = []
+        topic = ""
+        for message in messages:
+            properties = message.properties
+            if properties.get(PROPERTY_TRACE_ON) == "false" or message.topic == self._topic:
+                continue
+            topic = message.topic
+            keys = KEY_SEPARATOR.join(message.keys) or None
+            self._add(
+                topic,
+                message.message_id,
+                keys,
+                "SubBefore",
+                now_ms,
+                properties.get(PROPERTY_MSG_REGION, DEFAULT_REGION),
+                self._group,
+                request_id,
+                message.message_id,
+                message.reconsume_times,
+                keys,
+            )
+            traced.append((message.message_id, keys))
+        if not traced:
+            return None
+        return Consuming(request_id, now_ms, len(messages), topic, tuple(traced))
+
+    def consumed(self, token: Consuming | None, code: ConsumeCode) -> None:
+        """They come back from it; success is code SUCCESS."""
+        if token is None:
+            return
+        now_ms = self._clock.now_ms()
+        cost_ms = (now_ms - token.began_ms) // token.handled
+        for message_id, keys in token.messages:
+            self._add(
+                token.topic,
+                message_id,
+                keys,
+                "SubAfter",
+                token.request_id,
+                message_id,
+                cost_ms,
+                code is ConsumeCode.SUCCESS,
+                keys,
+                code,
+                now_ms,
+                self._group,
+            )
+
+    def ended(
+        self,
+        *,
+        topic: str,
+        message_id: str,
+        tags: str | None,
+        keys: str | None,
+        address: str,
+        transaction_id: str | None,
+        state: str,
+        from_check: bool,
+        region: str | None = None,
+    ) -> None:
+        """A transaction's outcome was sent; `state` is COMMIT_MESSAGE, ROLLBACK_MESSAGE, UNKNOW."""
+        self._add(
+            topic,
+            message_id,
+            keys,
+            "EndTransaction",
+            self._clock.now_ms(),
+            region or DEFAULT_REGION,
+            self._group,
+            topic,
+            message_id,
+            tags,
+            keys,
+            address,
+            MessageKind.COMMIT,
+            transaction_id,
+            state,
+            from_check,
+        )
+
+    def recalled(
+        self, *, topic: str, message_id: str, success: bool, region: str | None = None
+    ) -> None:
+        """A waiting message was called back."""
+        self._add(
+            topic,
+            message_id,
+            None,
+            "Recall",
+            self._clock.now_ms(),
+            region or DEFAULT_REGION,
+            self._group,
+            topic,
+            message_id,
+            success,
+        )
+
+    # --- how it leaves
+
+    async def flush(self) -> None:
+        """Send what waits and wait for the answers."""
+        while self._waiting or self._worker is not None:
+            self._start()
+            assert self._worker is not None
+            await asyncio.wait([self._worker])
+
+    async def close(self) -> None:
+        """The same within a bounded time; before the session and the producer close."""
+        try:
+            await finish_within(self._clock, CLOSE_MS, self.flush())
+        except TimeoutError:
+            log.warning("%d trace records of %s are lost", len(self._waiting), self._group)
+            self._waiting.clear()
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+
+    def _add(self, topic: str, message_id: str, keys: str | None, *fields: object) -> None:
+        if self._closed:
+            return
+        if len(self._waiting) >= WAITING_MAX:
+            if self.dropped == 0:
+                log.warning("traces of %s come too fast to be sent: some are lost", self._group)
+            self.dropped += 1
+            return
+        found_by = [message_id]
+        if keys and len(keys) < KEYS_CHARS_MAX:
+            found_by += keys.split(KEY_SEPARATOR)
+        self._waiting.append(_Line(topic, encode_record(*fields), tuple(found_by)))
+        if len(self._waiting) >= FLUSH_AT:
+            self._start()
+        elif self._alarm is None and self._worker is None:
+            self._alarm = self._clock.wake_at(self._clock.now_ms() + FLUSH_MS, self._start)
+
+    def _start(self) -> None:
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if self._worker is None:
+            self._worker = self._spawn(self._work())
+            self._worker.add_done_callback(self._stopped)
+
+    def _stopped(self, task: asyncio.Task[object]) -> None:
+        self._worker = None
+
+    async def _work(self) -> None:
+        while self._waiting:
+            lines = [self._waiting.popleft() for _ in range(len(self._waiting))]
+            for body, keys in _pack(lines):
+                await self._send_one(Message(self._topic, body, keys=keys))
+
+    async def _send_one(self, message: Message) -> None:
+        try:
+            await self._send(message)
+            self._failing = False
+        except PenstockError as error:
+            if not self._failing:
+                log.warning("traces of %s can't be sent to %s: %s", self._group, self._topic, error)
+            self._failing = True
+
+
+def make_tracer(session: Session, group: str, send: SendTrace) -> Tracer | None:
+    """A tracer if the options of the session, which is started, ask for one.
+
+    `group` is as the application knows it.
+    """
+    topic = session.options.trace_topic
+    return None if topic is None else Tracer(session, group, send, topic)
+
+
+def _kind_of(message: Message) -> MessageKind:
+    if message.delay_level or message.delay is not None or message.deliver_at is not None:
+        return MessageKind.DELAY
+    if message.properties and message.properties.get(PROPERTY_TRANSACTION_PREPARED) == "true":
+        return MessageKind.HALF
+    return MessageKind.NORMAL
+
+
+def _pack(lines: Sequence[_Line]) -> Iterator[tuple[bytes, list[str]]]:
+    """Bodies and keys of messages: of one traced topic each, as RocketMQ's are, and not too big."""
+    by_topic: dict[str, list[_Line]] = {}
+    for line in lines:
+        by_topic.setdefault(line.topic, []).append(line)
+    for group in by_topic.values():
+        texts: list[str] = []
+        keys: dict[str, None] = {}
+        size = keys_size = 0
+        for line in group:
+            new_keys = sum(len(key) + 1 for key in line.keys if key not in keys)
+            if texts and (
+                size + len(line.text) > BODY_BYTES_MAX or keys_size + new_keys > KEYS_CHARS_MAX
+            ):
+                yield "".join(texts).encode(), list(keys)
+                texts, keys, size, keys_size = [], {}, 0, 0
+                new_keys = sum(len(key) + 1 for key in line.keys)
+            texts.append(line.text)
+            keys.update(dict.fromkeys(line.keys))
+            size += len(line.text)
+            keys_size += new_keys
+        yield "".join(texts).encode(), list(keys)

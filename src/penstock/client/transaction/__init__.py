@@ -1,0 +1,1 @@
+"""Transaction producers and check-backs."""

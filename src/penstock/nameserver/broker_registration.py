@@ -1,0 +1,100 @@
+"""REGISTER_BROKER as a value: who registers, and the topics of its body.
+
+A broker repeats its registration every 30 s, nearly always with the same bytes. Two equal
+`Registration`s say the same thing: the body is inside as a digest, so that the second one needs no
+decoding. SHA-256 of the 1.7 MB of 10,000 topics takes 1 ms, decoding them 10 ms.
+"""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from penstock.config import NameServerConfig
+from penstock.errors import Refused
+from penstock.rpc.answers import ClientId
+from penstock.rpc.command import LOOSE_BODY_BYTES_MAX, Command
+from penstock.wire import fastjson
+from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, decode_register
+from penstock.wire.codes import EXT_ZONE_NAME, MASTER_ID
+
+INFLATED_BYTES_MAX = 16 * 1024 * 1024
+"""Longest packed body once inflated: as long as a frame, about 300,000 topics."""
+
+# Java writes this one table of static topics with bare numbers as keys. Quoted, the whole body is
+# strict JSON, which is read 50 times faster.
+_BARE_TABLE = re.compile(rb'"currIdMap":\{[-0-9:,]*\}')
+_BARE_KEY = re.compile(rb"(-?[0-9]+):")
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """One broker process and what it announces."""
+
+    cluster: str
+    name: str
+    id: int
+    address: str
+    ha_address: str
+    zone: str | None
+    acting_master: bool | None  # None: a broker of 4.x, which can't stand for its master
+    expire_ms: int  # silent for longer than this, it is removed
+    complete: bool  # its topics are all of this broker name: others are removed
+    client: ClientId
+    compressed: bool
+    version: int
+    body_crc: int
+    body_digest: bytes
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Cluster and address: one process."""
+        return self.cluster, self.address
+
+    @property
+    def is_master(self) -> bool:
+        return self.id == MASTER_ID
+
+
+def read_registration(command: Command, config: NameServerConfig) -> Registration:
+    """The header, and the body unread."""
+    expire_ms = command.i64_or("heartbeatTimeoutMillis", 0)
+    return Registration(
+        cluster=command.text("clusterName"),
+        name=command.text("brokerName"),
+        id=command.i64("brokerId"),
+        address=command.text("brokerAddr"),
+        ha_address=command.text_or("haServerAddr"),
+        zone=command.ext.get(EXT_ZONE_NAME),
+        acting_master=(
+            command.truth("enableActingMaster") if "enableActingMaster" in command.ext else None
+        ),
+        expire_ms=expire_ms if expire_ms > 0 else config.broker_expire_ms,
+        complete=config.delete_absent_topics,
+        client=command.client,
+        compressed=command.truth("compressed"),
+        version=command.version,
+        body_crc=command.i32_or("bodyCrc32", 0),
+        body_digest=hashlib.sha256(command.body).digest(),
+    )
+
+
+def read_body(registration: Registration, body: bytes) -> RegisterBrokerBody:
+    """The body, checked against its checksum; without one, a broker without topics."""
+    if registration.body_crc and registration.body_crc != body_crc32(body):
+        raise Refused(
+            f"crc32 not match: the body of {len(body)} bytes has {body_crc32(body)}, "
+            f"bodyCrc32 is {registration.body_crc}",
+            hint="the broker registers again by itself; check the network if this stays",
+        )
+    if not body:
+        return RegisterBrokerBody()
+    if registration.compressed:
+        return decode_register(
+            body,
+            compressed=True,
+            version=registration.version,
+            inflated_bytes_max=INFLATED_BYTES_MAX,
+        )
+    if _BARE_TABLE.search(body):
+        body = _BARE_TABLE.sub(lambda table: _BARE_KEY.sub(rb'"\1":', table[0]), body)
+    return fastjson.decode(body, RegisterBrokerBody, loose_bytes_max=LOOSE_BODY_BYTES_MAX)

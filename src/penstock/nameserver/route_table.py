@@ -1,0 +1,424 @@
+"""The tables of a NameServer: which brokers are alive, and where the queues of each topic are.
+
+| Table | Key → value |
+|---|---|
+| `brokers` | (cluster, address) → one broker process, when it was last heard of |
+| `names` | broker name → its cluster and its addresses by broker id (0 is the master) |
+| `clusters` | cluster → its broker names |
+| `topics` | topic → broker name → its queues |
+| `mappings` | static topic → broker name → where its logic queues live |
+
+The topics of a broker name come from its master; without one, from the slave with the smallest id
+if it is of 5.x. They are taken over when the DataVersion differs from the last one of that process,
+or when the process is new under its id; otherwise only missing ones are added. So a permission that
+a tool has wiped lasts until the broker changes its topics.
+
+All values are frozen and replaced when they change. An answer to a route query is kept as bytes
+until its topic or any broker changes.
+"""
+
+import logging
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from penstock.errors import Refused
+from penstock.nameserver.broker_registration import Registration
+from penstock.rpc.answers import ClientId
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import (
+    BrokerData,
+    ClusterInfo,
+    DataVersion,
+    QueueData,
+    TopicQueueMappingInfo,
+    TopicRouteData,
+)
+from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
+from penstock.wire.codes import (
+    MASTER_ID,
+    PERM_READ_WRITE,
+    PERM_WRITE,
+    SYNC_BROKER_MEMBER_PREFIX,
+)
+
+log = logging.getLogger(__name__)
+
+Key = tuple[str, str]
+
+
+class Broker:
+    """One broker process."""
+
+    __slots__ = ("filter_servers", "registration", "seen_ms", "settled", "version")
+
+    def __init__(
+        self,
+        registration: Registration,
+        version: DataVersion,
+        filter_servers: list[str],
+        seen_ms: int,
+    ) -> None:
+        self.registration = registration
+        self.version = version
+        self.filter_servers = filter_servers
+        self.seen_ms = seen_ms
+        self.settled = True  # the same registration once more would change nothing
+
+
+class Routes:
+    """Brokers and topics of one NameServer."""
+
+    def __init__(self) -> None:
+        self.brokers: dict[Key, Broker] = {}
+        self.names: dict[str, BrokerData] = {}
+        self.clusters: dict[str, dict[str, None]] = {}  # names in order of arrival
+        self.topics: dict[str, dict[str, QueueData]] = {}
+        self.mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}
+        self._clients: dict[ClientId, set[Key]] = {}
+        self._bodies: dict[str, dict[bool, tuple[object, bytes]]] = {}  # topic → strict → body
+
+    # --- brokers come and go ---------------------------------------------------------------------
+
+    def renew(self, registration: Registration, now_ms: int) -> bool:
+        """Whether this is the registration that we have already; it then counts as heard of."""
+        broker = self.brokers.get(registration.key)
+        if broker is None or not broker.settled or broker.registration != registration:
+            return False
+        broker.seen_ms = now_ms
+        return True
+
+    def register(self, registration: Registration, body: RegisterBrokerBody, now_ms: int) -> None:
+        """Take over an address and its topics; one that is older than what we have is ignored."""
+        table = body.topic_config_serialize_wrapper
+        name, key = registration.name, registration.key
+        before = self.brokers.get(key)
+        if before is not None and before.registration.name != name:
+            self.unregister(*key, before.registration.name)
+            before = None
+        group = self.names.get(name) or BrokerData(cluster=registration.cluster, broker_name=name)
+        holder = group.broker_addrs.get(registration.id)
+        if holder is not None and holder != registration.address:
+            rival = self.brokers.get((registration.cluster, holder))
+            if rival and rival.version.state_version > table.data_version.state_version:
+                log.warning("broker %s at %s ignored: %s is newer", name, key[1], holder)
+                self._forget(key)
+                return
+            self._forget((registration.cluster, holder))
+        if holder is None and len(table.topic_config_table) == 1:
+            raise Refused(
+                f"register broker failed: {name} at {key[1]} is not registered yet and sends a "
+                "single topic",
+                hint="register the broker with all its topics first",
+            )
+        addresses = self._set_address(group, registration)
+        if registration.is_master or (
+            registration.acting_master is not None and registration.id == min(addresses)
+        ):
+            new = holder is None or before is None or before.version != table.data_version
+            self._take_topics(registration, body, everything=new)
+        if before is None:
+            log.info("broker %s (id %d) at %s registered", name, registration.id, key[1])
+        if before is None or before.filter_servers != body.filter_server_list:
+            self._bodies.clear()
+        self._forget(key)
+        self.brokers[key] = Broker(
+            registration, table.data_version, body.filter_server_list, now_ms
+        )
+        self._clients.setdefault(registration.client, set()).add(key)
+
+    def heard(self, cluster: str, address: str, now_ms: int) -> None:
+        """A sign of life of a broker, known or not."""
+        broker = self.brokers.get((cluster, address))
+        if broker is not None:
+            broker.seen_ms = now_ms
+
+    def unregister(self, cluster: str, address: str, name: str) -> None:
+        """Remove an address; with the last one of a broker name its topics go too."""
+        for key, broker in list(self.brokers.items()):
+            if key[1] == address and (key[0] == cluster or broker.registration.name == name):
+                self._forget(key)
+        self._remove_address(address, name)
+
+    def closed(self, client: ClientId) -> None:
+        """A connection has ended: the brokers that registered over it are gone."""
+        for key in self._clients.pop(client, ()):
+            self._remove(key)
+
+    def expire(self, now_ms: int) -> list[Registration]:
+        """Remove the brokers that have been silent for too long, and tell which."""
+        expired = []
+        for broker in list(self.brokers.values()):
+            last = broker.registration
+            silent_ms = now_ms - broker.seen_ms
+            if silent_ms > last.expire_ms:
+                log.warning("broker %s at %s: silent for %d ms", last.name, last.address, silent_ms)
+                self._remove(last.key)
+                expired.append(last)
+        return expired
+
+    # --- topics ----------------------------------------------------------------------------------
+
+    def add_topic(self, topic: str, queues: list[QueueData]) -> None:
+        """Queues of one topic, if all of their brokers are known."""
+        if queues and all(data.broker_name in self.names for data in queues):
+            self.topics.setdefault(topic, {}).update({data.broker_name: data for data in queues})
+            self._bodies.pop(topic, None)
+
+    def delete_topic(self, topic: str, cluster: str | None = None) -> None:
+        """Forget a topic, everywhere or in one cluster, until a broker registers it again."""
+        wanted = self.topics.get(topic, {}) if cluster is None else self.clusters.get(cluster, {})
+        for name in list(wanted):
+            if self._remove_queues(topic, name):
+                self._unsettle(name)
+
+    def wipe_write(self, name: str) -> int:
+        """Take the right to write from all topics of a broker name; gives their number."""
+        return self._set_perms(name, lambda perm: perm & ~PERM_WRITE)
+
+    def add_write(self, name: str) -> int:
+        """Allow reading and writing on all topics of a broker name; gives their number."""
+        return self._set_perms(name, lambda perm: PERM_READ_WRITE)
+
+    # --- answers ---------------------------------------------------------------------------------
+
+    def route_body(
+        self, topic: str, *, strict: bool, order: str | None, acting_master: bool
+    ) -> bytes | None:
+        """The route of a topic in one of its two spellings."""
+        variant = (order, acting_master)
+        kept = self._bodies.get(topic)
+        if kept is not None and strict in kept and kept[strict][0] == variant:
+            return kept[strict][1]
+        route = self.route(topic, order=order, acting_master=acting_master)
+        if route is None:
+            return None
+        body = encode_route(route, strict=strict)
+        self._bodies.setdefault(topic, {})[strict] = variant, body
+        return body
+
+    def route(
+        self, topic: str, *, order: str | None = None, acting_master: bool = False
+    ) -> TopicRouteData | None:
+        """The route of a topic; None if no broker has it."""
+        queues = self.topics.get(topic)
+        if not queues:
+            return None
+        groups = [self.names[name] for name in queues]
+        if acting_master and not topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
+            groups = [_with_acting_master(data, queues[data.broker_name]) for data in groups]
+        filters = {}
+        for data in groups:
+            for address in data.broker_addrs.values():
+                broker = self.brokers.get((data.cluster or "", address))
+                if broker is not None and broker.filter_servers:
+                    filters[address] = broker.filter_servers
+        return TopicRouteData(
+            order_topic_conf=order,
+            queue_datas=list(queues.values()),
+            broker_datas=groups,
+            filter_server_table=filters,
+            topic_queue_mapping_by_broker=self.mappings.get(topic),
+        )
+
+    def master_of(self, registration: Registration) -> Registration | None:
+        """The master that a slave replicates from; None for a master, or if there is none."""
+        group = self.names.get(registration.name)
+        if registration.is_master or group is None:
+            return None
+        master = self.brokers.get((registration.cluster, group.broker_addrs.get(MASTER_ID, "")))
+        return master.registration if master is not None else None
+
+    def cluster_info(self) -> ClusterInfo:
+        """All brokers and the clusters they form."""
+        clusters = {cluster: list(names) for cluster, names in self.clusters.items()}
+        return ClusterInfo(broker_addr_table=self.names, cluster_addr_table=clusters)
+
+    def topics_of(self, cluster: str) -> list[str]:
+        """The topics with queues on any broker of the cluster."""
+        names = self.clusters.get(cluster, {}).keys()
+        return [topic for topic, queues in self.topics.items() if not names.isdisjoint(queues)]
+
+    def topics_by_flag(self, mask: int, flags: int) -> list[str]:
+        """The topics whose system flag, under the mask, is this; their first broker decides."""
+        return [
+            topic
+            for topic, queues in self.topics.items()
+            if next(iter(queues.values())).topic_sys_flag & mask == flags
+        ]
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _set_address(self, group: BrokerData, registration: Registration) -> dict[int, str]:
+        """Enter a process under its broker name; gives all addresses of that name."""
+        # A slave that became master must not stay under its old id too.
+        addresses = {
+            id: address
+            for id, address in group.broker_addrs.items()
+            if address != registration.address
+        }
+        addresses[registration.id] = registration.address
+        self.clusters.setdefault(registration.cluster, {})[registration.name] = None
+        self._set_group(
+            replace(
+                group,
+                broker_addrs=addresses,
+                zone_name=registration.zone,
+                enable_acting_master=registration.acting_master is True,
+            )
+        )
+        return addresses
+
+    def _set_group(self, group: BrokerData) -> None:
+        if self.names.get(group.broker_name) != group:
+            self.names[group.broker_name] = group
+            self._unsettle(group.broker_name)
+            self._bodies.clear()
+
+    def _unsettle(self, name: str) -> None:
+        """Another broker may speak for this name now: repeated registrations count again."""
+        for broker in self.brokers.values():
+            if broker.registration.name == name:
+                broker.settled = False
+
+    def _remove(self, key: Key) -> None:
+        """A process is gone. One at its address that came back under another cluster stays."""
+        broker = self.brokers.get(key)
+        if broker is None:
+            return
+        name = broker.registration.name
+        self._forget(key)
+        others = [
+            other.registration for other in self.brokers.values() if other.registration.name == name
+        ]
+        heir = next((other for other in others if other.address == key[1]), None)
+        if heir is None:
+            self._remove_address(key[1], name)
+        group = self.names.get(name)
+        if group is None or any(other.cluster == key[0] for other in others):
+            return
+        self._leave_cluster(key[0], name)
+        if heir is not None and group.cluster == key[0]:
+            self._set_group(replace(group, cluster=heir.cluster))
+
+    def _remove_address(self, address: str, name: str) -> None:
+        """With the last address of a broker name its topics go too."""
+        group = self.names.get(name)
+        if group is None:
+            return
+        addresses = {id: other for id, other in group.broker_addrs.items() if other != address}
+        if len(addresses) < len(group.broker_addrs):
+            log.info("broker %s at %s removed", name, address)
+        if addresses:
+            self._set_group(replace(group, broker_addrs=addresses))
+            if group.enable_acting_master and MASTER_ID not in addresses:
+                self.wipe_write(name)
+            return
+        del self.names[name]
+        for cluster in list(self.clusters):
+            self._leave_cluster(cluster, name)
+        for topic in [topic for topic, queues in self.topics.items() if name in queues]:
+            self._remove_queues(topic, name)
+
+    def _leave_cluster(self, cluster: str, name: str) -> None:
+        names = self.clusters.get(cluster, {})
+        names.pop(name, None)
+        if not names:
+            self.clusters.pop(cluster, None)
+
+    def _forget(self, key: Key) -> None:
+        broker = self.brokers.pop(key, None)
+        if broker is not None:
+            keys = self._clients.get(broker.registration.client)
+            if keys is not None:
+                keys.discard(key)
+                if not keys:
+                    del self._clients[broker.registration.client]
+
+    def _take_topics(
+        self, registration: Registration, body: RegisterBrokerBody, *, everything: bool
+    ) -> None:
+        table = body.topic_config_serialize_wrapper
+        name = registration.name
+        read_only = registration.acting_master and not registration.is_master
+        if registration.complete and not table.topic_queue_mapping_info_map:
+            for topic in [topic for topic, queues in self.topics.items() if name in queues]:
+                if topic not in table.topic_config_table:
+                    self._remove_queues(topic, name)
+        for key, config in table.topic_config_table.items():
+            topic = config.topic_name or key
+            queues = self.topics.setdefault(topic, {})
+            old = queues.get(name)
+            if old is not None and not everything:
+                continue
+            data = QueueData(
+                broker_name=name,
+                read_queue_nums=config.read_queue_nums,
+                write_queue_nums=config.write_queue_nums,
+                perm=config.perm & ~PERM_WRITE if read_only else config.perm,
+                topic_sys_flag=config.topic_sys_flag,
+            )
+            if data != old:
+                queues[name] = data
+                self._bodies.pop(topic, None)
+        for topic, mapping in table.topic_queue_mapping_info_map.items():
+            owners = self.mappings.setdefault(topic, {})
+            if everything or (mapping.bname or name) not in owners:
+                owners[mapping.bname or name] = mapping
+                self._bodies.pop(topic, None)
+
+    def _remove_queues(self, topic: str, name: str) -> bool:
+        queues = self.topics.get(topic)
+        if queues is None or queues.pop(name, None) is None:
+            return False
+        if not queues:
+            del self.topics[topic]
+            self.mappings.pop(topic, None)
+        self._bodies.pop(topic, None)
+        return True
+
+    def _set_perms(self, name: str, change: Callable[[int], int]) -> int:
+        count = 0
+        for queues in self.topics.values():
+            data = queues.get(name)
+            if data is not None:
+                queues[name] = replace(data, perm=change(data.perm))
+                count += 1
+        self._bodies.clear()
+        return count
+
+
+def near_route(route: TopicRouteData, zone: str) -> TopicRouteData:
+    """The route without brokers of other zones; those that have lost their master stay."""
+    kept = [
+        data
+        for data in route.broker_datas
+        if MASTER_ID not in data.broker_addrs or (data.zone_name or "").lower() == zone.lower()
+    ]
+    names = {data.broker_name for data in kept}
+    addresses = {address for data in kept for address in data.broker_addrs.values()}
+    return replace(
+        route,
+        broker_datas=kept,
+        queue_datas=[data for data in route.queue_datas if data.broker_name in names],
+        filter_server_table={
+            address: filters
+            for address, filters in route.filter_server_table.items()
+            if address in addresses
+        },
+    )
+
+
+def encode_route(route: TopicRouteData, *, strict: bool) -> bytes:
+    """A route as JSON that any reader takes, or with bare numbers as keys for older clients."""
+    return fastjson.encode_strict(route) if strict else fastjson.encode(route)
+
+
+def _with_acting_master(group: BrokerData, queues: QueueData) -> BrokerData:
+    """The smallest id as 0, where the brokers allow it and the topic can't be written to."""
+    addresses = group.broker_addrs
+    if not group.enable_acting_master or MASTER_ID in addresses or queues.perm & PERM_WRITE:
+        return group
+    acting = min(addresses)
+    others = {number: address for number, address in addresses.items() if number != acting}
+    return replace(group, broker_addrs={MASTER_ID: addresses[acting], **others})

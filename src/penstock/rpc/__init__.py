@@ -1,0 +1,1 @@
+"""What broker and NameServer share: requests, answers, the router, table files."""

@@ -1,0 +1,240 @@
+"""A broker on its port: what starts and stops in which order, and the check of its address."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from penstock.broker.broker import Broker
+from penstock.broker.telemetry import broker_metrics
+from penstock.clock import Clock, LoopClock
+from penstock.config import Live, Settings
+from penstock.errors import BadSetting, PenstockError
+from penstock.server.nameserver_registration import Registrar
+from penstock.server.probe import Probe, serve_probe
+from penstock.server.request_loop import Turn
+from penstock.server.route_queries import Routes
+from penstock.server.server import Server
+from penstock.store.disk import Disk
+from penstock.store.store import MessageStore
+from penstock.transport.peer import Peer, Sign
+from penstock.transport.tls import Tls, outgoing_context
+from penstock.wire.codes import RequestCode
+from penstock.wire.signing import signer
+
+log = logging.getLogger(__name__)
+
+WILDCARDS = ("0.0.0.0", "::", "")
+SELF_CHECK_MS = 3_000
+
+
+class BrokerService:
+    """A broker on its port, registered with its NameServers, with its probe.
+
+    Tests give it a clock, a disk and a kind of broker of their own.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock | None = None,
+        *,
+        disk: Disk | None = None,
+        make_broker: Callable[[Live, MessageStore, str, str, int], Broker] = Broker,
+    ) -> None:
+        self.settings = Live(settings)
+        self._clock = clock or LoopClock()
+        self._disk = disk
+        self._make_broker = make_broker
+        self._probe: Probe | None = None
+        self._registrar: Registrar | None = None
+        self._broker: Broker | None = None
+        self._server: Server | None = None
+
+    async def start(self) -> None:
+        """Open the store, listen, check the announced address, register."""
+        config = self.settings.current
+        address = f"{_announced(config)}:{config.broker.port}"
+        loop = asyncio.get_running_loop()
+        host = await loop.run_in_executor(None, _resolve, address)
+        store = await loop.run_in_executor(None, self._open_store)
+        try:
+            broker = self._make_broker(self.settings, store, address, host, self._clock.now_ms())
+        except BaseException:
+            await loop.run_in_executor(None, store.close)
+            raise
+        self._broker = broker
+        try:
+            await self._listen(broker, address)
+            await self._check_address(address, broker)
+            await self._register(broker, address)
+            await self._start_probe(broker)
+        except BaseException:
+            await self.stop()
+            raise
+        log.info("the broker %s serves %s", config.broker.name, address)
+
+    def _open_store(self) -> MessageStore:
+        config = self.settings.current
+        return MessageStore(
+            Path(config.broker.data), config.store, disk=self._disk, now_ms=self._clock.now_ms()
+        )
+
+    async def _listen(self, broker: Broker, address: str) -> None:
+        config = self.settings.current
+        limits = config.server
+        parts = broker.parts
+        turn = Turn(
+            broker,
+            parts.store.path,
+            broker.send,
+            broker.pull,
+            parts.access if parts.access.enabled() else None,
+            frame_bytes_max=limits.frame_bytes_max,
+            header_bytes_max=limits.header_bytes_max,
+        )
+        self._server = Server(
+            self.settings,
+            broker,
+            turn,
+            broker.outbox,
+            submit=parts.store.disk.submit,
+            store=parts.store,
+            holds=parts.holds,
+            persistence=parts.persistence,
+            clock=self._clock,
+        )
+        tls = Tls.of(config.tls)
+        await self._server.start(config.broker.host, config.broker.port, tls)
+        vip_port = config.broker.port - 2 if config.broker.vip_port < 0 else config.broker.vip_port
+        if vip_port > 0:
+            try:
+                await self._server.listen_too(config.broker.host, vip_port, tls)
+            except OSError as error:
+                log.warning("no VIP channel on port %d (vip_port): %s", vip_port, error)
+        if not parts.access.enabled() and not _is_loopback(config.broker.host):
+            log.warning(
+                "anybody who reaches %s may read and write everything: access control is off "
+                "(access.authentication, access.authorization)",
+                address,
+            )
+
+    async def _check_address(self, address: str, broker: Broker) -> None:
+        """See whether clients that were told our address reach us."""
+        tls = self.settings.current.tls
+        context = None
+        if tls.mode == "enforcing":  # whose certificate it is does not matter: it is ours
+            context = outgoing_context(msgspec.structs.replace(tls, outgoing=True, outgoing_ca=""))
+        peer = Peer(address, ssl=context, sign=_signer(broker), clock=self._clock)
+        try:
+            await peer.call(RequestCode.GET_MAX_OFFSET, {}, timeout_ms=SELF_CHECK_MS)
+        except PenstockError as error:
+            log.warning(
+                "clients are told the address %s, but it does not reach this broker (%s): set "
+                "announce (--announce) to one that does",
+                address,
+                error,
+            )
+        finally:
+            await peer.close()
+
+    async def _register(self, broker: Broker, address: str) -> None:
+        host, _, port = address.rpartition(":")
+        self._registrar = Registrar(
+            self.settings,
+            broker.registration,
+            address,
+            f"{host}:{int(port) + 1}",
+            sign=_signer(broker),
+            ssl=outgoing_context(self.settings.current.tls),
+            clock=self._clock,
+        )
+        self._registrar.take_order_config = lambda config: broker.parts.topics.mark_ordered(
+            config, self._clock.now_ms()
+        )
+        assert self._server is not None
+        self._server.carrier.register = self._registrar.soon
+        self._server.carrier.tell_names = self._registrar.tell
+        self._server.carrier.find_route = Routes(self._registrar, self._clock).find
+        await self._registrar.first_round()
+
+    async def _start_probe(self, broker: Broker) -> None:
+        config = self.settings.current.broker
+        port = config.port + 2 if config.probe_port < 0 else config.probe_port
+        if port == 0:
+            return
+        assert self._server is not None
+        assert self._registrar is not None
+        registry = broker_metrics(broker, self._server, self._registrar)
+        self._probe = await serve_probe(config.host, port, registry, self._not_ready)
+
+    @property
+    def broker(self) -> Broker:
+        assert self._broker is not None, "it is not started"
+        return self._broker
+
+    @property
+    def server(self) -> Server:
+        assert self._server is not None, "it is not started"
+        return self._server
+
+    def _not_ready(self) -> str | None:
+        assert self._broker is not None
+        assert self._registrar is not None
+        return self._broker.not_ready() or self._registrar.not_ready()
+
+    async def stop(self) -> None:
+        """Unregister, drain, persist, close."""
+        if self._probe is not None:
+            await self._probe.close()
+        if self._registrar is not None:
+            await self._registrar.close()
+        if self._server is not None:
+            await self._server.stop()
+        if self._broker is not None:
+            broker, self._broker = self._broker, None
+            await asyncio.get_running_loop().run_in_executor(None, broker.close)
+
+
+def _signer(broker: Broker) -> Sign | None:
+    credentials = broker.parts.access.internal()
+    return None if credentials is None else signer(*credentials)
+
+
+def _resolve(address: str) -> str:
+    """The announced address by number, as messages note it."""
+    host, _, port = address.rpartition(":")
+    bare = host.strip("[]")
+    try:
+        found = socket.getaddrinfo(bare, int(port), type=socket.SOCK_STREAM)[0][4]
+    except OSError as error:
+        raise BadSetting(
+            f"broker.announce {host} can't be resolved: {error.strerror or error}",
+            hint="set it to an address or name of this machine that clients can reach",
+        ) from None
+    number = str(found[0])
+    return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
+
+
+def _announced(settings: Settings) -> str:
+    """The host that clients are told."""
+    config = settings.broker
+    if config.announce:
+        return config.announce
+    if config.host not in WILDCARDS:
+        return config.host
+    # The address from which this machine would speak to others; nothing is sent.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))
+        return str(probe.getsockname()[0])
+    return "127.0.0.1"
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "::1") or host.startswith("127.")

@@ -1,0 +1,282 @@
+"""Listening on a port: plain, or TLS and plain told apart by their first byte.
+
+A TLS client speaks first and its first byte is 0x16; a frame's first byte is at most 1. So with
+TLS the first byte of a connection is looked at, without taking it, before the connection is handed
+on. Who sends nothing is let go after a while; a newcomer pushes out the one that is silent longest
+when too many are, so that silent connections can't keep others out.
+"""
+
+import asyncio
+import contextlib
+import errno
+import logging
+import socket
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from penstock.clock import Alarm, Clock, LoopClock, pause
+from penstock.errors import TlsError
+from penstock.transport.tls import Tls
+
+log = logging.getLogger(__name__)
+
+BACKLOG = 1_024
+FIRST_BYTE_MS = 30_000
+HANDSHAKE_SECONDS = 10.0
+SHUTDOWN_SECONDS = 0.5
+WAITING_MAX = 2_048
+"""Most connections whose first byte is waited for, and most whose handshake is."""
+ACCEPTS_PER_TURN = 64
+FULL_PAUSE_MS = 500
+"""How long nothing is accepted after the process has run out of descriptors or memory."""
+REFRESH_MS = 5_000
+
+TLS_HANDSHAKE = 0x16
+
+_FULL = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+Factory = Callable[[], asyncio.BaseProtocol]
+
+
+class Listener(ABC):
+    """Something that listens on `port`."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    @abstractmethod
+    async def close(self) -> None:
+        """Take no more connections; those there are stay."""
+
+
+async def listen(
+    factory: Factory,
+    host: str,
+    port: int,
+    *,
+    tls: Tls | None = None,
+    backlog: int = BACKLOG,
+    clock: Clock | None = None,
+    first_byte_ms: int = FIRST_BYTE_MS,
+    waiting_max: int = WAITING_MAX,
+) -> Listener:
+    """Listen on an address; an empty host is all of them, port 0 is any that is free."""
+    loop = asyncio.get_running_loop()
+    if tls is None:
+        server = await loop.create_server(
+            factory, host or None, port, backlog=backlog, reuse_address=True
+        )
+        return PlainListener(server)
+    sockets = await _bind(host, port, backlog)
+    return SniffingListener(
+        factory,
+        sockets,
+        tls,
+        clock or LoopClock(),
+        first_byte_ms=first_byte_ms,
+        waiting_max=waiting_max,
+    )
+
+
+class PlainListener(Listener):
+    """The event loop's own server."""
+
+    def __init__(self, server: asyncio.Server) -> None:
+        super().__init__(server.sockets[0].getsockname()[1])
+        self._server = server
+
+    async def close(self) -> None:
+        self._server.close()
+
+
+class SniffingListener(Listener):
+    """Looks at the first byte of every connection."""
+
+    def __init__(
+        self,
+        factory: Factory,
+        sockets: list[socket.socket],
+        tls: Tls,
+        clock: Clock,
+        *,
+        first_byte_ms: int,
+        waiting_max: int,
+    ) -> None:
+        super().__init__(sockets[0].getsockname()[1])
+        self.tls = tls
+        self.refused = 0
+        self._factory = factory
+        self._sockets = sockets
+        self._clock = clock
+        self._first_byte_ms = first_byte_ms
+        self._waiting_max = waiting_max
+        self._loop = asyncio.get_running_loop()
+        self._waiting: dict[socket.socket, Alarm] = {}  # the one that waits longest is first
+        self._handing: set[asyncio.Task[None]] = set()  # plain ones: done at once
+        self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._pause: Alarm | None = None
+        self._watch = asyncio.ensure_future(self._watch_files())
+        self._resume()
+
+    async def close(self) -> None:
+        self._watch.cancel()
+        if self._pause is not None:
+            self._pause.cancel()
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+            listening.close()
+        for waiting in list(self._waiting):
+            self._let_go(waiting)
+        for task in (*self._handing, *self._handshakes):
+            task.cancel()
+        tasks = (self._watch, *self._handing, *self._handshakes)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def waiting(self) -> int:
+        """Connections that have not shown yet what they speak."""
+        return len(self._waiting) + len(self._handshakes)
+
+    # --- accepting
+
+    def _resume(self) -> None:
+        self._pause = None
+        for listening in self._sockets:
+            self._loop.add_reader(listening, self._accept, listening)
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(ACCEPTS_PER_TURN):
+            try:
+                accepted, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                if error.errno not in _FULL:
+                    raise
+                self._hold_off(error)
+                return
+            self._welcome(accepted)
+
+    def _hold_off(self, error: OSError) -> None:
+        log.error("connections have to wait: %s; raise the limit of open files", error.strerror)
+        for listening in self._sockets:
+            self._loop.remove_reader(listening)
+        self._pause = self._clock.wake_at(self._clock.now_ms() + FULL_PAUSE_MS, self._resume)
+
+    def _welcome(self, accepted: socket.socket) -> None:
+        accepted.setblocking(False)
+        with contextlib.suppress(OSError):
+            accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        count = len(self._waiting)
+        if count >= self._waiting_max:
+            oldest = next(iter(self._waiting))
+            self._let_go(oldest, f"{count} connections are silent, it is so for longest")
+        self._waiting[accepted] = self._clock.wake_at(
+            self._clock.now_ms() + self._first_byte_ms,
+            lambda: self._let_go(accepted, f"it was silent for {self._first_byte_ms} ms"),
+        )
+        self._loop.add_reader(accepted, self._look, accepted)
+
+    def _let_go(self, waiting: socket.socket, why: str = "") -> None:
+        self._waiting.pop(waiting).cancel()
+        self._loop.remove_reader(waiting)
+        self._refuse(waiting, why)
+
+    def _refuse(self, accepted: socket.socket, why: str) -> None:
+        if why:
+            self.refused += 1
+            log.info("closing the connection of %s: %s", _name(accepted), why)
+        accepted.close()
+
+    # --- the first byte
+
+    def _look(self, waiting: socket.socket) -> None:
+        try:
+            first = waiting.recv(1, socket.MSG_PEEK)
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError:
+            first = b""
+        if not first:
+            self._let_go(waiting)  # gone without a word
+            return
+        secure = first[0] == TLS_HANDSHAKE
+        if not secure and not self.tls.plain_allowed:
+            self._let_go(waiting, "it does not speak TLS, and tls.mode is enforcing")
+            return
+        self._waiting.pop(waiting).cancel()
+        self._loop.remove_reader(waiting)
+        task = asyncio.ensure_future(self._hand_on(waiting, secure=secure))
+        if not secure:
+            self._handing.add(task)
+            task.add_done_callback(self._handing.discard)
+            return
+        if len(self._handshakes) >= self._waiting_max:
+            self.refused += 1
+            next(iter(self._handshakes)).cancel()
+        self._handshakes[task] = None
+        task.add_done_callback(lambda done: self._handshakes.pop(done, None))
+
+    async def _hand_on(self, accepted: socket.socket, *, secure: bool) -> None:
+        name = _name(accepted)
+        try:
+            if secure:
+                context = self.tls.context or await asyncio.to_thread(self.tls.make_context)
+                await self._loop.connect_accepted_socket(
+                    self._factory,
+                    accepted,
+                    ssl=context,
+                    ssl_handshake_timeout=HANDSHAKE_SECONDS,
+                    ssl_shutdown_timeout=SHUTDOWN_SECONDS,
+                )
+            else:
+                await self._loop.connect_accepted_socket(self._factory, accepted)
+        except asyncio.CancelledError:
+            accepted.close()
+            raise
+        except (OSError, TlsError) as error:  # the ssl module's errors are OSErrors
+            self.refused += 1
+            level = logging.WARNING if isinstance(error, TlsError) else logging.INFO
+            log.log(level, "no TLS with %s: %s", name, error)
+            accepted.close()
+
+    async def _watch_files(self) -> None:
+        while True:
+            await pause(self._clock, REFRESH_MS)
+            try:
+                await asyncio.to_thread(self.tls.refresh)
+            except Exception:  # the watch must go on
+                log.exception("the certificate could not be looked at")
+
+
+def _name(accepted: socket.socket) -> str:
+    try:
+        host, port, *_ = accepted.getpeername()
+    except OSError:
+        return "somebody who is gone"
+    return f"{host}:{port}"
+
+
+async def _bind(host: str, port: int, backlog: int) -> list[socket.socket]:
+    found = await asyncio.get_running_loop().getaddrinfo(
+        host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+    )
+    sockets: list[socket.socket] = []
+    try:
+        for family, kind, protocol, _, address in dict.fromkeys(found):
+            listening = socket.socket(family, kind, protocol)
+            sockets.append(listening)
+            listening.setblocking(False)
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            if family == socket.AF_INET6:
+                listening.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+            if len(sockets) > 1 and port == 0:  # the same port on every address
+                address = (address[0], sockets[0].getsockname()[1], *address[2:])
+            listening.bind(address)
+            listening.listen(backlog)
+    except OSError as error:
+        for listening in sockets:
+            listening.close()
+        text = f"can't listen on {host or '*'}:{port}: {error.strerror}"
+        raise OSError(error.errno, text) from None
+    return sockets

@@ -1,0 +1,61 @@
+"""A NameServer on its port: what starts and stops in which order."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from penstock.clock import Clock, LoopClock
+from penstock.config import Live, Settings
+from penstock.nameserver.handlers import NameServer
+from penstock.rpc.changed_settings import ChangedSettings
+from penstock.rpc.persistence import Persistence
+from penstock.server.request_loop import Turn
+from penstock.server.server import Server
+from penstock.store.disk import Disk
+from penstock.transport.tls import Tls
+
+log = logging.getLogger(__name__)
+
+
+class NameServerService:
+    """A NameServer on its port."""
+
+    def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
+        self.settings = Live(settings, "nameserver")
+        self._clock = clock or LoopClock()
+        self._disk = Disk()
+        self._persistence: Persistence | None = None
+        if settings.nameserver.data:
+            folder = Path(settings.nameserver.data)
+            self._disk.make_directory((folder / ChangedSettings.FILE).parent)
+            self._persistence = Persistence(self._disk, folder)
+        self.nameserver = NameServer(self.settings, self._clock.now_ms(), self._persistence)
+        self.server: Server | None = None
+
+    async def start(self) -> None:
+        """Listen."""
+        config = self.settings.current
+        limits = config.server
+        turn = Turn(
+            self.nameserver,
+            frame_bytes_max=limits.frame_bytes_max,
+            header_bytes_max=limits.header_bytes_max,
+        )
+        self.server = Server(
+            self.settings,
+            self.nameserver,
+            turn,
+            self.nameserver.outbox,
+            submit=self._disk.submit,
+            persistence=self._persistence,
+            clock=self._clock,
+        )
+        await self.server.start(config.nameserver.host, config.nameserver.port, Tls.of(config.tls))
+        log.info("the NameServer listens on %s:%d", config.nameserver.host, self.server.port)
+
+    async def stop(self) -> None:
+        """Close connections and files."""
+        if self.server is not None:
+            await self.server.stop()
+        self._disk.close()

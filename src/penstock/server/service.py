@@ -1,0 +1,59 @@
+"""Runs servers until they are told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import signal
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from penstock.config import Settings
+
+
+class Runnable(Protocol):
+    """A server that starts and stops."""
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def run(main: Coroutine[Any, Any, None]) -> None:
+    """Run a server on uvloop, or on asyncio's own loop where there is none."""
+    try:
+        import uvloop
+    except ImportError:
+        asyncio.run(main)
+    else:
+        uvloop.run(main)
+
+
+async def serve_broker(settings: Settings, on_ready: Callable[[], None]) -> None:
+    """Run a broker until SIGTERM or SIGINT."""
+    from penstock.server.broker_service import BrokerService
+
+    await _serve(BrokerService(settings), on_ready)
+
+
+async def serve_nameserver(settings: Settings, on_ready: Callable[[], None]) -> None:
+    """Run a NameServer until SIGTERM or SIGINT."""
+    from penstock.server.nameserver_service import NameServerService
+
+    await _serve(NameServerService(settings), on_ready)
+
+
+async def _serve(service: Runnable, on_ready: Callable[[], None]) -> None:
+    stopped = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopped.set)
+    await service.start()
+    # With 10,000 topics a full collection of what was just loaded takes 0.2 s in the loop.
+    gc.freeze()
+    try:
+        on_ready()
+        await stopped.wait()
+    finally:
+        await service.stop()

@@ -1,0 +1,1 @@
+"""Records to Arrow columns, without a Python object per row."""

@@ -1,0 +1,72 @@
+cimport cython
+from penstock.spark.arrow.record_batch cimport RowBatch
+from penstock.spark.arrow.record_chunk cimport Chunk
+from penstock.spark.arrow.record_view cimport PlacedRecord
+from penstock.wire cimport octets
+
+cdef int _DONE
+cdef int _FULL
+cdef int _BAD
+cdef int _BLANK
+cdef int _UNWRITTEN
+cdef int _CUT
+cdef int _CRC
+cdef int _ELSEWHERE
+cdef int _LENGTHS
+cdef int _MAGIC
+cdef int _WRAPPED
+cdef int _MAGIC_V1
+cdef int _MAGIC_V2
+cdef int _MAGIC_BLANK
+cdef int _TRANSACTION
+cdef int _PREPARED
+cdef int _ROLLBACK
+cdef long long _CHUNKED_BYTES_MAX
+
+@cython.final
+cdef class ColumnBuilder:
+    cdef readonly Py_ssize_t position
+    cdef readonly long long offset
+    cdef readonly Py_ssize_t resume
+    cdef readonly str problem
+    cdef long long _rows_max
+    cdef long long _bytes_max
+    cdef PlacedRecord _record
+    cdef RowBatch _batch
+    cdef Chunk _chunk
+    cdef tuple _tags
+    cdef long long _first_ms
+    cdef long long _until_ms
+    cdef bint _check_crc
+
+    cdef int _bind(self, const unsigned char[::1] view) except -1
+    @cython.locals(record=PlacedRecord, why=int, problem=int, size=int, offset="long long")
+    cdef int _walk_answer(self, Py_ssize_t at, Py_ssize_t end, long long first,
+                          long long until) except -1
+    @cython.locals(record=PlacedRecord, why=int, problem=int, size=int)
+    cdef int _walk_log(self, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
+                       long long log_offset) except -1
+    @cython.locals(record=PlacedRecord, left="Py_ssize_t", size=int, magic=int, problem=int)
+    cdef int _place_logged(self, Py_ssize_t at, Py_ssize_t limit, long long log_offset) except -1
+    @cython.locals(record=PlacedRecord, transaction=int, stored_ms="long long")
+    cdef bint _wanted(self) except -1
+    @cython.locals(record=PlacedRecord, crc=int, at="Py_ssize_t")
+    cdef int _damage(self, long long physical_offset) except -1
+    cdef int _note_bad(self, str problem) except -1
+    @cython.locals(chunk=Chunk)
+    cdef Py_ssize_t _skim_answer(self, Py_ssize_t at, Py_ssize_t end, long long until) except -1
+    @cython.locals(chunk=Chunk)
+    cdef Py_ssize_t _skim_log(self, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
+                              long long log_offset) except -1
+    @cython.locals(batch=RowBatch, rows="long long", weight="long long")
+    cdef bint _allow(self) except -1
+    cdef int _flush(self) except -1
+    @cython.locals(record=PlacedRecord, batch=RowBatch)
+    cdef int _add(self) except -1
+    @cython.locals(batch=RowBatch)
+    cdef bint _is_full(self, long long size) except -1
+    @cython.locals(record=PlacedRecord, source="const unsigned char[::1]", size=int, bad=list)
+    cdef int _unwrap(self, Py_ssize_t at, long long until) except -1
+    @cython.locals(record=PlacedRecord, batch=RowBatch, at="Py_ssize_t", problem=int,
+                   offset="long long")
+    cdef int _add_all(self, Py_ssize_t end, long long until) except -1

@@ -1,0 +1,404 @@
+"""Records of answers and of the log as Arrow columns, without a Python object per row.
+
+A builder walks records in place, takes those that are wanted and writes their columns
+(`spark.batch`): plain ones some hundred at a time (`spark.chunk`), others one by one. It stops
+where a batch is full, where something is not a good record, and where a log ends; the caller
+decides what that means. Values are those of `client.records.ReceivedMessage`.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import pyarrow as pa
+
+from penstock.client.received_message import BadRecord, decode_records
+from penstock.spark.arrow.record_batch import COLUMN_BYTES_MAX, RowBatch
+from penstock.spark.arrow.record_chunk import RECORD_BYTES_MAX, Chunk
+from penstock.spark.arrow.record_view import CRC, ELSEWHERE, LENGTHS, MAGIC, PlacedRecord
+from penstock.spark.message_schema import CONTROL_TOPIC
+from penstock.wire import octets
+from penstock.wire.codes import (
+    DLQ_TOPIC_PREFIX,
+    LMQ_PREFIX,
+    RETRY_TOPIC_PREFIX,
+    SYS_INNER_BATCH,
+    SYS_NEED_UNWRAP,
+    SYS_TRANSACTION_MASK,
+    SYS_TRANSACTION_PREPARED,
+    SYS_TRANSACTION_ROLLBACK,
+    is_system_topic,
+)
+from penstock.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PROBLEMS
+
+ROWS_MAX = 32_768
+BYTES_MAX = 16 * 1024 * 1024
+OFFSET_MAX = 2**63 - 1
+
+# Why `add_answer` and `add_log` came back.
+DONE = 0  # everything was walked, or `until` was reached
+FULL = 1  # take() the rows, then go on at `position`
+BAD = 2  # no good record at `position`: `problem` says why; go on at `resume` unless that is -1
+BLANK = 3  # log: a blank record at `position`; the rest of the segment holds nothing
+UNWRITTEN = 4  # log: zeros at `position`
+CUT = 5  # log: what begins at `position` goes beyond the limit
+_DONE, _FULL, _BAD, _BLANK, _UNWRITTEN, _CUT = DONE, FULL, BAD, BLANK, UNWRITTEN, CUT
+
+# Twins for the compiler, which keeps them to itself.
+_CRC, _ELSEWHERE, _LENGTHS, _MAGIC = CRC, ELSEWHERE, LENGTHS, MAGIC
+_WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
+_MAGIC_V1, _MAGIC_V2, _MAGIC_BLANK = MAGIC_V1, MAGIC_V2, MAGIC_BLANK
+_TRANSACTION = SYS_TRANSACTION_MASK
+_PREPARED, _ROLLBACK = SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
+# Below this there is room for any plain record.
+_CHUNKED_BYTES_MAX = COLUMN_BYTES_MAX - 4 * RECORD_BYTES_MAX
+
+
+class LogFilter(NamedTuple):
+    """Which records of a log become rows; halves of transactions never do."""
+
+    topics: Callable[[bytes], bool]
+    """Asked about each topic that is met, seldom more than once."""
+    tags: frozenset[bytes] | None = None
+    first_ms: int = 0
+    """Stored at this time or later."""
+    until_ms: int = OFFSET_MAX
+    """Stored before this time."""
+    check_crc: bool = False
+
+
+def is_user_topic(topic: bytes) -> bool:
+    """Whether applications send to it: it is not a broker's own, and holds no retries."""
+    name = topic.decode("utf-8", "replace")
+    others = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, LMQ_PREFIX)
+    ours = name.rpartition("%")[2] == CONTROL_TOPIC  # whatever the namespace
+    return not ours and not is_system_topic(name) and not name.startswith(others)
+
+
+class ColumnBuilder:
+    """Rows of `schema.arrow_schema(columns)`; `rows` of them are held and weigh `size` bytes.
+
+    `topic` and `broker` are what the columns of that name say; without them it is the record's own
+    topic, and no broker.
+
+    After an add, `position` is where in the bytes it stopped; `offset` the queue offset to go on
+    with (answers); `problem` and `resume` belong to BAD.
+    """
+
+    def __init__(
+        self,
+        columns: Sequence[str],
+        *,
+        topic: str | None = None,
+        broker: str | None = None,
+        rows_max: int = ROWS_MAX,
+        bytes_max: int = BYTES_MAX,
+    ) -> None:
+        assert min(rows_max, bytes_max) > 0, "a batch that is always full never gets a row"
+        self.position: int = 0
+        self.offset: int = 0
+        self.resume: int = -1
+        self.problem: str = ""
+        self._rows_max: int = rows_max
+        self._bytes_max: int = bytes_max
+        self._record: PlacedRecord = PlacedRecord()
+        self._batch: RowBatch = RowBatch(
+            columns,
+            None if topic is None else topic.encode(),
+            None if broker is None else broker.encode(),
+        )
+        self._chunk: Chunk = Chunk(
+            body=self._batch.needs_body,
+            topic=self._batch.needs_topic,
+            properties=self._batch.needs_properties,
+        )
+        self._tags: tuple[bytes, ...] | None = None
+        self._first_ms: int = 0
+        self._until_ms: int = 0
+        self._check_crc: bool = False
+
+    @property
+    def rows(self) -> int:
+        return self._batch.rows
+
+    @property
+    def size(self) -> int:
+        return self._batch.size
+
+    def take(self) -> pa.RecordBatch:
+        """The rows, without a copy; the builder begins anew. Empty if there are none."""
+        return self._batch.take()
+
+    def add_answer(
+        self,
+        data: octets.Bytes,
+        begin: int,
+        end: int,
+        *,
+        first: int,
+        until: int,
+        tags: frozenset[bytes] | None = None,
+    ) -> int:
+        """Take the records of a pull's answer in [begin, end) whose queue offset is in
+        [first, until): DONE, FULL or BAD.
+
+        `offset` is then `until` where that was reached, else the one after the last record seen,
+        and `first` if there was none. Records that come twice or backwards are taken once.
+        """
+        self._tags = None if tags is None else tuple(tags)
+        self._chunk.ask(None, self._tags)
+        self._open(data, begin, end)
+        try:
+            why = self._walk_answer(begin, end, first, until)
+            self._flush()
+            return why
+        finally:
+            self._bind(memoryview(b"\0"))
+
+    def add_log(
+        self,
+        data: object,
+        begin: int,
+        end: int,
+        *,
+        limit: int,
+        log_offset: int,
+        wanted: LogFilter,
+    ) -> int:
+        """Take the records of a log that begin in [begin, end) of `data` (bytes, a map, a view).
+
+        Byte 0 lies at `log_offset` in the log; nothing from `limit` on is read. A record has to
+        begin at `begin`. After DONE, `position` is where the next slice's first
+        record begins. After BAD, `resume` is known where only the content of the record is wrong.
+        """
+        self._tags = None if wanted.tags is None else tuple(wanted.tags)
+        self._first_ms, self._until_ms = wanted.first_ms, wanted.until_ms
+        self._check_crc = wanted.check_crc
+        self._chunk.ask(wanted.topics, self._tags)
+        self._chunk.ask_log(wanted.first_ms, wanted.until_ms, wanted.check_crc)
+        self._open(data, begin, limit)
+        try:
+            why = self._walk_log(begin, end, limit, log_offset)
+            self._flush()
+            return why
+        finally:
+            self._bind(memoryview(b"\0"))
+
+    # --- walking
+
+    def _open(self, data: object, begin: int, limit: int) -> None:
+        view = memoryview(data)  # type: ignore[arg-type]  # whoever has no bytes is told
+        if not 0 <= begin <= limit <= len(view):
+            raise ValueError(f"bytes {begin} to {limit} of {len(view)}")
+        self._bind(view if len(view) > 0 else memoryview(b"\0"))
+        self.problem = ""
+        self.resume = -1
+
+    def _bind(self, view: memoryview) -> None:
+        self._record.bind(view)
+        self._batch.bind(view)
+        self._chunk.bind(view)
+
+    def _walk_answer(self, at: int, end: int, first: int, until: int) -> int:
+        record = self._record
+        why = _DONE
+        self.offset = first
+        while at < end:
+            at = self._skim_answer(at, end, until)
+            if at >= end:
+                break
+            problem = record.place(at, end)
+            size = record.size
+            if problem != 0:
+                why = self._note_bad(PROBLEMS[problem])
+                if problem in (_MAGIC, _LENGTHS):
+                    self.resume = at + size
+                break
+            offset = octets.get_i64(record.source, at + 20)
+            if offset >= until:
+                self.offset = until
+                break
+            if record.sys_flag & _WRAPPED == _WRAPPED:
+                why = self._unwrap(at, until)
+            elif offset >= self.offset:
+                why = self._add()
+            if why != _DONE:
+                break
+            if offset >= self.offset:
+                self.offset = offset + 1
+            at += size
+        self.position = at
+        return why
+
+    def _walk_log(self, at: int, end: int, limit: int, log_offset: int) -> int:
+        record = self._record
+        why = _DONE
+        while at < end:
+            at = self._skim_log(at, end, limit, log_offset)
+            if at >= end:
+                break
+            why = self._place_logged(at, limit, log_offset)
+            if why != _DONE:
+                break
+            size = record.size
+            if self._wanted():
+                problem = self._damage(log_offset + at)
+                if problem != 0:
+                    why = self._note_bad(PROBLEMS[problem])
+                    self.resume = at + size
+                    break
+                if record.sys_flag & _WRAPPED == _WRAPPED:
+                    self.offset = 0
+                    why = self._unwrap(at, OFFSET_MAX)
+                else:
+                    why = self._add()
+                if why != _DONE:
+                    break
+            at += size
+        self.position = at
+        return why
+
+    def _place_logged(self, at: int, limit: int, log_offset: int) -> int:
+        """DONE if a record of the log begins here, else what does."""
+        record = self._record
+        left = limit - at
+        if left < 8:
+            return _CUT
+        size = octets.get_i32(record.source, at)
+        magic = octets.get_i32(record.source, at + 4)
+        if magic == _MAGIC_BLANK:
+            return _BLANK
+        if size == 0 and magic == 0:
+            return _UNWRITTEN
+        if magic in (_MAGIC_V1, _MAGIC_V2) and size > left:
+            return _CUT
+        problem = record.place(at, limit)
+        if problem == 0 and octets.get_i64(record.source, at + 28) != log_offset + at:
+            problem = _ELSEWHERE
+        return _DONE if problem == 0 else self._note_bad(PROBLEMS[problem])
+
+    def _wanted(self) -> bool:
+        """Whether the filter lets a record of the log pass; tags are looked at later."""
+        record = self._record
+        transaction = record.sys_flag & _TRANSACTION
+        if transaction in (_PREPARED, _ROLLBACK):
+            return False
+        stored_ms = octets.get_i64(record.source, record.store_at)
+        if stored_ms < self._first_ms or stored_ms >= self._until_ms:
+            return False
+        return self._chunk.wants(record.topic_at, record.topic_length)
+
+    def _damage(self, physical_offset: int) -> int:
+        """What is wrong inside a record of the log whose lengths are right."""
+        record = self._record
+        if self._check_crc:
+            crc = octets.crc31(record.source, record.body_at, record.body_length)
+            if crc != octets.get_i32(record.source, record.at + 8):
+                return _CRC
+        at = record.text_at
+        if octets.find(record.source, at, at + record.text_length, 0) >= 0:
+            return record.torn(physical_offset)
+        return 0
+
+    def _note_bad(self, problem: str) -> int:
+        self.problem = problem
+        return _BAD
+
+    # --- plain records
+
+    def _skim_answer(self, at: int, end: int, until: int) -> int:
+        """Take plain records; where another begins, or one that a full batch has no room for."""
+        chunk = self._chunk
+        while self._allow():
+            chunk.offset = self.offset
+            at = chunk.walk_answer(at, end, until)
+            self.offset = chunk.offset
+            if not chunk.full:
+                break
+            self._flush()
+        return at
+
+    def _skim_log(self, at: int, end: int, limit: int, log_offset: int) -> int:
+        """The same in a log."""
+        chunk = self._chunk
+        while self._allow():
+            at = chunk.walk_log(at, end, limit, log_offset)
+            if not chunk.full:
+                break
+            self._flush()
+        return at
+
+    def _allow(self) -> bool:
+        """Tell the chunk how much room is left; whether there is any."""
+        batch = self._batch
+        rows = self._rows_max - batch.rows
+        weight = min(self._bytes_max, _CHUNKED_BYTES_MAX) - batch.size
+        if rows <= 0 or weight <= 0:
+            return False
+        self._chunk.allow(rows, weight, batch.row_bytes_max)
+        return True
+
+    def _flush(self) -> None:
+        """Make rows of the chunk's records."""
+        if self._chunk.rows > 0:
+            self._batch.add_chunk(self._chunk)
+            self._chunk.clear()
+
+    # --- rows
+
+    def _add(self) -> int:
+        """Take the placed record, if its tag is wanted."""
+        self._flush()
+        record = self._record
+        batch = self._batch
+        if self._is_full(record.size):
+            return _FULL
+        if batch.needs_properties or self._tags is not None:
+            record.scan(batch.needs_distinct)
+            if self._tags is not None and not record.tagged(self._tags):
+                return _DONE
+        if not batch.add(record):
+            self.resume = record.at + record.size
+            return self._note_bad("the body can't be unpacked")
+        return _DONE
+
+    def _is_full(self, size: int) -> bool:
+        batch = self._batch
+        return (
+            batch.rows >= self._rows_max
+            or batch.size >= self._bytes_max
+            or not batch.has_room(size)
+        )
+
+    def _unwrap(self, at: int, until: int) -> int:
+        """Take the messages inside a record that is a batch, from `offset` on; all at once."""
+        self._flush()
+        record = self._record
+        source, size = record.source, record.size
+        if self._is_full(size):
+            return _FULL
+        bad: list[BadRecord] = []
+        inner = decode_records(record.raw(at, size), "", bad=bad)
+        data = b"".join(message.record for message in inner)
+        if inner:
+            self._bind(memoryview(data))
+            self._add_all(len(data), until)
+            self._bind(source)
+        if bad:
+            self.resume = at + size
+            return self._note_bad(bad[0].problem)
+        return _DONE
+
+    def _add_all(self, end: int, until: int) -> None:
+        record = self._record
+        batch = self._batch
+        at = 0
+        while at < end:
+            problem = record.place(at, end)
+            assert problem == 0, "these records were decoded before"
+            offset = octets.get_i64(record.source, at + 20)
+            if self.offset <= offset < until:
+                record.scan(batch.needs_distinct)
+                if self._tags is None or record.tagged(self._tags):
+                    batch.add(record)
+                self.offset = offset + 1
+            at += record.size

@@ -1,0 +1,499 @@
+"""Rows as columns (`spark.arrays`) that become a record batch without a copy.
+
+A placed record is one row; a chunk is many, of records that are plain. Offsets of texts have 32
+bits: whoever adds rows asks `has_room` before.
+"""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from penstock.client.received_message import BODY_BYTES_MAX
+from penstock.errors import CompressionError
+from penstock.spark import message_schema
+from penstock.spark.arrow import byte_access
+from penstock.spark.arrow.arrays import Column, Texts
+from penstock.spark.arrow.record_chunk import (
+    AT,
+    BODY,
+    CONTENTS,
+    KEYS,
+    NAMES,
+    PIECES_END,
+    SPAN,
+    STORE_AT,
+    TAGS,
+    TOPIC,
+    UNIQUE,
+    WIDTH,
+    Chunk,
+)
+from penstock.spark.arrow.record_view import NO_NUMBER, PlacedRecord
+from penstock.wire import octets
+from penstock.wire.codes import SYS_COMPRESSED
+from penstock.wire.compression import decompress
+from penstock.wire.message import decode_host
+
+COLUMN_BYTES_MAX = 1 << 30
+# Twins for the compiler, which keeps them to itself.
+_COLUMN_BYTES_MAX = COLUMN_BYTES_MAX
+_COMPRESSED, _NO_NUMBER = SYS_COMPRESSED, NO_NUMBER
+_SLACK = byte_access.COPY_SLACK
+_MS_MAX = (2**63 - 1) // 1000
+_I32_MAX = 2**31 - 1
+_DOT, _COLON = b".:"
+_ID_BYTES_MAX = 2 * (20 + 8)
+_IPV4_BYTES_MAX = 27
+_AT, _STORE_AT, _BODY, _TOPIC, _UNIQUE = AT, STORE_AT, BODY, TOPIC, UNIQUE
+_TAGS, _KEYS, _PIECES_END, _WIDTH = TAGS, KEYS, PIECES_END, WIDTH
+_NAMES, _CONTENTS, _SPAN = NAMES, CONTENTS, SPAN
+
+
+class RowBatch:
+    """Rows of some of `schema.FIELDS`, made of placed records.
+
+    `topic` and `broker` are said of every row; without them the topic is the record's and the
+    broker null.
+    """
+
+    def __init__(self, columns: Sequence[str], topic: bytes | None, broker: bytes | None) -> None:
+        self.rows: int = 0
+        self.size: int = 0
+        self._found: PlacedRecord = PlacedRecord()
+        self._schema: pa.Schema = message_schema.arrow_schema(columns)
+        on = {name: name in columns for name in message_schema.FIELDS}
+        self._topic: Texts = Texts(on["topic"])
+        self._broker: Texts = Texts(on["broker"])
+        self._message_id: Texts = Texts(on["message_id"])
+        self._tags: Texts = Texts(on["tags"])
+        self._keys: Texts = Texts(on["keys"])
+        self._body: Texts = Texts(on["body"])
+        self._born_host: Texts = Texts(on["born_host"])
+        self._store_host: Texts = Texts(on["store_host"])
+        self._offset_id: Texts = Texts(on["offset_id"])
+        self._transaction_id: Texts = Texts(on["transaction_id"])
+        self._properties: Column = Column(on["properties"])
+        self._names: Texts = Texts(on["properties"])
+        self._contents: Texts = Texts(on["properties"])
+        self._queue_id: Column = Column(on["queue_id"])
+        self._reconsume_times: Column = Column(on["reconsume_times"])
+        self._flag: Column = Column(on["flag"])
+        self._sys_flag: Column = Column(on["sys_flag"])
+        self._delay_level: Column = Column(on["delay_level"])
+        self._queue_offset: Column = Column(on["queue_offset"], 8)
+        self._log_offset: Column = Column(on["commit_log_offset"], 8)
+        self._born: Column = Column(on["born_timestamp"], 8)
+        self._store: Column = Column(on["store_timestamp"], 8)
+        self._deliver: Column = Column(on["deliver_timestamp"], 8)
+        arrays: dict[str, Column | Texts] = {
+            "topic": self._topic,
+            "broker": self._broker,
+            "queue_id": self._queue_id,
+            "queue_offset": self._queue_offset,
+            "message_id": self._message_id,
+            "tags": self._tags,
+            "keys": self._keys,
+            "body": self._body,
+            "born_timestamp": self._born,
+            "store_timestamp": self._store,
+            "reconsume_times": self._reconsume_times,
+            "delay_level": self._delay_level,
+            "deliver_timestamp": self._deliver,
+            "flag": self._flag,
+            "sys_flag": self._sys_flag,
+            "born_host": self._born_host,
+            "store_host": self._store_host,
+            "offset_id": self._offset_id,
+            "commit_log_offset": self._log_offset,
+            "transaction_id": self._transaction_id,
+        }
+        self._order: list[tuple[Column | Texts | None, pa.DataType]] = [
+            (arrays.get(field.name), field.type) for field in self._schema
+        ]  # the map has none of its own
+        # What all rows say is copied like anything else, from a source of its own.
+        self._topic_length: int = -1 if topic is None else len(topic)
+        self._topic.source = memoryview((topic or b"") + bytes(_SLACK))
+        self._broker_length: int = -1 if broker is None else len(broker)
+        self._broker.source = memoryview((broker or b"") + bytes(_SLACK))
+        self._delays: bool = on["delay_level"] or on["deliver_timestamp"]
+        self._hosts: bool = on["born_host"] or on["store_host"] or on["offset_id"]
+        self._rare: bool = any(on[name] for name in _RARE)
+        self.needs_distinct: bool = on["properties"]
+        self.needs_body: bool = on["body"]
+        self.needs_topic: bool = on["topic"] and topic is None
+        self.needs_properties: bool = any(on[name] for name in _FROM_PROPERTIES)
+        self._row_bytes: int = sum(8 if kind in _WIDE else 4 for kind in self._schema.types)
+        # What a row may weigh without what it copies of its record.
+        self.row_bytes_max: int = (
+            self._row_bytes + max(self._topic_length, 0) + max(self._broker_length, 0) + 4 * 64
+        )
+
+    def bind(self, source: memoryview) -> None:
+        """Take the bytes that the next records lie in."""
+        if self._topic_length < 0:
+            self._topic.source = source
+        self._body.source = source
+        self._found.bind(source)
+        self._bind_text(source)
+
+    def _bind_text(self, text: memoryview) -> None:
+        self._message_id.source = text
+        self._tags.source = text
+        self._keys.source = text
+        self._transaction_id.source = text
+        self._names.source = text
+        self._contents.source = text
+
+    def has_room(self, record_bytes: int) -> bool:
+        """Whether a record of this size may still be added."""
+        return self.rows == 0 or self.size + record_bytes <= _COLUMN_BYTES_MAX
+
+    def add(self, record: PlacedRecord) -> bool:
+        """A row; False where the body can't be unpacked. The properties have been scanned, if
+        `needs_properties`."""
+        if self._body.on:
+            if record.sys_flag & _COMPRESSED:
+                if not self._put_unpacked(record):
+                    return False
+            else:
+                self._body.put(record.body_at, record.body_length)
+        if record.rewritten:
+            self._bind_text(record.text)
+        self._put_numbers(record)
+        self._put_texts(record)
+        if self._properties.on:
+            self._put_properties(record)
+        if self._delays:
+            self._put_delays(record)
+        if self._rare:
+            self._put_rare(record)
+        if record.rewritten:
+            self._bind_text(record.source)
+        self.rows += 1
+        self._weigh()
+        return True
+
+    def _put_unpacked(self, record: PlacedRecord) -> bool:
+        body = record.raw(record.body_at, record.body_length)
+        try:
+            self._body.put_bytes(decompress(body, record.sys_flag, limit=BODY_BYTES_MAX))
+        except CompressionError:
+            return False
+        return True
+
+    def _put_numbers(self, record: PlacedRecord) -> None:
+        at = record.at
+        if self._queue_id.on:
+            self._queue_id.put(octets.get_i32(record.source, at + 12))
+        if self._queue_offset.on:
+            self._queue_offset.put(octets.get_i64(record.source, at + 20))
+        if self._born.on:
+            self._born.put(_micros(octets.get_i64(record.source, at + 40)))
+        if self._store.on:
+            self._store.put(_micros(octets.get_i64(record.source, record.store_at)))
+        if self._reconsume_times.on:
+            self._reconsume_times.put(octets.get_i32(record.source, record.body_at - 16))
+
+    def _put_texts(self, record: PlacedRecord) -> None:
+        if self._topic.on:
+            self._put_topic(record)
+        if self._broker.on:
+            if self._broker_length < 0:
+                self._broker.put_null()
+            else:
+                self._broker.put(0, self._broker_length)
+        if self._message_id.on:
+            if record.unique_length > 0:
+                self._message_id.put(record.unique_at, record.unique_length)
+            else:
+                self._put_offset_id(self._message_id, record)
+        if self._tags.on:
+            if record.tags_length > 0:
+                self._tags.put(record.tags_at, record.tags_length)
+            else:
+                self._tags.put_null()
+        if self._keys.on:
+            if record.keys_length > 0:
+                self._keys.put(record.keys_at, record.keys_length)
+            else:
+                self._keys.put_null()
+
+    def _put_topic(self, record: PlacedRecord) -> None:
+        if self._topic_length >= 0:
+            self._topic.put(0, self._topic_length)
+        elif octets.is_ascii(record.source, record.topic_at, record.topic_length):
+            self._topic.put(record.topic_at, record.topic_length)
+        else:
+            topic = record.raw(record.topic_at, record.topic_length)
+            self._topic.put_bytes(topic.decode("utf-8", "replace").encode())
+
+    def _put_properties(self, record: PlacedRecord) -> None:
+        if record.pieces > 0:
+            self._names.put_pieces(record, 0)
+            self._contents.put_pieces(record, 1)
+        self._properties.close(self._names.offsets.count)
+
+    def _put_delays(self, record: PlacedRecord) -> None:
+        if self._delay_level.on:
+            level = _NO_NUMBER
+            if record.level_length > 0:
+                level = record.number(record.level_at, record.level_length)
+            if -_I32_MAX <= level <= _I32_MAX:
+                self._delay_level.put(level)
+            else:
+                self._delay_level.put_null()
+        if self._deliver.on:
+            due_ms = _NO_NUMBER
+            if record.deliver_length > 0:
+                due_ms = record.number(record.deliver_at, record.deliver_length)
+            elif record.delay_length > 0:
+                due_ms = _after(
+                    octets.get_i64(record.source, record.at + 40),
+                    record.number(record.delay_at, record.delay_length),
+                    record.delay_unit_ms,
+                )
+            if due_ms == _NO_NUMBER:
+                self._deliver.put_null()
+            else:
+                self._deliver.put(_micros(due_ms))
+
+    def _put_rare(self, record: PlacedRecord) -> None:
+        at = record.at
+        if self._flag.on:
+            self._flag.put(octets.get_i32(record.source, at + 16))
+        if self._sys_flag.on:
+            self._sys_flag.put(record.sys_flag)
+        if self._log_offset.on:
+            self._log_offset.put(octets.get_i64(record.source, at + 28))
+        if self._hosts:
+            self._put_hosts(record)
+        if self._transaction_id.on:
+            self._put_transaction_id(record)
+
+    def _put_hosts(self, record: PlacedRecord) -> None:
+        if self._born_host.on:
+            _put_host(self._born_host, record, record.at + 48, record.born_host_length)
+        if self._store_host.on:
+            _put_host(self._store_host, record, record.store_at + 8, record.store_host_length)
+        if self._offset_id.on:
+            self._put_offset_id(self._offset_id, record)
+
+    def _put_transaction_id(self, record: PlacedRecord) -> None:
+        if record.transaction_length > 0:
+            self._transaction_id.put(record.transaction_at, record.transaction_length)
+        elif record.unique_length > 0:
+            self._transaction_id.put(record.unique_at, record.unique_length)
+        else:
+            self._transaction_id.put_null()
+
+    def _put_offset_id(self, column: Texts, record: PlacedRecord) -> None:
+        length = record.store_host_length
+        column.reserve(_ID_BYTES_MAX)
+        octets.put_hex(column.data, column.used, record.source, record.store_at + 8, length)
+        octets.put_hex(column.data, column.used + 2 * length, record.source, record.at + 28, 8)
+        column.close(2 * length + 16)
+
+    # --- many rows at once
+
+    def add_chunk(self, chunk: Chunk) -> None:
+        """Rows of plain records, which lie in the bytes that were bound."""
+        rows = chunk.rows
+        if self._body.on:
+            self._body.put_many(chunk.base, chunk.places, _BODY, _WIDTH, rows, False)
+        self._put_many_numbers(chunk)
+        self._put_many_texts(chunk)
+        if self._properties.on:
+            self._put_many_properties(chunk)
+        if self._delays:
+            self._put_many_delays(chunk)
+        if self._rare:
+            self._put_many_rare(chunk)
+        self.rows += rows
+        self._weigh()
+
+    def _find(self, chunk: Chunk, row: int) -> PlacedRecord:
+        """The record that is this row of the chunk."""
+        record = self._found
+        at = chunk.base + chunk.places[row * _WIDTH]
+        problem = record.place(at, at + octets.get_i32(chunk.source, at))
+        assert problem == 0, "the record was placed before"
+        return record
+
+    def _put_many_numbers(self, chunk: Chunk) -> None:
+        source, base, places, rows = chunk.source, chunk.base, chunk.places, chunk.rows
+        if self._queue_id.on:
+            self._queue_id.put_many(source, base + 12, places, _AT, _WIDTH, rows)
+        if self._queue_offset.on:
+            self._queue_offset.put_many(source, base + 20, places, _AT, _WIDTH, rows)
+        if self._born.on:
+            self._born.put_many(source, base + 40, places, _AT, _WIDTH, rows)
+            self._born.scale(_MS_MAX, 1000, rows)
+        if self._store.on:
+            self._store.put_many(source, base, places, _STORE_AT, _WIDTH, rows)
+            self._store.scale(_MS_MAX, 1000, rows)
+        if self._reconsume_times.on:
+            self._reconsume_times.put_many(source, base - 16, places, _BODY, _WIDTH, rows)
+
+    def _put_many_texts(self, chunk: Chunk) -> None:
+        base, places, rows = chunk.base, chunk.places, chunk.rows
+        if self._topic.on:
+            if self._topic_length >= 0:
+                self._topic.put(0, self._topic_length)
+                self._topic.repeat(1, rows - 1)
+            elif chunk.same_topic:
+                self._topic.put_many(base, places, _TOPIC, _WIDTH, 1, False)
+                self._topic.repeat(1, rows - 1)
+            else:
+                self._topic.put_many(base, places, _TOPIC, _WIDTH, rows, False)
+        if self._broker.on:
+            if self._broker_length >= 0:
+                self._broker.put(0, self._broker_length)
+                self._broker.repeat(1, rows - 1)
+            else:
+                self._broker.put_nulls(rows)
+        if self._message_id.on:
+            if byte_access.count_zeros(places, _UNIQUE + 1, _WIDTH, rows) == 0:
+                self._message_id.put_many(base, places, _UNIQUE, _WIDTH, rows, False)
+            else:
+                self._put_mixed_ids(chunk)
+        if self._tags.on:
+            self._tags.put_many(base, places, _TAGS, _WIDTH, rows, True)
+        if self._keys.on:
+            self._keys.put_many(base, places, _KEYS, _WIDTH, rows, True)
+
+    def _put_mixed_ids(self, chunk: Chunk) -> None:
+        """Where a message has none of its own, its place in the log is its id."""
+        for row in range(chunk.rows):
+            at = row * _WIDTH + _UNIQUE
+            if chunk.places[at + 1] > 0:
+                self._message_id.put(chunk.base + chunk.places[at], chunk.places[at + 1])
+            else:
+                self._put_offset_id(self._message_id, self._find(chunk, row))
+
+    def _put_many_properties(self, chunk: Chunk) -> None:
+        before = self._names.offsets.count
+        if chunk.same_names and chunk.pieces > 0:
+            pieces = chunk.pieces // chunk.rows
+            self._names.put_many(chunk.base, chunk.spans, _NAMES, _SPAN, pieces, False)
+            self._names.repeat(pieces, chunk.rows - 1)
+        else:
+            self._names.put_many(chunk.base, chunk.spans, _NAMES, _SPAN, chunk.pieces, False)
+        self._contents.put_many(chunk.base, chunk.spans, _CONTENTS, _SPAN, chunk.pieces, False)
+        self._properties.reserve(chunk.rows)
+        for row in range(chunk.rows):
+            self._properties.close(before + chunk.places[row * _WIDTH + _PIECES_END])
+
+    def _put_many_delays(self, chunk: Chunk) -> None:
+        if chunk.rare:
+            for row in range(chunk.rows):
+                record = self._find(chunk, row)
+                record.scan(False)
+                self._put_delays(record)
+        else:
+            if self._delay_level.on:
+                self._delay_level.put_nulls(chunk.rows)
+            if self._deliver.on:
+                self._deliver.put_nulls(chunk.rows)
+
+    def _put_many_rare(self, chunk: Chunk) -> None:
+        source, base, places, rows = chunk.source, chunk.base, chunk.places, chunk.rows
+        if self._flag.on:
+            self._flag.put_many(source, base + 16, places, _AT, _WIDTH, rows)
+        if self._sys_flag.on:
+            self._sys_flag.put_many(source, base + 36, places, _AT, _WIDTH, rows)
+        if self._log_offset.on:
+            self._log_offset.put_many(source, base + 28, places, _AT, _WIDTH, rows)
+        if self._hosts:
+            for row in range(rows):
+                self._put_hosts(self._find(chunk, row))
+        if self._transaction_id.on:
+            if chunk.rare:
+                for row in range(rows):
+                    record = self._find(chunk, row)
+                    record.scan(False)
+                    self._put_transaction_id(record)
+            else:
+                self._transaction_id.put_many(base, places, _UNIQUE, _WIDTH, rows, True)
+
+    def _weigh(self) -> None:
+        self.size = (
+            self.rows * self._row_bytes
+            + 8 * self._names.offsets.count
+            + self._topic.used
+            + self._broker.used
+            + self._message_id.used
+            + self._tags.used
+            + self._keys.used
+            + self._body.used
+            + self._names.used
+            + self._contents.used
+            + self._born_host.used
+            + self._store_host.used
+            + self._offset_id.used
+            + self._transaction_id.used
+        )
+
+    def take(self) -> pa.RecordBatch:
+        """The rows; there are none after that."""
+        if self.rows == 0:
+            return pa.RecordBatch.from_pylist([], schema=self._schema)
+        arrays = [
+            self._finish_maps(kind) if column is None else column.finish(kind)
+            for column, kind in self._order
+        ]
+        self.rows = self.size = 0
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+    def _finish_maps(self, kind: pa.MapType) -> pa.Array:
+        offsets, count = self._properties.buffers(self._properties.count + 1), self.rows
+        self._properties.forget()
+        entries = pa.StructArray.from_arrays(
+            [self._names.finish(kind.key_type), self._contents.finish(kind.item_type)],
+            fields=[kind.key_field, kind.item_field],
+        )
+        return pa.Array.from_buffers(kind, count, offsets, 0, children=[entries])
+
+
+_FROM_PROPERTIES = (
+    "message_id",
+    "tags",
+    "keys",
+    "properties",
+    "delay_level",
+    "deliver_timestamp",
+    "transaction_id",
+)
+_WIDE = (pa.int64(), message_schema.FIELDS["born_timestamp"][0])
+_RARE = tuple(message_schema.FIELDS)[len(message_schema.DEFAULT_COLUMNS) :]
+
+
+def _micros(ms: int) -> int:
+    """Microseconds, as far as they go."""
+    return max(-_MS_MAX, min(ms, _MS_MAX)) * 1000
+
+
+def _after(born_ms: int, delay: int, unit_ms: int) -> int:
+    """When what was sent at `born_ms` is due, or _NO_NUMBER."""
+    if delay == _NO_NUMBER:
+        return _NO_NUMBER
+    limit = _MS_MAX // 1000
+    return max(-_MS_MAX, min(born_ms, _MS_MAX)) + max(-limit, min(delay, limit)) * unit_ms
+
+
+def _put_host(column: Texts, record: PlacedRecord, at: int, length: int) -> None:
+    """Address and port as `wire.message.decode_host` writes them."""
+    if length == 8:
+        _put_ipv4(column, record, at)
+    else:
+        column.put_bytes(decode_host(record.raw(at, length)).encode())
+
+
+def _put_ipv4(column: Texts, record: PlacedRecord, at: int) -> None:
+    column.reserve(_IPV4_BYTES_MAX)
+    place = column.used
+    for i in range(4):
+        place += octets.put_decimal(column.data, place, record.source[at + i])
+        column.data[place] = _DOT if i < 3 else _COLON
+        place += 1
+    place += octets.put_decimal(column.data, place, octets.get_i32(record.source, at + 4))
+    column.close(place - column.used)

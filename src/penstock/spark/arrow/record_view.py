@@ -1,0 +1,274 @@
+"""A record in bytes that are only read (an answer, a map of a log file): positions, no objects.
+
+`wire.record` has the layout. Every length is checked by `place`; after that fields may be read.
+`scan` cuts the properties into pieces and finds those that columns are made of. Properties that are
+not as they should be (not UTF-8, a name twice, very many) are written anew for that, by the rules
+of `wire.message.decode_properties`.
+"""
+
+from array import array
+
+from penstock.spark.arrow import byte_access
+from penstock.wire import octets
+from penstock.wire.message import decode_properties
+from penstock.wire.record import (
+    BORN_HOST_V6,
+    FIXED_BYTES,
+    MAGIC_V1,
+    MAGIC_V2,
+    NOTHING,
+    PROPERTIES_BYTES_MAX,
+    RECORD,
+    STORE_HOST_V6,
+    StoredRecord,
+)
+
+# What is wrong with a record: numbers of `wire.record.PROBLEMS`, and one more.
+SHORT, MAGIC, BEYOND, LENGTHS, CRC, ELSEWHERE = 1, 3, 4, 5, 6, 7
+_SHORT, _MAGIC, _BEYOND, _LENGTHS = SHORT, MAGIC, BEYOND, LENGTHS
+NO_NUMBER = -(2**63)
+_NO_NUMBER = NO_NUMBER
+
+_MAGIC_V1, _MAGIC_V2, _FIXED_BYTES = MAGIC_V1, MAGIC_V2, FIXED_BYTES
+_BORN_HOST_V6, _STORE_HOST_V6 = BORN_HOST_V6, STORE_HOST_V6
+_PIECES_MAX = 32  # more are not compared with each other
+_TAGS = int.from_bytes(b"TAGS", "big")
+_KEYS = int.from_bytes(b"KEYS", "big")
+_UNIQ_KEY = int.from_bytes(b"UNIQ_KEY", "big")
+_D, _T, _LOW_LINE, _PLUS, _MINUS, _ZERO = b"DT_+-0"
+_I64_MAX = 2**63 - 1
+_ONE = 1
+
+
+class PlacedRecord:
+    """One record at a time of the bytes that it is bound to; reused."""
+
+    def __init__(self) -> None:
+        self.source: memoryview = memoryview(b"\0")
+        self.at: int = 0
+        self.size: int = 0
+        self.sys_flag: int = 0
+        self.born_host_length: int = 8
+        self.store_at: int = 0
+        self.store_host_length: int = 8
+        self.body_at: int = 0
+        self.body_length: int = 0
+        self.topic_at: int = 0
+        self.topic_length: int = 0
+        self.text: memoryview = self.source
+        self.text_at: int = 0
+        self.text_length: int = 0
+        self.rewritten: bool = False
+        self.pieces: int = 0
+        self.spans: memoryview = memoryview(array("i", bytes(16 * (PROPERTIES_BYTES_MAX // 4 + 1))))
+        self.tags_at: int = 0
+        self.tags_length: int = 0
+        self.keys_at: int = 0
+        self.keys_length: int = 0
+        self.unique_at: int = 0
+        self.unique_length: int = 0
+        self.transaction_at: int = 0
+        self.transaction_length: int = 0
+        self.level_at: int = 0
+        self.level_length: int = 0
+        self.deliver_at: int = 0
+        self.deliver_length: int = 0
+        self.delay_at: int = 0
+        self.delay_length: int = 0
+        self.delay_unit_ms: int = 0
+
+    def bind(self, source: memoryview) -> None:
+        self.source = source
+        self.text = source
+        self.rewritten = False
+
+    def place(self, at: int, end: int) -> int:
+        """Take the record at `at` of bytes that may be believed up to `end`: 0 or a problem.
+
+        From LENGTHS on, and for an unknown magic, `size` lies within the bytes.
+        """
+        self.at = at
+        if end - at < 8:
+            return _SHORT
+        size = octets.get_i32(self.source, at)
+        magic = octets.get_i32(self.source, at + 4)
+        self.size = size
+        if size < _FIXED_BYTES or size > end - at:
+            return _BEYOND
+        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+            return _MAGIC
+        end = at + size
+        sys_flag = octets.get_i32(self.source, at + 36)
+        self.sys_flag = sys_flag
+        self.born_host_length = 20 if sys_flag & _BORN_HOST_V6 else 8
+        self.store_host_length = 20 if sys_flag & _STORE_HOST_V6 else 8
+        place = at + 48 + self.born_host_length
+        self.store_at = place
+        place += 20 + self.store_host_length
+        if end - place < 4:
+            return _LENGTHS
+        length = octets.get_i32(self.source, place)
+        place += 4
+        self.body_at = place
+        self.body_length = length
+        prefix = 2 if magic == _MAGIC_V2 else 1
+        if length < 0 or length > end - place - prefix - 2:
+            return _LENGTHS
+        place += length
+        length = octets.get_i16(self.source, place) if prefix == 2 else self.source[place]
+        place += prefix
+        self.topic_at = place
+        self.topic_length = length
+        if length < 0 or length > end - place - 2:
+            return _LENGTHS
+        place += length
+        length = octets.get_i16(self.source, place)
+        self.text_at = place + 2
+        self.text_length = length
+        if length < 0 or place + 2 + length != end:
+            return _LENGTHS
+        return 0
+
+    # --- properties
+
+    def scan(self, distinct: bool) -> None:
+        """Find the pieces of the properties and those that have a meaning here.
+
+        Of several with one name the last counts. `distinct`: the pieces have no name twice.
+        """
+        if self.rewritten:
+            self.rewritten = False
+            self.text = self.source
+        clean = self._split() or byte_access.is_text(self.text, self.text_at, self.text_length)
+        doubtful = self._note()
+        if clean and distinct and doubtful:
+            clean = self.pieces <= _PIECES_MAX and not self._repeats()
+        if not clean:
+            self._rewrite()
+            self._split()
+            self._note()
+
+    def _split(self) -> bool:
+        """Find the pieces; whether all is ASCII."""
+        end = self.text_at + self.text_length
+        pieces = byte_access.split(self.text, self.text_at, end, self.spans)
+        self.pieces = pieces if pieces >= 0 else -1 - pieces
+        return pieces >= 0
+
+    def _repeats(self) -> bool:
+        """Whether a name comes twice."""
+        for i in range(4, 4 * self.pieces, 4):
+            at = self.text_at + self.spans[i]
+            length = self.spans[i + 1]
+            for k in range(0, i, 4):
+                other = self.text_at + self.spans[k]
+                if (
+                    self.spans[k + 1] == length
+                    and self.text[at] == self.text[other]
+                    and octets.same(self.text, at, self.text, other, length)
+                ):
+                    return True
+        return False
+
+    def _rewrite(self) -> None:
+        properties = decode_properties(self.raw(self.text_at, self.text_length))
+        text = b"".join(
+            name.encode() + b"\x01" + value.encode() + b"\x02" for name, value in properties.items()
+        )
+        self.rewritten = True
+        self.text = memoryview(text or b"\0")
+        self.text_at = 0
+        self.text_length = len(text)
+
+    def _note(self) -> bool:
+        """Find what has a meaning; whether a name may come twice."""
+        base = self.text_at
+        self.tags_length = 0
+        self.keys_length = 0
+        self.unique_length = 0
+        self.transaction_length = 0
+        self.level_length = 0
+        self.deliver_length = 0
+        self.delay_length = 0
+        seen = 0
+        doubtful = False
+        for i in range(0, 4 * self.pieces, 4):
+            name = base + self.spans[i]
+            length = self.spans[i + 1]
+            bit = _ONE << (self.text[name] + 5 * length + self.text[name + length - 1] & 63)
+            doubtful = doubtful or seen & bit != 0
+            seen |= bit
+            if length == 4:
+                word = octets.get_u32(self.text, name)
+                if word == _TAGS:
+                    self.tags_at = base + self.spans[i + 2]
+                    self.tags_length = self.spans[i + 3]
+                elif word == _KEYS:
+                    self.keys_at = base + self.spans[i + 2]
+                    self.keys_length = self.spans[i + 3]
+            elif length == 8:
+                if octets.get_i64(self.text, name) == _UNIQ_KEY:
+                    self.unique_at = base + self.spans[i + 2]
+                    self.unique_length = self.spans[i + 3]
+            elif self.text[name] in (_D, _T, _LOW_LINE):
+                self._note_rare(name, length, base + self.spans[i + 2], self.spans[i + 3])
+        return doubtful
+
+    def _note_rare(self, name: int, name_length: int, at: int, length: int) -> None:
+        if name_length == 5 and octets.matches(self.text, name, b"DELAY"):
+            self.level_at = at
+            self.level_length = length
+        elif name_length == 14 and octets.matches(self.text, name, b"TIMER_DELAY_MS"):
+            if self.delay_length == 0 or self.delay_unit_ms == 1:  # as in brokers, seconds win
+                self.delay_at = at
+                self.delay_length = length
+                self.delay_unit_ms = 1
+        elif name_length == 15 and octets.matches(self.text, name, b"TIMER_DELAY_SEC"):
+            self.delay_at = at
+            self.delay_length = length
+            self.delay_unit_ms = 1000
+        elif name_length == 16 and octets.matches(self.text, name, b"TIMER_DELIVER_MS"):
+            self.deliver_at = at
+            self.deliver_length = length
+        elif name_length == 17 and octets.matches(self.text, name, b"__transactionId__"):
+            self.transaction_at = at
+            self.transaction_length = length
+
+    def tagged(self, tags: tuple[bytes, ...]) -> bool:
+        """Whether the tag of a scanned record is one of these."""
+        for tag in tags:
+            if len(tag) == self.tags_length and octets.matches(self.text, self.tags_at, tag):
+                return len(tag) > 0
+        return False
+
+    def number(self, at: int, length: int) -> int:
+        """The value of a property as Java reads a long, or NO_NUMBER."""
+        negative = self.text[at] == _MINUS
+        if negative or self.text[at] == _PLUS:
+            at += 1
+            length -= 1
+        if length < 1 or length > 19:
+            return _NO_NUMBER
+        value = 0
+        for i in range(at, at + length):
+            digit = self.text[i] - _ZERO
+            if digit < 0 or digit > 9 or value > (_I64_MAX - digit) // 10:
+                return _NO_NUMBER
+            value = value * 10 + digit
+        return -value if negative else value
+
+    # --- rarely wanted
+
+    def raw(self, at: int, length: int) -> bytes:
+        return bytes(self.source[at : at + length])
+
+    def torn(self, physical_offset: int) -> int:
+        """Whether a sector of the record was never written: 0 or the problem."""
+        data = bytearray(self.raw(self.at, self.size))
+        # Whether the body is believed was decided before.
+        octets.put_i32(data, 8, octets.crc31(data, self.body_at - self.at, self.body_length))
+        stored = StoredRecord()
+        stored.bind(memoryview(data))
+        if stored.read(0, self.size) != RECORD or stored.check(physical_offset) == NOTHING:
+            return stored.problem
+        return 0

@@ -1,0 +1,1 @@
+"""The `insight` pipeline: a report about topics, keys and consumers."""

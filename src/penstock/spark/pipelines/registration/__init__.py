@@ -1,0 +1,1 @@
+"""The `registration` pipeline: registrations, their follow-up steps and stuck users."""

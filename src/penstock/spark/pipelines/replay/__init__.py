@@ -1,0 +1,15 @@
+"""The `replay` pipeline: messages of a lake, a log or a topic sent again."""
+
+from typing import TYPE_CHECKING
+
+from penstock.lazy import lazy_exports
+
+if TYPE_CHECKING:
+    from penstock.spark.pipelines.replay.replay_pipeline import replay
+
+__all__ = ["replay"]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {"replay": "replay_pipeline"},
+)

@@ -1,0 +1,1 @@
+"""The Spark sink: at-least-once and transactional writes."""

@@ -1,0 +1,185 @@
+"""The options of the sink: where rows go, how they are sent, and how sure it has to be."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from penstock.client.producer.async_producer import AsyncProducer
+from penstock.client.producer.outgoing import (
+    BATCH_BYTES_MAX,
+    BATCH_COUNT_MAX,
+    SendOptions,
+    check_topic,
+)
+from penstock.errors import BadSetting, PenstockError
+from penstock.spark.connection_options import CONNECTION_OPTIONS, Connection, Given
+from penstock.wire.codes import group_fault
+
+SINK_OPTIONS: Final = (
+    "topic",
+    "delivery",
+    "sinkId",
+    "batchId",
+    "controlBroker",
+    "transactionTimeout",
+    "deliveryTimeout",
+    "acks",
+    "group",
+    "compression",
+    "compressAboveBytes",
+    "batchBytes",
+    "batchCount",
+    "inFlightBytes",
+    "messageBytesMax",
+    "identify",
+)
+_SPARKS_OWN: Final = ("checkpointLocation", "queryName", "outputMode")
+"""What Spark itself hands over with a stream's options."""
+_TRANSACTIONAL_ONLY: Final = ("transactionTimeout", "controlBroker")
+_AT_LEAST_ONCE_ONLY: Final = ("acks", "identify", "batchBytes", "batchCount", "inFlightBytes")
+
+GROUP: Final = "penstock-spark-sink"
+BATCH_BYTES: Final = 256 * 1024
+IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
+DELIVERY_MS: Final = 120_000
+"""As long as Kafka's producers try: a broker that is restarted comes back within it."""
+TRANSACTION_MS: Final = 24 * 3_600_000
+MESSAGES_IN_FLIGHT_MAX: Final = 100_000
+"""What a producer would refuse; the sink keeps to fewer by itself."""
+_SINK_ID_CHARS_MAX: Final = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SinkOptions:
+    """How a DataFrame is written; tasks on other machines get it too."""
+
+    connection: Connection
+    topic: str | None
+    """Where all rows go; None: each row says it in its column `topic`."""
+    transactional: bool
+    sink_id: str | None
+    """The identity of what is written, for ever; None: a stream's query id."""
+    batch_id: int
+    """The number of a batch write within its sinkId; streams count by themselves."""
+    control_broker: str | None
+    """The broker that keeps the decisions of a sink that begins in the midst of a stream."""
+    transaction_timeout_ms: int
+    delivery_timeout_ms: int
+    """How long a message is tried to be sent, whatever fails."""
+    only_safe: bool
+    """Whether a broker that has a message, and less safely than it should, is no success."""
+    group: str
+    compression: str | None
+    compress_above_bytes: int
+    batch_bytes: int
+    batch_count: int
+    in_flight_bytes: int
+    message_bytes_max: int
+    identify: bool
+    """Whether messages say which sink, batch and partition they come from."""
+
+    @classmethod
+    def of(cls, options: Mapping[str, str], *, stream: bool) -> "SinkOptions":
+        """From what Spark hands over; raises BadSetting."""
+        given = Given(options, (*CONNECTION_OPTIONS, *SINK_OPTIONS, *_SPARKS_OWN), what="sink")
+        delivery = given.choice(
+            "delivery", ("at-least-once", "transactional"), default="at-least-once"
+        )
+        transactional = delivery == "transactional"
+        _check_identity(given, transactional=transactional, stream=stream)
+        compression = given.choice("compression", ("zlib", "lz4", "zstd", "none"), default="zlib")
+        made = cls(
+            connection=Connection.of(given),
+            topic=given.text("topic"),
+            transactional=transactional,
+            sink_id=given.text("sinkId"),
+            batch_id=_batch_id(given),
+            control_broker=given.text("controlBroker"),
+            transaction_timeout_ms=given.duration_ms("transactionTimeout", default=TRANSACTION_MS),
+            delivery_timeout_ms=given.duration_ms("deliveryTimeout", default=DELIVERY_MS),
+            only_safe=given.choice("acks", ("all", "1"), default="all") == "all",
+            group=given.text("group") or GROUP,
+            compression=None if compression == "none" else compression,
+            compress_above_bytes=given.count("compressAboveBytes") or 4096,
+            batch_bytes=_at_most(given, "batchBytes", BATCH_BYTES_MAX, default=BATCH_BYTES),
+            batch_count=_at_most(given, "batchCount", BATCH_COUNT_MAX, default=BATCH_COUNT_MAX),
+            in_flight_bytes=given.count("inFlightBytes") or IN_FLIGHT_BYTES,
+            message_bytes_max=given.count("messageBytesMax") or SendOptions().message_bytes_max,
+            identify=given.switch("identify", default=True),
+        )
+        _check_values(made)
+        return made
+
+    def producer(self) -> AsyncProducer:
+        """A producer for these options, not started."""
+        return AsyncProducer(
+            self.connection.nameservers,
+            group=self.group,
+            compression=self.compression,
+            compress_above_bytes=self.compress_above_bytes,
+            message_bytes_max=self.message_bytes_max,
+            in_flight_max=MESSAGES_IN_FLIGHT_MAX,
+            **self.connection.keywords(),
+        )
+
+    def producer_key(self) -> object:
+        """What two writes have in common that can share a producer."""
+        return (
+            self.connection,
+            self.group,
+            self.compression,
+            self.compress_above_bytes,
+            self.message_bytes_max,
+        )
+
+
+def _check_identity(given: Given, *, transactional: bool, stream: bool) -> None:
+    if transactional:
+        given.refuse(_AT_LEAST_ONCE_ONLY, "is only for delivery=at-least-once")
+    else:
+        given.refuse(_TRANSACTIONAL_ONLY, "is only for delivery=transactional")
+    if stream:
+        given.refuse(("batchId",), "is only for batch writes: streams count their batches")
+    elif transactional and "sinkId" not in given:
+        raise BadSetting(
+            "delivery=transactional of a batch write needs the option sinkId: a second run is known"
+            " by it",
+            hint="give it a name of its own, and batchId where one name writes several batches",
+        )
+    elif "batchId" in given and "sinkId" not in given:
+        raise BadSetting("the option batchId needs sinkId", hint="give both, or none of them")
+
+
+def _batch_id(given: Given) -> int:
+    """The one number of the sink that may be 0: foreachBatch counts from there."""
+    text = given.text("batchId")
+    return 0 if text in (None, "0") else given.count("batchId") or 0
+
+
+def _at_most(given: Given, name: str, limit: int, *, default: int) -> int:
+    value = given.count(name) or default
+    if value > limit:
+        raise BadSetting.over(
+            f"the option {name}", figure=value, limit=limit, unit="given", hint="give less"
+        )
+    return value
+
+
+def _check_values(made: SinkOptions) -> None:
+    fault = group_fault(made.group)
+    if fault is not None:
+        raise BadSetting(f"the option group: {fault}", hint="choose another name")
+    if made.topic is not None:
+        try:
+            check_topic(made.topic)
+        except PenstockError as error:
+            raise BadSetting(f"the option topic: {error}", hint=error.hint) from None
+    sink_id = made.sink_id
+    if sink_id is not None and (
+        len(sink_id) > _SINK_ID_CHARS_MAX or not sink_id.isprintable() or not sink_id.isascii()
+    ):
+        raise BadSetting(
+            f"the option sinkId is {sink_id[:40]!r}",
+            hint=f"give at most {_SINK_ID_CHARS_MAX} visible ASCII characters",
+        )
+    SendOptions(message_bytes_max=made.message_bytes_max)  # raises what is beyond a frame

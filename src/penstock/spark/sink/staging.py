@@ -1,0 +1,189 @@
+"""Format `penstock-staging`: tasks write Parquet files themselves, and tell which.
+
+Rows that go through Spark's JVM to its Parquet writer cost it several times what reading them does.
+Arrow batches that are there already become Parquet files without leaving their Python process, and
+Spark carries a row for each file. It is for the pipeline `lake`, on file systems that all workers
+see as local ones.
+
+Options besides those of format `penstock`, whose columns have to have `date` and `topic`:
+`staging`, a directory, and `codec`. A task that fails leaves files that nobody knows of; whoever
+gave it the directory removes it later.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator, Mapping
+from datetime import date
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql.datasource import DataSource, InputPartition
+from pyspark.sql.types import LongType, StringType, StructField, StructType
+
+from penstock.spark.message_schema import DATE, UNSEARCHED, spark_schema
+from penstock.spark.source.data_source import read_parts
+from penstock.spark.source.source_options import SourceOptions
+from penstock.spark.source.stream_reader import TopicStreamReader
+from penstock.spark.worker_entry import in_worker
+
+NAME: Final = "penstock-staging"
+STAGING: Final = "staging"
+CODEC: Final = "codec"
+GROUP_BYTES: Final = 64 * 1024 * 1024
+"""A row group of a file, as it is in memory."""
+FILES_OPEN_MAX: Final = 64
+FILES: Final = pa.schema(
+    [
+        pa.field("path", pa.string(), nullable=False),
+        pa.field("size", pa.int64(), nullable=False),
+        pa.field("rows", pa.int64(), nullable=False),
+    ]
+)
+_ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{[]^")
+"""What Spark does not leave in names of directories, besides control characters."""
+
+
+class StagingSource(DataSource):
+    """The format."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    def schema(self) -> StructType:
+        kinds = (StringType(), LongType(), LongType())
+        fields = zip(FILES.names, kinds, strict=True)
+        return StructType([StructField(name, kind, nullable=False) for name, kind in fields])
+
+    @in_worker()
+    def streamReader(self, schema: StructType) -> "StagingReader":  # noqa: N802
+        options = dict(self.options)
+        folder, codec = options.pop(STAGING), options.pop(CODEC)
+        return StagingReader(SourceOptions.of(options, stream=True), folder, codec)
+
+
+class StagingReader(TopicStreamReader):
+    """The stream of messages, of which tasks keep the messages to themselves."""
+
+    def __init__(self, options: SourceOptions, folder: str, codec: str) -> None:
+        super().__init__(options, spark_schema(options.columns))
+        self._folder = folder
+        self._codec = codec
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        with StagedFiles(self._folder, self._codec) as files:
+            for batch in read_parts(self._options, self._rows, partition):
+                files.add(batch)
+            yield files.finish()
+
+
+class StagedFiles:
+    """The Parquet files of a task, by date and topic."""
+
+    def __init__(self, folder: str, codec: str) -> None:
+        self._folder = folder
+        self._codec = codec
+        self._open: dict[tuple[date, str], _File] = {}
+        self._done: list[tuple[str, int, int]] = []
+
+    def __enter__(self) -> "StagedFiles":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for file in self._open.values():
+            file.abandon()
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Rows of one topic."""
+        topic = batch.column("topic")[0].as_py()
+        days = batch.column(DATE)
+        data = batch.drop_columns([DATE, "topic"])
+        ends = pc.min_max(days)
+        if ends["min"] == ends["max"]:
+            self._file(ends["min"].as_py(), topic).add(data)
+            return
+        for day in pc.unique(days):
+            self._file(day.as_py(), topic).add(data.filter(pc.equal(days, day)))
+
+    def finish(self) -> pa.RecordBatch:
+        """All files, with their sizes and rows."""
+        self._close_all()
+        columns = zip(*self._done, strict=True) if self._done else ((), (), ())
+        arrays = [pa.array(column, kind) for column, kind in zip(columns, FILES.types, strict=True)]
+        return pa.RecordBatch.from_arrays(arrays, schema=FILES)
+
+    def _file(self, day: date, topic: str) -> "_File":
+        file = self._open.get((day, topic))
+        if file is None:
+            if len(self._open) >= FILES_OPEN_MAX:
+                self._close_all()
+            place = Path(self._folder, "data", f"{DATE}={day}", f"topic={escaped(topic)}")
+            file = self._open[day, topic] = _File(place, self._codec)
+        return file
+
+    def _close_all(self) -> None:
+        while self._open:
+            _, file = self._open.popitem()
+            self._done.append(file.close())
+
+
+class _File:
+    """A Parquet file that is being written, a row group at a time."""
+
+    def __init__(self, folder: Path, codec: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{uuid.uuid4().hex}.parquet"
+        self._codec = codec
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._size = 0
+        self._rows = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self._waiting.append(batch)
+        self._size += batch.nbytes
+        self._rows += batch.num_rows
+        if self._size >= GROUP_BYTES:
+            self._write()
+
+    def _write(self) -> None:
+        table = pa.Table.from_batches(self._waiting)
+        if self._writer is None:
+            searched = [name for name in table.schema.names if name not in UNSEARCHED]
+            self._writer = pq.ParquetWriter(
+                self._path,
+                table.schema,
+                compression=self._codec,
+                write_statistics=searched,
+                store_schema=False,
+            )
+        self._writer.write_table(table, row_group_size=table.num_rows)
+        self._waiting.clear()
+        self._size = 0
+
+    def close(self) -> tuple[str, int, int]:
+        """Its path, size and rows."""
+        if self._waiting:
+            self._write()
+        self._writer.close()
+        return str(self._path), os.path.getsize(self._path), self._rows
+
+    def abandon(self) -> None:
+        """Whatever is wrong was told before; only the descriptor has to go."""
+        if self._writer is not None:
+            self._writer.close()
+
+
+def escaped(value: str) -> str:
+    """A value as a part of a path, as Spark writes it for partitions."""
+    return "".join(
+        f"%{ord(each):02X}" if each in _ESCAPED or each < " " else each for each in value
+    )
+
+
+def files_of(rows: "list[Mapping[str, Any]]", root: str) -> list[tuple[str, int, int]]:
+    """What tasks have told: paths below the root, sizes, rows."""
+    return [(os.path.relpath(row["path"], root), row["size"], row["rows"]) for row in rows]

@@ -1,0 +1,281 @@
+"""Format `penstock`: topics, or the log files of a store, as DataFrames and streams.
+
+    spark.read.format("penstock").option("subscribe", "orders").load()
+    spark.readStream.format("penstock").option("subscribe", "orders").load()
+
+Spark makes these objects in processes of its own: one plans, others read, and what they know of
+each other is what pickle carries. So they hold options and ranges, and connect when they are used.
+"""
+
+import gc
+import re
+from collections.abc import Iterator, Mapping
+from itertools import groupby
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
+    InputPartition,
+)
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from penstock.client.namespace import with_namespace
+from penstock.errors import BadSetting
+from penstock.spark.message_schema import DATE, FIELDS, arrow_schema, spark_schema, stored_columns
+from penstock.spark.source.offset_ranges import QueueRange, split
+from penstock.spark.source.queue_offsets import Marks, report, resolved, spans
+from penstock.spark.source.range_reader import Reading, read_range
+from penstock.spark.source.source_options import SourceOptions
+from penstock.spark.worker_entry import hints_shown, in_worker
+from penstock.spark.worker_logs import show_warnings
+
+if TYPE_CHECKING:
+    from penstock.spark.cluster_metadata import Cluster
+    from penstock.wire.bodies.client_bodies import MessageQueue
+
+NAME: Final = "penstock"
+_GROUP_TOPICS: Final = "%RETRY%|%DLQ%"
+"""What stands before the namespace in the topics of groups."""
+
+
+class DefaultSource(DataSource):
+    """What Spark finds under the name `penstock`."""
+
+    @classmethod
+    def name(cls) -> str:
+        return NAME
+
+    @in_worker()
+    def schema(self) -> StructType:
+        """The columns of a message, or those that the option `columns` names."""
+        columns = SourceOptions.columns_of(self.options)
+        return spark_schema(columns)
+
+    @in_worker()
+    def reader(self, schema: StructType) -> DataSourceReader:
+        options = SourceOptions.of(self.options).with_columns(_columns(schema))
+        return (TopicReader if options.log_path is None else LogReader)(options, schema)
+
+    @in_worker()
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        from penstock.spark.source.stream_reader import TopicStreamReader
+
+        options = SourceOptions.of(self.options, stream=True).with_columns(_columns(schema))
+        return TopicStreamReader(options, schema)
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        from penstock.spark.sink.data_writer import make_writer
+
+        return make_writer(self.options, schema, overwrite)
+
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> DataSourceStreamWriter:
+        from penstock.spark.sink.data_writer import make_stream_writer
+
+        return make_stream_writer(self.options, schema, overwrite)
+
+
+def _columns(schema: StructType) -> tuple[str, ...]:
+    """The columns of a schema, which the user may have given; raises BadSetting."""
+    names = tuple(schema.fieldNames())
+    for name in names:
+        if name not in FIELDS:
+            raise BadSetting(
+                f"the schema has a column {name!r}, and a message has none of that name",
+                hint=f"there are {', '.join(FIELDS)}",
+            )
+    usual = spark_schema(names)
+    for field, ours in zip(schema.fields, usual.fields, strict=True):
+        if field.dataType.simpleString() != ours.dataType.simpleString():
+            raise BadSetting(
+                f"the schema has {field.name} as {field.dataType.simpleString()}: it is "
+                f"{ours.dataType.simpleString()}",
+                hint="leave the schema out, and cast columns afterwards",
+            )
+    return names
+
+
+class ArrowRows:
+    """Batches as Spark expects them: it compares whether columns may be null, too. And as the
+    application does: topics are named without the namespace."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        wanted = to_arrow_schema(schema, timezone="UTC")
+        stored = arrow_schema(stored_columns(options.columns))
+        self._schema = None if wanted.equals(stored) else wanted
+        self._namespace = options.connection.namespace if "topic" in options.columns else ""
+
+    def fit(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The same rows."""
+        if self._schema is None and not self._namespace:
+            return batches
+        return map(self._fitted, batches)
+
+    def _fitted(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        wanted = self._schema or batch.schema
+        columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+        if DATE in wanted.names:
+            columns[DATE] = columns["store_timestamp"].cast(pa.date32())
+        if self._namespace:
+            columns["topic"] = pc.replace_substring_regex(
+                columns["topic"],
+                pattern=f"^({_GROUP_TOPICS})?{re.escape(self._namespace)}%",
+                replacement=r"\1",
+            )
+        arrays = [columns[field.name].cast(field.type) for field in wanted]
+        return pa.RecordBatch.from_arrays(arrays, schema=wanted)
+
+
+def settle_in() -> None:
+    """Make a worker of Spark's ready for many tasks.
+
+    Spark collects garbage after each of them, which takes 40 ms with all modules in place: what is
+    there by now stays, and is not looked at again.
+    """
+    show_warnings()
+    if not gc.get_freeze_count():
+        gc.freeze()
+
+
+def read_parts(
+    options: SourceOptions, rows: ArrowRows, partition: InputPartition
+) -> Iterator[pa.RecordBatch]:
+    """What one task reads: ranges of queues, one after another."""
+    reading = Reading(
+        columns=stored_columns(options.columns),
+        group=options.group,
+        tags=options.tags,
+        fail_on_data_loss=options.fail_on_data_loss,
+        timeout_ms=options.read_timeout_ms,
+    )
+    settle_in()
+    with hints_shown():
+        for part in partition.value or ():
+            yield from rows.fit(read_range(options.connection, part, reading))
+
+
+class TopicReader(DataSourceReader):
+    """Queues from one place to another, which are fixed when the query is planned."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        self._options = options
+        self._rows = ArrowRows(options, schema)
+
+    @in_worker()
+    def partitions(self) -> list[InputPartition]:
+        from penstock.spark.cluster_metadata import Cluster
+
+        options = self._options
+        with Cluster(options.connection, patience_ms=options.read_timeout_ms) as cluster:
+            queues = cluster.settled_queues(options.topics)
+            begins, ends = cluster.all_begins(queues), cluster.all_ends(queues)
+            start = place(cluster, options, "starting", begins, ends)
+            end = place(cluster, options, "ending", begins, ends)
+        return partitions_between(options, _in_order(options, start, end), end, begins, ends)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        return read_parts(self._options, self._rows, partition)
+
+
+def place(
+    cluster: "Cluster", options: SourceOptions, side: str, begins: Marks, ends: Marks
+) -> dict["MessageQueue", int]:
+    """Where each queue is begun or ended, by the options."""
+    wanted = options.starting if side == "starting" else options.ending
+    if wanted == "earliest":
+        return dict(begins)
+    if wanted == "latest":
+        return dict(ends)
+    if isinstance(wanted, int):
+        found = cluster.all_at(ends, wanted)
+        # Messages may have come since the ends were asked for.
+        return {q: min(max(found[q], begins[q]), ends[q]) for q in ends}
+    assert not isinstance(wanted, str)
+    return resolved(wanted, begins, ends, f"{side}Offsets")
+
+
+def _in_order(options: SourceOptions, start: Marks, end: Marks) -> Marks:
+    """The beginning, not after the end: by times and words that is an empty queue, by numbers an
+    error."""
+    if isinstance(options.starting, Mapping) and isinstance(options.ending, Mapping):
+        for queue in sorted(start):
+            if start[queue] > end[queue]:
+                raise BadSetting(
+                    f"queue {queue.queue_id} of {queue.topic} at {queue.broker_name}: "
+                    f"startingOffsets has {start[queue]}, endingOffsets {end[queue]}",
+                    hint="begin before the end",
+                )
+    return {queue: min(offset, end[queue]) for queue, offset in start.items()}
+
+
+def partitions_between(
+    options: SourceOptions, start: Marks, end: Marks, begins: Marks, ends: Marks
+) -> list[InputPartition]:
+    """What tasks read; raises DataLost where messages are missing and that matters."""
+    found, losses = spans(start, end, begins, ends)
+    if losses:
+        report(losses, fail=options.fail_on_data_loss)
+    ranges = [
+        QueueRange(queue.topic, queue.broker_name, queue.queue_id, first, until)
+        for queue, (first, until) in found.items()
+    ]
+    return [InputPartition(parts) for parts in split(ranges, options.partitions_min)]
+
+
+class LogReader(DataSourceReader):
+    """The commit-log files of a store, in slices; no broker is asked."""
+
+    def __init__(self, options: SourceOptions, schema: StructType) -> None:
+        from penstock.spark.source.log_reader import Scan
+
+        assert options.log_path is not None
+        self._path = options.log_path
+        self._rows = ArrowRows(options, schema)
+        self._tasks_min = options.partitions_min
+        topics, pattern = _in_log(options)
+        self._scan = Scan(
+            columns=stored_columns(options.columns),
+            topics=topics,
+            pattern=pattern,
+            tags=options.tags,
+            from_ms=options.starting_ms,
+            until_ms=options.ending_ms,
+            broker=options.broker,
+            check_crc=options.check_crc,
+            fail_on_data_loss=options.fail_on_data_loss,
+        )
+
+    @in_worker()
+    def partitions(self) -> list[InputPartition]:
+        from penstock.spark.source.log_reader import plan_scan
+
+        slices = plan_scan(self._path, self._scan, tasks_min=self._tasks_min)
+        tasks = groupby(slices, key=lambda part: part.task)
+        return [InputPartition(tuple(parts)) for _, parts in tasks]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        from penstock.spark.source.log_reader import read_slice
+
+        if partition.value is not None:  # Spark's word for no partition at all
+            settle_in()
+            with hints_shown():
+                for part in partition.value:
+                    yield from self._rows.fit(read_slice(part, self._scan))
+
+
+def _in_log(options: SourceOptions) -> tuple[frozenset[str] | None, str | None]:
+    """Names or pattern of the topics as they stand in a log, with the namespace."""
+    namespace, chosen = options.connection.namespace, options.topics
+    if chosen.names:
+        return frozenset(with_namespace(namespace, name) for name in chosen.names), None
+    if not namespace:
+        return None, chosen.pattern
+    return None, f"({_GROUP_TOPICS})?{re.escape(namespace)}%(?:{chosen.pattern or '.*'})"

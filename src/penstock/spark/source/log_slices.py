@@ -1,0 +1,273 @@
+"""Which slices the log of a store is read in: files, their order, and what is missing between."""
+
+import itertools
+import logging
+import os
+import re
+from bisect import bisect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import unquote, urlsplit
+
+from penstock.client.consumer.subscription import split_tags
+from penstock.errors import BadSetting, DataLost, ReadFailed
+from penstock.spark.arrow.columns import LogFilter, is_user_topic
+from penstock.store.directory import Layout
+from penstock.store.segment import NAME_DIGITS
+from penstock.store.tools.file_pieces import LogFile, read_piece
+from penstock.wire import octets
+from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
+from penstock.wire.record import BLANK_BYTES, BORN_HOST_V6, MAGIC_V1, MAGIC_V2
+
+log = logging.getLogger(__name__)
+
+TASK_BYTES_MAX: Final = 1024 * 1024 * 1024
+"""What a task reads at most, in some 5 s: a task costs Spark 50 to 100 ms whatever it reads."""
+TASK_BYTES_MIN: Final = 64 * 1024 * 1024
+"""Down to this all cores are given work."""
+TASKS_FEW: Final = 64
+"""Up to so many their number is a power of two: mostly as many run at a time, and none the last."""
+SLICE_BYTES_MIN: Final = 1024 * 1024
+BLANK_SPEED: Final = 24
+"""How much faster than messages the unwritten end of a log is read: it is only looked through."""
+CLOCK_MS: Final = 60_000
+"""How far store times may run backwards in a log, where a broker's clock was set."""
+_PROBE_BYTES: Final = 64 * 1024
+_EVER_MS: Final = 2**63 - 1
+_LOG_OFFSET_MAX: Final = 2**62
+"""Beyond it a name is not that of a log file; offsets have 63 bits."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scan:
+    """What to take of a log; goes to the workers by pickle."""
+
+    columns: tuple[str, ...]
+    topics: frozenset[str] | None = None
+    """Topics by name; None: all that are not RocketMQ's own."""
+    pattern: str | None = None
+    """Topics whose whole name matches this regular expression; instead of `topics`."""
+    tags: str | None = None
+    """Tags as `a || b`; None: all messages."""
+    from_ms: int | None = None
+    """Stored at this time or later."""
+    until_ms: int | None = None
+    """Stored before this time."""
+    broker: str | None = None
+    """What the column `broker` says: files do not know."""
+    check_crc: bool = True
+    fail_on_data_loss: bool = True
+
+    def filter(self) -> LogFilter:
+        """The same as records are compared with it."""
+        tags = split_tags(self.tags)
+        return LogFilter(
+            topics=self._chosen(),
+            tags=None if tags is None else frozenset(tag.encode() for tag in tags),
+            first_ms=self.from_ms or 0,
+            until_ms=_EVER_MS if self.until_ms is None else self.until_ms,
+            check_crc=self.check_crc,
+        )
+
+    def _chosen(self) -> Callable[[bytes], bool]:
+        """Whether a topic is wanted."""
+        if self.pattern is not None:
+            pattern, prefixes = re.compile(self.pattern), prefixes_named(self.pattern)
+
+            def matches(topic: bytes) -> bool:
+                name = topic.decode("utf-8", "replace")
+                may = is_user_topic(topic) or name.startswith(prefixes)
+                return may and pattern.fullmatch(name) is not None
+
+            return matches
+        if self.topics is not None:
+            return frozenset(name.encode() for name in self.topics).__contains__
+        return is_user_topic
+
+
+def prefixes_named(pattern: str) -> tuple[str, ...]:
+    """What names of groups' topics begin with, as far as a pattern asks for those by beginning so:
+    one that does not means topics of applications, as where brokers are read."""
+    known = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
+    return tuple(prefix for prefix in known if pattern.startswith(prefix))
+
+
+@dataclass(frozen=True, slots=True)
+class LogSlice:
+    """The records that begin in bytes [begin, end) of a file."""
+
+    path: str
+    start: int
+    """The log offset of the file's first byte."""
+    begin: int
+    end: int
+    following: int | None
+    """The log offset at which the next file begins; None where the log may just end."""
+    task: int = 0
+    """Slices with the same number are read by one task."""
+
+
+def plan_scan(path: str, scan: Scan, *, tasks_min: int | None = None) -> list[LogSlice]:
+    """The slices of the log of a store: its directory, its `commitlog` directory, or one file.
+
+    Tasks get equal shares. Raises BadSetting where there is no log, DataLost where files are
+    missing between others.
+    """
+    files = _used(_files(_local(path)))
+    kept = _in_time(files, scan)
+    ends = [_data_end(file) for file in kept]
+    total = sum(ends)
+    blank = sum(file.length for file in kept) - total
+    # The driver's cores are not the cluster's, but all that is known of it here.
+    tasks = max(-(-total // TASK_BYTES_MAX), min(os.cpu_count() or 1, total // TASK_BYTES_MIN), 1)
+    if tasks <= TASKS_FEW:
+        tasks = 1 << (tasks - 1).bit_length()
+    tasks = max(tasks, min(tasks_min or 1, total // SLICE_BYTES_MIN))
+    _check_order(files, fail=scan.fail_on_data_loss)
+    following: dict[int, int | None] = {
+        one.start: other.start for one, other in itertools.pairwise(files)
+    }
+    # What is unwritten falls to the last task.
+    work = total + min(blank // BLANK_SPEED, total // tasks)
+    cuts = [work * number // tasks for number in range(1, tasks)]
+    slices = []
+    before = 0
+    for file, data_end in zip(kept, ends, strict=True):
+        # A file's own edges are near enough to a cut beside them.
+        inside = [
+            cut - before
+            for cut in cuts
+            if SLICE_BYTES_MIN <= cut - before <= data_end - SLICE_BYTES_MIN
+        ]
+        for begin, end in itertools.pairwise([0, *inside, file.length]):
+            middle = before + (begin + min(end, data_end)) // 2
+            next_file = following.get(file.start)
+            task = bisect(cuts, middle)
+            slices.append(LogSlice(str(file.path), file.start, begin, end, next_file, task))
+        before += data_end
+    return slices
+
+
+def _local(path: str) -> Path:
+    parts = urlsplit(path)
+    if parts.scheme == "file":
+        return Path(unquote(parts.path))
+    if parts.scheme and "//" in path:
+        raise BadSetting(
+            f"path: {path} is not a local path", hint="copy or mount the files where workers run"
+        )
+    return Path(path)
+
+
+def _files(path: Path) -> list[LogFile]:
+    """The commit-log files at a path, in order."""
+    folder = Layout(path).log if Layout(path).log.is_dir() else path
+    try:
+        files = [
+            LogFile(file, int(file.name), length)
+            for file in ([folder] if folder.is_file() else _listed(folder))
+            if _is_log_name(file.name) and (length := _length(file)) is not None
+        ]
+    except FileNotFoundError as error:
+        raise BadSetting(
+            f"path: {error.filename} does not exist",
+            hint="give a store's directory, or its directory commitlog",
+        ) from None
+    except OSError as error:
+        raise ReadFailed(f"path: {error.filename} can't be read: {error.strerror}") from error
+    if not files and folder is path:
+        raise BadSetting(
+            f"path: {path} holds no commit log",
+            hint="give a store's directory, or its directory commitlog with files such as "
+            + "0" * NAME_DIGITS,
+        )
+    return sorted(files, key=lambda file: file.start)
+
+
+def _listed(folder: Path) -> list[Path]:
+    """The log files of a directory, without a gap that is none: of files that a broker makes
+    during a listing, it may name the second and not the first."""
+    last = max((file.name for file in folder.iterdir() if _is_log_name(file.name)), default="")
+    return [file for file in folder.iterdir() if file.name <= last]
+
+
+def _is_log_name(name: str) -> bool:
+    return (
+        len(name) == NAME_DIGITS
+        and name.isascii()
+        and name.isdigit()
+        and int(name) <= _LOG_OFFSET_MAX
+    )
+
+
+def _length(file: Path) -> int | None:
+    """None where retention has just deleted it."""
+    try:
+        return file.stat().st_size
+    except FileNotFoundError:
+        return None
+
+
+def _used(files: list[LogFile]) -> list[LogFile]:
+    """Without those at the end that were made ahead and hold nothing yet."""
+    while files and not any(read_piece(files[-1].path, 0, BLANK_BYTES)):
+        files = files[:-1]
+    return files
+
+
+def _in_time(files: list[LogFile], scan: Scan) -> list[LogFile]:
+    """Without those whose messages were all stored too early or too late."""
+    if scan.from_ms is None and scan.until_ms is None:
+        return files
+    from_ms = 0 if scan.from_ms is None else scan.from_ms
+    until_ms = _EVER_MS if scan.until_ms is None else scan.until_ms
+    times = [_first_ms(file) for file in files]
+    kept = []
+    for file, own_ms, next_ms in zip(files, times, [*times[1:], None], strict=True):
+        too_early = next_ms is not None and next_ms < from_ms - CLOCK_MS
+        too_late = own_ms is not None and own_ms > until_ms + CLOCK_MS
+        if not too_early and not too_late:
+            kept.append(file)
+    return kept
+
+
+def _first_ms(file: LogFile) -> int | None:
+    """When a file's first record was stored; None if that can't be told."""
+    head = read_piece(file.path, 0, 80)
+    if len(head) < 80 or octets.get_i32(head, 4) not in (MAGIC_V1, MAGIC_V2):
+        return None
+    return octets.get_i64(head, 68 if octets.get_i32(head, 36) & BORN_HOST_V6 else 56)
+
+
+def _data_end(file: LogFile) -> int:
+    """About how far a file is written: only to share the work, so zeros in a body do no harm."""
+    low, high = 0, file.length
+    while high - low > SLICE_BYTES_MIN:
+        middle = (low + high) // 2
+        if any(read_piece(file.path, middle, _PROBE_BYTES)):
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def _check_order(files: list[LogFile], *, fail: bool) -> None:
+    """Retention deletes from the front: a file that is missing in between is a loss.
+
+    One that is there but broke off is found when it is read, which also says where.
+    """
+    steps = [other.start - one.start for one, other in itertools.pairwise(files)]
+    usual = min([*steps, max((file.length for file in files), default=0)])
+    for file, step in zip(files, steps, strict=False):
+        length = max(file.length, usual)
+        if step <= length:
+            continue
+        message = (
+            f"{file.path.parent}{os.sep}: the files from log offset {file.start + length} to"
+            f" {file.start + step - 1} are missing"
+        )
+        if fail:
+            raise DataLost(message)
+        log.warning("data loss: %s", message)

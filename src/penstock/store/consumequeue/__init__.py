@@ -1,0 +1,1 @@
+"""ConsumeQueues: their files, the table of all queues, which are mapped, removal."""

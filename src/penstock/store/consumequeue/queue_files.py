@@ -1,0 +1,144 @@
+"""What recovery asks of the files of a queue that nobody uses yet. Everything may wait.
+
+Positions of the queue are not known then: `max_offset` is moved as far as is read.
+"""
+
+from penstock.store.consumequeue.consumequeue import (
+    ALLOCATE_BYTES,
+    ENTRY_BYTES,
+    FILLER_SIZE,
+    ConsumeQueue,
+    unpack_entry,
+)
+from penstock.store.segment import is_number
+from penstock.wire import octets
+
+_CHUNK_ENTRIES = ALLOCATE_BYTES // ENTRY_BYTES
+
+
+def find_below(queue: ConsumeQueue, physical_offset: int) -> int:
+    """How many entries belong to records below a log offset; may wait for the disk.
+
+    Entries grow with the log as far as they are good, so a binary search finds the place; what
+    lies behind it may be anything after a crash.
+    """
+    starts = [s for s in queue.file_starts if _is_below(queue, s, physical_offset)]
+    if not starts:
+        return queue.file_starts[0] if queue.file_starts else 0
+    low = starts[len(starts) - 1] + 1
+    high = starts[len(starts) - 1] + queue.file_entries
+    step = 1
+    while low + step < high:  # most of very many queues hold little
+        if not _is_below(queue, low + step, physical_offset):
+            high = low + step
+            break
+        low += step + 1
+        step *= 2
+    while low < high:
+        middle = (low + high) // 2
+        if _is_below(queue, middle, physical_offset):
+            low = middle + 1
+        else:
+            high = middle
+    return low
+
+
+def count_below(queue: ConsumeQueue, physical_offset: int) -> int:
+    """As `find_below`, but entry by entry: where torn or damaged ones mislead the search."""
+    last = -1
+    end = queue.file_starts[0] if queue.file_starts else 0
+    while end - end % queue.file_entries in queue.file_starts:
+        queue.max_offset = max(queue.max_offset, end + _CHUNK_ENTRIES)
+        data = queue.read(end, _CHUNK_ENTRIES) or b""
+        for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
+            offset, size = octets.get_i64(data, at), octets.get_i32(data, at + 8)
+            if size != FILLER_SIZE:
+                if size <= 0 or not last < offset < physical_offset:
+                    return end
+                last = offset
+            end += 1
+        if len(data) < ENTRY_BYTES:
+            return end
+    return end
+
+
+def _is_below(queue: ConsumeQueue, offset: int, physical_offset: int) -> bool:
+    queue.max_offset = max(queue.max_offset, offset + 1)
+    entry = unpack_entry(queue.read(offset, 1) or b"", 0)
+    return entry is not None and entry[1] > 0 and 0 <= entry[0] < physical_offset
+
+
+def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
+    """Whether any byte was written at or behind an entry's place; may wait for the disk."""
+    last = queue.file_starts[len(queue.file_starts) - 1] if queue.file_starts else 0
+    keep = offset - offset % queue.file_entries
+    if last > keep:
+        return True
+    if keep not in queue.file_starts:
+        return False
+    fd = queue.disk.open_to_read(queue.path(keep))
+    try:
+        at = (offset - keep) * ENTRY_BYTES
+        while at < queue.file_entries * ENTRY_BYTES:
+            at = queue.disk.next_data(fd, at)
+            if at < 0:
+                return False
+            chunk = queue.disk.read_at(fd, ALLOCATE_BYTES, at)
+            if chunk != bytes(len(chunk)):
+                return True
+            at += len(chunk)
+        return False
+    finally:
+        queue.disk.close_file(fd)
+
+
+def strange_size(queue: ConsumeQueue) -> int | None:
+    """The size that the files seem to have, if it is not the one set; for foreign stores."""
+    size = queue.file_entries * ENTRY_BYTES
+    for name in queue.disk.names(queue.folder):
+        length = queue.disk.size(queue.folder / name)
+        if is_number(name) and (int(name) % size or length != size):
+            return length
+    return None
+
+
+def close_gaps(queue: ConsumeQueue, physical_offset: int) -> None:
+    """Let the files follow each other, after a crash that undid changes of names.
+
+    Entries below `physical_offset` are on the disk, so a file behind a gap that begins with
+    such a one is right and those before it are left over from a deletion. Otherwise the file
+    in the gap was not made in time, and what came later is replayed.
+    """
+    starts = queue.file_starts
+    place = len(starts) - 1
+    while place > 0:
+        if starts[place] - starts[place - 1] != queue.file_entries:
+            if _is_below(queue, starts[place], physical_offset):
+                gone, queue.file_starts = starts[:place], starts[place:]
+                place = 0
+            else:
+                gone, queue.file_starts = starts[place:], starts[:place]
+            for start in gone:
+                queue.disk.unlink(queue.path(start))
+            queue.disk.sync_directory(queue.folder)
+            starts = queue.file_starts
+        place -= 1
+
+
+def drop_files_of(queue: ConsumeQueue, end: int) -> None:
+    """Delete files whose entries speak of records below `end`: of an earlier life of the topic.
+
+    Each file belongs to one life, and its first entry tells which; may wait for the disk.
+    """
+    old = []
+    for start in queue.file_starts:
+        queue.max_offset = max(queue.max_offset, start + queue.file_entries)
+        first = queue.next_real(start, start + queue.file_entries)
+        if first is not None and first[1][1] > 0 and first[1][0] < end:
+            old.append(start)
+    queue.max_offset = 0
+    for start in old:
+        queue.disk.unlink(queue.path(start))
+        queue.file_starts.remove(start)
+    if old:
+        queue.disk.sync_directory(queue.folder)

@@ -1,0 +1,1 @@
+"""Opening a store in any state: checkpoint, recovery, replay of the log."""

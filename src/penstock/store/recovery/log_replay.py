@@ -1,0 +1,82 @@
+"""Walks the records of the log, checks them and dispatches them again."""
+
+from collections.abc import Callable, Mapping
+
+from penstock.store.put import NO_QUEUE, PutPath
+from penstock.store.segment import Segment
+from penstock.wire.record import BLANK, NOTHING, StoredRecord
+
+_BLANK, _NOTHING, _NO_QUEUE = BLANK, NOTHING, NO_QUEUE
+
+
+class Replay:
+    """One walk over segments; its counts are fields.
+
+    `make_queue` gives the queue of a topic and queue id, or None for a name that can't be one: such
+    a record (its head is damaged, for it has no checksum) stays in the log without an entry.
+    So does one of a topic that was deleted when the log ended behind it: `removed` tells where.
+    """
+
+    def __init__(
+        self,
+        path: PutPath | None,
+        make_queue: Callable[[bytes, int], object],
+        removed: Mapping[str, int] | None = None,
+    ) -> None:
+        self.path: PutPath | None = path
+        self.removed: dict[bytes, int] = {t.encode(): end for t, end in (removed or {}).items()}
+        self.make_queue: Callable[[bytes, int], object] = make_queue
+        self.stored: StoredRecord = StoredRecord()
+        self.records: int = 0
+        self.strange: int = 0
+        self.skipped: int = 0
+        self.last_offset: int = -1
+        self.ended: bool = False
+
+    def run(self, segment: Segment, offset: int, bytes_max: int) -> int:
+        """Go on at `offset` of this segment for about `bytes_max`; returns where it got to.
+
+        At the segment's end that is the start of the next. `ended` is set where no good record
+        lies; `stored.problem` then says why.
+        """
+        stored = self.stored
+        stored.bind(segment.view)
+        at = offset - segment.start
+        end = segment.size
+        stop = min(at + bytes_max, end)
+        while at < stop:
+            kind = stored.read(at, end)
+            if kind == _BLANK:
+                if at + stored.size != end:
+                    self.ended = True
+                    break
+                at = end
+                break
+            if kind == _NOTHING or stored.check(segment.start + at) == _NOTHING:
+                self.ended = True
+                break
+            if self.removed and self._is_removed():
+                self.skipped += 1
+            elif self.path is not None and self.path.replay(stored) == _NO_QUEUE:
+                if self.make_queue(self._topic(), stored.queue_id) is None:
+                    self.strange += 1
+                else:
+                    self.path.replay(stored)
+            self.records += 1
+            self.last_offset = segment.start + at
+            at += stored.size
+        stored.release()
+        return segment.start + at
+
+    def _is_removed(self) -> bool:
+        """Whether the record at hand is of a deleted topic; its time counts nonetheless."""
+        stored = self.stored
+        if stored.physical_offset >= self.removed.get(self._topic(), 0):
+            return False
+        if self.path is not None and stored.store_ms > self.path.store_ms:
+            self.path.store_ms = stored.store_ms
+        return True
+
+    def _topic(self) -> bytes:
+        stored = self.stored
+        return bytes(stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length])

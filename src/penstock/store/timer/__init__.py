@@ -1,0 +1,1 @@
+"""The files of timed messages: timer wheel, timer log, slots."""

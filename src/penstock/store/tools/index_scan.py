@@ -1,0 +1,175 @@
+"""The loop over an index file's entries, each held against the record it points at.
+
+Like `store.scan` it opens no file and makes no object per entry; it stops at a bad entry with a
+code and is called again behind it.
+"""
+
+from array import array
+
+from penstock.store.tools.log_scan import LogWindow
+from penstock.wire import octets
+from penstock.wire.record import RECORD, StoredRecord
+
+# What is wrong with the index entry at which `run` stopped.
+ENTRY_OK = 0
+ENTRY_GARBLED = 1  # numbers that no writer puts there
+ENTRY_CHAIN = 2  # does not link to the entry before it in its slot
+ENTRY_BEYOND = 3  # points behind the log's end
+ENTRY_NO_RECORD = 4  # no record begins where it points
+ENTRY_OTHER_KEY = 5  # the record has no key with this hash
+ENTRY_TIME = 6  # the record was stored at another time
+_ENTRY_OK, _ENTRY_GARBLED, _ENTRY_CHAIN, _ENTRY_BEYOND = 0, 1, 2, 3
+_ENTRY_NO_RECORD, _ENTRY_OTHER_KEY, _ENTRY_TIME = 4, 5, 6
+
+ENTRY_BYTES = 20
+_ENTRY_BYTES = ENTRY_BYTES
+_HEAD_BYTES = 8
+_SPACE = 32
+_SECONDS_MAX = 0x7FFFFFFF
+
+
+class IndexScan:
+    """One walk over the entries of an index file, held against the log; counts are fields."""
+
+    def __init__(self, slots: int, *, log_begin: int, log_end: int, begin_ms: int) -> None:
+        self.slots: int = slots
+        self.log_begin: int = log_begin
+        self.log_end: int = log_end
+        self.begin_ms: int = begin_ms
+        self.number: int = 1
+        self.problem: int = 0
+        self.alive: int = 0
+        self.gone: int = 0
+        self.used: int = 0
+        self.stored: StoredRecord = StoredRecord()
+        self.newest: memoryview = memoryview(array("i", bytes(4 * slots)))
+        self.tags: int = 0
+        self._at: int = -1
+        self._seed: int = 0
+        self._signs: memoryview = memoryview(bytearray(b"#T#"))
+
+    def run(self, entries: memoryview, first: int, window: LogWindow) -> bool:
+        """Go on at entry `number`; entry `first` is the first of `entries`.
+
+        True at their end; False at a bad entry with its `problem`: `number` is behind it already.
+        """
+        end = first + len(entries) // _ENTRY_BYTES
+        number = self.number
+        problem = _ENTRY_OK
+        self.stored.bind(window.view)
+        while number < end:
+            problem = self._check(entries, (number - first) * _ENTRY_BYTES, number, window)
+            number += 1
+            if problem != _ENTRY_OK:
+                break
+        self.number = number
+        self.problem = problem
+        self.stored.release()
+        self._at = -1
+        return problem == _ENTRY_OK
+
+    def differing_slot(self, slots: memoryview, first: int) -> int:
+        """The first slot of `slots` (which begin with slot `first`) that is not as the entries
+        say, or -1."""
+        count = len(slots) // 4
+        i = 0
+        while i < count:
+            if octets.get_i32(slots, 4 * i) != self.newest[first + i]:
+                return first + i
+            i += 1
+        return -1
+
+    def _check(self, entries: memoryview, at: int, number: int, window: LogWindow) -> int:
+        key_hash = octets.get_i32(entries, at)
+        offset = octets.get_i64(entries, at + 4)
+        seconds = octets.get_i32(entries, at + 12)
+        previous = octets.get_i32(entries, at + 16)
+        if key_hash < 0 or offset < 0 or seconds < 0 or previous < 0 or previous >= number:
+            return _ENTRY_GARBLED
+        slot = key_hash % self.slots
+        before = self.newest[slot]
+        self.newest[slot] = number
+        if before == 0:
+            self.used += 1
+        if previous != before:
+            return _ENTRY_CHAIN
+        if offset < self.log_begin:
+            self.gone += 1
+            return _ENTRY_OK
+        if offset >= self.log_end:
+            return _ENTRY_BEYOND
+        self.alive += 1
+        return self._check_record(key_hash, offset, seconds, window)
+
+    def _check_record(self, key_hash: int, offset: int, seconds: int, window: LogWindow) -> int:
+        stored = self.stored
+        if offset != self._at:  # the keys of a record follow each other
+            self._at = -1
+            if not self._read(offset, window):
+                return _ENTRY_NO_RECORD
+            self._at = offset
+        if not self._has_key(stored, key_hash):
+            return _ENTRY_OTHER_KEY
+        expected = (stored.store_ms - self.begin_ms) // 1000
+        if expected < 0:
+            expected = 0
+        if expected > _SECONDS_MAX:
+            expected = _SECONDS_MAX
+        if seconds < expected - 1 or seconds > expected + 1:
+            return _ENTRY_TIME
+        return _ENTRY_OK
+
+    def _read(self, offset: int, window: LogWindow) -> bool:
+        """Have the record at `offset` read and scanned, if one lies there."""
+        if offset < window.start or offset + _HEAD_BYTES > window.start + window.length:
+            window.load(offset, _HEAD_BYTES)
+            self.stored.bind(window.view)
+        if window.length < _HEAD_BYTES:
+            return False
+        size = octets.get_i32(window.view, offset - window.start)
+        if size > window.start + window.length - offset:
+            window.load(offset, size)
+            self.stored.bind(window.view)
+        stored = self.stored
+        if stored.read(offset - window.start, window.length) != RECORD:
+            return False
+        if stored.physical_offset != offset:
+            return False
+        stored.scan()
+        self._seed = stored.marks.hash(stored.topic_at, stored.topic_length, 0)
+        self._seed = octets.ascii_hash(self._signs, 0, 1, self._seed)
+        return True
+
+    def _has_key(self, stored: StoredRecord, wanted: int) -> bool:
+        marks = stored.marks
+        seed = self._seed
+        if marks.unique_length > 0:
+            found = marks.hash(marks.unique_at, marks.unique_length, seed)
+            if _positive(found) == wanted:
+                return True
+        at = marks.keys_at
+        end = at + marks.keys_length
+        start = at
+        while at <= end and marks.keys_length > 0:
+            if at == end or stored.buffer[at] == _SPACE:
+                if at > start and _positive(marks.hash(start, at - start, seed)) == wanted:
+                    return True
+                start = at + 1
+            at += 1
+        return self._has_tag(stored, wanted, seed)
+
+    def _has_tag(self, stored: StoredRecord, wanted: int, seed: int) -> bool:
+        """Tags are indexed as `topic#T#tag`, by brokers that do it at all."""
+        marks = stored.marks
+        if marks.tags_length > 0:
+            seed = octets.ascii_hash(self._signs, 1, 2, seed)
+            if _positive(marks.hash(marks.tags_at, marks.tags_length, seed)) == wanted:
+                self.tags += 1
+                return True
+        return False
+
+
+def _positive(value: int) -> int:
+    if value >= 0:
+        return value
+    return 0 if value == -0x80000000 else -value

@@ -1,0 +1,365 @@
+"""Looking at a store without touching it: no lock, no write, whatever state the files are in.
+
+`StoreFiles` finds the files and reads pieces of them; it never maps, so a file that shrinks or a
+disk that fails is an error and never a signal. `store.survey` (what is there), `store.verify`
+(does it agree) and `store.dump` (messages) go through this door.
+
+Sizes come from the caller, else from `penstock.json`, else they are guessed: a segment by the
+distance of two file names or the length of one, a queue file by its length, an index file by its
+length if it has RocketMQ's four entries per slot.
+"""
+
+import itertools
+import os
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from penstock.errors import StoreError
+from penstock.store.consumequeue.consumequeue import FILLER_SIZE
+from penstock.store.consumequeue.queue_removal import PREFIX, read_ends
+from penstock.store.directory import Layout, Sizes
+from penstock.store.disk import Disk
+from penstock.store.index import HEADER_BYTES, SLOT_BYTES
+from penstock.store.index import NAME_DIGITS as INDEX_NAME_DIGITS
+from penstock.store.recovery.checkpoint import Checkpoint
+from penstock.store.recovery.recovery import Snapshot
+from penstock.store.segment import NAME_DIGITS
+from penstock.store.tools.file_pieces import CHUNK_BYTES, LogFile, read_piece, search
+from penstock.store.tools.log_scan import ENTRY_BYTES, LogWindow
+from penstock.wire import octets
+from penstock.wire.record import RECORD, StoredRecord
+
+ENTRIES_AT_A_TIME = 400
+"""Queue entries read at a time: 20,000 queues then take 160 MB, and a read serves many records."""
+SLOTS_DEFAULT, ENTRIES_DEFAULT = 5_000_000, 20_000_000
+ENTRIES_PER_SLOT = 4
+
+
+class QueueFile(NamedTuple):
+    """One ConsumeQueue file, in entries."""
+
+    path: Path
+    start: int
+    entries: int
+
+
+class IndexHead(NamedTuple):
+    """The header of an index file."""
+
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+    slots_used: int
+    next_number: int
+
+
+class SizeHints(NamedTuple):
+    """Sizes that the caller knows; 0 means that he does not."""
+
+    segment_bytes: int = 0
+    queue_file_entries: int = 0
+    index_slots: int = 0
+    index_entries: int = 0
+
+
+class StoreFiles:
+    """A store's directory as it was when this was made.
+
+    `crashed`: it was not closed; `live`: because a process has it open. Whoever sets `stop` reads
+    the log only up to there, and so does not run after a writer.
+    """
+
+    def __init__(self, root: Path, hints: SizeHints | None = None) -> None:
+        self.root = root
+        self.layout = Layout(root)
+        if not (self.layout.log.is_dir() or self.layout.queues.is_dir()):
+            raise StoreError(
+                f"{root} is not a store: it has no commitlog/ directory",
+                hint="give the directory that holds commitlog/, consumequeue/ and index/",
+            )
+        self.sizes, self.sizes_from = _find_sizes(self.layout, hints or SizeHints())
+        self.crashed = self.layout.abort.exists()
+        self.live = self.crashed and _is_locked(self.layout.lock)
+        self.stop: int | None = None
+        self.log = _log_files(self.layout)
+        self.snapshot = self._read_snapshot()
+        self.removed = read_ends(Disk(), self.layout)
+
+    # --- the log
+
+    @property
+    def log_begin(self) -> int:
+        return self.log[0].start if self.log else 0
+
+    @property
+    def log_beyond(self) -> int:
+        """The end of the last file, far behind the log's end."""
+        return self.log[-1].start + self.sizes.segment_bytes if self.log else 0
+
+    def log_file(self, offset: int) -> LogFile | None:
+        """The file whose segment holds this offset."""
+        size = self.sizes.segment_bytes
+        place = (offset - self.log_begin) // size if size and self.log else -1
+        if 0 <= place < len(self.log) and self.log[place].start == offset - offset % size:
+            return self.log[place]
+        return next((f for f in self.log if f.start <= offset < f.start + size), None)
+
+    def fetch_log(self, offset: int, least: int) -> tuple[bytearray, int]:
+        """Log bytes for a window: at most a chunk, or `least` if that is more."""
+        file = self.log_file(offset)
+        if file is None:
+            return bytearray(), 0
+        at = offset - file.start
+        end = min(file.length, self.sizes.segment_bytes)
+        if self.stop is not None:
+            end = min(end, self.stop - file.start)
+        room = max(end - at, 0)
+        return read_piece(file.path, at, min(max(CHUNK_BYTES, least), room)), room
+
+    def window(self) -> LogWindow:
+        return LogWindow(self.fetch_log)
+
+    def record(self, offset: int) -> tuple[StoredRecord, bytes] | None:
+        """The record at an offset with its bytes, if its lengths add up; not checked further."""
+        file = self.log_file(offset) if offset >= 0 else None
+        if file is None:
+            return None
+        head = read_piece(file.path, offset - file.start, 8)
+        if len(head) < 8:
+            return None
+        size = octets.get_i32(head, 0)
+        if not 0 < size <= file.length - (offset - file.start):
+            return None
+        data = read_piece(file.path, offset - file.start, size)
+        stored = StoredRecord()
+        stored.bind(memoryview(data))
+        if len(data) != size or stored.read(0, size) != RECORD:
+            return None
+        return stored, bytes(data)
+
+    def next_good(self, offset: int) -> int | None:
+        """The first place from `offset` on where a whole record lies at home, or None."""
+        for file in self.log:
+            if file.start + file.length <= offset:
+                continue
+            found = search(file, max(offset - file.start, 0), self.sizes.segment_bytes)
+            if found is not None:
+                return found
+        return None
+
+    # --- queues
+
+    def queues(self) -> Iterator[tuple[str, int]]:
+        """(topic, queue id) of all queues there are files of."""
+        for topic in _names(self.layout.queues):
+            if topic.startswith(PREFIX):
+                continue  # on its way out
+            for name in sorted(_names(self.layout.queues / topic), key=lambda n: (len(n), n)):
+                if name.isdigit():
+                    yield topic, int(name)
+
+    def queue_files(self, topic: str, queue_id: int) -> list[QueueFile]:
+        folder = self.layout.queues / topic / str(queue_id)
+        return [
+            QueueFile(folder / name, int(name) // ENTRY_BYTES, _size(folder / name) // ENTRY_BYTES)
+            for name in _names(folder)
+            if name.isdigit() and len(name) == NAME_DIGITS
+        ]
+
+    # --- index, checkpoint, snapshot
+
+    def index_files(self) -> list[Path]:
+        folder = self.layout.index
+        names = [n for n in _names(folder) if n.isdigit() and len(n) == INDEX_NAME_DIGITS]
+        return [folder / name for name in names]
+
+    def index_bytes(self) -> int:
+        """How long an index file should be; 0 if that is not known."""
+        if not self.sizes.index_slots:
+            return 0
+        return (
+            HEADER_BYTES
+            + self.sizes.index_slots * SLOT_BYTES
+            + self.sizes.index_entries * ENTRY_BYTES
+        )
+
+    def index_head(self, path: Path) -> IndexHead | None:
+        head = read_piece(path, 0, HEADER_BYTES)
+        if len(head) < HEADER_BYTES:
+            return None
+        return IndexHead(
+            begin_ms=octets.get_i64(head, 0),
+            end_ms=octets.get_i64(head, 8),
+            begin_offset=octets.get_i64(head, 16),
+            end_offset=octets.get_i64(head, 24),
+            slots_used=octets.get_i32(head, 32),
+            next_number=octets.get_i32(head, 36),
+        )
+
+    def checkpoint(self) -> Checkpoint | None:
+        """The checkpoint, or None if the file is absent or too short."""
+        if not self.layout.checkpoint.exists():
+            return None
+        data = read_piece(self.layout.checkpoint, 0, 40)
+        if len(data) < 40:
+            return None
+        return Checkpoint(*(octets.get_i64(data, 8 * i) for i in range(5)))
+
+    def replay_from(self) -> int:
+        """Where recovery would begin after a crash; the end of all files if closed cleanly."""
+        if not self.crashed:
+            return self.log_beyond
+        checkpoint = self.checkpoint() or Checkpoint()
+        threshold = checkpoint.recover_from_ms(with_index=self.layout.sizes.exists())
+        for file in reversed(self.log):
+            found = self.record(file.start)
+            if found is None:
+                continue
+            stored, _ = found
+            if stored.check(file.start) == RECORD and 0 < stored.store_ms <= threshold:
+                return file.start
+        return self.log_begin
+
+    def _read_snapshot(self) -> Snapshot | None:
+        if not self.layout.snapshot.exists():
+            return None
+        try:
+            return msgspec.json.decode(self.layout.snapshot.read_bytes(), type=Snapshot)
+        except ValueError:
+            return None
+
+
+class QueueEntries:
+    """The entries of one queue, read in pieces, with its range as the files alone tell it."""
+
+    def __init__(self, files: StoreFiles, topic: str, queue_id: int) -> None:
+        self.files = files.queue_files(topic, queue_id)
+        self.topic = topic
+        self.queue_id = queue_id
+        self.first = self.files[0].start if self.files else 0
+        self.end = self._find_end()
+
+    def fetch(self, offset: int) -> bytearray:
+        """Entries from `offset` on, to the end of their file at most."""
+        return self.read(offset, ENTRIES_AT_A_TIME)
+
+    def read(self, offset: int, count: int) -> bytearray:
+        for file in self.files:
+            if file.start <= offset < file.start + file.entries:
+                count = min(count, file.start + file.entries - offset)
+                at = (offset - file.start) * ENTRY_BYTES
+                data = read_piece(file.path, at, count * ENTRY_BYTES)
+                return data[: len(data) - len(data) % ENTRY_BYTES]
+        return bytearray()
+
+    def entry(self, offset: int) -> tuple[int, int, int] | None:
+        """(physical offset, size, tag hash), or None where no entry was written."""
+        data = self.read(offset, 1)
+        if not data.strip(b"\0"):
+            return None
+        return octets.get_i64(data, 0), octets.get_i32(data, 8), octets.get_i64(data, 12)
+
+    def min_offset(self, log_begin: int) -> int:
+        """The first entry whose record still exists, by binary search."""
+        low, high = self.first, self.end
+        while low < high:
+            middle = (low + high) // 2
+            entry = self.entry(middle)
+            if entry is not None and (entry[1] == FILLER_SIZE or entry[0] < log_begin):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _find_end(self) -> int:
+        """One past the last entry: entries have a size, and what follows them is zero."""
+        for file in reversed(self.files):
+            low, high = file.start, file.start + file.entries
+            while low < high:
+                middle = (low + high) // 2
+                if self.entry(middle) is None:
+                    high = middle
+                else:
+                    low = middle + 1
+            if low > file.start:
+                return low
+        return self.first
+
+
+def _is_locked(path: Path) -> bool:
+    """Whether some process holds the store's lock.
+
+    Asked of the kernel's list, so that looking touches nothing.
+    """
+    try:
+        inode = str(path.stat().st_ino)
+        locks = Path("/proc/locks").read_text().splitlines()
+    except OSError:
+        return False
+    return any(
+        ("POSIX" in line or "OFDLCK" in line) and place.rpartition(":")[2] == inode
+        for line in locks
+        for place in line.split()
+        if place.count(":") == 2
+    )
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return sorted(os.listdir(folder))
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # a live store's retention was quicker
+        return 0
+
+
+def _log_files(layout: Layout) -> list[LogFile]:
+    names = [n for n in _names(layout.log) if n.isdigit() and len(n) == NAME_DIGITS]
+    return [LogFile(layout.log / n, int(n), _size(layout.log / n)) for n in names]
+
+
+def _find_sizes(layout: Layout, hints: SizeHints) -> tuple[Sizes, str]:
+    made = _made_with(layout)
+    guess = made or _guess_sizes(layout)
+    sizes = Sizes(
+        *(getattr(hints, name) or getattr(guess, name) for name in Sizes.__struct_fields__)
+    )
+    if any(hints):
+        return sizes, "the command line"
+    return sizes, layout.sizes.name if made else "the files (a guess)"
+
+
+def _made_with(layout: Layout) -> Sizes | None:
+    try:
+        made = msgspec.json.decode(layout.sizes.read_bytes(), type=Sizes)
+    except (OSError, ValueError):
+        return None
+    return made if all(getattr(made, name) > 0 for name in Sizes.__struct_fields__) else None
+
+
+def _guess_sizes(layout: Layout) -> Sizes:
+    log = _log_files(layout)
+    steps = Counter(b.start - a.start for a, b in itertools.pairwise(log))
+    # A missing file makes one step a multiple of the others, so the smallest is right.
+    segment = min(steps) if steps else max((f.length for f in log), default=0)
+    queue_bytes = max(
+        (_size(p) for t in _names(layout.queues) for p in (layout.queues / t).glob("*/*")),
+        default=0,
+    )
+    index = max((_size(layout.index / n) for n in _names(layout.index)), default=0)
+    slots, entries = SLOTS_DEFAULT, ENTRIES_DEFAULT
+    per_slot = SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY_BYTES
+    if index and index != HEADER_BYTES + slots * SLOT_BYTES + entries * ENTRY_BYTES:
+        slots, rest = divmod(index - HEADER_BYTES, per_slot)
+        slots, entries = (slots, slots * ENTRIES_PER_SLOT) if rest == 0 else (0, 0)
+    return Sizes(segment, queue_bytes // ENTRY_BYTES, slots, entries)

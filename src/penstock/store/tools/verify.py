@@ -1,0 +1,321 @@
+"""Does a store agree with itself? Walks everything, changes nothing, yields what it finds.
+
+1. The log, record by record: lengths, CRC, place. Beside it each queue's entries: a record and its
+   entry confirm each other (`store.scan`).
+2. Queue entries that no record confirmed, and records that no entry names (`store.verify_queues`).
+3. Index entries against the records they point at, and their chains (`store.verify_index`).
+4. Checkpoint and snapshot against what was found.
+
+What is damage depends on how the store was left. After a crash recovery begins at `replay_from`:
+it cuts the log where no good record follows, and makes the queue and index entries from there on
+anew. So a torn tail and stray entries behind that place are notes. A bad record with good ones
+behind it is damage, because recovery would cut those off too; unless it was never wholly written
+and lies behind what the checkpoint calls durable, which is how a power cut leaves a log.
+
+A store that a process has open is checked as far as it was written when the check began.
+"""
+
+import itertools
+from collections.abc import Iterator
+
+import msgspec
+
+from penstock.errors import ReadFailed
+from penstock.store.tools.file_pieces import LogFile, read_piece
+from penstock.store.tools.inspection import QueueEntries, StoreFiles
+from penstock.store.tools.log_scan import AT_BLANK, AT_END, MORE, LogScan, LogWindow, QueueFacts
+from penstock.store.tools.problem import DAMAGE, NOTE, Problem
+from penstock.store.tools.survey import Progress, dispatched_end
+from penstock.store.tools.verify_index import check_index
+from penstock.store.tools.verify_queues import check_queues
+from penstock.wire.record import PROBLEMS, RECORD
+
+SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
+"""Apache's broker keeps the delivery time in these queues' entries where others have a tag hash."""
+SECTOR_BYTES = 512
+TORN_BYTES_LEAST = 64
+"""A shorter share of zeros in a sector may be anybody's data."""
+TORN_BYTES_MAX = 8 * 1024 * 1024
+_UNWRITTEN, _LENGTHS = 2, 5
+_KINDS = ("", "short", "unwritten", "magic", "size", "lengths", "crc", "place", "torn")
+
+
+class Totals(msgspec.Struct):
+    """What a verification has seen."""
+
+    log_begin: int = 0
+    log_end: int = 0
+    records: int = 0
+    record_bytes: int = 0
+    queues: int = 0
+    queue_entries: int = 0
+    index_files: int = 0
+    index_entries: int = 0
+    keys: int = 0
+    first_ms: int = 0
+    last_ms: int = 0
+    damage: int = 0
+    notes: int = 0
+
+
+class Verification:
+    """One verification of a store; `totals` grow while `run` is drained."""
+
+    def __init__(self, files: StoreFiles, progress: Progress | None = None) -> None:
+        self.files = files
+        self.tell = progress or (lambda what, done, of: None)
+        self.totals = Totals(log_begin=files.log_begin)
+        self.replay_from = files.replay_from()
+        # Read before the log is walked, for a live store's marks move on meanwhile.
+        self.checkpoint = files.checkpoint()
+        self.entries: dict[tuple[bytes, int], QueueEntries] = {}
+        self.facts: dict[tuple[bytes, int], QueueFacts] = {}
+        self.scan = LogScan(self._make_queue)
+        self.index = [(path, files.index_head(path)) for path in files.index_files()]
+        heads = [head for _, head in self.index if head is not None]
+        self.scan.keys_from = heads[0].begin_offset if heads else 0
+        self.scan.keys_to = heads[-1].end_offset if heads else -1
+        if files.live:  # after the index's heads: what they count is dispatched by now
+            files.stop = dispatched_end(files)
+
+    def run(self) -> Iterator[Problem]:
+        """Everything, in the order of the files; ends with `totals` complete."""
+        for step in (self._row, self._log, self._queues, self._index, self._marks):
+            for problem in step():
+                if problem.severity == DAMAGE:
+                    self.totals.damage += problem.count
+                else:
+                    self.totals.notes += problem.count
+                yield problem
+
+    def redone(self, physical_offset: int) -> bool:
+        """Whether recovery makes the entries of the record at this place anew."""
+        return self.files.crashed and physical_offset >= self.replay_from
+
+    def name(self, file: LogFile) -> str:
+        return str(file.path.relative_to(self.files.root))
+
+    def _make_queue(self, topic: bytes, queue_id: int) -> QueueFacts:
+        key = (topic, queue_id)
+        # A damaged head may name any topic: such a name has no files.
+        name = topic.decode("utf-8", "replace").replace("/", "\ufffd").replace("\0", "\ufffd")
+        entries = self.entries[key] = QueueEntries(self.files, name, queue_id)
+        facts = self.facts[key] = QueueFacts(topic, queue_id, entries.fetch)
+        facts.any_tag = topic == SCHEDULE_TOPIC
+        return facts
+
+    # --- the row of log files
+
+    def _row(self) -> Iterator[Problem]:
+        size = self.files.sizes.segment_bytes
+        expected = self.files.log_begin
+        for place, file in enumerate(self.files.log):
+            if file.start > expected:
+                missing = (file.start - expected) // size
+                yield Problem(
+                    DAMAGE,
+                    "log.missing-segment",
+                    self.name(file),
+                    0,
+                    f"{missing or 'part of'} segment(s) before this one are missing: their "
+                    "messages are gone and a broker refuses to open the store",
+                    max(missing, 1),
+                )
+            expected = file.start + size
+            if file.length != size:
+                yield self._wrong_length(file, last=place == len(self.files.log) - 1)
+
+    def _wrong_length(self, file: LogFile, *, last: bool) -> Problem:
+        size = self.files.sizes.segment_bytes
+        text = f"has {file.length} bytes instead of {size}"
+        if file.length < size and last and self.files.crashed:
+            return Problem(
+                NOTE,
+                "log.short-tail",
+                self.name(file),
+                file.length,
+                f"{text}: recovery extends it (Penstock's own stores)",
+            )
+        meaning = "what it lacks is lost" if file.length < size else "the rest is not read"
+        return Problem(
+            DAMAGE, "log.length", self.name(file), min(file.length, size), f"{text}: {meaning}"
+        )
+
+    # --- the log
+
+    def _log(self) -> Iterator[Problem]:
+        files, scan = self.files, self.scan
+        window = files.window()
+        offset = end = files.log_begin
+        needs = 0
+        while files.stop is None or offset < files.stop:
+            file = files.log_file(offset)
+            if file is None:
+                offset = next((f.start for f in files.log if f.start > offset), -1)
+                if offset < 0:
+                    break
+                continue
+            self.tell("log", offset - files.log_begin, files.log_beyond - files.log_begin)
+            try:
+                why = _step(scan, window, offset, needs)
+            except ReadFailed as error:
+                yield self._unreadable(file, offset, error)
+                offset = file.start + files.sizes.segment_bytes
+                continue
+            offset = end = scan.offset
+            needs = scan.needs if why == MORE else 0
+            if why == MORE or offset == files.stop:
+                continue
+            segment_end = file.start + files.sizes.segment_bytes
+            if why == AT_END or (why == AT_BLANK and offset + scan.blank == segment_end):
+                end = offset if file.start + file.length < segment_end else segment_end
+                offset = segment_end
+                continue
+            following = self._behind(offset, blank=why == AT_BLANK)
+            if following is not None and self._is_torn(file, offset, following):
+                yield self._torn(file, offset, following)
+                break
+            problem = self._bad_record(file, offset, following, blank=why == AT_BLANK)
+            if problem is not None:
+                yield problem
+            if following is None:
+                break
+            offset = following
+        self._finish_log(end)
+
+    def _finish_log(self, end: int) -> None:
+        scan, totals = self.scan, self.totals
+        scan.finish()
+        beyond = self.files.log_beyond - self.files.log_begin
+        self.tell("log", beyond, beyond)
+        totals.log_end = end
+        totals.records, totals.record_bytes = scan.records, scan.log_bytes
+        totals.keys = scan.keys
+        totals.first_ms, totals.last_ms = scan.first_ms, scan.last_ms
+
+    def _behind(self, offset: int, *, blank: bool) -> int | None:
+        """Where good records go on behind a bad one, or None."""
+        stored = self.scan.stored
+        if not blank and stored.problem > _LENGTHS:  # its size can be believed
+            behind = offset + stored.size
+            found = self.files.record(behind)
+            if found is not None and found[0].check(behind) == RECORD:
+                return behind
+        return self.files.next_good(offset + 1)
+
+    def _is_torn(self, file: LogFile, offset: int, following: int) -> bool:
+        """Whether a bad place looks like one that a power cut or the copying of a live store left:
+        behind what the checkpoint calls durable, and with a sector that was never written."""
+        confirmed = self.checkpoint.confirmed if self.checkpoint is not None else 0
+        if not self.redone(offset) or offset < confirmed:
+            return False
+        at, end = offset - file.start, min(following - file.start, file.length)
+        data = read_piece(file.path, at, min(end - at, TORN_BYTES_MAX))
+        edges = [0, *range(-at % SECTOR_BYTES, len(data), SECTOR_BYTES), len(data)]
+        return any(
+            high - low >= TORN_BYTES_LEAST and not any(data[low:high])
+            for low, high in itertools.pairwise(edges)
+        )
+
+    def _torn(self, file: LogFile, offset: int, following: int) -> Problem:
+        text = (
+            f"a sector was never written, records go on at log offset {following}: a power cut, or "
+            "the copying of a live store, left that; recovery cuts the log here"
+        )
+        return Problem(NOTE, "log.torn-tail", self.name(file), offset - file.start, text)
+
+    def _bad_record(
+        self, file: LogFile, offset: int, following: int | None, *, blank: bool
+    ) -> Problem | None:
+        """What to say about a place without a good record; None where the log simply ends."""
+        number = self.scan.stored.problem
+        what = "the blank record does not reach the segment's end" if blank else PROBLEMS[number]
+        kind = "log.blank" if blank else f"log.{_KINDS[number]}"
+        at = offset - file.start
+        if following is not None:
+            text = f"{what}: {following - offset} bytes up to log offset {following} are unreadable"
+            if self.redone(offset):
+                text += "; recovery would cut the log here and lose what follows"
+            return Problem(DAMAGE, kind, self.name(file), at, text)
+        if not blank and number == _UNWRITTEN:
+            return None
+        if self.files.crashed:
+            return Problem(
+                NOTE,
+                "log.torn-tail",
+                self.name(file),
+                at,
+                f"{what}: the torn tail of a crash or of a live store; recovery cuts it",
+            )
+        return Problem(DAMAGE, kind, self.name(file), at, f"{what}: the log's last record is lost")
+
+    def _unreadable(self, file: LogFile, offset: int, error: ReadFailed) -> Problem:
+        text = f"{error.message}: the rest of this segment is not checked"
+        return Problem(DAMAGE, "log.unreadable", self.name(file), offset - file.start, text)
+
+    # --- what lies beside it
+
+    def _queues(self) -> Iterator[Problem]:
+        return check_queues(self)
+
+    def _index(self) -> Iterator[Problem]:
+        return check_index(self)
+
+    def _marks(self) -> Iterator[Problem]:
+        files, totals = self.files, self.totals
+        if self.scan.backwards:
+            yield Problem(
+                NOTE,
+                "log.times",
+                "commitlog",
+                0,
+                "store times step back: searches by time may miss by as much",
+                self.scan.backwards,
+            )
+        snapshot = files.snapshot
+        if not files.crashed and snapshot is not None and snapshot.log_end != totals.log_end:
+            yield Problem(
+                DAMAGE,
+                "snapshot.log-end",
+                files.layout.snapshot.name,
+                0,
+                f"the store was closed with its log ending at {snapshot.log_end}, good records "
+                f"end at {totals.log_end}",
+            )
+        yield from self._checkpoint()
+
+    def _checkpoint(self) -> Iterator[Problem]:
+        files, totals = self.files, self.totals
+        name = files.layout.checkpoint.name
+        checkpoint = self.checkpoint
+        if checkpoint is None:
+            if files.layout.checkpoint.exists():
+                yield Problem(DAMAGE, "checkpoint.short", name, 0, "has fewer than 40 bytes")
+            elif totals.records and not files.crashed:
+                text = "is absent: recovery after a crash would begin with the first segment"
+                yield Problem(NOTE, "checkpoint.absent", name, 0, text)
+            return
+        for place, what in enumerate(("log", "queues", "index")):
+            if checkpoint[place] > totals.last_ms and totals.records:
+                yield Problem(
+                    DAMAGE,
+                    "checkpoint.time",
+                    name,
+                    8 * place,
+                    f"says that the {what} is durable up to {checkpoint[place]} ms, the newest "
+                    f"record is from {totals.last_ms} ms: records are missing at the log's end",
+                )
+        if checkpoint.confirmed > totals.log_end:
+            yield Problem(
+                DAMAGE,
+                "checkpoint.confirmed",
+                name,
+                32,
+                f"says that {checkpoint.confirmed} was durable and confirmed, good records end at "
+                f"{totals.log_end}",
+            )
+
+
+def _step(scan: LogScan, window: LogWindow, offset: int, needs: int) -> int:
+    window.load(offset, needs)
+    return scan.run(window)

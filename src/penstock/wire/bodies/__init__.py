@@ -1,0 +1,1 @@
+"""Typed JSON bodies of requests and responses."""

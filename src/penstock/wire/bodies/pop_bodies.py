@@ -1,0 +1,137 @@
+"""The records of the revive log, as JSON: what was lent, and what was acknowledged.
+
+    tag ck     PopCheckPoint   messages of one queue that one pop has lent
+    tag ack    AckMsg          one of them is acknowledged
+    tag bAck   BatchAckMsg     several of them are
+    tag order  OrderedPop      the open pop of a queue that is popped in order (ours: RocketMQ's
+                               brokers pass over it)
+
+A checkpoint and its acknowledgements belong together by topic, group, queue, start offset, pop time
+and broker. Requests and answers of POP are in `bodies`, receipts in `receipt`.
+"""
+
+from collections.abc import Iterator
+from typing import Annotated, Any, Final
+
+from msgspec import Meta, field
+
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import Body, Int, Long
+from penstock.wire.bodies.table_bodies import OrderInfo
+
+Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+Count = Annotated[int, Meta(ge=0, le=127)]
+
+
+class PopCheckPoint(Body):
+    """Messages that one pop has lent: `offset_diffs` are their distances from `start_offset`.
+
+    Bit k of `bit_map` says that the k-th of them is acknowledged. Very old checkpoints have no
+    distances: then their messages follow each other.
+    """
+
+    start_offset: Offset = field(default=0, name="so")
+    pop_time: Long = field(default=0, name="pt")
+    invisible_time: Long = field(default=0, name="it")
+    bit_map: Int = field(default=0, name="bm")
+    num: Count = field(default=0, name="n")
+    queue_id: Int = field(default=0, name="q")
+    topic: str = field(default="", name="t")
+    consumer_group: str = field(default="", name="c")
+    revive_offset: Long = field(default=0, name="ro")
+    offset_diffs: tuple[Int, ...] | None = field(default=None, name="d")
+    broker_name: str | None = field(default=None, name="bn")
+    re_put_times: str | None = field(default=None, name="rp")
+
+    @property
+    def revive_ms(self) -> int:
+        """When whatever is not acknowledged comes back."""
+        return self.pop_time + self.invisible_time
+
+    def offsets(self) -> Iterator[int]:
+        """The offsets that were lent, in the order of the bits."""
+        for diff in self.offset_diffs or range(self.num):
+            yield self.start_offset + diff
+
+    def index_of(self, offset: int) -> int:
+        """The bit of an offset; -1 if it was not lent."""
+        for index, lent in enumerate(self.offsets()):
+            if lent == offset:
+                return index
+        return -1
+
+    def tries(self) -> int:
+        """How often it was written again because its messages could not be brought back."""
+        text = self.re_put_times
+        if text is None:
+            return 0
+        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 127
+
+
+class AckMsg(Body):
+    """One message of a checkpoint is acknowledged."""
+
+    ack_offset: Offset = field(default=0, name="ao")
+    start_offset: Offset = field(default=0, name="so")
+    consumer_group: str = field(default="", name="c")
+    topic: str = field(default="", name="t")
+    queue_id: Int = field(default=0, name="q")
+    pop_time: Long = field(default=0, name="pt")
+    broker_name: str | None = field(default=None, name="bn")
+
+
+class BatchAckMsg(AckMsg):
+    """Several messages of a checkpoint are acknowledged."""
+
+    ack_offsets: tuple[Offset, ...] = field(default=(), name="aol")
+
+
+class OrderedPop(Body):
+    """The open pop of a queue that one group pops in order, and where the group goes on."""
+
+    topic: str = field(default="", name="t")
+    consumer_group: str = field(default="", name="c")
+    queue_id: Int = field(default=0, name="q")
+    next_offset: Offset = field(default=0, name="n")
+    open_pop: OrderInfo | None = field(default=None, name="o")
+
+
+_LONG_NAMES: Final = {
+    "ackOffset": "ao",
+    "startOffset": "so",
+    "consumerGroup": "c",
+    "topic": "t",
+    "queueId": "q",
+    "popTime": "pt",
+    "brokerName": "bn",
+    "ackOffsetList": "aol",
+}
+
+
+def decode_check_point(data: bytes) -> PopCheckPoint:
+    """A record with the tag ck; BodyError if it is none."""
+    return fastjson.decode(data, PopCheckPoint)
+
+
+def decode_ack(data: bytes) -> AckMsg:
+    """A record with the tag ack, in short or long names; BodyError if it is none."""
+    if b'"ao"' in data:
+        return fastjson.decode(data, AckMsg)
+    return fastjson.build(_short_names(data), AckMsg)
+
+
+def decode_acks(data: bytes) -> BatchAckMsg:
+    """A record with the tag bAck, in short or long names; BodyError if it is none."""
+    if b'"aol"' in data:
+        return fastjson.decode(data, BatchAckMsg)
+    return fastjson.build(_short_names(data), BatchAckMsg)
+
+
+def decode_ordered_pop(data: bytes) -> OrderedPop:
+    """A record with the tag order; BodyError if it is none."""
+    return fastjson.decode(data, OrderedPop)
+
+
+def _short_names(data: bytes) -> dict[str, Any]:
+    members: dict[str, Any] = fastjson.decode(data, dict[str, Any])
+    return {_LONG_NAMES.get(name, name): value for name, value in members.items()}

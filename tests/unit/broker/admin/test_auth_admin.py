@@ -1,0 +1,270 @@
+"""Users and access lists over the wire, and the table's file.
+
+What Apache answers to the same requests is in tests/compat/test_access_ties.py."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.auth.policies import PolicyType
+from penstock.broker.auth.users import AccessTable
+from penstock.config import AccessConfig
+from penstock.errors import StoreDamaged
+from penstock.rpc.answers import Reply
+from penstock.rpc.persistence import Persistence
+from penstock.store.disk import Disk
+from tests.unit.broker.auth.access_kit import House, rule
+
+CREATE_USER, UPDATE_USER, DELETE_USER, GET_USER, LIST_USER = range(3001, 3006)
+CREATE_ACL, UPDATE_ACL, DELETE_ACL, GET_ACL, LIST_ACL = range(3006, 3011)
+NO, INVALID = 16, 29
+
+
+@pytest.fixture
+def house() -> House:
+    house = House()
+    house.add("root", type="Super")
+    house.add("ann")
+    house.add("ops", rule("Cluster:*", "Get,Update"))
+    return house
+
+
+def entry(resource: str, actions: list[str], decision: str = "Allow") -> dict[str, Any]:
+    return {"resource": resource, "actions": actions, "decision": decision}
+
+
+def acl(user: str, *entries: dict[str, Any], kind: str | None = "Custom") -> dict[str, Any]:
+    return {"subject": f"User:{user}", "policies": [{"policyType": kind, "entries": entries}]}
+
+
+def body(reply: Reply) -> Any:
+    assert reply.code == 0, reply.remark
+    return json.loads(reply.body) if reply.body else None
+
+
+def test_a_user_is_created_with_defaults_and_persisted(house: House) -> None:
+    reply = house.ask("root", CREATE_USER, {"username": "new"}, {"password": "p"})
+    assert reply == Reply()
+    assert house.saved == 1
+    assert house.table.dirty
+    assert body(house.ask("root", GET_USER, {"username": "new"})) == {
+        "username": "new",
+        "password": "p",
+        "userType": "Normal",
+        "userStatus": "enable",
+    }
+
+
+@pytest.mark.parametrize(
+    ("ext", "info", "code", "part"),
+    [
+        ({}, {"password": "p"}, INVALID, "username is blank"),
+        ({"username": "new"}, {}, NO, "no password"),
+        ({"username": "new"}, {"password": " "}, NO, "no password"),
+        ({"username": "ann"}, {"password": "p"}, NO, "exists already"),
+    ],
+)
+def test_what_is_no_user_is_refused(
+    house: House, ext: dict[str, str], info: dict[str, str], code: int, part: str
+) -> None:
+    reply = house.ask("root", CREATE_USER, ext, info)
+    assert reply.code == code
+    assert part in (reply.remark or "")
+    assert house.saved == 0
+
+
+def test_an_update_changes_what_it_names(house: House) -> None:
+    assert house.ask("root", UPDATE_USER, {"username": "ann"}, {"userStatus": "Disable"}).code == 0
+    user = house.table.users["ann"]
+    assert (user.password, user.type, user.status) == ("annann", "Normal", "disable")
+    assert house.ask("root", UPDATE_USER, {"username": "ann"}, {"password": "new"}).code == 0
+    user = house.table.users["ann"]
+    assert (user.password, user.secret, user.status) == ("new", b"new", "disable")
+    assert house.ask("root", UPDATE_USER, {"username": "zoe"}, {"password": "x"}).code == NO
+
+
+def test_super_users_belong_to_super_users(house: House) -> None:
+    more = {"password": "p", "userType": "super"}
+    assert house.ask("ops", CREATE_USER, {"username": "new"}, more).code == NO
+    assert house.ask("ops", UPDATE_USER, {"username": "ann"}, {"userType": "Super"}).code == NO
+    assert house.ask("ops", UPDATE_USER, {"username": "root"}, {"password": "x"}).code == NO
+    assert house.ask("ops", DELETE_USER, {"username": "root"}).code == NO
+    assert house.ask("", DELETE_USER, {"username": "root"}).code == NO
+    assert house.ask("root", CREATE_USER, {"username": "new"}, more).code == 0
+    assert house.table.users["new"].is_super
+
+
+def test_a_super_users_password_is_shown_to_super_users_only(house: House) -> None:
+    assert body(house.ask("ops", GET_USER, {"username": "root"}))["password"] == "******"
+    assert body(house.ask("root", GET_USER, {"username": "root"}))["password"] == "rootroot"
+    shown = {user["username"]: user["password"] for user in body(house.ask("ops", LIST_USER))}
+    assert shown == {"ann": "annann", "ops": "opsops", "root": "******"}
+
+
+def test_the_last_super_user_stays(house: House) -> None:
+    assert house.ask("root", DELETE_USER, {"username": "root"}).code == NO
+    assert house.ask("root", UPDATE_USER, {"username": "root"}, {"userType": "Normal"}).code == NO
+    assert (
+        house.ask("root", UPDATE_USER, {"username": "root"}, {"userStatus": "disable"}).code == NO
+    )
+    assert house.ask("root", UPDATE_USER, {"username": "root"}, {"password": "new"}).code == 0
+    house.add("root2", type="Super")
+    assert house.ask("root", DELETE_USER, {"username": "root"}).code == 0
+
+
+def test_while_access_control_is_off_anybody_prepares_it() -> None:
+    house = House(AccessConfig())
+    more = {"password": "p", "userType": "Super"}
+    assert house.ask("", CREATE_USER, {"username": "root"}, more).code == 0
+    assert house.ask("", DELETE_USER, {"username": "root"}).code == 0
+
+
+def test_a_missing_user_is_no_error(house: House) -> None:
+    assert house.ask("root", GET_USER, {"username": "zoe"}) == Reply()
+    assert house.ask("root", DELETE_USER, {"username": "zoe"}) == Reply()
+    assert house.ask("root", LIST_USER, {"filter": "zoe"}) == Reply()
+    assert house.saved == 0
+
+
+def test_a_deleted_user_takes_its_rules_along(house: House) -> None:
+    assert house.ask("root", DELETE_USER, {"username": "ops"}).code == 0
+    assert "ops" not in house.table.rules
+
+
+def test_rules_are_added_or_replace_those_for_the_same_resource(house: House) -> None:
+    first = acl("ann", entry("topic:t*", ["pub", "fly", "SUB"]), entry("Group:g", ["Sub"]))
+    assert house.ask("root", CREATE_ACL, {"subject": "User:ann"}, first).code == 0
+    second = acl("ann", entry("Topic:t*", ["Get"], "deny"), entry("Topic:u", ["All"]), kind=None)
+    assert house.ask("root", UPDATE_ACL, {"subject": "User:ann"}, second).code == 0
+    third = acl("ann", entry("*", ["List"]), kind="default")
+    assert house.ask("root", UPDATE_ACL, {"subject": "User:ann"}, third).code == 0
+    assert body(house.ask("root", GET_ACL, {"subject": "User:ann"})) == {
+        "subject": "User:ann",
+        "policies": [
+            {
+                "policyType": "Custom",
+                "entries": [
+                    {"resource": "Topic:t*", "actions": ["Get"], "decision": "Deny"},
+                    {"resource": "Group:g", "actions": ["Sub"], "decision": "Allow"},
+                    {"resource": "Topic:u", "actions": ["All"], "decision": "Allow"},
+                ],
+            },
+            {
+                "policyType": "Default",
+                "entries": [{"resource": "*", "actions": ["List"], "decision": "Allow"}],
+            },
+        ],
+    }
+
+
+@pytest.mark.parametrize(
+    ("wrong", "part"),
+    [
+        (acl("zoe", entry("*", ["All"])), "User:zoe does not exist"),
+        (acl("ann", entry("Foo:t", ["All"])), "resource"),
+        (acl("ann", entry("Topic:t", ["Fly"])), "actions"),
+        (acl("ann", entry("Topic:t", [])), "actions"),
+        (acl("ann", entry("Topic:t", ["Any"])), "actions"),
+        (acl("ann", entry("Topic:t", ["Pub"], "Perhaps")), "decision"),
+        (acl("ann", {**entry("Topic:t", ["Pub"]), "sourceIps": ["1.2.3.4/40"]}), "source ip"),
+        (acl("ann"), "no policies"),
+        ({"subject": "User:ann"}, "no policies"),
+    ],
+)
+def test_what_is_no_access_list_is_refused(house: House, wrong: Any, part: str) -> None:
+    reply = house.ask("root", CREATE_ACL, {"subject": "User:ann"}, wrong)
+    assert reply.code in (NO, INVALID)
+    assert part in (reply.remark or "")
+    assert "ann" not in house.table.rules
+
+
+def test_rules_are_deleted_one_by_one_or_all(house: House) -> None:
+    rules = acl("ann", entry("Topic:t", ["Pub"]), entry("Group:g", ["Sub"]))
+    house.ask("root", CREATE_ACL, {}, rules)
+    subject = {"subject": "User:ann"}
+    assert house.ask("root", DELETE_ACL, {**subject, "resource": "Topic:t"}).code == 0
+    # A resource that can't be read deletes nothing, where Apache deletes all.
+    assert house.ask("root", DELETE_ACL, {**subject, "resource": "Tropic:t"}).code == NO
+    assert len(house.table.rules["ann"][PolicyType.CUSTOM]) == 1
+    assert house.ask("root", DELETE_ACL, {**subject, "resource": "Group:g"}).code == 0
+    assert "ann" not in house.table.rules
+    assert house.ask("root", DELETE_ACL, subject).code == NO
+    house.ask("root", CREATE_ACL, {}, rules)
+    assert house.ask("root", DELETE_ACL, subject).code == 0
+    assert "ann" not in house.table.rules
+
+
+def test_lists_can_be_filtered(house: House) -> None:
+    house.ask(
+        "root", CREATE_ACL, {}, acl("ann", entry("Topic:t", ["Pub"]), entry("Group:g", ["Sub"]))
+    )
+    found = body(house.ask("root", LIST_ACL))
+    assert [one["subject"] for one in found] == ["User:ann", "User:ops"]
+    found = body(house.ask("root", LIST_ACL, {"resourceFilter": "Topic"}))
+    assert [one["resource"] for one in found[0]["policies"][0]["entries"]] == ["Topic:t"]
+    assert len(found) == 1
+    found = body(house.ask("root", LIST_ACL, {"subjectFilter": "op"}))
+    assert [one["subject"] for one in found] == ["User:ops"]
+    assert house.ask("root", LIST_ACL, {"subjectFilter": "zoe"}) == Reply()
+
+
+def test_changes_of_users_and_rules_are_noted(
+    house: House, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "penstock.audit"):
+        house.ask("root", CREATE_USER, {"username": "new\n"}, {"password": "secret"})
+        house.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:t", ["Pub", "Sub"])))
+    assert [record.getMessage() for record in caplog.records] == [
+        r"User:root created user new\n (Normal, enable)",
+        "User:root set rules of User:ann: Allow Pub,Sub on Topic:t",
+    ]
+
+
+def test_the_table_survives_in_a_file_of_its_owner_alone(house: House, tmp_path: Path) -> None:
+    house.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:t*", ["Pub"], "Deny")))
+    (tmp_path / "config").mkdir()
+    persistence = Persistence(Disk(), tmp_path)
+    for _ in range(3):
+        persistence.save(house.table)()
+    again = AccessTable()
+    assert again.load(persistence.file(AccessTable.FILE))
+    assert again.users == house.table.users
+    assert again.rules == house.table.rules
+    assert again.version == house.table.version
+    assert not again.dirty
+    for path in (tmp_path / "config").glob("penstock-access*"):
+        assert stat.S_IMODE(os.stat(path).st_mode) == 0o600, path
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b'{"format":2}',
+        b'{"format":1,"users":[{"username":"a"}]}',
+        b'{"format":1,"acls":[{"subject":"a"}]}',
+        b'{"format":1,"acls":[{"subject":"User:a"}]}',
+    ],
+)
+def test_a_damaged_table_is_not_taken_for_an_empty_one(content: bytes) -> None:
+    class File:
+        path = Path("penstock-access.json")
+
+        def read(self, path: Path) -> bytes | None:
+            return content if path.suffix == ".json" else None
+
+        def replace(self, path: Path, data: bytes) -> None: ...
+
+        def rename(self, old: Path, new: Path) -> None: ...
+
+    from penstock.store.tables import ConfigFile
+
+    with pytest.raises(StoreDamaged):
+        AccessTable().load(ConfigFile(File(), File.path))

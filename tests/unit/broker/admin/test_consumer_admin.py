@@ -1,0 +1,200 @@
+"""Who is connected, and questions passed on to clients."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.admin.consumer_admin import RELAY_MS, STATUS_MS, ConsumerHandlers
+from penstock.rpc.answers import Relay, Reply
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import (
+    Connection,
+    ConsumerConnection,
+    GetConsumerStatusBody,
+    GroupList,
+    ProducerConnection,
+    ProducerInfo,
+    ProducerTableInfo,
+    QuerySubscriptionResponseBody,
+)
+from penstock.wire.bodies.client_bodies import MessageQueue, TopicList
+from penstock.wire.codes import V5_4_0, LanguageCode, RequestCode, ResponseCode
+from penstock.wire.message import decode_message
+from penstock.wire.message_ids import encode_offset_id
+from tests.unit.broker.admin.admin_kit import (
+    ADDRESS,
+    BROKER,
+    NOW_MS,
+    Bench,
+    ask,
+    bench,
+    finish,
+    member,
+    reply,
+    told,
+)
+
+QUEUE = MessageQueue("orders", BROKER, 0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as made:
+        yield made
+
+
+def relay(made: Bench, code: int, **ext: object) -> Relay:
+    answer = ask(ConsumerHandlers(made.parts), code, **ext)
+    assert isinstance(answer, Relay)
+    return answer
+
+
+def test_connected_consumers_of_a_group(made: Bench) -> None:
+    made.consumer("coupons", "orders", client=1)
+    made.consumer("coupons", "orders", client=2, language=LanguageCode.GO)
+    family, code = ConsumerHandlers(made.parts), RequestCode.GET_CONSUMER_CONNECTION_LIST
+    body = told(family, ConsumerConnection, code, consumerGroup="coupons")
+    assert body.connection_set == [
+        Connection(client_id="id1", client_addr="10.0.0.1:99", language="JAVA", version=V5_4_0),
+        Connection(client_id="id2", client_addr="10.0.0.2:99", language="GO", version=V5_4_0),
+    ]
+    assert list(body.subscription_table) == ["orders"]
+    assert body.consume_type == "CONSUME_PASSIVELY"
+    assert body.message_model == "CLUSTERING"
+    assert body.consume_from_where == "CONSUME_FROM_LAST_OFFSET"
+    assert reply(family, code, consumerGroup="none").code == ResponseCode.CONSUMER_NOT_ONLINE
+
+
+def test_connected_producers(made: Bench) -> None:
+    made.clients.register_producer("signup", member(3))
+    family = ConsumerHandlers(made.parts)
+    code = RequestCode.GET_PRODUCER_CONNECTION_LIST
+    body = told(family, ProducerConnection, code, producerGroup="signup")
+    assert [connection.client_id for connection in body.connection_set] == ["id3"]
+    assert reply(family, code, producerGroup="none").code == ResponseCode.SYSTEM_ERROR
+    table = told(family, ProducerTableInfo, RequestCode.GET_ALL_PRODUCER_INFO)
+    assert table.data == {
+        "signup": [
+            ProducerInfo(
+                client_id="id3", remote_ip="/10.0.0.3:99", language="JAVA", version=V5_4_0,
+                last_update_timestamp=NOW_MS,
+            )
+        ]
+    }  # fmt: skip
+
+
+def test_groups_of_a_topic_are_those_connected_and_those_with_progress(made: Bench) -> None:
+    made.consumer("coupons", "orders")
+    made.offsets.commit("audit", "orders", 0, 1, NOW_MS)
+    made.offsets.commit("mail", "sms", 0, 1, NOW_MS)
+    family = ConsumerHandlers(made.parts)
+    code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
+    assert told(family, GroupList, code, topic="orders").group_list == ["audit", "coupons"]
+    assert told(family, GroupList, code, topic="none").group_list == []
+    topics = told(family, TopicList, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="mail")
+    assert topics == TopicList(topic_list=["sms"], broker_addr=ADDRESS)
+
+
+def test_subscription_of_a_group(made: Bench) -> None:
+    made.consumer("coupons", "orders")
+    family, code = ConsumerHandlers(made.parts), RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
+    body = told(family, QuerySubscriptionResponseBody, code, group="coupons", topic="orders")
+    assert body.subscription_data is not None
+    assert body.subscription_data.sub_string == "*"
+    body = told(family, QuerySubscriptionResponseBody, code, group="coupons", topic="sms")
+    assert body == QuerySubscriptionResponseBody(group="coupons", topic="sms")
+
+
+def test_running_info_is_asked_of_the_consumer_itself(made: Bench) -> None:
+    made.consumer("coupons", "orders", client=7)
+    passed = relay(
+        made, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="coupons", clientId="id7",
+        jstackEnable="true", Signature="secret", AccessKey="admin",
+    )  # fmt: skip
+    assert (passed.client, passed.code) == (7, RequestCode.GET_CONSUMER_RUNNING_INFO)
+    assert passed.ext == {"consumerGroup": "coupons", "clientId": "id7", "jstackEnable": "true"}
+    assert passed.deadline_ms == NOW_MS + RELAY_MS
+    assert passed.on_timeout.code == ResponseCode.CONSUME_MSG_TIMEOUT
+    said = Reply(0, {"a": "b"}, b"{}")
+    assert passed.then(said) == said
+
+
+@pytest.mark.parametrize(
+    "code", [RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY]
+)
+def test_consumer_that_is_not_there_or_too_old_can_not_be_asked(made: Bench, code: int) -> None:
+    made.consumer("coupons", "orders", client=1, version=62)
+    family = ConsumerHandlers(made.parts)
+    for client_id in ("id1", "id9", ""):
+        answer = reply(family, code, consumerGroup="coupons", clientId=client_id)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+def test_direct_consumption_carries_the_message(made: Bench) -> None:
+    made.topic("orders", 1, topic_sys_flag=1)
+    made.group("coupons")
+    made.consumer("coupons", "orders", client=7)
+    offset = made.put("orders", body=b"hello")
+    fields = {"consumerGroup": "coupons", "clientId": "id7", "topic": "orders"}
+    passed = relay(
+        made, RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        msgId=encode_offset_id(b"\x7f\0\0\1", 10911, offset), **fields,
+    )  # fmt: skip
+    assert decode_message(passed.body).body == b"hello"
+    assert passed.ext["brokerName"] == BROKER
+    assert (passed.ext["topicSysFlag"], passed.ext["groupSysFlag"]) == ("1", "0")
+    gone = encode_offset_id(b"\x7f\0\0\1", 10911, offset + 1)
+    family = ConsumerHandlers(made.parts)
+    answer = reply(family, RequestCode.CONSUME_MESSAGE_DIRECTLY, msgId=gone, **fields)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+STATUS = RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS
+
+
+def status(offset: int) -> Reply:
+    return Reply(body=fastjson.encode(GetConsumerStatusBody(message_queue_table={QUEUE: offset})))
+
+
+def table(answer: Reply) -> dict[str, dict[MessageQueue, int]]:
+    assert answer.code == 0
+    return fastjson.decode(answer.body, GetConsumerStatusBody).consumer_table
+
+
+def test_every_consumer_tells_its_offsets(made: Bench) -> None:
+    for client in (1, 2, 3):
+        made.consumer("coupons", "orders", client=client)
+    first = relay(made, STATUS, topic="orders", group="coupons")
+    assert (first.client, first.code) == (1, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT)
+    assert first.ext == {"topic": "orders", "group": "coupons"}
+    assert table(first.on_timeout) == {}
+    second = finish(first.then(status(5)))
+    assert isinstance(second, Relay)
+    assert (second.client, second.deadline_ms) == (2, NOW_MS + 2 * STATUS_MS)
+    assert table(second.on_timeout) == {"id1": {QUEUE: 5}}
+    third = finish(second.then(Reply(body=b"{garbled")))
+    assert isinstance(third, Relay)
+    last = finish(third.then(status(6)))
+    assert isinstance(last, Reply)
+    assert table(last) == {"id1": {QUEUE: 5}, "id3": {QUEUE: 6}}
+
+
+def test_one_named_consumer_tells_its_offsets(made: Bench) -> None:
+    for client in (1, 2):
+        made.consumer("coupons", "orders", client=client)
+    only = relay(made, STATUS, topic="orders", group="coupons", clientAddr="id2")
+    assert only.client == 2
+    last = finish(only.then(Reply(1, remark="no")))
+    assert isinstance(last, Reply)
+    assert table(last) == {}
+
+
+def test_offsets_of_nobody_are_refused(made: Bench) -> None:
+    family = ConsumerHandlers(made.parts)
+    answer = reply(family, STATUS, topic="orders", group="coupons")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    made.consumer("coupons", "orders", version=28)
+    answer = reply(family, STATUS, topic="orders", group="coupons")
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    assert "too old" in (answer.remark or "")

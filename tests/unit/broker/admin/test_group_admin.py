@@ -1,0 +1,168 @@
+"""Subscription groups by mqadmin, and the tables that slaves copy."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import BodyError
+from penstock.rpc.answers import Persist, Reply
+from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList
+from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
+from penstock.wire.bodies.table_bodies import (
+    ConsumerOffsetSerializeWrapper,
+    DelayOffsetSerializeWrapper,
+    SubscriptionGroupWrapper,
+)
+from penstock.wire.codes import ResponseCode
+from tests.unit.broker.topic_kit import TopicKit, topic_kit
+from tests.unit.store.conftest import NOW_MS
+
+CREATE, CREATE_LIST, DELETE, GET, FORBID, GET_ALL = 200, 225, 207, 352, 353, 201
+OFFSETS, DELAYS = 43, 45
+INVALID = ResponseCode.INVALID_PARAMETER
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[TopicKit]:
+    with topic_kit(tmp_path / "store") as made:
+        yield made
+
+
+def saved(kit: TopicKit) -> SubscriptionGroupTable:
+    """The groups as a restarted broker finds them."""
+    table = SubscriptionGroupTable()
+    assert table.load(kit.persistence.file(table.FILE))
+    return table
+
+
+def create(kit: TopicKit, group: str = "coupons", **changes: Any) -> Reply:
+    body = fastjson.encode(SubscriptionGroupConfig(group_name=group, **changes))
+    return kit.ask(CREATE, body=body)
+
+
+def table_of(reply: Reply) -> SubscriptionGroupWrapper:
+    assert reply.code == 0
+    return fastjson.decode(reply.body, SubscriptionGroupWrapper)
+
+
+def test_a_created_group_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> None:
+    assert create(kit, retry_max_times=3, consume_broadcast_enable=False) == Reply()
+    config = SubscriptionGroupConfig(
+        group_name="coupons", retry_max_times=3, consume_broadcast_enable=False
+    )
+    assert kit.groups.get("coupons") == config
+    assert saved(kit).get("coupons") == config
+    assert kit.effects() == [Persist(kit.groups.table)]
+    assert create(kit, retry_max_times=3, consume_broadcast_enable=False) == Reply()
+    assert kit.effects() == []
+
+
+def test_attributes_of_groups_are_checked(kit: TopicKit) -> None:
+    assert create(kit, attributes={"+priority.factor": "30"}) == Reply()
+    assert saved(kit).groups["coupons"].attributes == {"priority.factor": "30"}
+    assert create(kit, attributes={"+priority.factor": "0"}) == Reply()
+    for attributes in (
+        {"+priority.factor": "101"}, {"+priority.factor": "many"}, {"+priority.factor": "9" * 5000},
+        {"priority.factor": "1"}, {"+colour": "red"}, {"": ""},
+    ):  # fmt: skip
+        assert create(kit, attributes=attributes).code == INVALID
+    assert create(kit, attributes={"-priority.factor": ""}) == Reply()
+    assert saved(kit).groups["coupons"].attributes == {}
+    assert create(kit, attributes={"-priority.factor": ""}).code == INVALID
+
+
+def test_a_group_that_cant_be_is_refused(kit: TopicKit) -> None:
+    reply = create(kit, "a b")
+    assert reply.code == INVALID
+    assert "contains ' '" in (reply.remark or "")
+    assert kit.ask(CREATE, body=b"{").code == BodyError.code
+
+
+def test_a_list_is_created_wholly_or_not_at_all(kit: TopicKit) -> None:
+    good, bad = (SubscriptionGroupConfig(group_name=name) for name in ("a", "b d"))
+    body = fastjson.encode(SubscriptionGroupList(group_config_list=[good, bad]))
+    assert kit.ask(CREATE_LIST, body=body).code == INVALID
+    assert kit.groups.get("a") is None
+    body = fastjson.encode(SubscriptionGroupList(group_config_list=[good]))
+    assert kit.ask(CREATE_LIST, body=body) == Reply()
+    assert saved(kit).get("a") == good
+
+
+def test_deleting_takes_the_counters_along(kit: TopicKit) -> None:
+    create(kit)
+    kit.stats.got("coupons", "t", 1, 100, 0)
+    kit.stats.got("mail", "t", 1, 100, 0)
+    kit.ask(DELETE, {"groupName": "coupons"})
+    assert list(kit.stats.groups) == [("t", "mail")]
+
+
+@pytest.mark.parametrize("clean", [True, False])
+def test_deleting_takes_the_progress_along_if_asked(kit: TopicKit, clean: bool) -> None:
+    create(kit)
+    kit.offsets.commit("coupons", "t", 0, 7, NOW_MS)
+    kit.persistence.save(kit.offsets.table)()
+    ext = {"groupName": "coupons", "cleanOffset": str(clean).lower()}
+    assert kit.ask(DELETE, ext) == Reply()
+    assert kit.groups.get("coupons") is None
+    assert saved(kit).get("coupons") is None
+    progress = ConsumerOffsetTable()
+    progress.load(kit.persistence.file(progress.FILE))
+    assert progress.get("t", "coupons", 0) == (None if clean else 7)
+
+
+def test_asking_for_a_group_makes_it_where_that_is_allowed(kit: TopicKit) -> None:
+    reply = kit.ask(GET, {"group": "coupons"})
+    expected = SubscriptionGroupConfig(group_name="coupons")
+    assert fastjson.decode(reply.body, SubscriptionGroupConfig) == expected
+    kit.set(auto_create_groups=False)
+    reply = kit.ask(GET, {"group": "others"})
+    assert reply.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+
+
+def test_reading_is_forbidden_and_allowed_again(kit: TopicKit) -> None:
+    ext = {"group": "coupons", "topic": "t"}
+
+    def readable(**change: str) -> bool | None:
+        return fastjson.decode(kit.ask(FORBID, {**ext, **change}).body, GroupForbidden).readable
+
+    assert readable() is True
+    assert readable(readable="false") is False
+    assert kit.effects() == [Persist(kit.groups.table)]
+    assert readable() is False
+    assert table_of(kit.ask(GET_ALL)).forbidden_table == {"coupons": {"t": 4}}
+    assert readable(readable="true") is True
+    assert table_of(kit.ask(GET_ALL)).forbidden_table == {}
+
+
+def test_groups_are_told_wholly_or_in_pages(kit: TopicKit) -> None:
+    create(kit, "A-first")
+    create(kit, "z-last")
+    for group in ("A-first", "z-last"):
+        kit.groups.allow_reading(group, "t", allowed=False, now_ms=NOW_MS)
+    names = sorted(kit.groups.table.groups)
+    reply = kit.ask(GET_ALL)
+    assert sorted(table_of(reply).subscription_group_table) == names
+    assert sorted(table_of(reply).forbidden_table) == ["A-first", "z-last"]
+    assert reply.ext == {"totalGroupNum": str(len(names))}
+    version = fastjson.encode(kit.groups.table.version).decode()
+    ext = {"groupSeq": len(names) - 2, "maxGroupNum": 9, "dataVersion": version}
+    page = table_of(kit.ask(GET_ALL, ext))
+    assert sorted(page.subscription_group_table) == names[-2:]
+    assert sorted(page.forbidden_table) == ["z-last"]
+    page = table_of(kit.ask(GET_ALL, {**ext, "dataVersion": ""}))
+    assert sorted(page.subscription_group_table) == names[:9]
+
+
+def test_slaves_get_offsets_and_delay_offsets(kit: TopicKit) -> None:
+    kit.offsets.commit("coupons", "t", 3, 7, NOW_MS)
+    told = fastjson.decode(kit.ask(OFFSETS).body, ConsumerOffsetSerializeWrapper)
+    assert told.offset_table == {"t@coupons": {3: 7}}
+    told_delays = fastjson.decode(kit.ask(DELAYS).body, DelayOffsetSerializeWrapper)
+    assert told_delays.offset_table == {}
+    kit.delay.table.commit(4, 12, NOW_MS)
+    told_delays = fastjson.decode(kit.ask(DELAYS).body, DelayOffsetSerializeWrapper)
+    assert told_delays.offset_table == {4: 12}

@@ -1,0 +1,204 @@
+"""What a broker tells about itself, its settings, and cleaning on request."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from penstock.broker.admin.cleanup import TOPICS_AT_ONCE, CleaningHandlers
+from penstock.broker.admin.runtime_info import RuntimeHandlers, human_bytes, human_duration
+from penstock.broker.admin.settings_admin import ABSENT, SettingsHandlers
+from penstock.rpc.answers import Reply
+from penstock.rpc.command import Command
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import DataVersion, KVTable
+from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
+from penstock.wire.bodies.table_bodies import TimerCheckpoint, TimerMetricsSerializeWrapper
+from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.java_properties import parse_properties
+from tests.store_kit import SEGMENT_BYTES
+from tests.unit.broker.admin.admin_kit import NOW_MS, Bench, bench, finish, reply, told
+
+APACHE_KEYS = """
+EndTransactionQueueSize EndTransactionThreadPoolQueueCapacity ackThreadPoolQueueCapacity
+ackThreadPoolQueueHeadWaitTimeMills ackThreadPoolQueueSize bootTimestamp brokerActive
+brokerVersionDesc commitLogDirCapacity commitLogDiskRatio commitLogMaxOffset commitLogMinOffset
+consumeQueueDiskRatio dispatchBehindBytes dispatchMaxBuffer earliestMessageTimeStamp getFoundTps
+getMessageEntireTimeMax getMissTps getTotalTps getTransferredTps litePullThreadPoolQueueCapacity
+litePullThreadPoolQueueHeadWaitTimeMills litePullThreadPoolQueueSize msgGetTotalTodayMorning
+msgGetTotalTodayNow msgGetTotalYesterdayMorning msgPutTotalTodayMorning msgPutTotalTodayNow
+msgPutTotalYesterdayMorning pageCacheLockTimeMills pullThreadPoolQueueCapacity
+pullThreadPoolQueueHeadWaitTimeMills pullThreadPoolQueueSize putLatency99 putLatency999
+putMessageAverageSize putMessageDistributeTime putMessageEntireTimeMax putMessageFailedTimes
+putMessageSizeTotal putMessageTimesTotal putTps queryThreadPoolQueueCapacity
+queryThreadPoolQueueHeadWaitTimeMills queryThreadPoolQueueSize remainHowManyDataToFlush
+remainTransientStoreBufferNumbs runtime sendThreadPoolQueueCapacity
+sendThreadPoolQueueHeadWaitTimeMills sendThreadPoolQueueSize startAcceptSendRequestTimeStamp
+timerCongestNum timerDequeueTps timerEnqueueTps timerOffsetBehind timerReadBehind
+"""
+"""What a broker of Apache RocketMQ 5.4.0 answered."""
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path / "store") as made:
+        yield made
+
+
+def runtime(made: Bench, now_ms: int = NOW_MS) -> dict[str, str]:
+    family = RuntimeHandlers(made.parts)
+    return told(family, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO, now_ms=now_ms).table
+
+
+def test_runtime_info_has_every_figure_that_apache_tells(made: Bench) -> None:
+    table = runtime(made)
+    root = made.store.layout.root
+    assert set(APACHE_KEYS.split()) <= set(table)
+    assert table[f"commitLogDiskRatio_{root / 'commitlog'}"] == table["commitLogDiskRatio"]
+    assert 0 <= float(table["commitLogDiskRatio"]) <= 1
+    assert table["brokerVersionDesc"] == "V5_4_0"
+    assert table["earliestMessageTimeStamp"] == "-1"
+
+
+def test_runtime_info_tells_what_went_through(made: Bench) -> None:
+    made.put("orders", ms=NOW_MS + 5)
+    made.put("orders", ms=NOW_MS + 6)
+    table = runtime(made, NOW_MS + 61_000)
+    assert table["bootTimestamp"] == str(NOW_MS)
+    assert table["runtime"] == "[ 0 days, 0 hours, 1 minutes, 1 seconds ]"
+    assert table["earliestMessageTimeStamp"] == str(NOW_MS + 5)
+    assert table["commitLogMaxOffset"] == str(made.store.log.end)
+    assert table["msgPutTotalTodayNow"] == table["putMessageTimesTotal"] == "2"
+
+
+def test_sizes_and_durations_as_people_read_them() -> None:
+    assert [human_bytes(n) for n in (0, 1023, 1024, 1536, (1 << 20) - 1, 5 << 40)] == [
+        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1024.0 KiB", "5.0 TiB",
+    ]  # fmt: skip
+    assert human_duration(90_061_999) == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
+
+
+def test_master_without_replicas(made: Bench) -> None:
+    made.put("orders")
+    family = RuntimeHandlers(made.parts)
+    info = told(family, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
+    assert info == HARuntimeInfo(
+        master=True, master_commit_log_max_offset=made.store.log.end, in_sync_slave_nums=0
+    )
+
+
+def test_no_timers_are_waiting(made: Bench) -> None:
+    family = RuntimeHandlers(made.parts)
+    body = reply(family, RequestCode.GET_TIMER_CHECK_POINT).body
+    assert TimerCheckpoint.unpack(body) == TimerCheckpoint()
+    metrics = told(family, TimerMetricsSerializeWrapper, RequestCode.GET_TIMER_METRICS)
+    assert metrics.timing_count == {}
+
+
+# --- settings
+
+
+def test_settings_are_shown_and_changed(made: Bench) -> None:
+    family = SettingsHandlers(made.parts)
+    shown = reply(family, RequestCode.GET_BROKER_CONFIG)
+    values = parse_properties(shown.body)
+    assert (values["brokerName"], values["brokerPermission"]) == ("broker-a", "6")
+    body = b"brokerPermission=4\nnoSuchSetting=1\n"
+    assert reply(family, RequestCode.UPDATE_BROKER_CONFIG, body, now_ms=NOW_MS + 5).code == 0
+    assert made.live.current.broker.permission == 4
+    shown = reply(family, RequestCode.GET_BROKER_CONFIG)
+    assert parse_properties(shown.body)["brokerPermission"] == "4"
+    assert shown.ext is not None
+    version = fastjson.decode(shown.ext["version"].encode(), DataVersion)
+    assert version == DataVersion(counter=1, timestamp=NOW_MS + 5)
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        (b"storePathRootDir=/elsewhere", ResponseCode.NO_PERMISSION),
+        (b"brokerPermission=4\nlistenPort=1", ResponseCode.NO_PERMISSION),
+        (b"brokerPermission=lots", ResponseCode.INVALID_PARAMETER),
+    ],
+)
+def test_refused_change_changes_nothing(made: Bench, body: bytes, code: int) -> None:
+    before = made.live.current
+    answer = reply(SettingsHandlers(made.parts), RequestCode.UPDATE_BROKER_CONFIG, body)
+    assert answer.code == code
+    assert made.live.current == before
+
+
+def test_machinery_that_is_absent_is_refused_by_name(made: Bench) -> None:
+    family = SettingsHandlers(made.parts)
+    for code, why in ABSENT.items():
+        answer = reply(family, code)
+        assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, why)
+    body = reply(family, RequestCode.GET_COLD_DATA_FLOW_CTR_INFO).body
+    assert msgspec.json.decode(body) == {"runtimeTable": {}, "configTable": {}}
+
+
+# --- cleaning
+
+
+def test_expired_segments_go_at_any_hour(made: Bench) -> None:
+    for _ in range(3):
+        made.put("orders", body=b"x" * (SEGMENT_BYTES // 2))
+    segments = [segment.path for segment in made.store.log.row.segments]
+    assert len(segments) == 3
+    family, code = CleaningHandlers(made.parts), RequestCode.DELETE_EXPIRED_COMMITLOG
+    old_s = NOW_MS // 1000 - 73 * 3_600
+    for path in segments:
+        os.utime(path, (NOW_MS // 1000, NOW_MS // 1000))
+    os.utime(segments[0], (old_s, old_s))
+    assert reply(family, code).code == 0
+    assert [path.exists() for path in segments] == [False, True, True]
+    assert made.store.min_offset("orders", 0) == 1
+    assert reply(family, code).code == 0
+    assert made.store.log.begin() == SEGMENT_BYTES
+
+
+def test_queue_files_of_deleted_messages_go(made: Bench) -> None:
+    for _ in range(60):  # an own file for every 50 entries
+        made.put("orders", body=b"x" * 1000)
+    queue = made.store.queue("orders", 0)
+    assert queue is not None
+    assert queue.file_starts == [0, 50]
+    answer = reply(CleaningHandlers(made.parts), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    assert answer.code == 0
+    assert queue.file_starts == [0, 50]
+    row = made.store.log.row
+    while row.first <= made.store.log.end - 2 * SEGMENT_BYTES:
+        row.drop_first()  # the log without its queues
+    reply(CleaningHandlers(made.parts), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    assert queue.min_offset > 0
+
+
+def test_queues_without_a_topic_go(made: Bench) -> None:
+    made.topic("orders")
+    for topic in ("orders", "lost", "rmq_sys_wheel_timer"):
+        made.put(topic)
+    lost = made.store.layout.queues / "lost"
+    assert lost.exists()
+    answer = reply(CleaningHandlers(made.parts), RequestCode.CLEAN_UNUSED_TOPIC)
+    assert answer.code == 0
+    left = {queue.topic for queue in made.store.queues.rows}
+    assert left == {b"orders", b"rmq_sys_wheel_timer"}
+    assert not lost.exists()
+
+
+def test_many_topics_are_cleaned_a_few_at_a_time(made: Bench) -> None:
+    names = [f"lost{n}" for n in range(2 * TOPICS_AT_ONCE + 1)]
+    for name in names:
+        made.put(name)
+    stored, own = (
+        made.store.queues.topics,
+        set(made.store.queues.topics) - {name.encode() for name in names},
+    )
+    answer = CleaningHandlers(made.parts).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
+    assert len(stored) == TOPICS_AT_ONCE + 1 + len(own)
+    made.topic(names[-1])  # somebody creates it meanwhile
+    assert finish(answer) == Reply()
+    assert set(stored) == {names[-1].encode(), *own}
+    assert [path.name for path in made.store.layout.queues.iterdir()] == [names[-1]]

@@ -1,0 +1,162 @@
+"""Figures of topics and groups."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.broker.admin import statistics
+from penstock.broker.admin.statistics import StatisticsHandlers
+from penstock.wire.bodies.admin_bodies import (
+    BrokerStatsData,
+    ConsumeStats,
+    ConsumeStatsList,
+    OffsetWrapper,
+    QueryConsumeTimeSpanBody,
+    QueueTimeSpan,
+    TopicOffset,
+    TopicStatsTable,
+)
+from penstock.wire.bodies.client_bodies import MessageQueue
+from penstock.wire.codes import RequestCode, ResponseCode
+from tests.unit.broker.admin.admin_kit import ADDRESS, BROKER, NOW_MS, Bench, bench, reply, told
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as made:
+        yield made
+
+
+def queue(topic: str, queue_id: int) -> MessageQueue:
+    return MessageQueue(topic, BROKER, queue_id)
+
+
+def consume_stats(made: Bench, **ext: object) -> ConsumeStats:
+    return told(StatisticsHandlers(made.parts), ConsumeStats, RequestCode.GET_CONSUME_STATS, **ext)
+
+
+def test_counter_is_shown_in_its_windows(made: Bench) -> None:
+    family = StatisticsHandlers(made.parts)
+    code = RequestCode.VIEW_BROKER_STATS_DATA
+    made.topic("orders")
+    made.put("orders")
+    made.stats.tick(NOW_MS + 10_000)
+    data = told(family, BrokerStatsData, code, statsName="TOPIC_PUT_NUMS", statsKey="orders")
+    assert data.stats_minute is not None
+    assert data.stats_minute.sum == 1
+    assert data.stats_day is not None
+    assert data.stats_day.sum == 0
+    key = "DefaultCluster"
+    assert told(family, BrokerStatsData, code, statsName="BROKER_PUT_NUMS", statsKey=key)
+    for name, other in (("BROKER_PUT_NUMS", "OtherCluster"), ("TOPIC_PUT_NUMS", "none")):
+        answer = reply(family, code, statsName=name, statsKey=other)
+        assert answer.code == ResponseCode.SYSTEM_ERROR
+
+
+def test_topic_tells_the_ends_of_its_queues(made: Bench) -> None:
+    made.topic("orders", 2)
+    made.put("orders", 1, ms=NOW_MS)
+    made.put("orders", 1, ms=NOW_MS + 5)
+    made.stats.tick(NOW_MS + 10_000)
+    family, code = StatisticsHandlers(made.parts), RequestCode.GET_TOPIC_STATS_INFO
+    table = told(family, TopicStatsTable, code, topic="orders")
+    assert table.topic_put_tps == 0.2
+    assert table.offset_table == {
+        queue("orders", 0): TopicOffset(),
+        queue("orders", 1): TopicOffset(max_offset=2, last_update_timestamp=NOW_MS + 5),
+    }
+    assert reply(family, code, topic="none").code == ResponseCode.TOPIC_NOT_EXIST
+
+
+def test_group_tells_how_far_it_is_in_its_topics(made: Bench) -> None:
+    made.topic("orders", 1)
+    made.topic("sms", 1)
+    for ms in (NOW_MS, NOW_MS + 1, NOW_MS + 2):
+        made.put("orders", ms=ms)
+    made.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
+    made.offsets.note_pull("coupons", "orders", 0, 3)
+    made.stats.got("coupons", "orders", 2, 200, 0)
+    made.stats.tick(NOW_MS + 10_000)
+    stats = consume_stats(made, consumerGroup="coupons")
+    assert stats.consume_tps == 0.2
+    assert stats.offset_table == {
+        queue("orders", 0): OffsetWrapper(
+            broker_offset=3, consumer_offset=2, pull_offset=3, last_timestamp=NOW_MS + 1
+        )
+    }
+
+
+def test_topics_asked_for_by_name_need_no_progress(made: Bench) -> None:
+    made.topic("orders", 1)
+    made.topic("sms", 1)
+    made.put("sms")
+    stats = consume_stats(made, consumerGroup="new", topicList="sms;orders;none;")
+    assert stats.offset_table == {
+        queue("sms", 0): OffsetWrapper(broker_offset=1),
+        queue("orders", 0): OffsetWrapper(),
+    }
+    assert consume_stats(made, consumerGroup="new").offset_table == {}
+    assert list(consume_stats(made, consumerGroup="new", topic="sms").offset_table) == [
+        queue("sms", 0)
+    ]
+
+
+def test_topics_that_a_connected_group_left_are_not_shown(made: Bench) -> None:
+    for topic in ("orders", "sms"):
+        made.topic(topic, 1)
+        made.offsets.commit("coupons", topic, 0, 0, NOW_MS)
+    made.consumer("coupons", "sms")
+    assert list(consume_stats(made, consumerGroup="coupons").offset_table) == [queue("sms", 0)]
+
+
+@pytest.mark.parametrize("slice_queues", [1, statistics.SLICE_QUEUES])
+def test_all_groups_tell_how_far_they_are(
+    made: Bench, monkeypatch: pytest.MonkeyPatch, slice_queues: int
+) -> None:
+    monkeypatch.setattr(statistics, "SLICE_QUEUES", slice_queues)
+    made.topic("orders", 1, order=True)
+    made.topic("sms", 1)
+    for name in ("idle", "coupons", "mail"):
+        made.group(name)
+    for topic in ("orders", "orders", "sms"):
+        made.put(topic)
+    made.offsets.commit("coupons", "orders", 0, 1, NOW_MS)
+    made.offsets.commit("mail", "sms", 0, 0, NOW_MS)
+    made.offsets.commit("mail", "gone", 0, 9, NOW_MS)
+    made.offsets.note_pull("mail", "sms", 0, 1)
+    family, code = StatisticsHandlers(made.parts), RequestCode.GET_BROKER_CONSUME_STATS
+    body = told(family, ConsumeStatsList, code, isOrder="false")
+    assert body.broker_addr == ADDRESS
+    assert (body.total_diff, body.total_inflight_diff) == (2, 1)
+    by_group = {group: stats for one in body.consume_stats_list for group, stats in one.items()}
+    assert list(by_group) == ["idle", "coupons", "mail"]
+    assert by_group["idle"] == []
+    assert [list(stats.offset_table) for stats in by_group["mail"]] == [[queue("sms", 0)]]
+    ordered = told(family, ConsumeStatsList, code, isOrder="true")
+    assert ordered.total_diff == 1
+
+
+def test_time_spans_of_a_group(made: Bench) -> None:
+    made.topic("orders", 2)
+    for ms in (10, 20, 30):
+        made.put("orders", 0, ms=NOW_MS + ms)
+    made.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
+    family, code = StatisticsHandlers(made.parts), RequestCode.QUERY_CONSUME_TIME_SPAN
+
+    def spans(group: str) -> list[QueueTimeSpan]:
+        body = told(
+            family, QueryConsumeTimeSpanBody, code, topic="orders", group=group, now_ms=NOW_MS + 99
+        )
+        return body.consume_time_span_set
+
+    first, second = spans("coupons")
+    assert first == QueueTimeSpan(
+        message_queue=queue("orders", 0), min_time_stamp=NOW_MS + 10, max_time_stamp=NOW_MS + 30,
+        consume_time_stamp=NOW_MS + 20, delay_time=69,
+    )  # fmt: skip
+    assert (second.min_time_stamp, second.max_time_stamp, second.delay_time) == (-1, -1, 0)
+    new = spans("new")[0]
+    assert (new.consume_time_stamp, new.delay_time) == (NOW_MS + 10, 89)
+    made.offsets.commit("coupons", "orders", 0, 3, NOW_MS)
+    assert spans("coupons")[0].delay_time == 0

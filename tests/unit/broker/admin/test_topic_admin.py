@@ -1,0 +1,287 @@
+"""Topics by mqadmin: what each request does, answers and refuses."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.broker.admin.slices import SLICE
+from penstock.broker.long_polling import Held
+from penstock.errors import BodyError
+from penstock.rpc.answers import Hold, InThread, Persist, Register, Registered, Reply
+from penstock.rpc.command import Command
+from penstock.store.tables import ConsumerOffsetTable, TopicTable
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import CreateTopicListRequestBody
+from penstock.wire.bodies.client_bodies import DataVersion, TopicConfig, TopicList
+from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
+from penstock.wire.codes import ResponseCode
+from tests.unit.broker.topic_kit import TopicKit, topic_kit
+from tests.unit.store.conftest import NOW_MS, bodies
+
+CREATE, CREATE_LIST, STATIC, DELETE, GET, GET_ALL, SYSTEM = 17, 18, 513, 215, 351, 21, 305
+INVALID = ResponseCode.INVALID_PARAMETER
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[TopicKit]:
+    with topic_kit(tmp_path / "store") as made:
+        yield made
+
+
+def saved(kit: TopicKit) -> TopicTable:
+    """The topics as a restarted broker finds them."""
+    table = TopicTable()
+    assert table.load(kit.persistence.file(table.FILE))
+    return table
+
+
+def table_of(reply: Reply) -> TopicConfigAndMappingSerializeWrapper:
+    assert reply.code == 0
+    return fastjson.decode(reply.body, TopicConfigAndMappingSerializeWrapper)
+
+
+# --- create and change
+
+
+def test_a_created_topic_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> None:
+    assert kit.create("Orders", readQueueNums=4, writeQueueNums=3, order="true") == Reply()
+    config = TopicConfig(
+        topic_name="Orders", read_queue_nums=4, write_queue_nums=3, perm=6, order=True
+    )
+    assert kit.topics.get("Orders") == config
+    assert saved(kit).get("Orders") == config
+    assert kit.effects() == [Persist(kit.topics.table), Register()]
+
+
+def test_a_created_topic_is_known_to_the_nameservers_when_the_answer_comes(kit: TopicKit) -> None:
+    fields = {"topic": "Orders", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
+    answer = kit.router.handle(Command(17, fields, now_ms=NOW_MS))
+    assert isinstance(answer, InThread), "first it is written"
+    known = answer.then(answer.work())
+    assert isinstance(known, Registered)
+    assert (known.topics, known.deadline_ms) == (("Orders",), NOW_MS + 3_000)
+    assert known.then() == Reply()
+    again = kit.router.handle(Command(17, fields, now_ms=NOW_MS))
+    assert isinstance(again, Registered), "the one who was first may still wait"
+
+
+def test_a_deleted_topic_is_answered_after_a_whole_registration(kit: TopicKit) -> None:
+    kit.create("Orders")
+    answer = kit.router.handle(Command(215, {"topic": "Orders"}, now_ms=NOW_MS))
+    assert isinstance(answer, InThread)
+    known = answer.then(answer.work())
+    assert isinstance(known, Registered)
+    assert (known.topics, known.deadline_ms) == ((), NOW_MS + 3_000)
+
+
+def test_a_long_list_is_done_in_short_steps(kit: TopicKit, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps: list[int] = []
+    put, done = kit.topics.put, 0
+
+    def count(config: TopicConfig, now_ms: int) -> None:
+        nonlocal done
+        done += 1
+        put(config, now_ms)
+
+    monkeypatch.setattr(kit.topics, "put", count)
+    names = [f"t{n}" for n in range(2 * SLICE + 1)]
+    body = CreateTopicListRequestBody(
+        topic_config_list=[TopicConfig(topic_name=name) for name in names]
+    )
+    answer = kit.router.handle(Command(18, {}, fastjson.encode(body), now_ms=NOW_MS))
+    while isinstance(answer, InThread):
+        before = done
+        answer = answer.then(answer.work())
+        steps.append(done - before)
+    assert isinstance(answer, Registered)
+    assert answer.topics == tuple(names)
+    assert max(steps) == SLICE
+    assert sum(steps) == len(names)
+    assert saved(kit).get(names[-1]) is not None
+
+
+def test_creating_the_same_topic_again_changes_nothing(kit: TopicKit) -> None:
+    kit.create("Orders")
+    version = kit.topics.table.version
+    kit.effects()
+    assert kit.create("Orders") == Reply()
+    assert kit.topics.table.version == version
+    assert kit.effects() == []
+
+
+def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
+    kit.create("Orders")
+    queue = kit.topics.admit("Orders", 0, template="", template_queues=0, now_ms=NOW_MS)
+    kit.create("Orders", perm=4)
+    assert not queue.taking
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"topic": "a b"}, "contains ' '"),
+        ({"topic": "TBW102"}, "system topic"),
+        ({"topic": "rmq_sys_anything"}, "system topic"),
+        ({"topic": "DefaultCluster"}, "system topic"),
+        ({"readQueueNums": -1}, "-1 queues to read"),
+        ({"writeQueueNums": 1 << 21}, "2097152 queues, the limit is 1048576"),
+        ({"perm": 64}, "permission 64"),
+        ({"perm": "six"}, "perm is no number"),
+        ({"topicFilterType": "SOME"}, "filter type"),
+        ({"attributes": "+colour=red"}, "no attribute 'colour'"),
+        ({"attributes": "+message.type=LOUD"}, "one of UNSPECIFIED, NORMAL"),
+        ({"attributes": "+message.type=MIXED"}, "does not serve"),
+        ({"attributes": "+queue.type=BatchCQ"}, "does not serve"),
+        ({"attributes": "+cleanup.policy=COMPACTION"}, "does not serve"),
+        ({"attributes": "+reserve.time=-2"}, "a number from -1 to"),
+        ({"attributes": "-message.type"}, "it is not set"),
+        ({"attributes": "message.type=FIFO"}, "can't be read"),
+        ({"attributes": "+message.type"}, "can't be read"),
+        ({"attributes": "+message.type=FIFO,+message.type=FIFO"}, "twice"),
+    ],
+)
+def test_what_cant_be_is_refused(kit: TopicKit, change: dict[str, Any], says: str) -> None:
+    reply = kit.create(change.pop("topic", "Orders"), **change)
+    assert reply.code == INVALID
+    assert says in (reply.remark or "")
+    assert kit.topics.get("Orders") is None
+    assert kit.effects() == []
+
+
+def test_attributes_are_set_changed_and_removed(kit: TopicKit) -> None:
+    kit.create("Orders", attributes="+message.type=FIFO,+queue.type=SimpleCQ")
+    assert kit.topics.need("Orders").attributes == {
+        "message.type": "FIFO", "queue.type": "SimpleCQ"
+    }  # fmt: skip
+    assert kit.create("Orders", attributes="+message.type=DELAY").code == 0
+    assert kit.create("Orders", perm=4).code == 0
+    assert kit.topics.need("Orders").attributes["message.type"] == "DELAY"
+    assert kit.create("Orders", attributes="-message.type").code == 0
+    assert saved(kit).topics["Orders"].attributes == {"queue.type": "SimpleCQ"}
+    for change in ("+queue.type=SimpleCQ", "-queue.type"):
+        reply = kit.create("Orders", attributes=change)
+        assert reply.code == INVALID
+        assert "can't be changed" in (reply.remark or "")
+
+
+def test_a_list_is_created_wholly_or_not_at_all(kit: TopicKit) -> None:
+    a = TopicConfig(topic_name="a", attributes={"+message.type": "FIFO"})
+    b = TopicConfig(topic_name="b", read_queue_nums=2, write_queue_nums=2)
+    bad = TopicConfig(topic_name="b d")
+    reply = kit.ask(CREATE_LIST, body=encoded(a, b, bad))
+    assert reply.code == INVALID
+    assert kit.topics.get("a") is None
+    assert kit.ask(CREATE_LIST, body=encoded(a, b)) == Reply()
+    assert saved(kit).topics["a"].attributes == {"message.type": "FIFO"}
+    assert saved(kit).topics["b"] == b
+    assert kit.ask(CREATE_LIST, body=b"{").code == BodyError.code
+
+
+def encoded(*configs: TopicConfig) -> bytes:
+    return fastjson.encode(CreateTopicListRequestBody(topic_config_list=list(configs)))
+
+
+def test_static_topics_are_refused(kit: TopicKit) -> None:
+    reply = kit.ask(STATIC, {"topic": "Orders"})
+    assert reply.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+    assert "updateTopic" in (reply.remark or "")
+
+
+# --- delete
+
+
+def test_deleting_takes_config_progress_queues_and_retry_topics(kit: TopicKit) -> None:
+    for topic in ("Orders", "Others", "%RETRY%g_Orders", "%RETRY%g_Others"):
+        kit.create(topic)
+        kit.send(topic, "message")
+        kit.offsets.commit("g", topic, 0, 1, NOW_MS)
+    kit.effects()
+    assert kit.ask(DELETE, {"topic": "Orders"}) == Reply()
+    assert Register() in kit.effects()
+    progress = ConsumerOffsetTable()
+    progress.load(kit.persistence.file(progress.FILE))
+    for topic in ("Orders", "%RETRY%g_Orders"):
+        assert kit.topics.get(topic) is None
+        assert saved(kit).get(topic) is None
+        assert kit.store.queue(topic, 0) is None
+        assert not (kit.store.layout.queues / topic).exists()
+        assert progress.get(topic, "g", 0) is None
+    for topic in ("Others", "%RETRY%g_Others"):
+        assert kit.topics.get(topic) is not None
+        assert bodies(kit.store, topic) == [b"message"]
+        assert progress.get(topic, "g", 0) == 1
+
+
+def test_who_waits_at_a_deleted_topic_is_woken(kit: TopicKit) -> None:
+    kit.create("Orders")
+    woken: list[Held] = []
+    kit.holds.wake = lambda held, last: woken.append(held)
+    queue = kit.topics.readable("Orders", 0)
+    kit.holds.add(1, "ticket", Hold(queue, NOW_MS + 1000, lambda last: Reply()))
+    kit.ask(DELETE, {"topic": "Orders"})
+    assert [held.ticket for held in woken] == ["ticket"]
+
+
+def test_deleting_a_topic_that_is_not_there_succeeds(kit: TopicKit) -> None:
+    assert kit.ask(DELETE, {"topic": "Orders"}) == Reply()
+
+
+@pytest.mark.parametrize("topic", ["", " ", "TBW102", "broker-a", "SCHEDULE_TOPIC_XXXX"])
+def test_system_topics_are_not_deleted(kit: TopicKit, topic: str) -> None:
+    before = dict(kit.topics.table.topics)
+    assert kit.ask(DELETE, {"topic": topic}).code == INVALID
+    assert dict(kit.topics.table.topics) == before
+
+
+# --- look
+
+
+def test_one_topic_is_told(kit: TopicKit) -> None:
+    kit.create("Orders", attributes="+message.type=FIFO")
+    reply = kit.ask(GET, {"topic": "Orders", "lo": "true"})
+    assert fastjson.decode(reply.body, TopicConfig) == kit.topics.get("Orders")
+    assert b"mappingDetail" not in reply.body
+    reply = kit.ask(GET, {"topic": "Nothing"})
+    assert reply.code == ResponseCode.TOPIC_NOT_EXIST
+    assert "Nothing" in (reply.remark or "")
+
+
+def test_old_tools_get_the_whole_table(kit: TopicKit) -> None:
+    reply = kit.ask(GET_ALL)
+    table = table_of(reply)
+    assert table.topic_config_table == dict(kit.topics.table.topics)
+    assert table.data_version == kit.topics.table.version
+    assert reply.ext == {"totalTopicNum": str(len(kit.topics.table.topics))}
+
+
+def test_new_tools_get_pages(kit: TopicKit) -> None:
+    kit.create("Orders")
+    names = sorted(kit.topics.table.topics)
+    reply = kit.ask(GET_ALL, {"topicSeq": 0, "maxTopicNum": 5})
+    assert sorted(table_of(reply).topic_config_table) == names[:5]
+    version = fastjson.encode(table_of(reply).data_version).decode()
+    got = names[:5]
+    while len(got) < len(names):
+        ext = {"topicSeq": len(got), "maxTopicNum": 5, "dataVersion": version}
+        reply = kit.ask(GET_ALL, ext)
+        assert reply.ext == {"totalTopicNum": str(len(names))}
+        got += sorted(table_of(reply).topic_config_table)
+    assert got == names
+    beyond = {"topicSeq": 1000, "maxTopicNum": 5, "dataVersion": version}
+    assert table_of(kit.ask(GET_ALL, beyond)).topic_config_table == {}
+
+
+def test_pages_begin_anew_when_the_table_has_changed(kit: TopicKit) -> None:
+    old = fastjson.encode(DataVersion(counter=77)).decode()
+    names = sorted(kit.topics.table.topics)
+    for version in (old, "", " "):
+        reply = kit.ask(GET_ALL, {"topicSeq": 5, "maxTopicNum": 3, "dataVersion": version})
+        assert sorted(table_of(reply).topic_config_table) == names[:3]
+    assert kit.ask(GET_ALL, {"topicSeq": 0, "dataVersion": "{"}).code == BodyError.code
+
+
+def test_system_topics_are_listed(kit: TopicKit) -> None:
+    listed = fastjson.decode(kit.ask(SYSTEM).body, TopicList).topic_list
+    assert {"TBW102", "DefaultCluster", "broker-a", "CHECKPOINT_TOPIC"} <= set(listed)

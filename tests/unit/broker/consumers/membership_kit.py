@@ -1,0 +1,139 @@
+"""Those parts of a broker that membership and progress need, on a small store."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from penstock.broker.consumers.clients import Clients, Member
+from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.queue_locks import QueueLocks
+from penstock.broker.context import Parts
+from penstock.broker.filter.filters import Filters
+from penstock.broker.topics import Topics
+from penstock.config import Live, Settings
+from penstock.errors import PenstockError
+from penstock.rpc.answers import InThread, Outbox, Reply, Saved, Table, Tell
+from penstock.rpc.command import Command
+from penstock.rpc.persistence import Persistence
+from penstock.rpc.router import Router, refusal
+from penstock.store.store import MessageStore
+from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable, TopicTable
+from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
+from tests.store_kit import Message, small_config
+from tests.unit.store.conftest import WatchedDisk
+
+NOW_MS = 1_700_000_000_000
+NOTIFY = 40
+
+
+def settings(**broker: Any) -> Live:
+    """The defaults, save for these settings of the broker."""
+    plain = Settings()
+    return Live(
+        msgspec.structs.replace(plain, broker=msgspec.structs.replace(plain.broker, **broker))
+    )
+
+
+def change(live: Live, **broker: Any) -> None:
+    """Give a running broker other settings."""
+    new = msgspec.structs.replace(live.current.broker, **broker)
+    live.current = msgspec.structs.replace(live.current, broker=new)
+
+
+def member(client: int, client_id: str = "", seen_ms: int = NOW_MS) -> Member:
+    return Member(client, client_id or f"id{client}", f"10.0.0.{client}:99", 0, 479, seen_ms)
+
+
+def consumer(group: str, *topics: str, version: int = 1, **fields: Any) -> ConsumerData:
+    """What a heartbeat says about a consumer group."""
+    return ConsumerData(
+        group_name=group, consume_type="CONSUME_PASSIVELY",
+        message_model=fields.get("message_model", "CLUSTERING"),
+        consume_from_where="CONSUME_FROM_LAST_OFFSET",
+        subscription_data_set=[subscription(t, version=version) for t in topics],
+    )  # fmt: skip
+
+
+def subscription(topic: str, *, version: int = 1, text: str = "*") -> SubscriptionData:
+    return SubscriptionData(topic=topic, sub_string=text, sub_version=version)
+
+
+def told(outbox: Outbox) -> list[tuple[int, str]]:
+    """(client, group) of the notifications since the last call; clients were told nothing else."""
+    tells = [effect for effect in outbox.take() if isinstance(effect, Tell)]
+    assert all((tell.code, tell.body) == (NOTIFY, b"") for tell in tells)
+    return [(tell.client, tell.ext["consumerGroup"]) for tell in tells]
+
+
+def save(persistence: Persistence, table: Table) -> bool:
+    """Write a table as a server does; whether that worked."""
+    if table.dirty:
+        try:
+            persistence.save(table)()
+        except OSError:
+            return False
+    return True
+
+
+@dataclass
+class Bench:
+    """Parts, and requests to them."""
+
+    store: MessageStore
+    live: Live = field(default_factory=settings)
+    outbox: Outbox = field(default_factory=Outbox)
+
+    def __post_init__(self) -> None:
+        self.groups = Groups(SubscriptionGroupTable(), self.live, self.outbox)
+        self.topics = Topics(TopicTable(), self.store, self.live, self.outbox)
+        self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
+        self.clients = Clients(self.live, self.groups, self.outbox)
+        self.locks = QueueLocks(self.live)
+        self.parts = cast(
+            Parts,
+            SimpleNamespace(
+                settings=self.live, store=self.store, topics=self.topics, groups=self.groups,
+                offsets=self.offsets, clients=self.clients, locks=self.locks, outbox=self.outbox,
+                filters=Filters(),
+                persistence=Persistence(self.store.disk, self.store.layout.root),
+            ),
+        )  # fmt: skip
+        self.router = Router([])
+
+    def serve(self, *families: Any) -> None:
+        """Let these families answer."""
+        self.router = Router([family.rows() for family in families])
+
+    def ask(self, code: int, body: bytes = b"", *, now_ms: int = NOW_MS, client: int = 1,
+            **ext: object) -> Reply:  # fmt: skip
+        """The response to a request, work in the pool included."""
+        named = {name: str(value) for name, value in ext.items()}
+        command = Command(
+            code, named, body, client=client, peer="10.0.0.1:99", now_ms=now_ms, version=479
+        )
+        answer = self.router.handle(command)
+        if isinstance(answer, Saved):
+            answer = answer.then(save(self.parts.persistence, answer.table))
+        if isinstance(answer, InThread):
+            try:
+                answer = answer.then(answer.work())
+            except PenstockError as error:
+                answer = refusal(error)
+        assert isinstance(answer, Reply)
+        return answer
+
+    def put(self, topic: str, queue_id: int, *bodies: bytes, ms: int = NOW_MS) -> None:
+        """Store messages that readers see at once."""
+        for body in bodies:
+            assert self.store.put(Message(topic, queue_id, body).record(), ms) == 0
+        self.store.settle()
+
+
+def make_bench(root: Path) -> Bench:
+    """A bench on a new store without threads."""
+    store = MessageStore(root, small_config(sync_flush=False), disk=WatchedDisk(), now_ms=NOW_MS)
+    return Bench(store)

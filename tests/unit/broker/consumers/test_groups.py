@@ -1,0 +1,71 @@
+"""Subscription groups: those every broker has, creation on sight, what is forbidden to them."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import GroupNotExist
+from penstock.rpc.answers import Persist
+from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
+from tests.unit.broker.topic_kit import TopicKit, topic_kit
+from tests.unit.store.conftest import NOW_MS
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[TopicKit]:
+    with topic_kit(tmp_path / "store") as made:
+        yield made
+
+
+def test_a_broker_has_the_groups_of_apache(kit: TopicKit) -> None:
+    assert sorted(kit.groups.table.groups) == [
+        "CID_ONS-HTTP-PROXY", "CID_ONSAPI_OWNER", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL",
+        "CID_RMQ_SYS_TRANS", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER",
+    ]  # fmt: skip
+
+
+def test_a_group_is_made_when_it_is_first_seen(kit: TopicKit) -> None:
+    assert kit.groups.get("coupons") is None
+    made = kit.groups.find("coupons", NOW_MS)
+    assert made == SubscriptionGroupConfig(group_name="coupons")
+    assert kit.groups.get("coupons") is made
+    assert kit.effects() == [Persist(kit.groups.table)]
+    assert kit.groups.find("coupons", NOW_MS) is made
+    assert kit.effects() == []
+
+
+def test_without_auto_creation_only_system_groups_are_made(kit: TopicKit) -> None:
+    kit.set(auto_create_groups=False)
+    with pytest.raises(GroupNotExist, match="coupons") as raised:
+        kit.groups.find("coupons", NOW_MS)
+    assert "auto_create_groups" in raised.value.remark()
+    assert kit.groups.find("CID_RMQ_SYS_X", NOW_MS).group_name == "CID_RMQ_SYS_X"
+
+
+@pytest.mark.parametrize("group", ["", "a b", "g" * 121, "CID_RMQ_SYS_/"])
+def test_a_name_that_cant_be_makes_no_group(kit: TopicKit, group: str) -> None:
+    with pytest.raises(GroupNotExist):
+        kit.groups.find(group, NOW_MS)
+    assert kit.effects() == []
+
+
+def test_reading_a_topic_can_be_forbidden_to_a_group(kit: TopicKit) -> None:
+    assert kit.groups.may_read("g", "t")
+    kit.groups.allow_reading("g", "t", allowed=False, now_ms=NOW_MS)
+    kit.groups.allow_reading("g", "u", allowed=False, now_ms=NOW_MS)
+    assert not kit.groups.may_read("g", "t")
+    assert kit.groups.may_read("other", "t")
+    kit.groups.allow_reading("g", "t", allowed=True, now_ms=NOW_MS)
+    assert kit.groups.may_read("g", "t")
+    assert not kit.groups.may_read("g", "u")
+
+
+def test_a_deleted_group_is_forgotten_with_what_was_forbidden(kit: TopicKit) -> None:
+    kit.groups.find("g", NOW_MS)
+    kit.groups.allow_reading("g", "t", allowed=False, now_ms=NOW_MS)
+    kit.effects()
+    kit.groups.delete("g", NOW_MS)
+    assert kit.effects() == [Persist(kit.groups.table)]
+    assert kit.groups.get("g") is None
+    assert kit.groups.may_read("g", "t")

@@ -1,0 +1,113 @@
+"""What the tests of timed messages share: sends for a time, recalls, days that pass quickly."""
+
+from pathlib import Path
+from typing import Any
+from unittest.mock import patch
+
+import msgspec
+
+from penstock.config import Settings
+from penstock.rpc.answers import Reply
+from penstock.store.disk import Disk
+from penstock.wire.codes import RequestCode
+from penstock.wire.message import StoredMessage, decode_messages
+from tests.store_kit import small_config
+from tests.unit.broker.admin.admin_kit import PlainDisk
+from tests.unit.broker.broker_kit import House
+
+TIMER = "rmq_sys_wheel_timer"
+SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
+
+
+def timer_settings(**store: Any) -> Settings:
+    config = small_config(sync_flush=False)
+    return Settings(store=msgspec.structs.replace(config, **{"timer_log_bytes": 4096, **store}))
+
+
+class QuickDisk(PlainDisk):
+    """Files that are never brought to the disk: a test does not lose its power."""
+
+    def sync(self, fd: int) -> None:
+        pass
+
+    def sync_directory(self, path: Path) -> None:
+        pass
+
+
+def open_house(
+    root: Path, now_ms: int | None = None, *, disk: Disk | None = None, **store: Any
+) -> House:
+    with patch("tests.unit.broker.broker_kit.PlainDisk", lambda: disk or QuickDisk()):
+        home = House(root, timer_settings(**store))
+    if now_ms is not None:
+        home.now_ms = now_ms
+    return home
+
+
+def send(home: House, delay_ms: int, body: bytes = b"", **rest: Any) -> Reply:
+    """Send a message for a time from now on."""
+    properties = {"TIMER_DELAY_MS": str(delay_ms), **rest.pop("properties", {})}
+    answer = home.send(body=body or str(delay_ms).encode(), properties=properties, **rest)
+    assert answer.code == 0, answer
+    return answer
+
+
+def handle_of(answer: Reply) -> str:
+    assert answer.ext is not None
+    return answer.ext["recallHandle"]
+
+
+def recall(home: House, handle: str, topic: str = "T") -> Reply:
+    return home.ask(RequestCode.RECALL_MESSAGE, {"topic": topic, "recallHandle": handle})
+
+
+def stored(home: House, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+    """All messages of a queue that readers may see."""
+    home.store.settle()
+    found: list[StoredMessage] = []
+    offset = home.store.min_offset(topic, queue_id)
+    while offset < home.store.max_offset(topic, queue_id):
+        got = home.store.get(topic, queue_id, offset, wait=True)
+        found += decode_messages(got.data)
+        offset = max(got.next_offset, offset + 1)
+    return found
+
+
+def bodies(home: House, topic: str = "T") -> list[bytes]:
+    return [message.body for message in stored(home, topic)]
+
+
+def flush(home: House) -> None:
+    """Make durable what was stored."""
+    if home.store.flusher.flushed() < home.store.log.end:
+        home.store.settle()
+        home.store.flusher.pump()
+
+
+def let_pass(home: House, ms: int) -> None:
+    """Sleep as the server does: until the first part is due, a second at most."""
+    end = home.now_ms + ms
+    while home.now_ms < end:
+        wake = max(min(home.broker.due(), home.now_ms + 1000), home.now_ms + 1)
+        home.tick(min(wake, end) - home.now_ms)
+        flush(home)
+
+
+def let_days_pass(home: House, ms: int, step_ms: int) -> None:
+    """The same in long steps, for when nothing is looked at by the millisecond."""
+    end = home.now_ms + ms
+    while home.now_ms < end:
+        home.tick(min(step_ms, end - home.now_ms))
+        for _ in range(50):
+            if home.parts.timers.due() > home.now_ms:
+                break
+            home.tick(0)
+        flush(home)
+
+
+def crash(home: House) -> None:
+    """End as by kill -9: the files stay as they are, nothing is persisted."""
+    home.parts.timers.files.close()
+    home.store.flusher.stop()
+    home.store.disk.close()
+    home.store._lock.release()

@@ -1,0 +1,198 @@
+"""A consumer that pops from a House."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from penstock.config import BrokerConfig, Settings
+from penstock.rpc.answers import Answer, Hold, Persist, Reply
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import BatchAck, BatchAckMessageRequestBody
+from penstock.wire.codes import POP_ORDER_REVIVE_QUEUE, RequestCode
+from penstock.wire.message import StoredMessage, decode_messages
+from penstock.wire.output import encode
+from penstock.wire.receipt_handle import (
+    QueueKey,
+    Receipt,
+    kind_of,
+    parse_message_offsets,
+    parse_receipt,
+    parse_start_offsets,
+    retry_topic,
+)
+from tests.store_kit import small_config
+from tests.unit.broker.broker_kit import House
+
+REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
+
+
+def pop_settings(**changes: Any) -> Settings:
+    return Settings(store=small_config(sync_flush=False), broker=BrokerConfig(**changes))
+
+
+class Popped(NamedTuple):
+    """A message with its receipt, as RocketMQ's clients make it."""
+
+    message: StoredMessage
+    receipt: Receipt
+
+    @property
+    def body(self) -> bytes:
+        return self.message.body
+
+
+class Popper:
+    """Pops for one group from one topic, over frames."""
+
+    def __init__(self, home: House, topic: str = "T", group: str = "G") -> None:
+        self.home = home
+        self.topic = topic
+        self.group = group
+
+    def ask(self, **ext: Any) -> Answer:
+        fields = {
+            "consumerGroup": self.group, "topic": self.topic, "queueId": -1, "maxMsgNums": 32,
+            "invisibleTime": 10_000, "pollTime": 0, "bornTime": self.home.now_ms, "initMode": 0,
+            "order": "false",
+        } | ext  # fmt: skip
+        named = {name: str(value) for name, value in fields.items() if value is not None}
+        return self.home.frame(encode(RequestCode.POP_MESSAGE, named, opaque=9, version=493))
+
+    def hold(self, wait_ms: int = 15_000, **ext: Any) -> Hold:
+        answer = self.ask(pollTime=wait_ms, **ext)
+        assert isinstance(answer, Hold), answer
+        return answer
+
+    def pop(self, **ext: Any) -> list[Popped]:
+        answer = self.ask(**ext)
+        assert isinstance(answer, Reply), answer
+        if answer.code == 210:
+            return []
+        assert answer.code == 0, answer
+        return self.read(answer)
+
+    def bodies(self, **ext: Any) -> list[bytes]:
+        return [popped.body for popped in self.pop(**ext)]
+
+    def read(self, answer: Reply) -> list[Popped]:
+        """Messages with receipts, by the rules of MQClientAPIImpl."""
+        ext = answer.ext
+        assert ext is not None
+        starts = parse_start_offsets(ext["startOffsetInfo"])
+        offsets = parse_message_offsets(ext["msgOffsetInfo"])
+        found = []
+        for message in decode_messages(answer.body):
+            text = message.properties.get("POP_CK")
+            if text is not None:
+                found.append(Popped(message, parse_receipt(text)))
+                continue
+            key = QueueKey(kind_of(message.topic), message.queue_id)
+            assert message.queue_offset in offsets[key]
+            receipt = Receipt(
+                starts[key], int(ext["popTime"]), int(ext["invisibleTime"]), int(ext["reviveQid"]),
+                key.kind, "broker-a", message.queue_id, message.queue_offset,
+            )  # fmt: skip
+            found.append(Popped(message, receipt))
+        return found
+
+    def _named(self, receipt: Receipt) -> dict[str, str]:
+        return {
+            "consumerGroup": self.group,
+            "topic": retry_topic(self.topic, self.group, receipt.kind),
+            "queueId": str(receipt.queue_id), "offset": str(receipt.queue_offset),
+            "extraInfo": receipt.format(),
+        }  # fmt: skip
+
+    def ack(self, popped: Popped) -> Reply:
+        return self.home.ask(RequestCode.ACK_MESSAGE, self._named(popped.receipt))
+
+    def ack_all(self, popped: list[Popped]) -> None:
+        for one in popped:
+            assert self.ack(one).code == 0
+
+    def ack_batch(self, popped: list[Popped]) -> Reply:
+        batches: dict[Receipt, int] = {}
+        for one in popped:
+            assert one.receipt.queue_offset is not None
+            key = one.receipt._replace(queue_offset=None)
+            batches[key] = batches.get(key, 0) | 1 << one.receipt.queue_offset - key.start_offset
+        acks = [
+            BatchAck(
+                consumer_group=self.group, topic=self.topic, retry=r.kind, queue_id=r.queue_id,
+                start_offset=r.start_offset, revive_queue_id=r.revive_queue_id, pop_time=r.pop_ms,
+                invisible_time=r.invisible_ms, bit_set=bits.to_bytes(64, "little").rstrip(b"\0"),
+            )
+            for r, bits in batches.items()
+        ]  # fmt: skip
+        body = fastjson.encode(BatchAckMessageRequestBody(broker_name="broker-a", acks=acks))
+        return self.home.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body)
+
+    def change(self, popped: Popped, invisible_ms: int) -> Popped:
+        """Lend a message for another time; gives it with the new receipt."""
+        reply = self.ask_change(popped, invisible_ms)
+        assert reply.code == 0, reply
+        assert reply.ext is not None
+        ordered = popped.receipt.revive_queue_id == POP_ORDER_REVIVE_QUEUE
+        offset = popped.receipt.queue_offset
+        assert offset is not None
+        receipt = popped.receipt._replace(
+            start_offset=popped.receipt.start_offset if ordered else offset,
+            pop_ms=int(reply.ext["popTime"]),
+            invisible_ms=int(reply.ext["invisibleTime"]),
+            revive_queue_id=int(reply.ext["reviveQid"]),
+        )
+        return popped._replace(receipt=receipt)
+
+    def ask_change(self, popped: Popped, invisible_ms: int) -> Reply:
+        ext = {**self._named(popped.receipt), "invisibleTime": str(invisible_ms)}
+        return self.home.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
+
+    def notify(self, wait_ms: int = 0, **ext: Any) -> Answer:
+        fields = {
+            "consumerGroup": self.group, "topic": self.topic, "queueId": -1, "pollTime": wait_ms,
+            "bornTime": self.home.now_ms, "order": "false",
+        } | ext  # fmt: skip
+        named = {name: str(value) for name, value in fields.items() if value is not None}
+        return self.home.frame(encode(RequestCode.NOTIFICATION, named, opaque=9))
+
+
+def let_pass(home: House, ms: int) -> None:
+    """Sleep as the server does: until the first part is due, a second at most."""
+    end = home.now_ms + ms
+    while home.now_ms < end:
+        wake = max(min(home.broker.due(), home.now_ms + 1000), home.now_ms + 1)
+        home.tick(min(wake, end) - home.now_ms)
+
+
+def reopen(home: House, root: Path, *, crash: bool = False) -> House:
+    """Start the broker anew, after a clean end or as if it had been killed."""
+    now_ms, settings = home.now_ms, home.live.current
+    if crash:
+        kill(home)
+    else:
+        home.close()
+    return House(root, settings, now_ms=now_ms)
+
+
+def kill(home: House) -> None:
+    """End a broker as kill -9 does: what the page cache holds stays, tables are not written."""
+    home.store.path.settle()
+    home.store._let_go()
+
+
+def stored(home: House, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+    """All messages of a queue."""
+    home.store.settle()
+    found: list[StoredMessage] = []
+    offset = home.store.min_offset(topic, queue_id)
+    while offset < home.store.max_offset(topic, queue_id):
+        got = home.store.get(topic, queue_id, offset, count_max=512, wait=True)
+        found += decode_messages(got.data)
+        offset = max(got.next_offset, offset + 1)
+    return found
+
+
+def persist(home: House) -> None:
+    """Write the tables whose time has come, as the server does."""
+    for effect in home.broker.outbox.take():
+        if isinstance(effect, Persist) and effect.table.dirty:
+            home.parts.persistence.save(effect.table)()

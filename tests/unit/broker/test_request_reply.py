@@ -1,0 +1,241 @@
+"""Request-reply: a reply is stored, and handed on to the producer that asked."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from penstock.broker.consumers.clients import Member
+from penstock.config import Settings
+from penstock.errors import DiskFull
+from penstock.metrics import Registry
+from penstock.rpc.answers import Answer, Encoded, Relay, Reply
+from penstock.rpc.command import Command
+from penstock.wire.codes import PERM_READ, RequestCode, ResponseCode
+from penstock.wire.message import StoredMessage, decode_properties, encode_properties
+from tests.store_kit import small_config
+from tests.unit.broker.broker_kit import ADDRESS, NOW_MS, House, house, messages, read_reply
+
+TOPIC = "DefaultCluster_REPLY_TOPIC"
+PEER = "10.9.8.7:4321"
+V1, V2 = RequestCode.SEND_REPLY_MESSAGE, RequestCode.SEND_REPLY_MESSAGE_V2
+NAMES = {
+    "producerGroup": "a", "topic": "b", "defaultTopic": "c", "defaultTopicQueueNums": "d",
+    "queueId": "e", "sysFlag": "f", "bornTimestamp": "g", "flag": "h", "properties": "i",
+    "reconsumeTimes": "j", "unitMode": "k",
+}  # fmt: skip
+PROPERTIES = {"REPLY_TO_CLIENT": "asker", "CORRELATION_ID": "c-1", "MSG_TYPE": "reply"}
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[House]:
+    with house(tmp_path / "store") as made:
+        yield made
+
+
+def fields(code: int = V2, **changed: str | None) -> dict[str, str]:
+    """The header of a reply; None takes a field away."""
+    every = {
+        "producerGroup": "replier", "topic": TOPIC, "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "0", "bornTimestamp": "1234",
+        "flag": "5", "properties": encode_properties(PROPERTIES).decode(), "reconsumeTimes": "0",
+        "unitMode": "false",
+    } | changed  # fmt: skip
+    named = {name: text for name, text in every.items() if text is not None}
+    return {NAMES[name]: text for name, text in named.items()} if code == V2 else named
+
+
+def reply(home: House, code: int = V2, *, oneway: bool = False, **changed: str | None) -> Answer:
+    command = Command(
+        code, fields(code, **changed), b"yes", client=1, peer=PEER, now_ms=home.now_ms,
+        flag=2 * oneway, opaque=7,
+    )  # fmt: skip
+    answer = home.broker.handle(command)
+    home.store.settle()
+    return answer
+
+
+def ask(home: House, client: int = 77, client_id: str = "asker", group: str = "askers") -> None:
+    """A producer is there, and waits for a reply."""
+    member = Member(client, client_id, "10.0.0.1:5", 0, 493, home.now_ms)
+    home.parts.clients.register_producer(group, member)
+
+
+def pushed(answer: Answer) -> Relay:
+    assert isinstance(answer, Relay)
+    return answer
+
+
+def refused(answer: Answer) -> str:
+    assert isinstance(answer, Reply)
+    assert answer.code == ResponseCode.SYSTEM_ERROR
+    return answer.remark or ""
+
+
+def stored(home: House) -> list[StoredMessage]:
+    answer = home.pull(topic=TOPIC, sysFlag=4)
+    return [] if isinstance(answer, Reply) and answer.code else messages(answer)
+
+
+@pytest.mark.parametrize("code", [V1, V2])
+def test_the_requester_gets_the_reply_as_it_was_sent(home: House, code: int) -> None:
+    ask(home)
+    relay = pushed(reply(home, code, reconsumeTimes="3", queueId="0", sysFlag="1"))
+    assert (relay.client, relay.code, relay.body) == (77, 326, b"yes")
+    assert relay.deadline_ms == NOW_MS + 10_000
+    ext = dict(relay.ext)
+    properties = decode_properties(ext.pop("properties").encode())
+    assert properties == {**PROPERTIES, "PUSH_REPLY_TIME": str(NOW_MS)}
+    assert ext == {
+        "producerGroup": "replier", "topic": TOPIC, "defaultTopic": "TBW102",
+        "defaultTopicQueueNums": "4", "queueId": "0", "sysFlag": "1", "bornTimestamp": "1234",
+        "flag": "5", "reconsumeTimes": "3", "unitMode": "false", "bornHost": PEER,
+        "storeHost": ADDRESS, "storeTimestamp": str(NOW_MS),
+    }  # fmt: skip
+
+
+def test_the_replier_hears_what_the_requester_said(home: House) -> None:
+    ask(home)
+    relay = pushed(reply(home))
+    (message,) = stored(home)
+    answer = relay.then(Reply())
+    assert answer == Reply(ext={"msgId": message.offset_id, "queueId": "0", "queueOffset": "0"})
+    assert "asker did not take it" in refused(relay.then(Reply(1, remark="no request is open")))
+    assert "asker did not take it" in refused(relay.on_timeout)
+
+
+def test_a_reply_is_stored_as_it_came(home: House) -> None:
+    ask(home)
+    reply(home, reconsumeTimes="2", sysFlag="1")
+    (message,) = stored(home)
+    assert message.properties == PROPERTIES
+    assert (message.body, message.flag, message.sys_flag) == (b"yes", 5, 1)
+    assert (message.born_ms, message.born_host) == (1234, PEER)
+    assert (message.store_ms, message.store_host) == (NOW_MS, ADDRESS)
+    assert message.reconsume_times == 2
+
+
+def test_a_reply_is_no_part_of_a_transaction(home: House) -> None:
+    ask(home)
+    pushed(reply(home, sysFlag=str(0x04 | 1)))
+    assert [message.sys_flag for message in stored(home)] == [1]
+
+
+def test_replies_are_not_stored_where_that_is_not_wanted(home: House) -> None:
+    home.live.change({"storeReplyMessageEnable": "false"})
+    ask(home)
+    answer = pushed(reply(home)).then(Reply())
+    assert answer == Reply(ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
+    assert stored(home) == []
+
+
+def test_a_requester_that_is_gone_is_named_and_the_reply_is_stored(home: House) -> None:
+    assert "the client asker is not connected here" in refused(reply(home))
+    ask(home)
+    home.broker.disconnected(77, home.now_ms)
+    assert "the client asker is not connected here" in refused(reply(home))
+    assert len(stored(home)) == 2
+
+
+def test_a_reply_to_nobody_is_refused(home: House) -> None:
+    ask(home)
+    assert "REPLY_TO_CLIENT is missing" in refused(reply(home, properties="KEYS\1k\2"))
+    assert "REPLY_TO_CLIENT is missing" in refused(reply(home, properties=None))
+
+
+def test_the_newest_connection_of_the_requester_is_taken(home: House) -> None:
+    ask(home, 77)
+    ask(home, 78, group="others")
+    assert pushed(reply(home)).client == 78
+    ask(home, 77)  # a heartbeat does not make it newer
+    assert pushed(reply(home)).client == 78
+    home.broker.disconnected(78, home.now_ms)
+    assert pushed(reply(home)).client == 77
+
+
+def test_a_requester_stays_as_long_as_one_of_its_groups_does(home: House) -> None:
+    ask(home, group="one")
+    ask(home, group="two")
+    home.parts.clients.unregister(77, "one", "")
+    assert pushed(reply(home)).client == 77
+    home.parts.clients.unregister(77, "two", "")
+    refused(reply(home))
+
+
+def test_a_requester_is_forgotten_with_its_heartbeats(home: House) -> None:
+    ask(home)
+    home.tick(home.live.current.broker.client_expire_ms + 1)
+    refused(reply(home))
+
+
+def test_an_unknown_topic_or_one_that_takes_nothing_is_refused(home: House) -> None:
+    ask(home)
+    home.live.change({"autoCreateTopicEnable": "false"})
+    answer = reply(home, topic="unheard-of")
+    assert isinstance(answer, Reply)
+    assert answer.code == ResponseCode.TOPIC_NOT_EXIST
+    config = home.parts.topics.need(TOPIC)
+    home.parts.topics.put(msgspec.structs.replace(config, perm=PERM_READ), home.now_ms)
+    answer = reply(home)
+    assert isinstance(answer, Reply)
+    assert answer.code == ResponseCode.NO_PERMISSION
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in NAMES if name not in ("properties", "reconsumeTimes", "unitMode")]
+)
+def test_a_header_that_the_requester_could_not_read_is_refused(home: House, name: str) -> None:
+    ask(home)
+    without: dict[str, Any] = {name: None}
+    answer = reply(home, **without)
+    assert isinstance(answer, Reply)
+    assert answer.code != 0
+    assert name in (answer.remark or "")
+    assert stored(home) == []
+
+
+def test_who_waits_gets_even_what_can_not_be_stored(home: House) -> None:
+    ask(home)
+    home.store.path.refusal = DiskFull("full")
+    answer = pushed(reply(home)).then(Reply())
+    home.store.path.refusal = None
+    assert answer == Reply(ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
+    registry = Registry({})
+    home.broker.replies.add_metrics(registry)
+    text = registry.text()
+    assert "penstock_replies_total 1" in text
+    assert "penstock_replies_handed_on_total 1" in text
+    assert "penstock_replies_not_stored_total 1" in text
+
+
+def test_region_and_trace_are_told_where_they_differ(tmp_path: Path) -> None:
+    broker = Settings().broker
+    changed = msgspec.structs.replace(broker, region="north", trace_on=False)
+    settings = Settings(broker=changed, store=small_config(sync_flush=False))
+    with house(tmp_path / "store", settings) as home:
+        ask(home)
+        answer = pushed(reply(home)).then(Reply())
+        assert isinstance(answer, Reply)
+        assert answer.ext is not None
+        assert (answer.ext["MSG_REGION"], answer.ext["TRACE_ON"]) == ("north", "false")
+
+
+def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
+    settings = Settings(store=small_config(sync_flush=True))
+    with house(tmp_path / "store", settings) as home:
+        ask(home)
+        answer = pushed(reply(home)).then(Reply())
+        assert isinstance(answer, Encoded)
+        assert answer.offset == home.store.log.end
+        assert answer.late == answer.data
+        assert read_reply(answer.data).code == 0
+        hasty = encode_properties({**PROPERTIES, "WAIT": "false"}).decode()
+        assert isinstance(pushed(reply(home, properties=hasty)).then(Reply()), Reply)
+
+
+def test_a_one_way_reply_is_handed_on_and_not_answered(home: House) -> None:
+    ask(home)
+    relay = pushed(reply(home, oneway=True))
+    assert relay.then(Reply()) is None

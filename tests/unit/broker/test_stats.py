@@ -1,0 +1,275 @@
+"""Counters and their windows."""
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from random import Random
+
+import pytest
+
+import penstock.broker.stats as stats_module
+from penstock.broker.stats import Stats
+from penstock.wire.bodies.admin_bodies import BrokerStatsData, BrokerStatsItem
+from tests.unit.broker.admin.admin_kit import NOW_MS, Bench, bench
+
+SECOND_MS = 1_000
+NOTHING = BrokerStatsItem(sum=0, tps=0.0, avgpt=0.0)
+
+
+@pytest.fixture
+def made(tmp_path: Path) -> Iterator[Bench]:
+    with bench(tmp_path) as made:
+        for topic in ("orders", "sms", "rmq_sys_wheel_timer", "RMQ_SYS_TRACE_TOPIC"):
+            made.topic(topic)
+        yield made
+
+
+def pass_seconds(stats: Stats, begin_ms: int, seconds: int) -> int:
+    for second in range(1, seconds + 1):
+        stats.tick(begin_ms + second * SECOND_MS)
+    return begin_ms + seconds * SECOND_MS
+
+
+def minute(stats: Stats, name: str, key: str) -> BrokerStatsItem:
+    data = stats.view(name, key)
+    assert data is not None
+    assert data.stats_minute is not None
+    return data.stats_minute
+
+
+def test_topic_counts_messages_and_bytes_of_all_its_queues(made: Bench) -> None:
+    for queue_id in (0, 1, 1, 2):
+        made.put("orders", queue_id, body=b"x" * 10)
+    made.put("sms")
+    pass_seconds(made.stats, NOW_MS, 10)
+    size = sum(q.put_bytes for q in made.store.queues.rows if q.topic == b"orders")
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == BrokerStatsItem(
+        sum=4, tps=0.4, avgpt=1.0
+    )
+    assert minute(made.stats, "TOPIC_PUT_SIZE", "orders") == BrokerStatsItem(
+        sum=size, tps=size / 10, avgpt=size / 4
+    )
+    assert minute(made.stats, "BROKER_PUT_NUMS", "any") == BrokerStatsItem(
+        sum=5, tps=0.5, avgpt=0.0
+    )
+    assert made.stats.put_tps("orders") == 0.4
+
+
+def test_minute_slides(made: Bench) -> None:
+    made.put("orders")
+    now_ms = pass_seconds(made.stats, NOW_MS, 60)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
+    pass_seconds(made.stats, now_ms, 10)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
+
+
+def test_hour_and_day_have_samples_of_their_own(made: Bench) -> None:
+    made.put("orders")
+    made.stats.tick(NOW_MS + 600 * SECOND_MS)
+    data = made.stats.view("TOPIC_PUT_NUMS", "orders")
+    assert data is not None
+    assert data.stats_hour == BrokerStatsItem(sum=1, tps=1 / 600, avgpt=1.0)
+    assert data.stats_day == NOTHING
+    made.stats.tick(NOW_MS + 3_600 * SECOND_MS)
+    data = made.stats.view("TOPIC_PUT_NUMS", "orders")
+    assert data is not None
+    assert data.stats_day == BrokerStatsItem(sum=1, tps=1 / 3_600, avgpt=1.0)
+
+
+def test_group_counts_what_its_pulls_got(made: Bench) -> None:
+    made.stats.got("coupons", "orders", 30, 3_000, 5)
+    made.stats.got("coupons", "orders", 10, 1_000, 7)
+    pass_seconds(made.stats, NOW_MS, 10)
+    assert minute(made.stats, "GROUP_GET_NUMS", "orders@coupons") == BrokerStatsItem(
+        sum=40, tps=4.0, avgpt=20.0
+    )
+    assert minute(made.stats, "GROUP_GET_SIZE", "orders@coupons").sum == 4_000
+    assert minute(made.stats, "BROKER_GET_NUMS", "any").sum == 40
+    assert made.stats.get_tps("coupons", "orders") == 4.0
+    assert made.stats.groups["orders", "coupons"].behind_ms == 7
+
+
+def test_unknown_counters_do_not_exist(made: Bench) -> None:
+    assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
+    assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
+    assert made.stats.view("NO_SUCH_COUNTER", "orders") is None
+    assert made.stats.put_tps("orders") == made.stats.get_tps("coupons", "orders") == 0.0
+
+
+def test_topic_that_has_just_begun_counts_nothing_yet(made: Bench) -> None:
+    made.put("orders")
+    assert made.stats.view("TOPIC_PUT_NUMS", "orders") == BrokerStatsData()
+
+
+def test_deleted_topic_is_forgotten_and_begins_anew(made: Bench) -> None:
+    for _ in range(3):
+        made.put("orders")
+    made.stats.got("coupons", "orders", 3, 300, 0)
+    now_ms = pass_seconds(made.stats, NOW_MS, 10)
+    made.store.remove_queues(b"orders")
+    made.topics.table.remove("orders", now_ms)
+    now_ms = pass_seconds(made.stats, now_ms, 10)
+    assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
+    assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
+    made.topic("orders")
+    made.put("orders")
+    pass_seconds(made.stats, now_ms, 10)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
+    assert minute(made.stats, "BROKER_PUT_NUMS", "any").sum == 4
+
+
+def test_what_groups_got_of_topics_that_do_not_exist_is_forgotten(made: Bench) -> None:
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    made.stats.got("coupons", "lost", 1, 100, 0)  # by a pull that was under way
+    made.put("lost")
+    pass_seconds(made.stats, NOW_MS, 10)
+    assert list(made.stats.groups) == [("orders", "coupons")]
+    assert made.stats.topics == {}
+
+
+def test_deleted_group_is_forgotten(made: Bench) -> None:
+    for group in ("coupons", "mail"):
+        made.stats.got(group, "orders", 1, 100, 0)
+        made.stats.got(group, "sms", 1, 100, 0)
+    made.topics.table.remove("sms", NOW_MS)
+    pass_seconds(made.stats, NOW_MS, 10)
+    made.stats.forget_group("coupons")
+    made.stats.forget_group("coupons")
+    assert list(made.stats.groups) == [("orders", "mail")]
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    made.stats.forget_group("mail")
+    assert list(made.stats.groups) == [("orders", "coupons")]
+
+
+def test_round_over_many_counters_is_made_in_steps(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "STEP_COUNTERS", 4)
+    stats, topics, groups = made.stats, [f"t{n}" for n in range(9)], [f"g{n}" for n in range(9)]
+    for topic in topics:
+        made.topic(topic)
+        made.put(topic)
+    for group in groups:
+        stats.got(group, "orders", 5, 500, 0)
+    now_ms = pass_seconds(stats, NOW_MS, 9)
+    assert stats.due() == now_ms + SECOND_MS
+    now_ms += SECOND_MS
+    steps = 0
+    while stats.due() <= now_ms:
+        stats.tick(now_ms)
+        steps += 1
+        if stats.due() <= now_ms:  # what is not complete does not count
+            assert stats.put_tps("t0") == stats.get_tps("g0", "orders") == 0.0
+    assert steps > 5
+    assert [stats.put_tps(topic) for topic in topics] == [0.1] * 9
+    assert [stats.get_tps(group, "orders") for group in groups] == [0.5] * 9
+
+
+def test_topics_that_come_and_go_between_steps_spoil_no_other(
+    made: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats_module, "STEP_COUNTERS", 2)
+    for topic in (topics := [f"t{n}" for n in range(9)]):
+        made.topic(topic)
+        made.put(topic)
+    made.stats.tick(now_ms := NOW_MS + 10 * SECOND_MS)
+    made.store.remove_queues(b"t0")
+    made.store.remove_queues(b"t5")
+    made.put("orders")
+    while made.stats.due() <= now_ms:
+        made.stats.tick(now_ms)
+    left = [topic for topic in topics if topic not in ("t0", "t5")]
+    assert sorted(made.stats.topics) == left
+    assert [made.stats.put_tps(topic) for topic in left] == [0.1] * 7
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_windows_tell_what_samples_of_every_moment_would(made: Bench, seed: int) -> None:
+    """Counters note only changes; a plain list of all samples must agree."""
+    rng = Random(seed)
+    stats, kept, total = made.stats, 7, 0
+    samples = [0]
+    stats.got("coupons", "orders", 0, 0, 0)
+    for number in range(1, 60):
+        if rng.random() < 0.4:
+            total += (count := rng.randrange(1, 50))
+            stats.got("coupons", "orders", count, 0, 0)
+        samples.append(total)
+        stats.tick(NOW_MS + number * 10 * SECOND_MS)
+        first = max(number - kept + 1, 0)
+        seen = minute(stats, "GROUP_GET_NUMS", "orders@coupons")
+        assert seen.sum == samples[-1] - samples[first]
+        assert seen.tps == pytest.approx(seen.sum / (10 * (number - first)))
+    assert len(stats.groups["orders", "coupons"].samples[0]) <= 4 * (kept + 1)
+
+
+def test_idle_counters_take_no_samples(made: Bench) -> None:
+    made.put("orders")
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    flows = [made.stats.groups["orders", "coupons"]]
+    now_ms = pass_seconds(made.stats, NOW_MS, 10)
+    flows.append(made.stats.topics["orders"])
+    noted = [[list(row) for row in flow.samples] for flow in flows]
+    pass_seconds(made.stats, now_ms, 300)
+    assert [[list(row) for row in flow.samples] for flow in flows] == noted
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
+
+
+def test_averages_appear_as_time_passes(made: Bench) -> None:
+    assert made.stats.runtime()["putTps"] == "  "
+    assert made.stats.runtime()["getTotalTps"] == "0.0 0.0 0.0"
+    now_ms = pass_seconds(made.stats, NOW_MS, 1)
+    for _ in range(5):
+        made.put("orders")
+    made.stats.got("coupons", "orders", 4, 400, 0)
+    made.stats.missed()
+    now_ms = pass_seconds(made.stats, now_ms, 10)
+    figures = made.stats.runtime()
+    assert figures["putTps"] == "0.5  "
+    assert figures["getTransferredTps"] == "0.4  "
+    assert figures["getFoundTps"] == figures["getMissTps"] == "0.1  "
+    assert figures["getTotalTps"] == "0.2 0.0 0.0"
+    pass_seconds(made.stats, now_ms, 590)
+    assert made.stats.runtime()["putTps"] == f"0.0 0.0 {5 / 600}"
+
+
+def test_totals_of_the_day_leave_out_system_topics(made: Bench) -> None:
+    made.put("orders")
+    made.put("rmq_sys_wheel_timer")
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    made.stats.got("coupons", "RMQ_SYS_TRACE_TOPIC", 7, 100, 0)
+    figures = made.stats.runtime()
+    assert figures["msgPutTotalTodayNow"] == figures["msgGetTotalTodayNow"] == "1"
+    assert figures["putMessageTimesTotal"] == "2"
+    assert figures["putMessageAverageSize"] == str(made.store.path.put_bytes / 2)
+    assert figures["msgPutTotalTodayMorning"] == "0"
+
+
+def test_morning_comes_at_midnight(made: Bench) -> None:
+    made.put("orders")
+    made.stats.got("coupons", "orders", 1, 100, 0)
+    today = datetime.fromtimestamp(NOW_MS // 1000).replace(hour=0, minute=0, second=0)
+    midnights = [round(today.replace(day=today.day + days).timestamp()) for days in (1, 2)]
+    made.stats.tick(midnights[0] * 1000 - 1)
+    assert made.stats.runtime()["msgPutTotalTodayMorning"] == "0"
+    made.stats.tick(midnights[0] * 1000)
+    figures = made.stats.runtime()
+    assert figures["msgPutTotalTodayMorning"] == figures["msgGetTotalTodayMorning"] == "1"
+    assert figures["msgPutTotalYesterdayMorning"] == "0"
+    made.put("orders")
+    made.stats.tick(midnights[1] * 1000)
+    figures = made.stats.runtime()
+    assert figures["msgPutTotalTodayMorning"] == "2"
+    assert figures["msgPutTotalYesterdayMorning"] == "1"
+
+
+def test_clock_set_back_does_not_stop_the_samples(made: Bench) -> None:
+    made.put("orders")
+    early_ms = NOW_MS - 3_600 * SECOND_MS
+    assert made.stats.due() == NOW_MS + SECOND_MS
+    made.stats.tick(early_ms)
+    assert made.stats.due() == early_ms + SECOND_MS
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").tps == 0.0
+    made.put("orders")
+    pass_seconds(made.stats, early_ms, 20)
+    assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 2

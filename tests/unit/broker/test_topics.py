@@ -1,0 +1,214 @@
+"""Topics: those every broker has, creation by sending, who may send and read, deletion."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import InvalidParameter, NoPermission, TopicNotExist
+from penstock.rpc.answers import Persist, Register
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.wire.bodies.client_bodies import TopicConfig
+from penstock.wire.codes import SEND_FORBIDDEN_TOPICS
+from tests.unit.broker.topic_kit import TopicKit, topic_kit
+from tests.unit.store.conftest import NOW_MS, bodies
+
+
+@pytest.fixture
+def kit(tmp_path: Path) -> Iterator[TopicKit]:
+    with topic_kit(tmp_path / "store") as made:
+        yield made
+
+
+def admit(kit: TopicKit, topic: str, queue_id: int = 0, **template: Any) -> ConsumeQueue:
+    asked = {"template": "TBW102", "template_queues": 4, **template}
+    return kit.topics.admit(topic, queue_id, now_ms=NOW_MS, **asked)
+
+
+def test_a_broker_has_the_topics_of_apache_5_4(kit: TopicKit) -> None:
+    found = {
+        name: (config.read_queue_nums, config.write_queue_nums, config.perm)
+        for name, config in kit.topics.table.topics.items()
+    }
+    assert found == {
+        "SELF_TEST_TOPIC": (1, 1, 6),
+        "TBW102": (8, 8, 7),
+        "BenchmarkTest": (1024, 1024, 6),
+        "DefaultCluster": (16, 16, 7),
+        "broker-a": (1, 1, 7),
+        "OFFSET_MOVED_EVENT": (1, 1, 6),
+        "SCHEDULE_TOPIC_XXXX": (18, 18, 6),
+        "RMQ_SYS_TRACE_TOPIC": (1, 1, 6),
+        "DefaultCluster_REPLY_TOPIC": (1, 1, 6),
+        "rmq_sys_REVIVE_LOG_DefaultCluster": (8, 8, 6),
+        "rmq_sys_SYNC_BROKER_MEMBER_broker-a": (1, 1, 1),
+        "RMQ_SYS_TRANS_HALF_TOPIC": (1, 1, 6),
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC": (1, 1, 6),
+        "RMQ_SYS_ROCKSDB_TRANS_HALF_TOPIC": (1, 1, 6),
+        "RMQ_SYS_ROCKSDB_TRANS_OP_HALF_TOPIC": (1, 1, 6),
+        "rmq_sys_wheel_timer": (1, 1, 6),
+    }
+    assert all(kit.topics.is_system(name) for name in found)
+    assert set(found) <= set(kit.topics.system_names())
+
+
+def test_seeding_leaves_what_the_file_held(kit: TopicKit) -> None:
+    changed = TopicConfig(topic_name="TBW102", read_queue_nums=3, write_queue_nums=3, perm=6)
+    kit.topics.put(changed, NOW_MS)
+    kit.topics.seed()
+    assert kit.topics.get("TBW102") == changed
+
+
+def test_settings_decide_about_template_and_trace_topic(tmp_path: Path) -> None:
+    with topic_kit(tmp_path / "s", auto_create_topics=False, trace_topic=False) as kit:
+        assert kit.topics.get("TBW102") is None
+        assert kit.topics.get("RMQ_SYS_TRACE_TOPIC") is None
+        kit.set(auto_create_topics=True)
+        kit.topics.refresh(NOW_MS)
+        assert kit.topics.get("TBW102") is not None
+        assert Register() in kit.effects()
+
+
+# --- sending
+
+
+def test_a_send_creates_the_topic_after_the_template(kit: TopicKit) -> None:
+    version = kit.topics.table.version
+    queue = admit(kit, "Orders", 3)
+    assert (queue.topic, queue.queue_id, queue.taking) == (b"Orders", 3, True)
+    config = kit.topics.need("Orders")
+    assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (4, 4, 6)
+    assert kit.topics.table.version.counter == version.counter + 1
+    assert kit.effects() == [Persist(kit.topics.table), Register()]
+    admit(kit, "Orders", 1)
+    assert kit.effects() == []
+
+
+def test_a_template_limits_the_number_of_queues(kit: TopicKit) -> None:
+    admit(kit, "Orders", template_queues=1000)
+    assert kit.topics.need("Orders").write_queue_nums == 8
+    admit(kit, "Others", template="broker-a", template_queues=7)
+    assert kit.topics.need("Others").write_queue_nums == 1
+
+
+@pytest.mark.parametrize("template", ["", "nothing", "BenchmarkTest"])
+def test_a_template_that_does_not_pass_on_creates_nothing(kit: TopicKit, template: str) -> None:
+    with pytest.raises(TopicNotExist, match="Orders does not exist") as raised:
+        admit(kit, "Orders", template=template)
+    assert "updateTopic" in raised.value.remark()
+    assert kit.effects() == []
+
+
+def test_without_auto_creation_only_retry_topics_come_by_sending(kit: TopicKit) -> None:
+    kit.set(auto_create_topics=False)
+    with pytest.raises(TopicNotExist):
+        admit(kit, "Orders")
+    admit(kit, "%RETRY%coupons")
+    assert kit.topics.need("%RETRY%coupons").write_queue_nums == 1
+
+
+@pytest.mark.parametrize("topic", sorted(SEND_FORBIDDEN_TOPICS))
+def test_nobody_sends_to_the_brokers_own_topics(kit: TopicKit, topic: str) -> None:
+    with pytest.raises(NoPermission):
+        admit(kit, topic)
+
+
+@pytest.mark.parametrize("topic", ["", " ", "a b", "../etc", "Ünicode", "t" * 128])
+def test_a_name_that_cant_be_is_refused(kit: TopicKit, topic: str) -> None:
+    with pytest.raises(InvalidParameter):
+        admit(kit, topic)
+    assert kit.effects() == []
+
+
+def test_a_queue_out_of_range_is_refused(kit: TopicKit) -> None:
+    with pytest.raises(InvalidParameter, match="no queue 4: there are 4"):
+        admit(kit, "Orders", 4)
+
+
+def test_a_queue_may_be_written_as_long_as_it_is_read(kit: TopicKit) -> None:
+    kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=8, write_queue_nums=4), NOW_MS)
+    assert admit(kit, "t", 7).queue_id == 7
+
+
+def test_a_negative_queue_means_each_writable_one_in_turn(kit: TopicKit) -> None:
+    kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=8, write_queue_nums=4), NOW_MS)
+    assert sorted(admit(kit, "t", -1).queue_id for _ in range(8)) == [0, 0, 1, 1, 2, 2, 3, 3]
+    kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=8, write_queue_nums=0), NOW_MS)
+    with pytest.raises(InvalidParameter, match="no queue to write"):
+        admit(kit, "t", -1)
+
+
+def test_a_topic_without_write_permission_takes_nothing(kit: TopicKit) -> None:
+    kit.topics.put(TopicConfig(topic_name="t", perm=4), NOW_MS)
+    with pytest.raises(NoPermission, match="permission is 4"):
+        admit(kit, "t")
+
+
+def test_a_broker_without_write_permission_refuses_ordered_topics(kit: TopicKit) -> None:
+    kit.topics.put(TopicConfig(topic_name="ordered", order=True), NOW_MS)
+    kit.topics.put(TopicConfig(topic_name="plain"), NOW_MS)
+    kit.set(permission=4)
+    with pytest.raises(NoPermission, match="ordered"):
+        admit(kit, "ordered")
+    assert admit(kit, "plain").taking
+
+
+def test_gates_close_when_a_topic_or_the_broker_changes(kit: TopicKit) -> None:
+    mine, other = admit(kit, "t", 3), admit(kit, "u")
+    kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=2), NOW_MS)
+    assert (mine.taking, other.taking) == (False, True)
+    kit.topics.close_gates()
+    assert not other.taking
+
+
+# --- reading
+
+
+def test_a_consumer_gets_the_queue_before_its_first_message(kit: TopicKit) -> None:
+    admit(kit, "t")
+    queue = kit.topics.readable("t", 2)
+    assert queue is kit.topics.readable("t", 2)
+    assert not queue.taking
+
+
+def test_what_may_not_be_read_is_refused(kit: TopicKit) -> None:
+    with pytest.raises(TopicNotExist):
+        kit.topics.readable("t", 0)
+    kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=4), NOW_MS)
+    for queue_id in (-1, 2):
+        with pytest.raises(InvalidParameter, match="there are 2"):
+            kit.topics.readable("t", queue_id)
+    kit.topics.put(TopicConfig(topic_name="t", perm=2), NOW_MS)
+    with pytest.raises(NoPermission, match="permission is 2"):
+        kit.topics.readable("t", 0)
+    kit.set(permission=2)
+    with pytest.raises(NoPermission, match="broker-a"):
+        kit.topics.readable("TBW102", 0)
+
+
+# --- ensuring and deleting
+
+
+def test_ensure_creates_once(kit: TopicKit) -> None:
+    made = kit.topics.ensure("%RETRY%g", 2, 6, NOW_MS)
+    assert (made.read_queue_nums, made.perm) == (2, 6)
+    assert kit.effects() == [Persist(kit.topics.table), Register()]
+    assert kit.topics.ensure("%RETRY%g", 5, 4, NOW_MS) == made
+    assert kit.effects() == []
+
+
+def test_a_deleted_topic_is_gone_and_begins_anew(kit: TopicKit) -> None:
+    admit(kit, "t")
+    kit.send("t", "old 1", "old 2")
+    kit.effects()
+    queues = kit.topics.delete("t", NOW_MS)
+    assert [queue.taking for queue in queues] == [False]
+    assert kit.effects() == [Persist(kit.topics.table), Register()]
+    with pytest.raises(TopicNotExist):
+        kit.topics.readable("t", 0)
+    assert admit(kit, "t").max_offset == 0
+    kit.send("t", "new")
+    kit.store.finish_removal()
+    assert bodies(kit.store) == [b"new"]
+    assert kit.topics.delete("never there", NOW_MS) == []

@@ -1,0 +1,115 @@
+"""A broker's parts for tests of topics and groups: all real but clients and access."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+
+from penstock.broker.admin.group_admin import GroupHandlers
+from penstock.broker.admin.topic_admin import TopicHandlers
+from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.groups import Groups
+from penstock.broker.context import Parts
+from penstock.broker.delay.delay_levels import Delay
+from penstock.broker.long_polling import Holds
+from penstock.broker.rewrite import Copies
+from penstock.broker.stats import Stats
+from penstock.broker.topics import Topics
+from penstock.config import Live, Settings
+from penstock.errors import PenstockError
+from penstock.rpc.answers import Effect, InThread, Outbox, Registered, Reply
+from penstock.rpc.command import Command
+from penstock.rpc.persistence import Persistence
+from penstock.rpc.router import Router, refusal
+from penstock.store.store import MessageStore
+from penstock.store.tables import (
+    ConsumerOffsetTable,
+    DelayOffsetTable,
+    SubscriptionGroupTable,
+    TopicTable,
+)
+from tests.unit.store.conftest import NOW_MS, WatchedDisk, put, record, small_config
+
+
+class TopicKit:
+    """The parts, and requests answered to the end."""
+
+    def __init__(self, store: MessageStore, **broker: Any) -> None:
+        settings = Settings()
+        settings = msgspec.structs.replace(
+            settings, broker=msgspec.structs.replace(settings.broker, **broker)
+        )
+        self.live = Live(settings)
+        self.store = store
+        self.outbox = Outbox()
+        self.persistence = Persistence(store.disk, store.layout.root)
+        self.topics = Topics(TopicTable(), store, self.live, self.outbox)
+        self.groups = Groups(SubscriptionGroupTable(), self.live, self.outbox)
+        self.offsets = Offsets(ConsumerOffsetTable(), store, self.live)
+        self.delay = Delay(
+            DelayOffsetTable(),
+            store,
+            Copies(store, self.topics),
+            self.live.current.store.delay_levels,
+        )
+        self.holds = Holds(store)
+        self.stats = Stats(store, self.topics.table, NOW_MS)
+        self.topics.seed()
+        self.groups.seed()
+        self.outbox.take()
+        parts = SimpleNamespace(
+            settings=self.live, store=store, persistence=self.persistence, topics=self.topics,
+            groups=self.groups, offsets=self.offsets, holds=self.holds, outbox=self.outbox,
+            stats=self.stats, delay=self.delay,
+        )  # fmt: skip
+        self.parts = cast(Parts, parts)
+        families = (TopicHandlers(self.parts), GroupHandlers(self.parts))
+        self.router = Router(family.rows() for family in families)
+
+    def set(self, **broker: Any) -> None:
+        """Change live settings of the broker."""
+        current = self.live.current
+        self.live.current = msgspec.structs.replace(
+            current, broker=msgspec.structs.replace(current.broker, **broker)
+        )
+
+    def ask(self, code: int, ext: dict[str, Any] | None = None, body: bytes = b"") -> Reply:
+        """The reply to a request, work in the pool included."""
+        fields = {name: str(value) for name, value in (ext or {}).items()}
+        answer = self.router.handle(Command(code, fields, body, now_ms=NOW_MS))
+        try:
+            while isinstance(answer, InThread | Registered):
+                answer = (
+                    answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
+                )
+        except PenstockError as error:
+            answer = refusal(error)
+        assert isinstance(answer, Reply)
+        return answer
+
+    def create(self, topic: str, **ext: Any) -> Reply:
+        """UPDATE_AND_CREATE_TOPIC as mqadmin sends it."""
+        fields = {
+            "topic": topic, "defaultTopic": "TBW102", "readQueueNums": 8, "writeQueueNums": 8,
+            "perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
+        }  # fmt: skip
+        return self.ask(17, {**fields, **ext})
+
+    def effects(self) -> list[Effect]:
+        return self.outbox.take()
+
+    def send(self, topic: str, *bodies: str, queue_id: int = 0) -> None:
+        put(self.store, *[record(body.encode(), topic, queue_id) for body in bodies])
+
+
+@contextmanager
+def topic_kit(root: Path, **broker: Any) -> Iterator[TopicKit]:
+    """A kit over a store that is closed in the end."""
+    store = MessageStore(root, small_config(), disk=WatchedDisk(), now_ms=NOW_MS)
+    try:
+        yield TopicKit(store, **broker)
+    finally:
+        store.close()

@@ -1,0 +1,104 @@
+"""Failed messages on their way back."""
+
+import pytest
+
+from penstock.client.consumer.dispatch.send_back import SendBack, sent_topic
+from penstock.client.received_message import ReceivedMessage, decode_records
+from penstock.errors import NoRoute, PeerUnreachable, PenstockError
+from penstock.wire.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZSTD, RequestCode
+from penstock.wire.message import decode_properties
+from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, run
+from tests.unit.client.consumer.consumer_kit import record
+
+
+def back(*, retry_topic: bool = True) -> tuple[Cluster, SendBack]:
+    cluster = Cluster()
+    cluster.add_topic("Orders", {"broker-a": 4})
+    if retry_topic:
+        cluster.add_topic("%RETRY%g", {"broker-a": 1, "broker-b": 1})
+    return cluster, SendBack(FakeSession(cluster).real, GROUP, retries_max=16)
+
+
+def a_message(**fields: object) -> ReceivedMessage:
+    return decode_records(record(5, **fields), "broker-a")[0]  # type: ignore[arg-type]
+
+
+def test_the_broker_that_has_it_takes_it_back() -> None:
+    async def body() -> None:
+        cluster, send_back = back()
+        message = a_message(properties={"UNIQ_KEY": "ID5"})
+        await send_back(message, 4)
+        assert cluster.log == [
+            (
+                "broker-a",
+                RequestCode.CONSUMER_SEND_MSG_BACK,
+                {
+                    "offset": "1005",
+                    "group": "g",
+                    "delayLevel": "4",
+                    "originMsgId": "ID5",
+                    "originTopic": "Orders",
+                    "unitMode": "false",
+                    "maxReconsumeTimes": "16",
+                    "bname": "broker-a",
+                },
+            )
+        ]
+
+    run(body())
+
+
+def test_a_refused_message_is_sent_anew() -> None:
+    async def body() -> None:
+        cluster, send_back = back()
+        cluster.refuse[RequestCode.CONSUMER_SEND_MSG_BACK] = 1
+        message = a_message(
+            topic="%RETRY%g", reconsume_times=2, flag=9, body=b"squeezed",
+            sys_flag=SYS_COMPRESSED | SYS_COMPRESSION_ZSTD | 0x08,
+            properties={
+                "UNIQ_KEY": "ID5", "RETRY_TOPIC": "Orders", "ORIGIN_MESSAGE_ID": "FIRST",
+                "TAGS": "a", "TRAN_MSG": "true", "TIMER_DELIVER_MS": "17", "DELAY": "3",
+            },
+        )  # fmt: skip
+        assert sent_topic(message) == "Orders"
+        await send_back(message)
+        broker, code, fields = cluster.log[-1]
+        assert (broker, code) == ("broker-a", RequestCode.SEND_MESSAGE_V2)
+        assert cluster.bodies[-1] == b"squeezed"
+        assert fields["f"] == str(SYS_COMPRESSED | SYS_COMPRESSION_ZSTD)
+        assert decode_properties(fields.pop("i").encode()) == {
+            "UNIQ_KEY": "ID5", "RETRY_TOPIC": "Orders", "ORIGIN_MESSAGE_ID": "FIRST", "TAGS": "a",
+            "DELAY": "5",
+        }  # fmt: skip
+        assert {name: fields[name] for name in "abehjlmn"} == {
+            "a": "CLIENT_INNER_PRODUCER", "b": "%RETRY%g", "e": "0", "h": "9", "j": "3", "l": "16",
+            "m": "false", "n": "broker-a",
+        }  # fmt: skip
+
+    run(body())
+
+
+def test_another_broker_takes_what_a_dead_one_had() -> None:
+    async def body() -> None:
+        cluster, send_back = back()
+        cluster.down = {"broker-a"}
+        await send_back(a_message())
+        assert [(broker, code) for broker, code, _ in cluster.log] == [
+            ("broker-b", RequestCode.SEND_MESSAGE_V2)
+        ]
+        cluster.down = {"broker-a", "broker-b"}
+        with pytest.raises(PeerUnreachable, match="broker-b"):
+            await send_back(a_message())
+
+    run(body())
+
+
+def test_without_a_retry_topic_the_caller_hears_of_it() -> None:
+    async def body() -> None:
+        cluster, send_back = back(retry_topic=False)
+        cluster.refuse[RequestCode.CONSUMER_SEND_MSG_BACK] = 1
+        with pytest.raises(NoRoute):
+            await send_back(a_message())
+        assert issubclass(NoRoute, PenstockError)
+
+    run(body())

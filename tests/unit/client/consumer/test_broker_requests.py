@@ -1,0 +1,248 @@
+"""What brokers ask, and answers of the shape that Java's tools read."""
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any, cast
+
+import pytest
+
+from penstock.client.consumer import broker_requests
+from penstock.client.consumer.consume_rates import Rates
+from penstock.client.consumer.dispatch.orderly import QueueLocks
+from penstock.client.consumer.offset_store import RemoteOffsets
+from penstock.client.consumer.rebalance import Rebalancer
+from penstock.client.messages import MessageQueue
+from penstock.clock import VirtualClock
+from penstock.transport.peer import Ask, Response
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import (
+    ConsumeMessageDirectlyResult,
+    ConsumerRunningInfo,
+    ProcessQueueInfo,
+    ResetOffsetBody,
+)
+from penstock.wire.codes import RequestCode
+from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, Hands, run
+from tests.unit.client.consumer.consumer_kit import QUEUE, messages, work
+
+OTHER = MessageQueue("Orders", "broker-a", 2)
+
+
+def asked(code: int, body: bytes = b"", **ext: str) -> Ask:
+    return Ask(code, ext, body, None, False, 1, 0, 0, 0, cast(Any, None))
+
+
+class Consumer:
+    """One that notes what it is asked."""
+
+    group = GROUP
+
+    def __init__(self) -> None:
+        self.woken = 0
+        self.resets: list[tuple[str, Mapping[MessageQueue, int]]] = []
+        self.direct: list[tuple[bytes, str]] = []
+
+    def members_changed(self) -> None:
+        self.woken += 1
+
+    async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
+        self.resets.append((topic, offsets))
+
+    def progress(self, topic: str) -> dict[MessageQueue, int]:
+        return {MessageQueue(topic, "broker-a", 3): 7}
+
+    def running_info(self) -> ConsumerRunningInfo:
+        return ConsumerRunningInfo(properties={"a": "b"})
+
+    async def consume_directly(
+        self, record: bytes, broker_name: str
+    ) -> ConsumeMessageDirectlyResult:
+        self.direct.append((record, broker_name))
+        return ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS")
+
+
+def answer_to(consumer: Consumer, ask: Ask) -> Response | None:
+    """The answer, waited for where that has to be."""
+    found = broker_requests.answer(consumer, ask, "broker:1")
+    assert not isinstance(found, bool)
+    if found is None or isinstance(found, Response):
+        return found
+
+    async def wait() -> Response | None:
+        return await found
+
+    return asyncio.run(wait())
+
+
+def test_changed_members_and_other_groups() -> None:
+    consumer = Consumer()
+    ask = asked(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup=GROUP)
+    assert answer_to(consumer, ask) is None
+    assert consumer.woken == 1
+    for code in (40, 220, 221, 307, 309):
+        assert (
+            broker_requests.answer(consumer, asked(code, consumerGroup="h", group="h"), "b")
+            is False
+        )
+    assert broker_requests.answer(consumer, asked(326, consumerGroup=GROUP), "b") is False
+    assert broker_requests.answer(consumer, asked(39), "b") is False
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        fastjson.encode(ResetOffsetBody(offset_table={QUEUE: 5, MessageQueue("t", "b", 0): 1})),
+        b'{"offsetTable":[{"brokerName":"broker-a","offset":5,"queueId":3,"topic":"Orders"}]}',
+    ],
+)
+def test_a_reset_of_either_shape(body: bytes) -> None:
+    consumer = Consumer()
+    ask = asked(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, body, topic="Orders", group=GROUP)
+    assert answer_to(consumer, ask) is None
+    assert consumer.resets == [("Orders", {QUEUE: 5})]
+
+
+def test_a_reset_that_cant_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    consumer = Consumer()
+    ask = asked(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, b"{{", topic="Orders", group=GROUP)
+    assert answer_to(consumer, ask) is None
+    assert consumer.resets == []
+    assert "can't be read" in caplog.text
+
+
+def test_status_and_running_info_in_javas_words() -> None:
+    consumer = Consumer()
+    status = answer_to(
+        consumer, asked(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, topic="Orders", group=GROUP)
+    )
+    assert status is not None
+    assert status.body == (
+        b'{"consumerTable":{},"messageQueueTable":'
+        b'{{"brokerName":"broker-a","queueId":3,"topic":"Orders"}:7}}'
+    )
+    code = RequestCode.GET_CONSUMER_RUNNING_INFO
+    plain = answer_to(consumer, asked(code, consumerGroup=GROUP, jstackEnable="false"))
+    assert plain is not None
+    assert b"jstack" not in plain.body
+
+    async def with_stacks() -> None:
+        ask = asked(code, consumerGroup=GROUP, jstackEnable="true")
+        answer = broker_requests.answer(consumer, ask, "b")
+        assert isinstance(answer, Response)
+        info = fastjson.decode(answer.body, ConsumerRunningInfo)
+        assert info.jstack is not None
+        assert "test_broker_requests" in info.jstack
+        assert info.properties == {"a": "b"}
+
+    run(with_stacks())
+
+
+def test_a_message_to_consume_now() -> None:
+    consumer = Consumer()
+    code = RequestCode.CONSUME_MESSAGE_DIRECTLY
+    answer = answer_to(consumer, asked(code, b"REC", consumerGroup=GROUP, brokerName="broker-a"))
+    assert answer is not None
+    assert consumer.direct == [(b"REC", "broker-a")]
+    assert answer.body == (
+        b'{"autoCommit":true,"consumeResult":"CR_SUCCESS","order":false,"spentTimeMills":0}'
+    )
+
+
+def test_what_a_handler_does_with_it() -> None:
+    async def body() -> None:
+        clock = VirtualClock()
+
+        async def done() -> bool:
+            clock.advance(12)
+            return True
+
+        async def later() -> bool:
+            return False
+
+        async def fails() -> bool:
+            raise ValueError("no such order")
+
+        result = await broker_requests.try_handler(done, clock, orderly=True)
+        assert (result.consume_result, result.spent_time_mills, result.order) == (
+            "CR_SUCCESS", 12, True,
+        )  # fmt: skip
+        assert (
+            await broker_requests.try_handler(later, clock, orderly=False)
+        ).consume_result == "CR_LATER"
+        result = await broker_requests.try_handler(fails, clock, orderly=False)
+        assert result.consume_result == "CR_THROW_EXCEPTION"
+        assert result.remark == "ValueError: no such order"
+
+    run(body())
+
+
+def test_a_reset_reaches_the_queues() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        session = FakeSession(cluster)
+        hands = Hands(["t"])
+        offsets = RemoteOffsets(session.real, GROUP)
+        rebalancer = Rebalancer(session.real, GROUP, hands, offsets)
+        await session.beat()
+        rebalancer.start()
+        await cluster.clock.elapse(0)
+        offsets.update(queues[0], 50)
+        strange = MessageQueue("t", "z", 0)
+        await broker_requests.reset_queues(rebalancer, offsets, {queues[0]: 3, strange: 4})
+        await cluster.clock.elapse(1_000)
+        assert hands.holds == {queues[1]: 0, queues[0]: 3}
+        assert cluster.stored[queues[0]] == 3
+        await session.end()
+
+    run(body())
+
+
+def test_a_consumer_as_tools_see_it() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        session = FakeSession(cluster)
+        offsets = RemoteOffsets(session.real, GROUP)
+        locks = QueueLocks(session.real, GROUP)
+        cluster.add_topic("Orders", {"broker-a": 4})
+        await locks.lock([QUEUE])
+        cluster.clock.advance(1_000)
+        held = work(4)
+        held.add(messages(4, 5, 6), 7)
+        held.failed = 2
+        offsets.update(QUEUE, 4)
+        info = broker_requests.running_info(
+            session.real, subscriptions=[], works=[held], offsets=offsets, started_ms=17,
+            settings={"consumerGroup": GROUP}, orderly=True, concurrency=20, locks=locks,
+            rates=Rates(cluster.clock),
+        )  # fmt: skip
+        assert info.properties["PROP_CONSUMEORDERLY"] == "true"
+        assert info.properties["PROP_CONSUMER_START_TIMESTAMP"] == "17"
+        assert info.properties["PROP_NAMESERVER_ADDR"] == "ns:9876"
+        assert info.mq_table == {
+            QUEUE: ProcessQueueInfo(
+                commit_offset=4, cached_msg_min_offset=4, cached_msg_max_offset=6,
+                cached_msg_count=3, locked=True,
+                last_lock_timestamp=cluster.clock.now_ms() - 1_000,
+            )
+        }  # fmt: skip
+
+    run(body())
+
+
+def test_rates_are_those_of_the_time_since_an_earlier_question() -> None:
+    clock = VirtualClock()
+    rates = Rates(clock)
+    held = work(0)
+    clock.advance(10_000)
+    held.received, held.finished, held.failed, held.busy_ms = 100, 80, 20, 400
+    first = rates.status("Orders", [held])
+    assert (first.pull_tps, first.consume_ok_tps, first.consume_failed_tps) == (10.0, 6.0, 2.0)
+    assert (first.consume_rt, first.consume_failed_msgs) == (5.0, 20)
+    clock.advance(5_000)
+    held.finished += 10
+    assert rates.status("Orders", [held]).consume_ok_tps == 70 / 15
+    clock.advance(5_000)
+    assert rates.status("Orders", [held]).consume_ok_tps == 1.0, "since the first question"
+    assert rates.status("Orders", []).consume_ok_tps == 0.0, "its queue has left"
+    assert rates.status("Other", []).consume_rt == 0.0

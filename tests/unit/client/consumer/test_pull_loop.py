@@ -1,0 +1,406 @@
+"""Pulling one queue: what each answer of a broker leads to."""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, cast
+
+import pytest
+
+from penstock.client.client_session import Session
+from penstock.client.consumer.process_queue import ProcessQueue
+from penstock.client.consumer.pull_loop import (
+    AGAIN_MS,
+    AGAIN_MS_MAX,
+    BUSY_MS,
+    EMPTY_MS,
+    PullAnswer,
+    Puller,
+    Troubles,
+    read_pull,
+)
+from penstock.client.consumer.subscription import Subscription
+from penstock.client.received_message import ReceivedMessage
+from penstock.errors import HeaderError, PeerLost, WireError
+from penstock.wire.codes import PULL_SUSPEND, ResponseCode
+from penstock.wire.frame import BINARY, JSON, Request
+from penstock.wire.output import response
+from tests.unit.client.consumer.consumer_kit import QUEUE, PlainSession, record, until, work
+
+Step = tuple[int, Mapping[str, int], bytes] | BaseException
+
+
+def in_place(data: bytes) -> Request:
+    request = Request()
+    request.bind(memoryview(bytearray(data)))
+    assert request.read(0, len(data)) == len(data)
+    return request
+
+
+class Server(PlainSession):
+    """A session whose one broker answers by a script, and then holds."""
+
+    def __init__(self, *script: Step) -> None:
+        super().__init__()
+        self.script = list(script)
+        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.beats = 0
+        self.routes = 0
+        self.addresses = {0: "master:1", 1: "slave:1"}
+
+    async def beat_at(self, broker_name: str) -> None: ...
+
+    async def beat(self) -> None:
+        self.beats += 1
+
+    async def find_route(self, topic: str) -> None:
+        self.routes += 1
+
+    def address_of(self, broker_name: str, broker_id: int = 0) -> str | None:
+        return self.addresses.get(broker_id) or self.addresses.get(0)
+
+    def peer(self, address: str) -> "FakePeer":
+        return FakePeer(self, address)
+
+
+class FakePeer:
+    def __init__(self, server: Server, address: str) -> None:
+        self.server = server
+        self.address = address
+
+    async def read(
+        self, code: int, ext: Mapping[str, str], *, reader: Callable[[Request], Any],
+        timeout_ms: int, encoding: int,
+    ) -> Any:  # fmt: skip
+        self.server.asked.append((self.address, dict(ext)))
+        if not self.server.script:
+            await asyncio.Event().wait()
+        step = self.server.script.pop(0)
+        if isinstance(step, BaseException):
+            raise step
+        answer, numbers, body = step
+        ext = {name: str(value) for name, value in numbers.items()}
+        return reader(in_place(response(answer, 1, encoding, ext=ext, body=body, remark="why")))
+
+
+def found(next_offset: int, *offsets: int, broker: int = 0, **fields: Any) -> Step:
+    body = b"".join(record(offset, **fields) for offset in offsets)
+    return 0, _numbers(next_offset, broker), body
+
+
+def nothing(code: int, next_offset: int) -> Step:
+    return code, _numbers(next_offset, 0), b""
+
+
+def _numbers(next_offset: int, broker: int) -> dict[str, int]:
+    return {
+        "nextBeginOffset": next_offset, "minOffset": 0, "maxOffset": 100,
+        "suggestWhichBrokerId": broker,
+    }  # fmt: skip
+
+
+class Pull:
+    """A puller at work."""
+
+    def __init__(
+        self, *script: Step, queue: ProcessQueue | None = None, tags: str = "*", **more: Any
+    ) -> None:
+        self.server = Server(*script)
+        self.queue = queue or work(5)
+        self.got: list[ReceivedMessage] = []
+        self.moved: list[int] = []
+        subscription = Subscription.of(QUEUE.topic, tags, version=42)
+        more.setdefault("received", lambda _, messages: self.got.extend(messages))
+        puller = Puller(
+            cast(Session, self.server), "g", self.queue, subscription=lambda: subscription,
+            moved=lambda _, offset: self.moved.append(offset), troubles=Troubles(), **more,
+        )  # fmt: skip
+        self.task = asyncio.ensure_future(puller.run())
+
+    async def idle(self) -> None:
+        """All of the script is used up, and the last pull is held."""
+        await until(lambda: not self.server.script)
+        for _ in range(5):
+            await asyncio.sleep(0)
+
+    def offsets(self) -> list[str]:
+        return [ext["queueOffset"] for _, ext in self.server.asked]
+
+    async def end(self) -> None:
+        self.queue.drop()
+        self.task.cancel()
+        await asyncio.gather(self.task, return_exceptions=True)
+
+
+def run(test: Callable[[], Awaitable[None]]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(test(), 20)
+
+    asyncio.run(main())
+
+
+def test_messages_are_handed_on_and_the_next_pull_goes_out_at_once() -> None:
+    async def test() -> None:
+        pull = Pull(found(7, 5, 6), found(8, 7))
+        await pull.idle()
+        assert [message.queue_offset for message in pull.got] == [5, 6, 7]
+        assert pull.got[0].topic == "Orders"
+        assert pull.offsets() == ["5", "7", "8"]
+        first = pull.server.asked[0][1]
+        assert (first["subVersion"], first["expressionType"]) == ("42", "TAG")
+        assert pull.queue.end_offset == 100
+        pull.queue.finish(pull.got)
+        assert pull.queue.progress == 8
+        await pull.end()
+
+    run(test)
+
+
+def test_progress_never_travels_with_a_pull() -> None:
+    """Such a pull could be handled after the last commit of a consumer, and undo it."""
+
+    async def test() -> None:
+        pull = Pull(found(7, 5, 6), found(8, 7), received=lambda work, some: work.finish(some))
+        await pull.idle()
+        told = {(ext["sysFlag"], ext["commitOffset"]) for _, ext in pull.server.asked}
+        assert told == {(str(PULL_SUSPEND), "0")}
+        assert pull.queue.progress == 8
+        await pull.end()
+
+    run(test)
+
+
+@pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY])
+def test_nothing_for_us_moves_on_and_never_back(code: int) -> None:
+    async def test() -> None:
+        pull = Pull(nothing(code, 9), nothing(code, 3))
+        await pull.idle()
+        await pull.server.clock.elapse(EMPTY_MS)
+        assert pull.offsets() == ["5", "9", "9"]
+        assert pull.queue.progress == 9
+        await pull.end()
+
+    run(test)
+
+
+def test_a_moved_offset_ends_the_pulling(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        pull = Pull(nothing(ResponseCode.PULL_OFFSET_MOVED, 3))
+        await pull.task
+        assert pull.moved == [3]
+        assert pull.queue.dropped
+
+    run(test)
+    assert "nothing at offset 5 (0 to 100 are there): on to 3" in caplog.text
+
+
+def test_messages_that_are_deleted_at_the_broker_are_still_handled_here() -> None:
+    async def test() -> None:
+        pull = Pull(found(7, 5, 6), nothing(ResponseCode.PULL_OFFSET_MOVED, 50))
+        await pull.idle()
+        assert pull.moved == []
+        assert (pull.queue.dropped, pull.queue.next_offset, pull.queue.progress) == (False, 50, 5)
+        pull.queue.finish(pull.got)
+        assert pull.queue.progress == 50
+        await pull.end()
+
+    run(test)
+
+
+@pytest.mark.parametrize(
+    "step", [nothing(ResponseCode.PULL_NOT_FOUND, 5), nothing(20, 5), found(5), found(4)]
+)
+def test_answers_that_come_at_once_and_empty_make_no_busy_loop(step: Step) -> None:
+    async def test() -> None:
+        pull = Pull(step, step)
+        clock = pull.server.clock
+        await clock.elapse(0)
+        assert len(pull.server.asked) == 1
+        await clock.elapse(EMPTY_MS)
+        assert len(pull.server.asked) == 2
+        await clock.elapse(EMPTY_MS)
+        assert len(pull.server.asked) == 3
+        await pull.end()
+
+    run(test)
+
+
+def test_a_suggested_replica_is_pulled_and_gets_no_progress() -> None:
+    async def test() -> None:
+        pull = Pull(found(6, 5, broker=1), found(7, 6, broker=9), found(8, 7))
+        await pull.idle()
+        assert [address for address, _ in pull.server.asked] == [
+            "master:1", "slave:1", "master:1", "master:1"
+        ]  # fmt: skip
+        assert pull.server.asked[1][1]["sysFlag"] == str(PULL_SUSPEND)
+        await pull.end()
+
+    run(test)
+
+
+def test_failures_are_said_once_and_tried_again_after_a_growing_while(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def test() -> None:
+        failures: list[Step] = [PeerLost("gone", address="master:1") for _ in range(6)]
+        pull = Pull(*failures, found(6, 5))
+        wait_ms = AGAIN_MS
+        for tries in range(1, 7):
+            await until(lambda tries=tries: len(pull.server.asked) == tries)  # type: ignore[misc]
+            await pull.server.clock.elapse(wait_ms - 1)
+            assert len(pull.server.asked) == tries
+            await pull.server.clock.elapse(1)
+            wait_ms = min(2 * wait_ms, AGAIN_MS_MAX)
+        await pull.idle()
+        assert len(pull.got) == 1
+        await pull.end()
+
+    with caplog.at_level("INFO"):
+        run(test)
+    assert caplog.text.count("a pull failed") == 1
+    assert caplog.text.count("pulls again") == 1
+
+
+def test_a_busy_broker_is_asked_again_soon() -> None:
+    async def test() -> None:
+        pull = Pull((ResponseCode.FLOW_CONTROL, {}, b""), found(6, 5))
+        await until(lambda: len(pull.server.asked) == 1)
+        await pull.server.clock.elapse(BUSY_MS)
+        await pull.idle()
+        assert len(pull.got) == 1
+        await pull.end()
+
+    run(test)
+
+
+def test_a_broker_that_does_not_know_us_gets_a_heartbeat() -> None:
+    async def test() -> None:
+        pull = Pull((ResponseCode.SUBSCRIPTION_NOT_EXIST, {}, b""), found(6, 5))
+        await until(lambda: len(pull.server.asked) == 1)
+        await pull.server.clock.elapse(AGAIN_MS)
+        await pull.idle()
+        assert (pull.server.beats, len(pull.got)) == (1, 1)
+        await pull.end()
+
+    run(test)
+
+
+def test_a_broker_without_address_is_looked_for() -> None:
+    async def test() -> None:
+        pull = Pull(found(6, 5))
+        pull.server.addresses = {}
+        await pull.server.clock.elapse(AGAIN_MS)
+        assert pull.server.routes >= 1
+        pull.server.addresses = {0: "master:2"}
+        await pull.server.clock.elapse(AGAIN_MS_MAX)
+        await pull.idle()
+        assert len(pull.got) == 1
+        await pull.end()
+
+    run(test)
+
+
+def test_pulling_waits_for_room_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        queue = work(0, messages_max=2)
+        pull = Pull(found(2, 0, 1), found(4, 2, 3), found(6, 4, 5), queue=queue)
+        for done in (2, 4, 6):
+            await until(lambda done=done: len(pull.got) == done)  # type: ignore[misc]
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert len(pull.server.asked) == done // 2
+            queue.finish(pull.got)
+        assert queue.throttled == 3
+        await pull.idle()
+        await pull.end()
+
+    run(test)
+    assert caplog.text.count("pulling waits for the handlers: 2 messages in work") == 1
+
+
+def test_a_paused_queue_is_not_pulled() -> None:
+    async def test() -> None:
+        queue = work(0)
+        queue.pause()
+        pull = Pull(found(1, 0), queue=queue)
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert pull.server.asked == []
+        assert queue.throttled == 0
+        queue.resume()
+        await pull.idle()
+        assert len(pull.got) == 1
+        await pull.end()
+
+    run(test)
+
+
+def test_a_queue_without_its_lock_is_not_pulled() -> None:
+    async def test() -> None:
+        locked = False
+        pull = Pull(found(6, 5), may_pull=lambda _: locked)
+        await pull.server.clock.elapse(2_000)
+        assert pull.server.asked == []
+        locked = True
+        await pull.server.clock.elapse(1_000)
+        await pull.idle()
+        assert len(pull.got) == 1
+        await pull.end()
+
+    run(test)
+
+
+def test_tags_are_compared_by_text() -> None:
+    async def test() -> None:
+        # "Aa" and "BB" have the same hash, so the broker sends both.
+        body = b"".join(
+            record(offset, properties={"TAGS": tag})
+            for offset, tag in [(5, "Aa"), (6, "BB"), (7, "Aa")]
+        )
+        pull = Pull((0, _numbers(8, 0), body), tags="Aa")
+        await pull.idle()
+        assert [message.queue_offset for message in pull.got] == [5, 7]
+        assert pull.queue.finish(pull.got) == 8
+        await pull.end()
+
+    run(test)
+
+
+def test_bad_records_are_reported_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+    async def test() -> None:
+        broken = bytearray(record(6))
+        broken[4:8] = b"xxxx"
+        pull = Pull((0, _numbers(8, 0), record(5) + bytes(broken) + record(7)))
+        await pull.idle()
+        assert [message.queue_offset for message in pull.got] == [5, 7]
+        assert pull.offsets() == ["5", "8"]
+        await pull.end()
+
+    run(test)
+    assert "a record at offset 6 can't be read and is passed over" in caplog.text
+
+
+def test_an_answer_that_breaks_off_costs_one_offset() -> None:
+    async def test() -> None:
+        pull = Pull(
+            (0, _numbers(9, 0), record(5) + b"\xff" * 50), (0, _numbers(9, 0), b"\xff" * 50),
+            found(9, 7, 8),
+        )  # fmt: skip
+        await pull.idle()
+        assert pull.offsets() == ["5", "6", "7", "9"]
+        assert [message.queue_offset for message in pull.got] == [5, 7, 8]
+        await pull.end()
+
+    run(test)
+
+
+@pytest.mark.parametrize("encoding", [JSON, BINARY])
+def test_answers_are_read_in_place(encoding: int) -> None:
+    ext = {name: str(value) for name, value in _numbers(7, 1).items()}
+    answer = read_pull(in_place(response(0, 1, encoding, ext=ext, body=b"abc")))
+    assert answer == PullAnswer(0, 7, 0, 100, 1, b"abc", None)
+    refused = read_pull(in_place(response(16, 1, encoding, remark="no permission")))
+    assert (refused.code, refused.remark) == (16, "no permission")
+    with pytest.raises(HeaderError):
+        read_pull(in_place(response(0, 1, encoding, ext={"maxOffset": "5"})))
+    with pytest.raises(WireError):
+        read_pull(in_place(response(19, 1, encoding, ext={**ext, "nextBeginOffset": "-1"})))

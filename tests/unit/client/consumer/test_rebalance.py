@@ -1,0 +1,392 @@
+"""Queues that come and go as members, routes and locks do."""
+
+import asyncio
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+
+from penstock.client.consumer.dispatch.orderly import QueueLocks
+from penstock.client.consumer.offset_store import LocalOffsets, RemoteOffsets
+from penstock.client.consumer.rebalance import Rebalancer, StartAt
+from penstock.client.messages import MessageQueue
+from penstock.errors import BadSetting
+from penstock.wire.codes import RequestCode
+from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, Hands, run
+
+
+class Consumer:
+    """A member with its rebalancer."""
+
+    def __init__(
+        self, cluster: Cluster, name: str = "me", *, topics: tuple[str, ...] = ("t",),
+        orderly: bool = False, start_at: StartAt = "last", broadcast: bool = False,
+        strategy: str = "averagely",
+    ) -> None:  # fmt: skip
+        self.session = FakeSession(cluster, name)
+        self.hands = Hands(topics)
+        session = self.session.real
+        self.offsets = LocalOffsets() if broadcast else RemoteOffsets(session, GROUP)
+        self.locks = QueueLocks(session, GROUP) if orderly else None
+        self.rebalancer = Rebalancer(
+            session, GROUP, self.hands, self.offsets, locks=self.locks, start_at=start_at,
+            broadcast=broadcast, strategy=strategy,
+        )  # fmt: skip
+
+    async def __aenter__(self) -> "Consumer":
+        await self.session.beat()
+        self.rebalancer.start()
+        await self.session.clock.elapse(0)
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.session.end()
+
+    async def leave(self) -> None:
+        await self.rebalancer.close()
+        for members in self.session.cluster.members.values():
+            members.remove(self.session.client_id)
+
+
+def test_one_member_has_all_and_begins_where_it_asked() -> None:
+    async def body(start_at: StartAt, topic: str, offset: int) -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic(topic, {"a": 2, "b": 1})
+        cluster.ends = dict.fromkeys(queues, (3, 9))
+        cluster.stored[queues[1]] = 5
+        async with Consumer(cluster, topics=(topic,), start_at=start_at) as one:
+            assert one.hands.holds == {queues[0]: offset, queues[1]: 5, queues[2]: offset}
+            assert one.rebalancer.ours == set(queues)
+            assert one.rebalancer.begun_at(queues[0]) == offset
+            assert [share.clients for share in one.hands.shares] == [("me",)]
+
+    moment = datetime.fromtimestamp(1_700_000_000.007, UTC)
+    run(body("last", "t", 9))
+    run(body("first", "t", 3))
+    run(body(moment, "t", 7))
+    run(body("last", "%RETRY%g", 3))
+    run(body("first", "%RETRY%g", 3))
+    run(body(moment, "%RETRY%g", 3))
+
+
+def test_members_share_without_overlap_and_progress_travels() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 4, "b": 4})
+        async with Consumer(cluster, "1") as one:
+            for queue in queues:
+                one.offsets.update(queue, 10)
+            async with Consumer(cluster, "2") as two:
+                one.rebalancer.wake()
+                two.rebalancer.wake()
+                await cluster.clock.elapse(1_000)
+                assert list(one.hands.holds) == queues[:4]
+                assert two.hands.holds == dict.fromkeys(queues[4:], 10)
+                await two.leave()
+                one.rebalancer.wake()
+                await cluster.clock.elapse(1_000)
+                assert sorted(one.hands.holds) == queues
+            assert {q: cluster.stored[q] for q in queues[4:]} == dict.fromkeys(queues[4:], 10)
+
+    run(body())
+
+
+def test_a_burst_of_notifications_is_one_rebalance() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        cluster.add_topic("t", {"a": 4})
+        async with Consumer(cluster) as one:
+            before = cluster.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
+            for _ in range(20):
+                one.rebalancer.wake()
+                await cluster.clock.elapse(3)
+            await cluster.clock.elapse(1_000)
+            assert cluster.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == before + 1
+            await cluster.clock.elapse(100_000)
+            assert cluster.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == before + 6
+
+    run(body())
+
+
+def test_a_topic_that_appears_later_is_taken_soon() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        async with Consumer(cluster) as one:
+            assert one.rebalancer.shares["t"].problem is not None
+            await cluster.clock.elapse(5_000)
+            queues = cluster.add_topic("t", {"a": 2})
+            await one.session.beat()
+            await cluster.clock.elapse(8_000)
+            assert list(one.hands.holds) == queues
+            assert one.rebalancer.shares["t"].problem is None
+
+    run(body())
+
+
+def test_what_a_broker_does_not_tell_changes_nothing() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2, "b": 2})
+        async with Consumer(cluster) as one:
+            cluster.down = {"a"}
+            assert await one.rebalancer.rebalance(), "b tells the members too"
+            cluster.down = {"a", "b"}
+            assert not await one.rebalancer.rebalance()
+            assert sorted(one.hands.holds) == queues
+
+    run(body())
+
+
+def test_a_broker_that_forgot_us_is_told_before_it_is_believed() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 4})
+        async with Consumer(cluster, "2") as one:
+            cluster.members["a"] = ["1"]
+            assert await one.rebalancer.rebalance()
+            await cluster.clock.elapse(0)
+            assert list(one.hands.holds) == queues[2:]
+
+    run(body())
+
+
+def test_a_queue_without_a_beginning_is_tried_again() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        cluster.refuse[RequestCode.GET_MAX_OFFSET] = 1
+        async with Consumer(cluster, orderly=True) as one:
+            assert not one.hands.holds
+            assert not cluster.locked, "what is not taken is not kept from others"
+            cluster.refuse.clear()
+            await cluster.clock.elapse(2_000)
+            assert list(one.hands.holds) == queues
+            assert set(cluster.locked) == set(queues)
+
+    run(body())
+
+
+def test_ordered_queues_wait_for_their_lock() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        free = asyncio.Event()
+        async with Consumer(cluster, "1", orderly=True) as one:
+            one.hands.on_drop = free.wait
+            for queue in queues:
+                one.offsets.update(queue, 4)
+            async with Consumer(cluster, "2", orderly=True) as two:
+                await one.rebalancer.rebalance()
+                await cluster.clock.elapse(10_000)
+                assert list(one.hands.holds) == queues[:1]
+                assert not two.hands.holds, "a handler of the other member still works on it"
+                share = two.rebalancer.shares["t"]
+                assert share.problem == "1 queues are still locked by another member"
+                free.set()
+                await cluster.clock.elapse(10_000)
+                assert two.hands.holds == {queues[1]: 4}
+
+    run(body())
+
+
+def test_close_stores_and_unlocks_everything() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2, "b": 2})
+        async with Consumer(cluster, orderly=True) as one:
+            for queue in queues:
+                one.offsets.update(queue, 4)
+            await one.rebalancer.close()
+            assert not one.hands.holds
+            assert not cluster.locked
+            assert cluster.stored == dict.fromkeys(queues, 4)
+            assert not one.session.tasks
+
+    run(body())
+
+
+def test_a_queue_given_up_begins_anew_at_the_stored_offset() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with Consumer(cluster) as one:
+            one.offsets.freeze(queues[0], 77)
+            await one.rebalancer.give_up(queues[0])
+            assert list(one.hands.holds) == queues[1:]
+            await cluster.clock.elapse(1_000)
+            assert one.hands.holds == {queues[1]: 0, queues[0]: 77}
+
+    run(body())
+
+
+def test_topics_that_are_not_wanted_any_more_are_dropped() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        cluster.add_topic("t", {"a": 2})
+        queues = cluster.add_topic("u", {"a": 1})
+        async with Consumer(cluster, topics=("t", "u")) as one:
+            one.hands.wanted.remove("t")
+            assert await one.rebalancer.rebalance()
+            await cluster.clock.elapse(0)
+            assert list(one.hands.holds) == queues
+            assert list(one.rebalancer.shares) == ["u"]
+
+    run(body())
+
+
+def test_broadcast_takes_all_and_asks_nobody() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with (
+            Consumer(cluster, "1", broadcast=True) as one,
+            Consumer(cluster, "2", broadcast=True) as two,
+        ):
+            assert list(one.hands.holds) == list(two.hands.holds) == queues
+            assert cluster.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == 0
+            await one.rebalancer.close()
+            assert cluster.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 0
+
+    run(body())
+
+
+def test_a_notification_ends_the_patience_that_failures_have_taught() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with Consumer(cluster, "2", orderly=True) as two:
+            await two.rebalancer.close()
+            cluster.locked = {queue: ("1", cluster.clock.now_ms() + 100_000) for queue in queues}
+            two.rebalancer.start()
+            await cluster.clock.elapse(30_000)
+            before = cluster.count(RequestCode.LOCK_BATCH_MQ)
+            two.rebalancer.wake()
+            await cluster.clock.elapse(1_000)
+            assert cluster.count(RequestCode.LOCK_BATCH_MQ) == before + 2
+            cluster.locked.clear()
+            await cluster.clock.elapse(5_000)
+            assert list(two.hands.holds) == queues
+
+    run(body())
+
+
+def test_members_with_one_name_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        cluster.add_topic("t", {"a": 2})
+        cluster.members["a"] = ["me", "me"]
+        async with Consumer(cluster) as one:
+            await cluster.clock.elapse(1_000)
+            await one.rebalancer.rebalance()
+            assert caplog.text.count("several members are called me") == 1
+
+    run(body())
+
+
+def test_a_strategy_of_ones_own_may_fail() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with Consumer(cluster) as one:
+            one.rebalancer._strategy = lambda *_: [MessageQueue("t", "z", 9)]
+            assert not await one.rebalancer.rebalance()
+            assert "not there" in str(one.rebalancer.shares["t"].problem)
+            one.rebalancer._strategy = lambda *_: 1 / 0  # type: ignore[assignment]
+            assert not await one.rebalancer.rebalance()
+            assert list(one.hands.holds) == queues
+
+    run(body())
+
+
+def test_what_is_no_beginning_is_refused() -> None:
+    with pytest.raises(BadSetting, match="newest"):
+        Consumer(Cluster(), start_at="newest")  # type: ignore[arg-type]
+
+
+def test_a_queue_whose_lock_is_lost_begins_anew_where_the_other_has_come_to() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with Consumer(cluster, orderly=True) as one:
+            assert one.locks is not None
+            one.session.spawn(one.locks.keep_locked())
+            one.offsets.update(queues[0], 4)
+            cluster.locked[queues[0]] = ("other", cluster.clock.now_ms())
+            cluster.stored[queues[0]] = 200
+            await cluster.clock.elapse(21_000)
+            assert list(one.hands.holds) == queues[1:]
+            assert cluster.stored[queues[0]] == 200, "our progress is not that of the group"
+            cluster.locked.pop(queues[0])
+            await cluster.clock.elapse(10_000)
+            assert one.hands.holds[queues[0]] == 200
+
+    run(body())
+
+
+def test_a_lock_that_a_broker_may_have_given_away_meanwhile_counts_as_lost() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 1})
+        async with Consumer(cluster, orderly=True) as one:
+            assert one.locks is not None
+            one.session.spawn(one.locks.keep_locked())
+            one.offsets.update(queues[0], 4)
+            cluster.down = {"a"}
+            await cluster.clock.elapse(70_000)
+            cluster.down = set()
+            cluster.stored[queues[0]] = 200
+            await cluster.clock.elapse(10_000)
+            assert one.hands.holds == {queues[0]: 200}
+
+    run(body())
+
+
+def test_a_strategy_of_ones_own_may_give_nonsense() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 2})
+        async with Consumer(cluster) as one:
+            things: list[list[Any]] = [[None, 3], [[]], [queues[0], "x"]]
+            for nonsense in things:
+                one.rebalancer._strategy = lambda *_, found=nonsense: found
+                assert not await one.rebalancer.rebalance()
+                assert one.rebalancer.shares["t"].problem is not None
+            assert list(one.hands.holds) == queues
+            one.rebalancer._strategy = lambda *_: []
+            assert await one.rebalancer.rebalance()
+            await cluster.clock.elapse(0)
+            one.rebalancer._strategy = lambda *_: [queues[0], queues[0]]
+            assert await one.rebalancer.rebalance()
+            assert list(one.hands.holds) == queues[:1], "taken once"
+
+    run(body())
+
+
+def test_a_refusal_to_tell_the_members_is_said_as_such() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        cluster.add_topic("t", {"a": 2})
+        cluster.refuse[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = 16
+        async with Consumer(cluster) as one:
+            assert "refused by the test" in str(one.rebalancer.shares["t"].problem)
+
+    run(body())
+
+
+def test_a_topic_that_is_not_wanted_any_more_when_its_queue_comes_is_not_taken() -> None:
+    async def body() -> None:
+        cluster = Cluster()
+        queues = cluster.add_topic("t", {"a": 1})
+        async with Consumer(cluster, topics=()) as one:
+            one.hands.wanted = ["t"]
+            working = asyncio.ensure_future(one.rebalancer.rebalance())
+            while not cluster.count(RequestCode.QUERY_CONSUMER_OFFSET):
+                await asyncio.sleep(0)
+            one.hands.wanted = []
+            await working
+            assert not one.rebalancer.ours
+            one.hands.wanted = ["t"]
+            await one.rebalancer.rebalance()
+            assert list(one.hands.holds) == queues
+
+    run(body())

@@ -1,0 +1,61 @@
+"""Answers to pops: receipts, and what can't be."""
+
+import pytest
+
+from penstock.client.pop.invisible_time import loan_of
+from penstock.client.pop.popped_messages import Place, read_popped
+from penstock.client.received_message import ReceivedMessage
+from penstock.errors import HeaderError
+from penstock.transport.peer import Response
+from tests.unit.client.client_kit import BROKER
+from tests.unit.client.consumer.consumer_kit import record
+
+
+def answer(**ext: str) -> Response:
+    fields = {
+        "popTime": "1000", "invisibleTime": "500", "reviveQid": "3",
+        "startOffsetInfo": "0 3 7", "msgOffsetInfo": "0 3 7,9",
+    } | ext  # fmt: skip
+    body = record(7, topic="T") + record(9, topic="T")
+    return Response(ext={name: value for name, value in fields.items() if value}, body=body)
+
+
+def read(answer: Response) -> list[ReceivedMessage]:
+    return read_popped(answer, Place("T", BROKER), shown_topic="T", now_ms=5, began_ms=50)
+
+
+def test_receipts_are_made_of_the_answers_header() -> None:
+    seven, nine = read(answer(orderCountInfo="0 qo3%9 4;0 3 2"))
+    assert loan_of(seven).receipt.format() == f"7 1000 500 3 0 {BROKER} 3 7"
+    assert loan_of(nine).receipt.format() == f"7 1000 500 3 0 {BROKER} 3 9"
+    assert (loan_of(nine).ends_ms, nine.received_ms) == (550, 5)
+    assert (seven.reconsume_times, nine.reconsume_times) == (2, 4)
+
+
+def test_very_old_answers_tell_only_messages() -> None:
+    seven, nine = read(answer(startOffsetInfo="", msgOffsetInfo=""))
+    assert [loan_of(m).receipt.start_offset for m in (seven, nine)] == [7, 9]
+
+
+def test_a_record_may_bring_its_receipt() -> None:
+    text = {"POP_CK": "3 900 400 2 2 broker-b 1"}
+    (message,) = read(Response(ext=answer().ext, body=record(8, topic="T", properties=text)))
+    assert loan_of(message).receipt.format() == "3 900 400 2 2 broker-b 1 8"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"popTime": "x"}, {"invisibleTime": "-1"}, {"reviveQid": ""},
+        {"msgOffsetInfo": "0 3 7"}, {"msgOffsetInfo": "0 2 7,9"}, {"startOffsetInfo": "0 3"},
+    ],
+)  # fmt: skip
+def test_answers_that_make_no_sense_are_refused(wrong: dict[str, str]) -> None:
+    with pytest.raises(HeaderError):
+        read(answer(**wrong))
+
+
+def test_records_that_can_t_be_read_are_passed_over() -> None:
+    whole = answer()
+    (seven,) = read(Response(ext=whole.ext, body=whole.body[:-1]))
+    assert seven.queue_offset == 7

@@ -1,0 +1,266 @@
+"""Batching on the client's side."""
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
+from penstock.client.producer.accumulator import Accumulator, Batching
+from penstock.clock import VirtualClock
+from penstock.errors import (
+    BadSetting,
+    ClientClosed,
+    MessageIllegal,
+    PeerTimeout,
+    PenstockError,
+    TooMuchInFlight,
+)
+
+
+class Sends:
+    """Takes batches down; answers them, or fails as told."""
+
+    def __init__(self) -> None:
+        self.batches: list[tuple[list[bytes], MessageQueue | None]] = []
+        self.error: Exception | None = None
+        self.refused: dict[bytes, PenstockError] = {}
+        self.gate: asyncio.Event | None = None
+
+    async def __call__(
+        self, messages: Sequence[Message], queue: MessageQueue | None
+    ) -> list[SendReceipt | PenstockError]:
+        self.batches.append(([message.content for message in messages], queue))
+        if self.gate is not None:
+            await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        if any(message.content == b"bad" for message in messages):
+            raise MessageIllegal("a bad one among them")
+        target = queue or MessageQueue("T", "a", 0)
+        return [
+            self.refused.get(message.content)
+            or SendReceipt(SendStatus.SEND_OK, message.content.decode(), "", target, number)
+            for number, message in enumerate(messages)
+        ]
+
+    @property
+    def bodies(self) -> list[list[bytes]]:
+        return [bodies for bodies, _ in self.batches]
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+def _made(
+    batching: Batching = Batching(),  # noqa: B008 (frozen)
+) -> tuple[Accumulator, Sends, VirtualClock]:
+    clock, sends = VirtualClock(), Sends()
+    return Accumulator(sends, batching, clock), sends, clock
+
+
+def test_messages_leave_together_when_the_first_has_waited_long_enough() -> None:
+    async def run() -> None:
+        accumulator, sends, clock = _made()
+        first = accumulator.add(Message("T", b"1"))
+        await clock.elapse(6)
+        second = accumulator.add(Message("T", b"2"))
+        await clock.elapse(3)
+        assert sends.batches == []
+        await clock.elapse(1)
+        assert sends.bodies == [[b"1", b"2"]]
+        assert [(await first).message_id, (await second).message_id] == ["1", "2"]
+        assert clock.pending() == 0
+
+    _run(run())
+
+
+def test_a_full_batch_leaves_at_once() -> None:
+    async def run() -> None:
+        accumulator, sends, clock = _made(Batching(count_max=3))
+        futures = [accumulator.add(Message("T", str(n))) for n in range(7)]
+        await clock.elapse(0)
+        assert sends.bodies == [[b"0", b"1", b"2"], [b"3", b"4", b"5"]]
+        await accumulator.flush()
+        assert [future.result().message_id for future in futures] == list("0123456")
+
+    _run(run())
+
+
+def test_bytes_are_a_limit_too() -> None:
+    async def run() -> None:
+        accumulator, sends, _ = _made(Batching(bytes_max=1_000))
+        for _ in range(3):
+            accumulator.add(Message("T", bytes(350)))
+        await accumulator.flush()
+        assert [len(bodies) for bodies in sends.bodies] == [2, 1]
+
+    _run(run())
+
+
+def test_topics_queues_and_promises_are_not_mixed() -> None:
+    async def run() -> None:
+        accumulator, sends, _ = _made()
+        queue = MessageQueue("T", "a", 3)
+        accumulator.add(Message("T", b"1"))
+        accumulator.add(Message("U", b"2"))
+        accumulator.add(Message("T", b"3"), queue)
+        accumulator.add(Message("T", b"4", wait_stored=False))
+        accumulator.add(Message("T", b"5"))
+        accumulator.add(Message("T", b"6"), queue)
+        await accumulator.flush()
+        assert sends.batches == [
+            ([b"1", b"5"], None), ([b"2"], None), ([b"3", b"6"], queue), ([b"4"], None),
+        ]  # fmt: skip
+
+    _run(run())
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Message("T", b"x", delay_level=3),
+        Message("T", b"x", delay=timedelta(seconds=5)),
+        Message("%RETRY%g", b"x"),
+        Message("T", b"x", properties={"PGROUP": "g"}),
+        Message("T", bytes(40_000)),
+    ],
+)
+def test_what_can_not_be_batched_goes_alone_at_once(message: Message) -> None:
+    async def run() -> None:
+        accumulator, sends, clock = _made()
+        accumulator.add(Message("T", b"1"))
+        alone = accumulator.add(message)
+        await clock.elapse(0)
+        assert sends.bodies == [[message.content]]
+        assert alone.done()
+        await accumulator.close()
+
+    _run(run())
+
+
+def test_a_failed_batch_fails_each_of_its_messages() -> None:
+    async def run() -> None:
+        accumulator, sends, _ = _made()
+        sends.error = PeerTimeout("no answer")
+        futures = [accumulator.add(Message("T", b"1")), accumulator.add(Message("T", b"2"))]
+        await accumulator.flush()
+        assert [future.exception() for future in futures] == [sends.error, sends.error]
+        assert len(sends.batches) == 1
+
+    _run(run())
+
+
+def test_a_message_that_is_wrong_does_not_fail_the_others() -> None:
+    async def run() -> None:
+        accumulator, _sends, _ = _made()
+        good, bad, last = (accumulator.add(Message("T", body)) for body in ("1", "bad", "2"))
+        await accumulator.flush()
+        assert (good.result().message_id, last.result().message_id) == ("1", "2")
+        assert isinstance(bad.exception(), MessageIllegal)
+
+    _run(run())
+
+
+def test_what_nobody_foresaw_fails_each_of_them_too() -> None:
+    async def run() -> None:
+        accumulator, sends, _ = _made()
+        sends.error = TypeError("no flag")
+        futures = [accumulator.add(Message("T", b"1")), accumulator.add(Message("T", b"2"))]
+        await accumulator.flush()
+        assert [future.exception() for future in futures] == [sends.error, sends.error]
+        assert accumulator.held.count == 0
+
+    _run(run())
+
+
+def test_each_message_has_its_own_outcome_and_what_is_stored_is_not_sent_again() -> None:
+    """As where one batch had to leave in two requests."""
+
+    async def run() -> None:
+        accumulator, sends, _ = _made()
+        late, wrong = PeerTimeout("no answer"), MessageIllegal("refused")
+        sends.refused = {b"2": late, b"3": wrong}
+        one, two, three, four = (accumulator.add(Message("T", f"{n}")) for n in (1, 2, 3, 4))
+        await accumulator.flush()
+        assert (one.result().message_id, four.result().message_id) == ("1", "4")
+        assert (two.exception(), three.exception()) == (late, wrong)
+        assert sends.bodies == [[b"1", b"2", b"3", b"4"], [b"3"]]
+
+    _run(run())
+
+
+def test_what_waits_is_bounded() -> None:
+    async def run() -> None:
+        clock, sends = VirtualClock(), Sends()
+        sends.gate = asyncio.Event()
+        accumulator = Accumulator(sends, Batching(count_max=2), clock, 3)
+        accumulator.add(Message("T", b"1"))
+        accumulator.add(Message("T", b"2"))
+        accumulator.add(Message("T", b"3")).cancel()
+        with pytest.raises(TooMuchInFlight, match="the limit is 3"):
+            accumulator.add(Message("T", b"4"))
+        await clock.elapse(10)
+        accumulator.add(Message("T", b"4"))
+        sends.gate.set()
+        await accumulator.close()
+        assert (accumulator.held.count, accumulator.held.size) == (0, 0)
+
+    _run(run())
+
+
+def test_flush_does_not_wait_for_what_comes_after_it() -> None:
+    async def run() -> None:
+        accumulator, sends, clock = _made(Batching(count_max=1))
+        sends.gate = asyncio.Event()
+        first = accumulator.add(Message("T", b"1"))
+        flushing = asyncio.ensure_future(accumulator.flush())
+        await clock.elapse(0)
+        sends.gate.set()
+        sends.gate = asyncio.Event()
+        accumulator.add(Message("T", b"2"))
+        await flushing
+        assert first.done()
+        sends.gate.set()
+        await accumulator.close()
+
+    _run(run())
+
+
+def test_a_message_that_is_called_off_is_not_sent() -> None:
+    async def run() -> None:
+        accumulator, sends, _ = _made()
+        accumulator.add(Message("T", b"1")).cancel()
+        accumulator.add(Message("T", b"2"))
+        accumulator.add(Message("U", b"3")).cancel()
+        await accumulator.flush()
+        assert sends.bodies == [[b"2"]]
+
+    _run(run())
+
+
+def test_close_drains_and_takes_no_more() -> None:
+    async def run() -> None:
+        accumulator, sends, clock = _made()
+        sends.gate = asyncio.Event()
+        future = accumulator.add(Message("T", b"1"))
+        closing = asyncio.ensure_future(accumulator.close())
+        await clock.elapse(0)
+        assert sends.bodies == [[b"1"]]
+        assert not closing.done()
+        with pytest.raises(ClientClosed):
+            accumulator.add(Message("T", b"2"))
+        sends.gate.set()
+        await closing
+        assert future.done()
+
+    _run(run())
+
+
+@pytest.mark.parametrize("name", ["linger_ms", "bytes_max", "count_max"])
+def test_limits_must_be_above_zero(name: str) -> None:
+    with pytest.raises(BadSetting, match=name):
+        Batching(**{name: 0})

@@ -1,0 +1,488 @@
+"""Pull consumers: what poll returns, where it goes on, and what is stored of it."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.client.messages import MessageQueue
+from penstock.client.pull.async_pull_consumer import AsyncPullConsumer
+from penstock.client.received_message import ReceivedMessage
+from penstock.errors import (
+    BadSetting,
+    ClientClosed,
+    InvalidParameter,
+    PeerTimeout,
+    QueueNotOurs,
+)
+from penstock.transport.peer import Ask, Response
+from penstock.wire import fastjson
+from penstock.wire.bodies.admin_bodies import (
+    ConsumerRunningInfo,
+    GetConsumerStatusBody,
+    ResetOffsetBody,
+)
+from penstock.wire.codes import RequestCode
+from tests.unit.client.client_kit import BROKER, ClientHouse, HouseSession, session_of
+
+PULL, UPDATE = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET
+Q = [MessageQueue("T", BROKER, number) for number in range(4)]
+
+
+class Scene:
+    """A broker with the topic T of four queues, a session and a consumer of the group G."""
+
+    def __init__(self, home: ClientHouse, **options: Any) -> None:
+        self.home = home
+        self.session = HouseSession(home)
+        options = {"start_at": "first", **options}
+        with session_of("pull.async_pull_consumer", self.session):
+            self.consumer = AsyncPullConsumer(group="G", **options)
+
+    def send(self, queue_id: int, *bodies: str, tag: str = "") -> None:
+        for body in bodies:
+            assert self.home.send("T", queue_id, body.encode(), tag).code == 0
+        self.home.store.settle()
+
+    async def poll(self, count_max: int = 100) -> list[ReceivedMessage]:
+        """All that can be polled now."""
+        await self.session.elapse(1)
+        return await self.consumer.poll(0, count_max=count_max)
+
+    async def bodies(self, count_max: int = 100) -> list[str]:
+        return sorted(message.body.decode() for message in await self.poll(count_max))
+
+    def stored(self, queue_id: int = 0) -> int | None:
+        return self.home.parts.offsets.get("G", "T", queue_id)
+
+
+@pytest.fixture
+def play(tmp_path: Path) -> Callable[..., None]:
+    def run(body: Callable[[Scene], Coroutine[Any, Any, None]], **options: Any) -> None:
+        async def main() -> None:
+            async with scene(tmp_path / "store", **options) as made:
+                await body(made)
+
+        asyncio.run(main())
+
+    return run
+
+
+@asynccontextmanager
+async def scene(root: Path, **options: Any) -> AsyncIterator[Scene]:
+    home = ClientHouse(root)
+    try:
+        home.send("T", 0, b"first")
+        made = Scene(home, **options)
+        async with made.consumer:
+            yield made
+    finally:
+        home.close()
+
+
+# --- polling
+
+
+def test_assigned_queues_are_polled_in_order(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        consumer = scene.consumer
+        assert await consumer.queues("T") == Q
+        consumer.assign(Q[:2])
+        assert consumer.assignment() == Q[:2]
+        scene.send(0, *"abc")
+        scene.send(1, *"xyz")
+        scene.send(2, "not ours")
+        got = await scene.poll()
+        for queue in Q[:2]:
+            mine = [m.queue_offset for m in got if m.queue == queue]
+            assert mine == list(range(len(mine)))
+            assert await consumer.position(queue) == len(mine)
+        assert sorted(m.body for m in got) == sorted([b"first", *map(str.encode, "abcxyz")])
+        assert await scene.poll() == []
+
+    play(body)
+
+
+def test_poll_waits_for_the_first_message(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.consumer.assign(Q)
+        assert await scene.bodies() == ["first"]
+        polling = asyncio.ensure_future(scene.consumer.poll(30_000))
+        await scene.session.elapse(20_000)
+        assert not polling.done()
+        scene.send(3, "now")
+        await scene.session.elapse(500)
+        assert [m.body for m in await polling] == [b"now"]
+        polling = asyncio.ensure_future(scene.consumer.poll(2_000))
+        await scene.session.elapse(2_500)
+        assert await polling == []
+
+    play(body)
+
+
+def test_no_more_than_asked_for_and_every_queue_gets_its_turn(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        for queue_id in range(4):
+            scene.send(queue_id, *(f"{queue_id}{n}" for n in range(10)))
+        scene.consumer.assign(Q)
+        begun = set()
+        for _ in range(4):
+            (message,) = await scene.poll(1)
+            begun.add(message.queue)
+        assert begun == set(Q)
+        assert len(await scene.poll(30)) == 30
+        assert len(await scene.poll(30)) == 7
+
+    play(body)
+
+
+def test_what_is_fetched_ahead_has_limits(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.send(0, *map(str, range(200)))
+        scene.consumer.assign(Q[:1])
+        await scene.session.elapse(5_000)
+        pulls = scene.session.counts[PULL]
+        await scene.session.elapse(60_000)
+        assert scene.session.counts[PULL] == pulls == 4
+        got = 0
+        while some := await scene.poll():
+            got += len(some)
+        assert got == 201
+
+    play(body, messages_max=100)
+
+
+def test_filters_and_positions_beyond_what_does_not_fit(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.send(0, *"ab", tag="x")
+        scene.send(0, *"cd", tag="y")
+        # "Aa" and "BB" have the same hash
+        scene.send(0, "e", tag="Aa")
+        scene.send(0, "f", tag="BB")
+        consumer = scene.consumer
+        consumer.assign(Q[:1], "x || Aa")
+        assert await scene.bodies() == ["a", "b", "e"]
+        assert await consumer.position(Q[0]) == 7
+        consumer.assign(Q[:1], sql="TAGS = 'y'")
+        await consumer.seek_to_begin(Q[0])
+        assert await scene.bodies() == ["c", "d"]
+
+    play(body)
+
+
+def test_paused_queues_keep_what_they_have(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        consumer = scene.consumer
+        consumer.assign(Q[:2])
+        consumer.pause(Q[:1])  # before it has begun
+        scene.send(1, "x")
+        assert await scene.bodies() == ["x"]
+        consumer.resume(Q[:1])
+        await scene.session.elapse(100)
+        consumer.pause(Q[:2])
+        assert await scene.poll() == []
+        polling = asyncio.ensure_future(consumer.poll(5_000))
+        await scene.session.elapse(1_000)
+        consumer.resume(Q[:1])
+        await scene.session.elapse(100)
+        assert [m.body for m in await polling] == [b"first"]
+
+    play(body)
+
+
+# --- moving
+
+
+def test_seeking(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        consumer = scene.consumer
+        scene.send(0, *"abcdef")
+        consumer.assign(Q[:1])
+        await scene.poll()
+        await consumer.seek(Q[0], 5)
+        assert await consumer.position(Q[0]) == 5
+        assert await scene.bodies() == ["e", "f"]
+        await consumer.seek_to_begin(Q[0])
+        assert len(await scene.bodies()) == 7
+        await consumer.seek_to_end(Q[0])
+        assert await scene.bodies() == []
+        scene.send(0, "g")
+        assert await scene.bodies() == ["g"]
+        await consumer.seek_to_time(Q[0], datetime(2001, 1, 1, tzinfo=UTC))
+        assert len(await scene.bodies()) == 8
+        assert await consumer.begin_offset(Q[0]) == 0
+        assert await consumer.end_offset(Q[0]) == 8
+        for wrong in (-1, 9):
+            with pytest.raises(InvalidParameter, match="0 to 8"):
+                await consumer.seek(Q[0], wrong)
+        assert await consumer.position(Q[0]) == 8
+
+    play(body)
+
+
+def test_what_was_fetched_before_a_seek_does_not_come_after_it(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.send(0, *map(str, range(40)))
+        scene.consumer.assign(Q[:1])
+        assert len(await scene.poll(10)) == 10
+        await scene.consumer.seek(Q[0], 30)
+        assert [m.queue_offset for m in await scene.poll()] == list(range(30, 41))
+
+    play(body)
+
+
+def test_a_position_that_the_broker_does_not_have_is_moved(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.home.parts.offsets.commit("G", "T", 0, 50, scene.home.now_ms)
+        scene.consumer.assign(Q[:1])
+        await scene.session.elapse(100)
+        assert await scene.consumer.position(Q[0]) == 1
+        scene.send(0, "next")
+        assert await scene.bodies() == ["next"]
+
+    play(body)
+
+
+def test_assigning_anew(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        consumer = scene.consumer
+        scene.send(1, "a", "b")
+        consumer.assign(Q[:2])
+        assert await scene.bodies() == ["a", "b", "first"]
+        assert await scene.poll() == []
+        consumer.assign(Q[1:3])
+        await scene.session.elapse(100)
+        assert scene.stored(0) == 1, "progress of what is given up is stored"
+        assert consumer.assignment() == Q[1:3]
+        with pytest.raises(QueueNotOurs):
+            await consumer.seek(Q[0], 0)
+        with pytest.raises(QueueNotOurs):
+            consumer.pause(Q[:1])
+        assert await scene.poll() == []
+        consumer.assign([])
+        assert await scene.poll() == []
+        consumer.assign(Q[:2])
+        scene.send(0, "c")
+        assert await scene.bodies() == ["c"]
+
+    play(body)
+
+
+# --- progress
+
+
+def test_progress_is_stored_by_itself_when_the_next_poll_comes(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.consumer.assign(Q[:1])
+        assert await scene.bodies() == ["first"]
+        await scene.session.elapse(11_000)
+        assert scene.stored() is None, "the application may still be at it"
+        await scene.poll()
+        await scene.session.elapse(6_000)
+        assert scene.stored() == 1
+
+    play(body)
+
+
+def test_progress_is_stored_at_the_end_unless_it_ends_by_an_error(tmp_path: Path) -> None:
+    async def body(error: type[Exception] | None, stored: int | None) -> None:
+        home = ClientHouse(tmp_path / str(error))
+        home.send("T", 0, b"first")
+        one = Scene(home)
+        try:
+            async with one.consumer as consumer:
+                consumer.assign(Q[:1])
+                assert await one.bodies() == ["first"]
+                if error is not None:
+                    raise error
+        except KeyError:
+            pass
+        assert one.stored() == stored
+        home.close()
+
+    asyncio.run(body(None, 1))
+    asyncio.run(body(KeyError, None))
+
+
+def test_progress_is_stored_by_hand(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        consumer = scene.consumer
+        scene.send(0, *"abc")
+        scene.send(1, "x")
+        consumer.assign(Q[:2])
+        assert await consumer.committed(Q[0]) is None
+        assert len(await scene.poll()) == 5
+        await scene.poll()
+        await scene.session.elapse(20_000)
+        assert (scene.stored(0), scene.session.counts[UPDATE]) == (None, 0)
+        await consumer.commit({Q[0]: 2})
+        assert (scene.stored(0), scene.stored(1)) == (2, None)
+        for wrong in (5, -1):
+            with pytest.raises(InvalidParameter, match="its position is 4"):
+                await consumer.commit({Q[0]: wrong})
+        with pytest.raises(QueueNotOurs):
+            await consumer.commit({Q[3]: 0})
+        await consumer.commit()
+        assert (scene.stored(0), scene.stored(1)) == (4, 1)
+        assert await consumer.committed(Q[0]) == 4
+        await consumer.seek(Q[0], 1)
+        await consumer.commit()
+        assert scene.stored(0) == 1, "back is a direction too"
+        scene.session.lose = lambda code: "request" if code == UPDATE else None
+        with pytest.raises(PeerTimeout):
+            await consumer.commit()
+
+    play(body, auto_commit=False)
+
+
+def test_where_a_new_group_begins(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.consumer.assign(Q[:1])
+        # Brokers say 0 for a group that is new to a young queue: it has all of it.
+        assert await scene.bodies() == ["first"]
+
+    play(body, start_at="last")
+
+
+def test_broadcast_progress_is_our_own(play: Any, tmp_path: Path) -> None:
+    file = tmp_path / "offsets.json"
+
+    async def body(scene: Scene) -> None:
+        scene.consumer.assign(Q[:1])
+        assert await scene.bodies() == ["first"]
+        await scene.consumer.commit()
+        assert await scene.consumer.committed(Q[0]) == 1
+        assert scene.stored() is None
+        assert file.exists()
+
+    play(body, model="broadcast", offsets_path=file)
+
+
+# --- sharing
+
+
+def test_subscribed_topics_are_shared_out_and_listeners_hear_of_it(play: Any) -> None:
+    heard: list[tuple[str, list[MessageQueue]]] = []
+
+    async def revoked(queues: list[MessageQueue]) -> None:
+        heard.append(("-", queues))
+        raise ValueError("a listener's own fault")
+
+    async def body(scene: Scene) -> None:
+        consumer = scene.consumer
+        consumer.subscribe("T")
+        await scene.session.elapse(1_000)
+        assert consumer.assignment() == Q
+        assert heard == [("+", Q)]
+        assert await scene.bodies() == ["first"]
+        with pytest.raises(InvalidParameter, match="subscribed"):
+            consumer.assign(Q)
+        consumer.unsubscribe("T")
+        await scene.session.elapse(21_000)
+        assert consumer.assignment() == []
+        assert sorted(heard[1:]) == [("-", [queue]) for queue in Q]
+        assert scene.stored() in (None, 0), "what was polled last does not count as done yet"
+
+    play(body, on_assigned=lambda queues: heard.append(("+", queues)), on_revoked=revoked)
+
+
+def test_a_listener_may_commit_what_is_revoked(play: Any) -> None:
+    scenes: list[Scene] = []
+
+    async def revoked(queues: list[MessageQueue]) -> None:
+        consumer = scenes[0].consumer
+        for queue in queues:
+            await consumer.commit({queue: await consumer.position(queue)})
+
+    async def body(scene: Scene) -> None:
+        scenes.append(scene)
+        scene.consumer.subscribe("T")
+        await scene.session.elapse(1_000)
+        assert await scene.bodies() == ["first"]
+        await scene.consumer.close()
+        assert scene.stored() == 1
+        await scene.consumer.start()
+
+    play(body, auto_commit=False, on_revoked=revoked)
+
+
+def test_subscriptions_are_in_heartbeats(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        core = scene.session.members[0]
+        (data,) = core.consumers()
+        assert (data.consume_type, data.message_model) == ("CONSUME_ACTIVELY", "CLUSTERING")
+        scene.consumer.assign(Q)
+        (data,) = core.consumers()
+        assert data.subscription_data_set == [], "assigned queues are nobody else's business"
+        with pytest.raises(InvalidParameter, match="assigned"):
+            scene.consumer.subscribe("T")
+
+    play(body)
+
+    async def subscribed(scene: Scene) -> None:
+        scene.consumer.subscribe("T", "a || b")
+        (data,) = scene.session.members[0].consumers()
+        (subscription,) = data.subscription_data_set
+        assert (subscription.topic, subscription.tags_set) == ("T", frozenset({"a", "b"}))
+
+    play(subscribed)
+
+
+# --- what brokers ask
+
+
+def asked(scene: Scene, code: int, body: bytes = b"", **ext: str) -> Any:
+    ask = Ask(code, ext, body, None, False, 1, 0, 493, 0, None)  # type: ignore[arg-type]
+    return scene.session.members[0].asked(ask, BROKER)
+
+
+def test_brokers_ask_how_far_it_is_and_move_it(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        scene.send(0, *"abc")
+        scene.consumer.assign(Q[:1])
+        await scene.poll()
+        await scene.poll()
+        answer = asked(scene, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, group="G", topic="T")
+        assert isinstance(answer, Response)
+        status = fastjson.decode(answer.body, GetConsumerStatusBody)
+        assert status.message_queue_table == {Q[0]: 4}
+        answer = asked(scene, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="G")
+        info = fastjson.decode(answer.body, ConsumerRunningInfo)
+        assert list(info.mq_table) == Q[:1]
+        table = fastjson.encode(ResetOffsetBody(offset_table={Q[0]: 2, Q[1]: 5}))
+        await asked(scene, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, group="G", topic="T")
+        assert scene.stored() == 2
+        assert await scene.bodies() == ["b", "c"]
+        assert asked(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="G") is None
+        assert asked(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="H") is False
+
+    play(body)
+
+
+def test_wrong_calls_say_what_to_do(play: Any) -> None:
+    async def body(scene: Scene) -> None:
+        consumer = scene.consumer
+        with pytest.raises(InvalidParameter, match="nothing to poll"):
+            await consumer.poll()
+        consumer.assign(Q[:1])
+        with pytest.raises(InvalidParameter, match="count_max"):
+            await consumer.poll(count_max=0)
+        with pytest.raises(QueueNotOurs):
+            await consumer.position(Q[1])
+        await consumer.close()
+        await consumer.close()
+        with pytest.raises(ClientClosed):
+            await consumer.poll()
+        await consumer.start()
+
+    play(body)
+    wrongs: list[dict[str, Any]] = [
+        {"group": ""}, {"auto_commit_ms": 0}, {"model": "x"}, {"offsets_path": "x"},
+    ]  # fmt: skip
+    for wrong in wrongs:
+        with pytest.raises(BadSetting):
+            AsyncPullConsumer(**{"group": "G", **wrong})

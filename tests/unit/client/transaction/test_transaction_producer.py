@@ -1,0 +1,499 @@
+"""Transactions: what is sent as a half, how it is ended, what a broker's question leads to."""
+
+import asyncio
+import base64
+import pickle
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import replace
+from typing import Any, cast
+
+import pytest
+
+from penstock.client.client_session import Session
+from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
+from penstock.client.received_message import ReceivedMessage
+from penstock.client.topic_routes import Route
+from penstock.client.transaction.async_transaction_producer import (
+    AsyncTransactionProducer,
+    Decision,
+    TransactionHandle,
+)
+from penstock.client.transaction.transaction_checks import CHECKS_MAX, Check, Checks
+from penstock.clock import VirtualClock
+from penstock.errors import (
+    BadSetting,
+    InvalidParameter,
+    MessageIllegal,
+    PeerTimeout,
+    PeerUnreachable,
+    PenstockError,
+    Refused,
+    SendFailed,
+    TransactionOpen,
+    refusal,
+)
+from penstock.transport.peer import Ask, Response
+from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.message import encode_properties
+from penstock.wire.record import Record
+
+HANDLE = TransactionHandle(
+    "ns%T", "ns%g", "broker-a", "10.0.0.9:10911", 7, 1234, "7F0000010539", "7F0000010539"
+)
+OFFSET_ID = "0A00000900002A9F00000000000004D2"  # 10.0.0.9:10911, 1234
+
+
+class Home:
+    """As much of a session and a sender as transactions need."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        self.clock = clock
+        self.options = AsyncTransactionProducer(group="g", namespace="ns")._session.options
+        self.sent: list[Message] = []
+        self.status = SendStatus.SEND_OK
+        self.calls: list[tuple[str, dict[str, str]]] = []
+        self.oneways: list[tuple[str, dict[str, str]]] = []
+        self.outcomes: list[PenstockError] = []
+        self.addresses = {"broker-a": "10.0.0.9:10911"}
+        self.known = True
+        self.routes_asked = 0
+        self.spawned: list[asyncio.Future[object]] = []
+        self.group = "ns%g"
+        self.tracer = None
+
+    # a sender
+
+    async def send(self, message: Message, **how: Any) -> SendReceipt:
+        assert how.pop("internal") is True
+        self.sent.append(message)
+        queue = MessageQueue("T", "broker-a", 2)
+        return SendReceipt(self.status, "7F0000010539", OFFSET_ID, queue, 7, "7F0000010539")
+
+    # a session
+
+    def name(self, name: str) -> str:
+        return f"ns%{name}"
+
+    def bare(self, name: str) -> str:
+        return name.removeprefix("ns%")
+
+    def check_alive(self) -> None:
+        pass
+
+    def spawn(self, work: Awaitable[object]) -> None:
+        self.spawned.append(asyncio.ensure_future(work))
+
+    def is_known_at(self, broker_name: str) -> bool:
+        return self.known
+
+    async def beat(self) -> None:
+        self.known = True
+
+    def address_of(self, broker_name: str) -> str | None:
+        return self.addresses.get(broker_name)
+
+    async def find_route(self, topic: str) -> Route | None:
+        assert topic == "ns%T"
+        self.routes_asked += 1
+        return None
+
+    def peer(self, address: str) -> "_Peer":
+        return _Peer(address, self)
+
+    async def call(
+        self, peer: "_Peer", code: int, ext: Mapping[str, str], *, timeout_ms: int | None = None
+    ) -> Response:
+        assert code == RequestCode.END_TRANSACTION
+        self.calls.append((peer.address, dict(ext)))
+        if self.outcomes:
+            raise self.outcomes.pop(0)
+        return Response(ResponseCode.SUCCESS)
+
+
+class _Peer:
+    def __init__(self, address: str, home: Home) -> None:
+        self.address = address
+        self._home = home
+
+    async def oneway(self, code: int, ext: Mapping[str, str], *, timeout_ms: int) -> None:
+        assert code == RequestCode.END_TRANSACTION
+        self._home.oneways.append((self.address, dict(ext)))
+
+
+def _made(check: Check | None = None) -> tuple[AsyncTransactionProducer, Home, VirtualClock]:
+    clock = VirtualClock()
+    producer = AsyncTransactionProducer(group="g", namespace="ns", clock=clock)
+    home = Home(clock)
+    producer._session = cast(Session, home)
+    producer._sender = cast(Any, home)
+    producer._checks = Checks(cast(Session, home), check, producer._trace_check)
+    return producer, home, clock
+
+
+def _ask(body: bytes = b"half", message_id: str = "7F0000010539", group: str = "ns%g") -> Ask:
+    record = Record()
+    properties = {"UNIQ_KEY": message_id, "PGROUP": group, "TRAN_MSG": "true"}
+    record.fill(b"ns%T", body, encode_properties(properties))
+    record.prepare()
+    data = bytearray(record.size)
+    record.put(memoryview(data), 0, 7, 1234, 0)
+    ext = {
+        "topic": "RMQ_SYS_TRANS_HALF_TOPIC", "tranStateTableOffset": "7",
+        "commitLogOffset": "1234", "msgId": message_id, "transactionId": message_id,
+        "bname": "broker-a",
+    }  # fmt: skip
+    code = RequestCode.CHECK_TRANSACTION_STATE
+    return Ask(code, ext, bytes(data), None, True, 1, 0, 0, 0, cast(Any, None))
+
+
+async def _answer(producer: AsyncTransactionProducer, ask: Ask) -> None:
+    work = producer.asked(ask, "10.0.0.9:10911")
+    assert isinstance(work, Awaitable)
+    assert await work is None
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    asyncio.run(work)
+
+
+# --- handles
+
+
+def test_a_handle_becomes_text_and_back() -> None:
+    assert TransactionHandle.parse(str(HANDLE)) == HANDLE
+    assert pickle.loads(pickle.dumps(HANDLE)) == HANDLE
+    assert str(HANDLE).isascii()
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "tx1-", "tx1-!", "tx1-e30", "tx1-WzFd", str(HANDLE)[:-4], str(HANDLE) + "A", "x" * 9000,
+     "tx1-WyJhIiwiYiIsImMiLCJkIiwtMSwxLCJlIiwiZiJd", "tx1-" + "W1tb" * 1_000,
+     "tx1-" + base64.urlsafe_b64encode(rb'["\ud800","g","b","",1,1,"m","t"]').decode().rstrip("=")],
+)  # fmt: skip
+def test_what_is_no_handle_is_said_so(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="no handle"):
+        TransactionHandle.parse(text)
+
+
+def test_a_handle_with_an_address_that_is_none_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="no handle"):
+        TransactionHandle.parse(str(replace(HANDLE, address="nowhere")))
+    nowhere = replace(HANDLE, address="")
+    assert TransactionHandle.parse(str(nowhere)) == nowhere
+
+
+# --- halves and their ends
+
+
+def test_a_half_carries_its_marks_and_gives_a_handle() -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        home.known = False
+        message = Message("T", b"x", properties={"own": "1"})
+        handle = await producer.prepare(message)
+        assert handle == HANDLE
+        [half] = home.sent
+        assert half.properties == {"own": "1", "TRAN_MSG": "true", "PGROUP": "ns%g"}
+        assert message.properties == {"own": "1"}
+        await asyncio.gather(*home.spawned)
+        assert home.known  # the broker could not ask us otherwise
+
+    _run(run())
+
+
+@pytest.mark.parametrize(("how", "number"), [("commit", "8"), ("rollback", "12")])
+def test_an_end_is_told_the_broker(how: str, number: str) -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        await getattr(producer, how)(HANDLE)
+        assert home.calls == [
+            ("10.0.0.9:10911", {
+                "topic": "ns%T", "producerGroup": "ns%g", "tranStateTableOffset": "7",
+                "commitLogOffset": "1234", "commitOrRollback": number,
+                "fromTransactionCheck": "false", "msgId": "7F0000010539",
+                "transactionId": "7F0000010539", "bname": "broker-a",
+            })
+        ]  # fmt: skip
+
+    _run(run())
+
+
+def test_blocks_end_as_they_should() -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        async with producer.transaction(Message("T", b"x")) as transaction:
+            assert transaction.handle == HANDLE
+            assert home.calls == []
+        with pytest.raises(KeyError):
+            async with producer.transaction(Message("T", b"x")):
+                raise KeyError("no")
+        async with producer.transaction(Message("T", b"x")) as transaction:
+            transaction.decision = Decision.ROLLBACK
+        async with producer.transaction(Message("T", b"x")) as transaction:
+            transaction.decision = Decision.UNKNOWN
+        assert [ext["commitOrRollback"] for _, ext in home.calls] == ["8", "12", "12"]
+        with pytest.raises(RuntimeError):
+            _ = producer.transaction(Message("T", b"x")).handle
+
+    _run(run())
+
+
+def test_the_applications_error_is_seen_even_if_the_rollback_fails() -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        home.outcomes = [Refused("no half begins there")]
+        with pytest.raises(KeyError):
+            async with producer.transaction(Message("T", b"x")):
+                raise KeyError("the work beside it")
+
+    _run(run())
+
+
+def test_an_end_is_tried_again_at_the_address_of_a_fresh_route() -> None:
+    async def run() -> None:
+        producer, home, clock = _made()
+        home.outcomes = [
+            PeerUnreachable("refused"), refusal(ResponseCode.SLAVE_NOT_AVAILABLE, "a replica")
+        ]  # fmt: skip
+        ending = asyncio.ensure_future(producer.commit(HANDLE))
+        await clock.elapse(50)
+        home.addresses["broker-a"] = "10.0.0.10:10911"
+        await clock.elapse(1_000)
+        await ending
+        assert [address for address, _ in home.calls] == ["10.0.0.9:10911"] + [
+            "10.0.0.10:10911"
+        ] * 2
+        assert home.routes_asked == 2
+
+    _run(run())
+
+
+def test_an_end_that_can_not_be_told_leaves_the_handle() -> None:
+    async def run() -> None:
+        producer, home, clock = _made()
+        home.addresses.clear()
+        home.outcomes = [PeerTimeout("no answer") for _ in range(3)]
+        ending = asyncio.ensure_future(producer.commit(HANDLE))
+        await clock.elapse(1_000)
+        with pytest.raises(TransactionOpen, match="can't be told to commit") as caught:
+            await ending
+        assert TransactionHandle.parse(caught.value.handle) == HANDLE
+        assert {address for address, _ in home.calls} == {HANDLE.address}
+        assert len(home.calls) == 3
+
+    _run(run())
+
+
+def test_a_broker_that_no_route_names_can_not_be_told() -> None:
+    async def run() -> None:
+        producer, home, clock = _made()
+        home.addresses.clear()
+        ending = asyncio.ensure_future(producer.commit(replace(HANDLE, address="")))
+        await clock.elapse(1_000)
+        with pytest.raises(TransactionOpen, match="no address"):
+            await ending
+        assert home.calls == []
+
+    _run(run())
+
+
+def test_a_refusal_is_final() -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        home.outcomes = [Refused("no half begins there")]
+        with pytest.raises(Refused):
+            await producer.commit(HANDLE)
+        assert len(home.calls) == 1
+
+    _run(run())
+
+
+def test_a_half_that_is_not_safe_is_rolled_back() -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        home.status = SendStatus.FLUSH_DISK_TIMEOUT
+        with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT"):
+            await producer.prepare(Message("T", b"x"))
+        assert [ext["commitOrRollback"] for _, ext in home.calls] == ["12"]
+
+    _run(run())
+
+
+def test_what_can_not_be_is_refused_at_once() -> None:
+    async def run() -> None:
+        producer, _, _ = _made()
+        with pytest.raises(MessageIllegal, match="wait"):
+            await producer.prepare(Message("T", b"x", delay_level=2))
+        with pytest.raises(BadSetting, match="group"):
+            AsyncTransactionProducer(group="")
+
+    _run(run())
+
+
+# --- checks
+
+
+async def _coroutine_check(message: ReceivedMessage) -> bool:
+    return message.body == b"half"
+
+
+def _returns_awaitable(message: ReceivedMessage) -> Awaitable[bool]:
+    return _coroutine_check(message)
+
+
+@pytest.mark.parametrize(
+    "check", [lambda message: True, lambda message: Decision.COMMIT, _coroutine_check,
+              _returns_awaitable],
+)  # fmt: skip
+def test_a_check_that_knows_is_told_and_awaited(check: Check) -> None:
+    async def run() -> None:
+        producer, home, _ = _made(check)
+        await _answer(producer, _ask())
+        [(address, ext)] = home.calls
+        assert address == "10.0.0.9:10911"
+        assert ext == {
+            "topic": "ns%T", "producerGroup": "ns%g", "tranStateTableOffset": "7",
+            "commitLogOffset": "1234", "commitOrRollback": "8", "fromTransactionCheck": "true",
+            "msgId": "7F0000010539", "transactionId": "7F0000010539", "bname": "broker-a",
+        }  # fmt: skip
+
+    _run(run())
+
+
+def _raises(message: ReceivedMessage) -> bool:
+    raise ValueError("no idea")
+
+
+@pytest.mark.parametrize(
+    "check",
+    [lambda message: None, lambda message: Decision.UNKNOWN, _raises,
+     cast(Check, lambda message: "yes")],
+)  # fmt: skip
+def test_a_check_that_does_not_know_is_told_one_way(check: Check) -> None:
+    async def run() -> None:
+        producer, home, _ = _made(check)
+        await _answer(producer, _ask())
+        assert home.calls == []
+        [(_, ext)] = home.oneways
+        assert (ext["commitOrRollback"], ext["fromTransactionCheck"]) == ("0", "true")
+
+    _run(run())
+
+
+def test_nothing_is_told_without_a_check(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        await _answer(producer, _ask())
+        assert home.calls == home.oneways == []
+        assert "no check" in caplog.text
+
+    _run(run())
+
+
+def test_an_answer_that_fails_is_left_to_be_asked_again() -> None:
+    async def run() -> None:
+        producer, home, _ = _made(lambda message: True)
+        home.outcomes = [PeerTimeout("no answer")]
+        await _answer(producer, _ask())
+        assert len(home.calls) == 1
+
+    _run(run())
+
+
+def test_questions_of_others_and_nonsense() -> None:
+    producer, _, _ = _made(lambda message: True)
+    assert producer.asked(_ask(group="ns%other"), "x") is False
+    broken = _ask()
+    assert producer.asked(Ask(broken.code, {**broken.ext, "commitLogOffset": "x"}, broken.body,
+                              None, True, 1, 0, 0, 0, cast(Any, None)), "x") is None  # fmt: skip
+    assert producer.asked(Ask(broken.code, broken.ext, b"junk", None, True, 1, 0, 0, 0,
+                              cast(Any, None)), "x") is None  # fmt: skip
+
+
+def _gated() -> tuple[asyncio.Event, Callable[[ReceivedMessage], Awaitable[bool]]]:
+    gate = asyncio.Event()
+
+    async def check(message: ReceivedMessage) -> bool:
+        await gate.wait()
+        return True
+
+    return gate, check
+
+
+def test_the_same_question_is_answered_once_and_too_many_are_left() -> None:
+    async def run() -> None:
+        gate, check = _gated()
+        producer, home, _ = _made(check)
+        tasks = []
+        for number in range(CHECKS_MAX):
+            work = producer.asked(_ask(message_id=f"ID{number}"), "x")
+            assert isinstance(work, Awaitable)
+            tasks.append(asyncio.ensure_future(work))
+        assert producer.asked(_ask(message_id="ID0"), "x") is None
+        assert producer.asked(_ask(message_id="more"), "x") is None
+        gate.set()
+        await asyncio.gather(*tasks)
+        assert len(home.calls) == CHECKS_MAX
+        await _answer(producer, _ask(message_id="more"))
+
+    _run(run())
+
+
+def test_checks_that_run_are_waited_for_a_while() -> None:
+    async def run() -> None:
+        gate, check = _gated()
+        producer, home, clock = _made(check)
+        work = producer.asked(_ask(), "x")
+        assert isinstance(work, Awaitable)
+        task = asyncio.ensure_future(work)
+        finishing = asyncio.ensure_future(producer._checks.finish(3_000))
+        await clock.elapse(2_999)
+        assert not finishing.done()
+        await clock.elapse(1)
+        assert finishing.done()
+        gate.set()
+        await task
+        await producer._checks.finish(3_000)
+        assert len(home.calls) == 1
+
+    _run(run())
+
+
+def test_while_a_block_is_open_nobody_knows() -> None:
+    async def run() -> None:
+        asked: list[str] = []
+
+        def check(message: ReceivedMessage) -> bool:
+            asked.append(message.message_id)
+            return False
+
+        producer, home, _ = _made(check)
+        async with producer.transaction(Message("T", b"x")) as transaction:
+            await _answer(producer, _ask())
+            assert not asked, "the work beside it is under way: what could a check say"
+            [(_, told)] = home.oneways
+            assert (told["commitOrRollback"], told["fromTransactionCheck"]) == ("0", "true")
+            transaction.decision = Decision.UNKNOWN
+        await _answer(producer, _ask())
+        assert asked == [HANDLE.message_id]
+        home.outcomes = [Refused("no")]
+        with pytest.raises(Refused):
+            async with producer.transaction(Message("T", b"x")):
+                pass
+        await _answer(producer, _ask())
+        assert len(asked) == 2
+
+    _run(run())
+
+
+@pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
+def test_what_ends_a_block_early_never_commits(error: type[BaseException]) -> None:
+    async def run() -> None:
+        producer, home, _ = _made()
+        with pytest.raises(error):
+            async with producer.transaction(Message("T", b"x")):
+                raise error
+        assert [ext["commitOrRollback"] for _, ext in home.calls] == ["12"]
+
+    _run(run())

@@ -1,0 +1,160 @@
+"""RocketMQ's names and formats: reading broker.conf, writing GET_BROKER_CONFIG."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from penstock.config import BrokerConfig, Settings, StoreConfig
+from penstock.config.apache import apache_values, find_setting, names_by_apache
+from penstock.config.apache_names import IGNORED
+from penstock.config.settings import Role, all_settings
+from penstock.config.sources import LoadedSettings, from_properties, merge_layers
+from penstock.errors import BadSetting
+from penstock.wire.java_properties import format_properties, parse_properties
+
+# Like RocketMQ's conf/2m-noslave/broker-a.properties, with settings that users often add.
+BROKER_CONF = b"""
+brokerClusterName=Shop
+brokerName = broker-7
+brokerId=0
+deleteWhen=04
+fileReservedTime=48
+brokerRole=ASYNC_MASTER
+flushDiskType=SYNC_FLUSH
+namesrvAddr=10.0.0.1:9876;10.0.0.2:9876
+listenPort=30911
+brokerIP1=192.0.2.7
+storePathRootDir=/data/store
+storePathCommitLog=/data/store/commitlog
+storePathConsumeQueue=/data/store/consumequeue
+mapedFileSizeCommitLog=1073741824
+mappedFileSizeCommitLog=536870912
+mappedFileSizeConsumeQueue=6000010
+diskMaxUsedSpaceRatio=88
+serverChannelMaxIdleTimeSeconds=240
+sendMessageThreadPoolNums=128
+autoCreateTopicEnable=false
+tlsMode=permissive
+authenticationEnabled=true
+initAuthenticationUser={"username":"admin","password":"a:b"}
+maxMessageSize=65536\t
+"""
+
+
+def read(data: bytes, role: Role = "broker") -> LoadedSettings:
+    return merge_layers([from_properties(parse_properties(data), "broker.conf", role)])
+
+
+def test_broker_conf_is_read() -> None:
+    settings = read(BROKER_CONF).settings
+    assert settings.broker == BrokerConfig(
+        cluster="Shop", name="broker-7", host="0.0.0.0", port=30911, announce="192.0.2.7",
+        nameservers="10.0.0.1:9876;10.0.0.2:9876", data="/data/store", auto_create_topics=False,
+    )  # fmt: skip
+    assert settings.store == StoreConfig(
+        segment_bytes=536870912, queue_file_entries=300_001, sync_flush=True, retain_hours=48,
+        disk_clean_percent=88, body_bytes_max=65536,
+    )  # fmt: skip
+    assert settings.server.idle_ms == 240_000
+    assert settings.tls.mode == "permissive"
+    assert settings.access.initial_user == "admin:a:b"
+
+
+def test_ignored_and_unknown_names_have_different_warnings() -> None:
+    assert read(BROKER_CONF).warnings == (
+        "broker.conf: ignored unknown setting mapedFileSizeCommitLog; did you mean "
+        "mappedFileSizeCommitLog?",
+        "broker.conf: ignored settings of RocketMQ, which have no effect in Penstock: brokerRole, "
+        "sendMessageThreadPoolNums, storePathCommitLog, storePathConsumeQueue",
+    )
+
+
+def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
+    broker = read(b"").settings.broker
+    assert broker.host == "0.0.0.0"
+    assert broker.data == str(Path.home() / "store")
+    assert broker.name == os.uname().nodename
+    assert read(b"", "nameserver").settings.nameserver.host == "0.0.0.0"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("flushDiskType=sometimes", "flushDiskType must be SYNC_FLUSH or ASYNC_FLUSH, not 'some"),
+        ("listenPort=x", "broker.conf: listenPort must be a whole number, not 'x'"),
+        ("listenPort=99999", "listenPort must be at most 65535, not '99999'"),
+        ("mappedFileSizeConsumeQueue=0", "at least 1"),
+        ("serverChannelMaxIdleTimeSeconds=-1", "must be a whole number of seconds"),
+        ("autoCreateTopicEnable=maybe", "must be true or false"),
+        ("initAuthenticationUser=admin", "must be {.username.*}$"),
+        ("aclEnable=true", "aclEnable=true is not supported: .*authenticationEnabled"),
+        ("brokerRole=SLAVE", "there is no replication yet"),
+        ("enableDLegerCommitLog=true", "election"),
+        ("enableControllerMode=true", "election"),
+        ("storeType=defaultRocksDB", "the only store type is default"),
+        ("storePathRootDir=/a\nstorePathCommitLog=/b/commitlog", "must be in /a/commitlog"),
+    ],
+)
+def test_invalid_and_unsupported_values_are_refused(line: str, message: str) -> None:
+    with pytest.raises(BadSetting, match=message):
+        read(line.encode())
+
+
+def test_a_broker_id_without_the_slave_role_is_ignored() -> None:
+    loaded = read(b"brokerId=3\nbrokerRole=ASYNC_MASTER\n")
+    assert loaded.settings.broker.id == 0
+    assert loaded.warnings[0].startswith(
+        "broker.conf: brokerId=3 is ignored without brokerRole=SLAVE"
+    )
+
+
+@pytest.mark.parametrize("role", ["broker", "nameserver"])
+def test_written_values_can_be_read_back(role: Role) -> None:
+    settings = read(BROKER_CONF).settings if role == "broker" else Settings()
+    text = format_properties(apache_values(settings, role))
+    again = read(text, role).settings
+    for name, setting in all_settings().items():
+        table, field = name.split(".")
+        if table in ("broker", "store", "server", "nameserver") and not setting.doc.secret:
+            wanted = getattr(getattr(settings, table), field)
+            if role == "broker" and table == "nameserver":
+                continue
+            if role == "nameserver" and table in ("broker", "store"):
+                continue
+            assert getattr(getattr(again, table), field) == wanted, name
+
+
+def test_keys_that_the_tools_read_are_present() -> None:
+    values = apache_values(Settings(), "broker")
+    asked = {
+        "brokerClusterName": "DefaultCluster", "brokerId": "0", "brokerName": "broker-a",
+        "brokerRole": "ASYNC_MASTER", "fileReservedTime": "72", "flushDiskType": "ASYNC_FLUSH",
+        "maxMessageSize": "4194304", "msgTraceTopicName": "RMQ_SYS_TRACE_TOPIC",
+        "slaveReadEnable": "false", "traceOn": "true", "traceTopicEnable": "true",
+        "autoCreateTopicEnable": "true", "autoCreateSubscriptionGroup": "true",
+        "listenPort": "10911", "haListenPort": "10912", "brokerPermission": "6",
+        "deleteWhen": "04", "mappedFileSizeConsumeQueue": "6000000", "namesrvAddr": "",
+        "tls.server.mode": "permissive", "broker.lock_lease_ms": "60000", "brokerIP1": "127.0.0.1",
+    }  # fmt: skip
+    assert {key: values[key] for key in asked} == asked
+    assert "messageDelayLevel" in values
+
+
+def test_secrets_are_not_written() -> None:
+    values = apache_values(read(BROKER_CONF).settings, "broker")
+    assert not {"initAuthenticationUser", "tls.server.keyPassword"} & values.keys()
+    assert not any("a:b" in value for value in values.values())
+
+
+def test_shared_names_apply_to_the_nameserver() -> None:
+    settings = read(b"listenPort=1234\norderMessageEnable=true\n", "nameserver").settings
+    assert settings.nameserver.port == 1234
+    assert settings.nameserver.order_messages
+    assert settings.broker == BrokerConfig()
+    assert find_setting("listenPort", "nameserver") != find_setting("listenPort", "broker")
+    assert apache_values(settings, "nameserver")["listenPort"] == "1234"
+
+
+def test_no_ignored_name_has_an_effect() -> None:
+    assert not IGNORED & {*names_by_apache("broker"), *names_by_apache("nameserver")}

@@ -1,0 +1,67 @@
+"""What our code warns of in Spark's Python workers is seen."""
+
+import logging
+import subprocess
+import sys
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+
+from penstock.spark.source.data_source import DefaultSource, settle_in
+from penstock.spark.worker_logs import PACKAGE, WorkerLog
+
+OPTIONS = {"subscribe": "orders", "nameserver": "127.0.0.1:1"}
+
+
+def worker_logs() -> list[logging.Handler]:
+    return [each for each in logging.getLogger(PACKAGE).handlers if isinstance(each, WorkerLog)]
+
+
+@pytest.fixture(autouse=True)
+def as_before() -> Iterator[None]:
+    before = worker_logs()
+    yield
+    for handler in set(worker_logs()) - set(before):
+        logging.getLogger(PACKAGE).removeHandler(handler)
+
+
+def test_warnings_go_to_stderr_unless_somebody_else_takes_them() -> None:
+    code = """
+    import logging
+    import penstock.client
+    from penstock.spark.worker_logs import show_warnings
+
+    log = logging.getLogger("penstock.spark.source.range_reader")
+    log.warning("not yet")
+    for _ in range(2):
+        show_warnings()
+    log.warning("%d messages", 7)
+    log.info("more")
+    logging.getLogger("pyspark").info("others")
+    taken = logging.FileHandler("/dev/null")
+    logging.getLogger().addHandler(taken)
+    log.warning("taken")
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
+    )
+    [line] = done.stderr.splitlines()
+    assert line.endswith(" WARNING penstock.spark.source.range_reader: 7 messages")
+
+
+def test_plans_streams_writes_and_tasks_show_theirs() -> None:
+    source = DefaultSource(OPTIONS)
+    sink = DefaultSource({"topic": "orders", "nameserver": "127.0.0.1:1"})
+    body = DefaultSource({"columns": "body"}).schema()
+    for begin in (
+        lambda: source.reader(source.schema()),
+        lambda: source.streamReader(source.schema()),
+        lambda: sink.writer(body, overwrite=False),
+        lambda: sink.streamWriter(body, overwrite=False),
+        settle_in,
+    ):
+        for handler in worker_logs():
+            logging.getLogger(PACKAGE).removeHandler(handler)
+        begin()
+        assert len(worker_logs()) == 1

@@ -1,0 +1,456 @@
+"""Queues that rest: what they let go of, what they still answer, who rests first."""
+
+import gc
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.config import StoreConfig
+from penstock.errors import DiskFull
+from penstock.store.consumequeue.consumequeue import ConsumeQueue
+from penstock.store.consumequeue.mapped_queues import LOOKS_MAX, Awake, mapped_max
+from penstock.store.disk import Disk
+from penstock.store.get import FOUND
+from penstock.store.store import MessageStore
+from tests.unit.store.conftest import (
+    NOW_MS,
+    Bench,
+    WatchedDisk,
+    batch,
+    bodies,
+    flush,
+    put,
+    record,
+    sized,
+)
+
+FILE_ENTRIES = 8
+SIZE = 100
+REST_MS = 60_000
+
+Make = Callable[..., ConsumeQueue]
+
+
+@pytest.fixture
+def disk() -> WatchedDisk:
+    return WatchedDisk()
+
+
+@pytest.fixture
+def make(disk: WatchedDisk, tmp_path: Path) -> Make:
+    awake = Awake(3)
+
+    def made(queue_id: int = 0, awake: Awake = awake) -> ConsumeQueue:
+        return ConsumeQueue(disk, tmp_path / str(queue_id), b"t", queue_id, FILE_ENTRIES, awake)
+
+    return made
+
+
+def fill(queue: ConsumeQueue, count: int = 1) -> None:
+    for _ in range(count):
+        queue.append(queue.max_offset * SIZE, SIZE, queue.max_offset)
+
+
+def mapped(folder: Path) -> int:
+    """How many files below a directory this process has mapped."""
+    gc.collect()
+    return sum(f" {folder}/" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+def handles(folder: Path) -> int:
+    found = 0
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            found += os.readlink(f"/proc/self/fd/{fd}").startswith(f"{folder}/")
+        except FileNotFoundError:  # the one that lists them
+            continue
+    return found
+
+
+# --- one queue
+
+
+def test_a_resting_queue_has_no_mapping_and_no_handle(make: Make, tmp_path: Path) -> None:
+    queue = make()
+    fill(queue, 3)
+    assert mapped(tmp_path) == 1
+    queue.rest(3 * SIZE)
+    assert (mapped(tmp_path), handles(tmp_path)) == (0, 0)
+    assert (queue.min_offset, queue.max_offset, queue.visible_max(3 * SIZE)) == (0, 3, 3)
+    assert not queue.is_hot(2)
+    assert queue.entry(2) == (2 * SIZE, SIZE, 2)
+
+
+def test_the_mapping_lives_until_the_caller_lets_go(make: Make, tmp_path: Path) -> None:
+    """So that the pool unmaps and the loop does not wait for it."""
+    queue = make()
+    fill(queue)
+    mapping = queue.rest(SIZE)
+    assert mapped(tmp_path) == 1
+    del mapping
+    assert mapped(tmp_path) == 0
+
+
+@given(rests=st.lists(st.integers(0, 30), max_size=12))
+def test_rests_in_between_change_nothing(rests: list[int], tmp_path_factory: object) -> None:
+    folder = tmp_path_factory.mktemp("q")  # type: ignore[attr-defined]
+    queue = ConsumeQueue(WatchedDisk(), folder / "t" / "0", b"t", 0, FILE_ENTRIES, Awake(1))
+    for n in range(30):
+        for _ in range(rests.count(n)):
+            queue.rest(n * SIZE)
+        assert queue.append(n * SIZE, SIZE, n) == n
+        assert queue.visible_max(n * SIZE) == n
+        assert queue.visible_max((n + 1) * SIZE) == n + 1
+    assert [queue.entry(n) for n in range(30)] == [(n * SIZE, SIZE, n) for n in range(30)]
+
+
+def test_an_answer_of_a_resting_queue_needs_no_file(make: Make, disk: WatchedDisk) -> None:
+    queue = make()
+    fill(queue, 5)
+    queue.rest(5 * SIZE)
+    disk.opened.clear()
+    assert queue.visible_max(5 * SIZE) == 5
+    assert not queue.is_hot(0)
+    assert disk.opened == []
+
+
+@pytest.mark.parametrize("written", [1, 7, 8, 9, 20])
+def test_what_is_not_confirmed_stays_unseen_while_the_queue_rests(make: Make, written: int) -> None:
+    queue = make()
+    fill(queue, written)
+    queue.rest(0)
+    for confirmed in range(0, (written + 1) * SIZE, 50):
+        assert queue.visible_max(confirmed) == min(confirmed // SIZE, written)
+    fill(queue)
+    for confirmed in range(0, (written + 2) * SIZE, 50):
+        assert queue.visible_max(confirmed) == min(confirmed // SIZE, written + 1)
+
+
+def test_waking_takes_one_open_and_no_new_blocks(make: Make, disk: WatchedDisk) -> None:
+    queue = make()
+    fill(queue, 3)
+    queue.rest(3 * SIZE)
+    disk.opened.clear()
+    disk.no_space = lambda path: True
+    fill(queue)
+    assert len(disk.opened) == 1
+    assert queue.entry(3) == (3 * SIZE, SIZE, 3)
+
+
+def test_a_wake_on_a_full_disk_is_refused_and_changes_nothing(
+    make: Make, disk: WatchedDisk, tmp_path: Path
+) -> None:
+    queue = make()
+    fill(queue, FILE_ENTRIES)
+    queue.rest(FILE_ENTRIES * SIZE)
+    disk.no_space = lambda path: True
+    with pytest.raises(DiskFull):
+        fill(queue)
+    assert queue.max_offset == FILE_ENTRIES
+    assert mapped(tmp_path) == 0
+    disk.no_space = lambda path: False
+    fill(queue)
+    assert queue.max_offset == FILE_ENTRIES + 1
+
+
+def test_what_was_written_before_a_rest_is_synced(make: Make, disk: WatchedDisk) -> None:
+    queue = make()
+    fill(queue, FILE_ENTRIES + 2)
+    queue.rest(0)
+    queue.sync()
+    assert {p.name for p in disk.synced} == {f"{n * FILE_ENTRIES * 20:020d}" for n in (0, 1)}
+
+
+def test_a_file_that_goes_to_rest_while_it_is_synced_is_not_forgotten(
+    make: Make, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pool syncs the older file; meanwhile the loop lets go of the newer."""
+    queue = make()
+    fill(queue, FILE_ENTRIES + 2)
+    sync = disk.sync_file
+
+    def resting(path: Path) -> None:
+        queue.rest(0)
+        sync(path)
+
+    monkeypatch.setattr(disk, "sync_file", resting)
+    queue.sync()
+    assert {p.name for p in disk.synced} == {f"{n * FILE_ENTRIES * 20:020d}" for n in (0, 1)}
+
+
+def test_a_queue_that_rests_is_not_fed(make: Make, disk: WatchedDisk) -> None:
+    queue = make()
+    while not queue.hungry:
+        fill(queue)
+    queue.rest(0)
+    disk.opened.clear()
+    queue.feed()
+    assert disk.opened == []
+    fill(queue, 2 * FILE_ENTRIES)
+    assert queue.entry(queue.max_offset - 1) is not None
+
+
+def test_a_queue_that_goes_to_rest_while_it_is_fed_stays_at_rest(
+    make: Make, disk: WatchedDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the pool allocated must not look like room in a mapping that is gone."""
+    queue = ConsumeQueue(disk, make().folder, b"t", 0, 10_000)
+    while not queue.hungry:
+        fill(queue)
+    allocate = disk.allocate
+
+    def resting(fd: int, at: int, length: int, path: Path) -> None:
+        allocate(fd, at, length, path)
+        queue.rest(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(disk, "allocate", resting)
+        queue.feed()
+    before = queue.max_offset
+    fill(queue, 5000)
+    found = [queue.entry(n) for n in range(before + 5000)]
+    assert found == [(n * SIZE, SIZE, n) for n in range(before + 5000)]
+
+
+def test_a_file_prepared_ahead_is_used(make: Make, disk: WatchedDisk) -> None:
+    queue = make()
+    queue.prepare()
+    assert queue.max_offset == 0
+    disk.no_space = lambda path: False
+    fill(queue)
+    queue.prepare()
+    assert queue.entry(0) == (0, SIZE, 0)
+
+
+def test_the_queue_of_a_deleted_topic_is_not_prepared(make: Make, tmp_path: Path) -> None:
+    queue = make()
+    queue.retire(tmp_path / "gone")
+    queue.prepare()
+    assert not (tmp_path / "gone").exists()
+
+
+# --- many queues
+
+
+def test_no_more_than_the_most_are_mapped(make: Make, tmp_path: Path) -> None:
+    queues = [make(n) for n in range(10)]
+    for queue in queues:
+        fill(queue)
+        assert mapped(tmp_path) <= 3
+    assert mapped(tmp_path) == 3
+    for n, queue in enumerate(queues):
+        assert queue.entry(0) == (0, SIZE, 0), n
+
+
+def test_the_one_not_used_for_longest_rests_first(make: Make) -> None:
+    awake = Awake(3)
+    queues = [make(n, awake) for n in range(4)]
+    for queue in queues[:3]:
+        fill(queue)
+    awake.turn(REST_MS, REST_MS, 0)  # all have been looked at
+    assert queues[0].is_hot(0)
+    fill(queues[3])
+    assert [q.is_hot(0) for q in queues] == [True, False, True, True]
+
+
+@given(
+    most=st.integers(1, 5),
+    steps=st.lists(st.tuples(st.integers(0, 7), st.integers(0, 2)), max_size=60),
+)
+def test_writing_and_resting_in_any_order(
+    most: int, steps: list[tuple[int, int]], tmp_path_factory: object
+) -> None:
+    folder = tmp_path_factory.mktemp("q")  # type: ignore[attr-defined]
+    awake = Awake(most)
+    disk = WatchedDisk()
+    queues = [ConsumeQueue(disk, folder / str(n), b"t", n, FILE_ENTRIES, awake) for n in range(8)]
+    written = [0] * 8
+    end = 0
+    for number, kind in steps:
+        if kind == 0:
+            awake.turn(number * 10_000, REST_MS, end)
+        else:
+            assert queues[number].append(end, SIZE, end) == written[number]
+            written[number] += 1
+            end += SIZE
+        assert len(awake) <= most
+    for queue, count in zip(queues, written, strict=True):
+        assert queue.visible_max(end) == queue.max_offset == count
+        assert None not in [queue.entry(n) for n in range(count)]
+
+
+def test_a_queue_rests_after_once_to_twice_the_time(make: Make) -> None:
+    awake = Awake(100)
+    queues = [make(n, awake) for n in range(7)]
+    for queue in queues:
+        fill(queue)
+    for _ in range(59):
+        assert awake.turn(1000, REST_MS, SIZE) == []
+    assert awake.turn(1000, REST_MS, SIZE) == []  # now it is known when they were used
+    assert queues[4].is_hot(0)
+    rested = [len(awake.turn(1000, REST_MS, SIZE)) for _ in range(60)]
+    assert rested == [0] * 59 + [6]
+    rested = [len(awake.turn(1000, REST_MS, SIZE)) for _ in range(60)]
+    assert rested == [0] * 59 + [1]
+    assert len(awake) == 0
+
+
+def test_many_that_are_due_rest_turn_by_turn(make: Make) -> None:
+    awake = Awake(1000)
+    queues = [make(n, awake) for n in range(LOOKS_MAX + 10)]
+    for queue in queues:
+        fill(queue)
+        queue.used = False
+    rested = [len(awake.turn(ms, REST_MS, SIZE)) for ms in (REST_MS, 1000, 1000)]
+    assert rested == [LOOKS_MAX, 10, 0]
+
+
+def test_a_queue_that_is_not_synced_stays_awake(make: Make) -> None:
+    awake = Awake(100)
+    queue = make(0, awake)
+    fill(queue)
+    queue.dirty = True
+    assert [awake.turn(REST_MS, REST_MS, SIZE) for _ in range(5)] == [[]] * 5
+    queue.dirty = False
+    assert len(awake.turn(REST_MS, REST_MS, SIZE)) == 1
+
+
+def test_mappings_take_no_more_than_half_of_the_handles(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = Disk()
+    config = StoreConfig(queues_mapped_max=4096)
+    for limit, most in ((None, 4096), (20_000, 4096), (1024, 512), (1, 1)):
+        monkeypatch.setattr(disk, "handles_for_mappings", lambda limit=limit: limit)
+        assert mapped_max(disk, config) == most
+
+
+# --- a store
+
+
+def idle(store: MessageStore) -> None:
+    """Let so much time pass that everything rests."""
+    for n in range(1, 5):
+        store.tick(NOW_MS + n * 60_000)
+
+
+def test_an_idle_store_maps_no_queue(bench: Bench) -> None:
+    store = bench.open(queues_mapped_max=100)
+    for queue_id in range(20):
+        put(store, record(b"%d" % queue_id, queue_id=queue_id))
+    assert mapped(store.layout.queues) == 20
+    flush(store)
+    idle(store)
+    assert (mapped(store.layout.queues), handles(store.layout.queues)) == (0, 0)
+    for queue_id in range(20):
+        assert bodies(store, "t", queue_id) == [b"%d" % queue_id]
+    put(store, record(b"more", queue_id=7))
+    flush(store)
+    assert bodies(store, "t", 7) == [b"7", b"more"]
+    assert mapped(store.layout.queues) == 1
+
+
+def test_a_queue_that_is_read_stays_awake(bench: Bench) -> None:
+    store = bench.open()
+    put(store, record(b"a"))
+    flush(store)
+    for n in range(1, 10):
+        store.tick(NOW_MS + n * 60_000)
+        assert store.get("t", 0, 0).status == FOUND
+    assert mapped(store.layout.queues) == 1
+
+
+def test_waiting_at_resting_queues_opens_nothing(bench: Bench) -> None:
+    disk = WatchedDisk()
+    store = bench.open(disk)
+    woken: list[int] = []
+    store.on_arrival = lambda queue: woken.append(queue.queue_id)
+    for queue_id in range(20):
+        put(store, record(b"x", queue_id=queue_id))
+    flush(store)
+    idle(store)
+    disk.opened.clear()
+    for queue_id in range(20):
+        queue = store.queue("t", queue_id)
+        assert queue is not None
+        store.watch(queue)
+        assert store.max_offset("t", queue_id) == 1
+    assert disk.opened == []
+    put(store, record(b"y", queue_id=11))
+    flush(store)
+    assert woken == [11]
+
+
+def test_a_batch_wakes_a_queue(bench: Bench) -> None:
+    store = bench.open(queues_mapped_max=1)
+    put(store, record(b"a"), record(b"b", queue_id=1))
+    flush(store)
+    assert store.put_batch(batch([b"c", b"d"] * 6), NOW_MS) == 0
+    flush(store)
+    assert bodies(store) == [b"a"] + [b"c", b"d"] * 6
+
+
+def test_the_most_is_a_live_setting(bench: Bench) -> None:
+    store = bench.open(queues_mapped_max=100)
+    for queue_id in range(10):
+        put(store, record(b"x", queue_id=queue_id))
+    store.reconfigure(StoreConfig(queues_mapped_max=2))
+    put(store, record(b"x", queue_id=10))
+    assert mapped(store.layout.queues) == 2
+
+
+@pytest.mark.parametrize("crash", [False, True])
+def test_a_start_maps_no_queue(bench: Bench, crash: bool) -> None:
+    store = bench.open(queues_mapped_max=4)
+    for n in range(60):
+        put(store, sized(150, queue_id=n % 12))
+    flush(store)
+    (bench.crash if crash else bench.close)(store)
+    disk = WatchedDisk()
+    again = bench.open(disk, queues_mapped_max=4)
+    assert again.report.clean is not crash
+    assert len(again.care.awake) == 0
+    if not crash:
+        assert not [p for p in disk.opened if again.layout.queues in p.parents]
+    for queue_id in range(12):
+        assert again.max_offset("t", queue_id) == 5
+        assert len(bodies(again, "t", queue_id)) == 5
+
+
+def test_a_topic_deleted_while_its_queues_rest(bench: Bench) -> None:
+    store = bench.open(queues_mapped_max=1)
+    put(store, record(b"a"), record(b"b", queue_id=1), record(b"c", topic="u"))
+    flush(store)
+    store.remove_queues(b"t")
+    store.finish_removal()
+    assert os.listdir(store.layout.queues) == ["u"]
+    put(store, record(b"new"))
+    flush(store)
+    idle(store)
+    assert bodies(store) == [b"new"]
+
+
+def test_a_topic_that_was_only_prepared_leaves_nothing_behind(bench: Bench) -> None:
+    store = bench.open(Disk())
+    store.prepare("t", 3)
+    store.disk.close()  # ends what was submitted
+    assert len(list(store.layout.queues.rglob("0000*"))) == 3
+    assert store.max_offset("t", 2) == 0
+    store.remove_queues(b"t")
+    store.finish_removal()
+    assert os.listdir(store.layout.queues) == []
+
+
+def test_prepared_queues_survive_a_crash_empty(bench: Bench) -> None:
+    store = bench.open(Disk())
+    store.prepare("t", 3)
+    store.disk.close()
+    put(store, record(b"a", queue_id=1))
+    bench.crash(store)
+    again = bench.open()
+    assert [again.max_offset("t", n) for n in range(3)] == [0, 1, 0]
+    put(again, record(b"b", queue_id=2))
+    flush(again)
+    assert bodies(again, "t", 2) == [b"b"]

@@ -1,0 +1,375 @@
+"""Start-up: from files in any state to a log, queues and an index that agree."""
+
+import shutil
+import struct
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreDamaged
+from penstock.store.disk import Disk
+from penstock.store.put import PUT_OK
+from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint
+from penstock.store.store import MessageStore
+from tests.unit.store.conftest import (
+    EVER_MS,
+    NOW_MS,
+    SEGMENT_BYTES,
+    Bench,
+    WatchedDisk,
+    bodies,
+    flush,
+    properties,
+    put,
+    record,
+    sized,
+)
+
+
+def body(n: int) -> bytes:
+    return f"body {n:4d}".encode() * 40
+
+
+def fill(store: MessageStore, count: int, *, first: int = 0, step_ms: int = 1000) -> None:
+    """Messages over two queues, each with a key of its own."""
+    for n in range(first, first + count):
+        made = record(body(n), queue_id=n % 2, text=properties(keys=f"k{n}", tags="a"))
+        put(store, made, now_ms=NOW_MS + n * step_ms)
+    flush(store)
+
+
+def holds(store: MessageStore, count: int) -> None:
+    """The store has just the first `count` messages, in queues and index alike."""
+    assert bodies(store, queue_id=0) == [body(n) for n in range(0, count, 2)]
+    assert bodies(store, queue_id=1) == [body(n) for n in range(1, count, 2)]
+    ask = {"begin_ms": 0, "end_ms": EVER_MS, "most": 9, "confirmed": store.confirmed}
+    for n in range(count + 2):
+        assert len(store.lookup.by_key("t", f"k{n}", **ask)) == (n < count), f"k{n}"
+
+
+def log_file(store: MessageStore, number: int) -> Path:
+    return store.layout.log / f"{number * SEGMENT_BYTES:020d}"
+
+
+def overwrite(path: Path, at: int, data: bytes) -> None:
+    with open(path, "r+b") as target:
+        target.seek(at)
+        target.write(data)
+
+
+# --- clean
+
+
+def test_a_clean_start_opens_no_queue_file(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 30)
+    bench.close(store)
+    assert not store.layout.abort.exists()
+    assert store.layout.snapshot.exists()
+    disk = WatchedDisk()
+    store = bench.open(disk)
+    assert not [p for p in disk.opened if store.layout.queues in p.parents]
+    assert store.report.clean
+    assert store.report.records == 0
+    assert store.layout.abort.exists()
+    assert not store.layout.snapshot.exists()
+    holds(store, 30)
+    fill(store, 4, first=30)
+    holds(store, 34)
+
+
+SNAPSHOTS = {
+    "missing": None,
+    "empty": b"",
+    "not JSON": b"{\x00",
+    "not UTF-8": b"\xff\xfe\xfa",
+    "another shape": b'{"log_end": 5}',
+}
+
+
+@pytest.mark.parametrize("content", SNAPSHOTS.values(), ids=SNAPSHOTS)
+def test_without_its_snapshot_a_store_opens_all_the_same(
+    bench: Bench, content: bytes | None
+) -> None:
+    store = bench.open()
+    fill(store, 30)
+    bench.close(store)
+    store.layout.snapshot.unlink()
+    if content is not None:
+        store.layout.snapshot.write_bytes(content)
+    store = bench.open()
+    assert store.report.log_end == store.log.end
+    holds(store, 30)
+    fill(store, 4, first=30)
+    bench.close(store)
+    holds(bench.open(), 34)
+
+
+def test_a_snapshot_of_another_time_is_not_believed(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 10)
+    bench.close(store)
+    old = store.layout.snapshot.read_bytes()
+    store = bench.open()
+    fill(store, 10, first=10)
+    bench.close(store)
+    store.layout.snapshot.write_bytes(old)
+    holds(bench.open(), 20)
+
+
+def test_topics_deleted_by_somebody_else_are_noticed(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 10)
+    bench.close(store)
+    shutil.rmtree(store.layout.queues / "t")
+    store = bench.open()
+    assert store.queue("t", 0) is None or store.max_offset("t", 0) in (0, 5)
+
+
+def test_the_last_store_time_is_kept(bench: Bench) -> None:
+    store = bench.open()
+    put(store, record(), now_ms=NOW_MS + 5000)
+    for end in (bench.close, bench.crash):
+        end(store)
+        store = bench.open(now_ms=NOW_MS)
+        put(store, record(), now_ms=NOW_MS)
+        assert store.lookup.store_ms(store.path.offset) == NOW_MS + 5000
+
+
+@pytest.mark.parametrize(("offset", "size"), [(2 * SEGMENT_BYTES + 3000, 300), (10, 1 << 20)])
+def test_without_a_snapshot_one_damaged_entry_does_not_move_the_end(
+    bench: Bench, offset: int, size: int
+) -> None:
+    store = bench.open()
+    fill(store, 20)
+    bench.close(store)
+    end = store.log.end
+    assert 2 * SEGMENT_BYTES < end < 2 * SEGMENT_BYTES + 3000
+    store.layout.snapshot.unlink()
+    last = store.layout.queues / "t" / "1" / f"{160:020d}"
+    overwrite(last, 20, struct.pack(">qi", offset, size))
+    assert bench.open().log.end == end
+
+
+def test_a_replay_is_marked_as_open_before_it_writes(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 10)
+    bench.close(store)
+    store.layout.snapshot.unlink()
+    shutil.rmtree(store.layout.queues)
+    marked = []
+
+    class Noting(WatchedDisk):
+        def create(self, path: Path, size: int) -> int:
+            if store.layout.queues in path.parents:
+                marked.append(store.layout.abort.exists())
+            return super().create(path, size)
+
+    bench.open(Noting())
+    assert marked
+    assert all(marked)
+
+
+# --- crash
+
+
+@pytest.mark.parametrize("append_by", ["mapping", "pwrite"])
+def test_after_a_crash_nothing_is_missing(bench: Bench, append_by: str) -> None:
+    store = bench.open(append_by=append_by)
+    fill(store, 30)
+    bench.crash(store)
+    store = bench.open(append_by=append_by)
+    assert not store.report.clean
+    assert store.report.records == 30
+    holds(store, 30)
+    fill(store, 5, first=30)
+    bench.crash(store)
+    holds(bench.open(append_by=append_by), 35)
+
+
+def test_queues_and_index_are_rebuilt(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 30)
+    bench.crash(store)
+    shutil.rmtree(store.layout.queues)
+    shutil.rmtree(store.layout.index)
+    holds(bench.open(), 30)
+
+
+def test_half_a_record_at_the_end_is_cut(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 20)
+    bench.crash(store)
+    overwrite(log_file(store, 2), store.path.offset % SEGMENT_BYTES + 200, bytes(40))
+    store = bench.open()
+    assert store.report.cut_reason is not None
+    assert "CRC" in store.report.cut_reason
+    assert str(store.log.end) in store.report.cut_reason
+    holds(store, 19)
+    fill(store, 5, first=19)
+    holds(store, 24)
+
+
+def test_nothing_stale_stays_behind_the_cut(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 30)
+    bench.crash(store)
+    overwrite(log_file(store, 1), 300, b"\xff")
+    store = bench.open()
+    cut = store.report.log_end
+    assert SEGMENT_BYTES <= cut < SEGMENT_BYTES + 301
+    assert [s.start for s in store.log.row.segments] == [0, SEGMENT_BYTES]
+    assert not log_file(store, 2).exists()
+    assert log_file(store, 1).read_bytes()[cut - SEGMENT_BYTES :].strip(b"\0") == b""
+    holds(store, store.report.records)
+
+
+def test_a_bad_blank_ends_the_log(bench: Bench) -> None:
+    store = bench.open()
+    put(store, sized(3000), sized(3000))
+    bench.crash(store)
+    overwrite(log_file(store, 0), 3000, struct.pack(">i", 100))
+    store = bench.open()
+    assert store.log.end == 3000
+
+
+def test_a_record_of_another_place_ends_the_log(bench: Bench) -> None:
+    store = bench.open()
+    put(store, sized(200), sized(200))
+    bench.crash(store)
+    data = log_file(store, 0).read_bytes()[:200]
+    overwrite(log_file(store, 0), 400, data)
+    store = bench.open()
+    assert store.log.end == 400
+    assert "another place" in (store.report.cut_reason or "")
+
+
+def test_a_queue_that_was_deleted_and_made_again_wins(bench: Bench) -> None:
+    store = bench.open()
+    put(store, *[record(b"old") for _ in range(20)])
+    queue = store.queue("t", 0)
+    assert queue is not None
+    queue.cut(0)
+    put(store, record(b"new 0"), record(b"new 1"))
+    bench.crash(store)
+    store = bench.open()
+    assert store.max_offset("t", 0) == 2
+    assert bodies(store) == [b"new 0", b"new 1"]
+    assert put(store, record(b"new 2"))
+    assert store.path.queue_offset == 2
+
+
+def test_entries_before_the_oldest_segment_become_fillers(bench: Bench) -> None:
+    store = bench.open()
+    put(store, *[sized(1900) for _ in range(11)])
+    bench.crash(store)
+    log_file(store, 0).unlink()
+    log_file(store, 1).unlink()
+    shutil.rmtree(store.layout.queues)
+    store = bench.open()
+    assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (4, 11)
+    assert len(bodies(store, offset=4)) == 7
+
+
+def test_a_poisonous_property_does_not_end_the_log(bench: Bench) -> None:
+    store = bench.open()
+    text = b"a\x01" + bytes(1500) + b"b\x02"
+    status = store.put(record(b"poison", text=text), NOW_MS)
+    put(store, record(b"after"))
+    flush(store)
+    bench.crash(store)
+    expected = [b"poison", b"after"] if status == PUT_OK else [b"after"]
+    assert bodies(bench.open()) == expected
+
+
+# --- the checkpoint
+
+
+def test_a_clean_end_is_written_to_the_checkpoint(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 10)
+    bench.close(store)
+    last_ms = NOW_MS + 9000
+    expected = Checkpoint(last_ms, last_ms, last_ms, 0, store.log.end)
+    assert read_checkpoint(Disk(), store.layout) == expected
+
+
+def test_ticks_move_the_checkpoint_and_replay_begins_later(bench: Bench) -> None:
+    store = bench.open(index_flush_ms=5000, queue_flush_ms=5000)
+    fill(store, 16)
+    store.tick(NOW_MS + 16_000)
+    checkpoint = read_checkpoint(Disk(), store.layout)
+    assert checkpoint[:3] == (NOW_MS + 15_000,) * 3
+    fill(store, 8, first=16)
+    bench.crash(store)
+    store = bench.open()
+    assert store.report.replayed_from == 1 * SEGMENT_BYTES  # its first record is old enough
+    assert store.report.records < 24
+    holds(store, 24)
+
+
+def test_the_log_time_waits_for_the_flusher(bench: Bench) -> None:
+    store = bench.open()
+    put(store, record(), now_ms=NOW_MS)
+    store.tick(NOW_MS + 5000)
+    assert read_checkpoint(Disk(), store.layout).log_ms == 0
+    flush(store)
+    store.tick(NOW_MS + 10_000)
+    assert read_checkpoint(Disk(), store.layout).log_ms == NOW_MS
+
+
+def test_without_a_checkpoint_all_is_replayed(bench: Bench) -> None:
+    store = bench.open(index_flush_ms=5000)
+    fill(store, 20)
+    store.tick(NOW_MS + 20_000)
+    bench.crash(store)
+    store.layout.checkpoint.unlink()
+    store = bench.open()
+    assert (store.report.replayed_from, store.report.records) == (0, 20)
+    holds(store, 20)
+
+
+# --- segments
+
+
+def test_a_short_last_segment_is_extended(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 10)
+    bench.crash(store)
+    last = log_file(store, 1)
+    last.write_bytes(last.read_bytes()[:1500])
+    store = bench.open()
+    assert last.stat().st_size == SEGMENT_BYTES
+    holds(store, store.report.records)
+
+
+def test_an_empty_last_segment_is_deleted(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 3)
+    bench.crash(store)
+    log_file(store, 1).touch()
+    holds(bench.open(), 3)
+
+
+def test_a_missing_segment_is_named(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 20)
+    bench.close(store)
+    log_file(store, 1).unlink()
+    with pytest.raises(StoreDamaged, match=f"lacks the segment {SEGMENT_BYTES:020d}"):
+        bench.open()
+
+
+def test_recovery_tells_how_far_it_is(bench: Bench) -> None:
+    store = bench.open()
+    fill(store, 10)
+    bench.crash(store)
+    told: list[tuple[str, int, int]] = []
+    store = MessageStore(
+        bench.root, store.config, disk=WatchedDisk(), now_ms=NOW_MS,
+        progress=lambda what, done, of: told.append((what, done, of)),
+    )  # fmt: skip
+    assert {what for what, _, _ in told} == {"queues", "index", "log"}
+    assert told[-1][1] == told[-1][2] > 0
+    assert all(0 <= done <= of for _, done, of in told)
+    store.close()

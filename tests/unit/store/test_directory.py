@@ -1,0 +1,165 @@
+"""Which stores are opened at all: foreign data, other sizes, locks."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from penstock.errors import StoreLocked, StoreRefused
+from penstock.store.directory import Layout, StoreLock, check_sizes, note_sizes, refuse_foreign
+from penstock.store.disk import Disk
+from penstock.store.store import MessageStore
+from tests.unit.store.conftest import (
+    NOW_MS,
+    SEGMENT_BYTES,
+    Bench,
+    WatchedDisk,
+    bodies,
+    put,
+    record,
+    small_config,
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "what"),
+    [
+        ("batchconsumequeue/t/0/00000000000000000000", "BatchCQ"),
+        ("consumequeue_ext/t/0/00000000000000000000", "enableConsumeQueueExt"),
+        ("compaction/compactionLog/t/0/00000000000000000000", "COMPACTION"),
+        ("kvStore/CURRENT", "RocksDB"),
+        ("consumequeue/CURRENT", "RocksDB"),
+        ("config/topics/CURRENT", "RocksDB"),
+        ("config/rdb/CURRENT", "RocksDB"),
+        ("dledger-n0/data/00000000000000000000", "DLedger"),
+    ],
+)
+def test_what_we_do_not_read_is_refused_by_name(bench: Bench, path: str, what: str) -> None:
+    target = bench.root / path
+    target.parent.mkdir(parents=True)
+    target.write_bytes(b"x")
+    with pytest.raises(StoreRefused, match=what) as caught:
+        bench.open()
+    assert str(bench.root) in str(caught.value)
+    assert "RocketMQ" in caught.value.remark()
+    assert not (bench.root / "abort").exists()
+    shutil.rmtree(bench.root / Path(path).parts[0])
+    bench.open()
+
+
+@pytest.mark.parametrize(
+    "folder", ["batchconsumequeue", "kvStore", "compaction/compactionLog", "transaction"]
+)
+def test_empty_folders_of_apache_do_no_harm(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    refuse_foreign(Disk(), Layout(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("name", "other"),
+    [
+        ("segment_bytes", 8192),
+        ("queue_file_entries", 9),
+        ("index_slots", 17),
+        ("index_entries", 41),
+    ],
+)
+def test_other_sizes_are_refused_by_name(bench: Bench, name: str, other: int) -> None:
+    before = getattr(small_config(), name)
+    bench.close(bench.open())
+    with pytest.raises(StoreRefused, match=f"{name} = {before}.*setting is {other}") as caught:
+        bench.open(None, **{name: other})  # type: ignore[arg-type]
+    assert f"set {name} to {before}" in caught.value.remark()
+    bench.open()
+
+
+def test_sizes_are_known_for_a_new_store_and_after_it_opened(tmp_path: Path) -> None:
+    layout, disk, config = Layout(tmp_path), Disk(), small_config()
+    assert check_sizes(disk, layout, config)
+    layout.log.mkdir()
+    (layout.log / f"{0:020d}").touch()
+    assert not check_sizes(disk, layout, config)
+    note_sizes(disk, layout, config)
+    assert check_sizes(disk, layout, config)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"segment_bytes": "x"}'])
+def test_a_torn_note_of_sizes_is_no_note(tmp_path: Path, content: bytes) -> None:
+    layout = Layout(tmp_path)
+    layout.sizes.write_bytes(content)
+    assert check_sizes(Disk(), layout, small_config())
+
+
+def test_without_settings_a_store_has_the_sizes_it_was_made_with(bench: Bench) -> None:
+    store = bench.open()
+    put(store, record())
+    bench.close(store)
+    store = MessageStore(bench.root, disk=WatchedDisk(), now_ms=NOW_MS)
+    assert store.config.segment_bytes == SEGMENT_BYTES
+    assert len(bodies(store)) == 1
+    store.close()
+
+
+def test_segments_of_another_size_are_refused_without_a_note(bench: Bench) -> None:
+    bench.close(bench.open())
+    (bench.root / "penstock.json").unlink()
+    with pytest.raises(StoreRefused, match=r"4096 bytes.*segment_bytes is 8192"):
+        bench.open(segment_bytes=8192)
+
+
+@pytest.mark.parametrize("entries", [4, 16])
+def test_queue_files_of_another_size_are_refused_without_a_note(bench: Bench, entries: int) -> None:
+    store = bench.open()
+    put(store, *[record() for _ in range(20)])
+    bench.close(store)
+    (bench.root / "penstock.json").unlink()
+    (bench.root / "penstock.snapshot").unlink()
+    with pytest.raises(StoreRefused, match="queue_file_entries"):
+        bench.open(queue_file_entries=entries)
+
+
+def test_a_store_is_open_once_in_a_process(bench: Bench) -> None:
+    store = bench.open()
+    with pytest.raises(StoreLocked, match="already open"):
+        bench.open()
+    with pytest.raises(StoreLocked):
+        bench.open(root=bench.root / ".." / bench.root.name)
+    put(store, record())
+    bench.close(store)
+    bench.open()
+
+
+def test_the_lock_is_apaches(tmp_path: Path) -> None:
+    lock = StoreLock(Layout(tmp_path))
+    assert (tmp_path / "lock").read_bytes() == b"lock"
+    lock.release()
+    StoreLock(Layout(tmp_path)).release()
+
+
+def test_a_store_is_open_in_one_process(bench: Bench) -> None:
+    store = bench.open()
+    (bench.root / "lock").read_bytes()  # opening and closing the file does not give up the lock
+    program = (
+        "import sys; from pathlib import Path\n"
+        "from penstock.errors import StoreLocked\n"
+        "from penstock.store.directory import Layout, StoreLock\n"
+        "try: StoreLock(Layout(Path(sys.argv[1])))\n"
+        "except StoreLocked as error: sys.exit(str(error))\n"
+    )
+    command = [sys.executable, "-c", program, str(bench.root)]
+    other = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ})
+    assert other.returncode == 1
+    assert "is already open" in other.stderr
+    bench.close(store)
+    assert subprocess.run(command, check=False, env={**os.environ}).returncode == 0
+
+
+def test_a_failed_opening_leaves_the_store_unlocked(bench: Bench) -> None:
+    bench.close(bench.open())
+    for _ in range(2):
+        with pytest.raises(StoreRefused):
+            bench.open(segment_bytes=8192)
+    bench.open()

@@ -1,0 +1,89 @@
+"""Signatures. The golden ones were made by the Java class AclClientRPCHook of 5.4.0 (see
+tests/compat/test_access_ties.py, which lets Java make them anew)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from penstock.wire.signing import is_signed, signed, signer, text_bytes
+
+EXT = {"topic": "TopicTest", "queueId": "3", "Z": "z", "_UNIQUE_KEY_QUERY": "true"}
+
+
+@pytest.mark.parametrize(
+    ("ext", "body", "access", "secret", "token", "signature"),
+    [
+        ({}, b"", "a", "s", None, "9kUJmuedeRrYUGQeZkrMLCeYfJ0="),
+        (EXT, b"\x00\x01\x02", "rocketmq", "12345678", "token", "nOFA+41lUITcG9CYEtel8UY+6TA="),
+        (
+            {"topic": "主题🚀", "": "x"},
+            b"body",
+            "用户",
+            "密码",
+            None,
+            "n3wflT1Uo8NzeFOD7gTjV3MQJ9I=",
+        ),
+        (
+            {"\ue000": "1", "\U0001f680": "2", "z": "\n"},
+            b"",
+            "a",
+            "s",
+            None,
+            "sWg4ZCUd8fc3tX9VFvkehLUKPpg=",
+        ),
+    ],
+)
+def test_signatures_are_those_of_java(
+    ext: dict[str, str], body: bytes, access: str, secret: str, token: str | None, signature: str
+) -> None:
+    made = signed(ext, body, access_key=access, secret_key=secret, token=token)
+    assert made["Signature"] == signature
+    assert made["AccessKey"] == access
+    assert made.get("SecurityToken") == token
+
+
+@given(
+    ext=st.dictionaries(st.text(max_size=5), st.text(max_size=20), max_size=5),
+    body=st.binary(max_size=50),
+    secret=st.text(min_size=1, max_size=30),
+)
+def test_what_is_signed_is_recognised(ext: dict[str, str], body: bytes, secret: str) -> None:
+    made = signed(ext, body, access_key="user", secret_key=secret)
+    assert is_signed(made, body, text_bytes(secret), version=493)
+    assert not is_signed(made, body + b"!", text_bytes(secret), version=493)
+    assert not is_signed({**made, "more": "x"}, body, text_bytes(secret), version=493)
+    assert not is_signed(made, body, text_bytes(secret) + b"!", version=493)
+
+
+def test_a_long_body_is_signed_in_place() -> None:
+    body = bytes(range(256)) * 1024
+    made = signed({"topic": "t"}, body, access_key="user", secret_key="s")
+    assert is_signed(made, memoryview(body), b"s", version=493)
+    assert not is_signed(made, body[:-1] + b"x", b"s", version=493)
+
+
+def test_an_old_signature_does_not_count_again() -> None:
+    once = signed({"topic": "t"}, b"", access_key="user", secret_key="s")
+    assert signed(once, b"", access_key="user", secret_key="s") == once
+
+
+def test_old_clients_add_a_field_after_signing() -> None:
+    made = signed({"topic": "t"}, b"", access_key="user", secret_key="s")
+    made["_UNIQUE_KEY_QUERY"] = "true"
+    assert is_signed(made, b"", b"s", version=399)
+    assert not is_signed(made, b"", b"s", version=400)
+
+
+def test_no_signature_is_none() -> None:
+    assert not is_signed({"AccessKey": "user"}, b"", b"s", version=493)
+    assert not is_signed({"AccessKey": "user", "Signature": ""}, b"", b"s", version=493)
+    assert not is_signed({"AccessKey": "user", "Signature": "ü\udc80"}, b"", b"s", version=493)
+
+
+def test_a_signer_signs_each_request() -> None:
+    sign = signer("user", "s", "t")
+    assert sign(10, {"a": "1"}, b"x") == signed(
+        {"a": "1"}, b"x", access_key="user", secret_key="s", token="t"
+    )
