@@ -17,9 +17,16 @@ from penstock.broker.delay.timers import PROPERTIES_SPARE
 from penstock.broker.delay.timers import RETRY_MS as TIMER_RETRY_MS
 from penstock.broker.delay.timers import TICK_BYTES_MAX as TIMER_TICK_BYTES
 from penstock.broker.delay.timers import TICK_MESSAGES_MAX as TIMER_TICK_MESSAGES
+from penstock.broker.filter.filter_parser import CHARS_MAX, DEPTH_MAX
+from penstock.broker.filter.filtered_read import LIGHT, LOOKS_IN_POOL_MAX, LOOKS_MAX
+from penstock.broker.pop.checkpoints import BATCH_MAX
+from penstock.broker.pop.pop_ack import BATCHES_MAX
+from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, WAIT_MS_MAX
 from penstock.broker.pull import SUSPEND_MS_MAX
 from penstock.broker.query import ENTRIES_MAX as VIEW_ENTRIES_MAX
 from penstock.broker.query import UNIQUE_MAX
+from penstock.broker.request_reply import PUSH_MS
+from penstock.broker.retry.consumer_retry import FIRST_LEVEL
 from penstock.broker.topics import QUEUES_MAX
 from penstock.broker.transaction.check_back import ASKED_MAX, COME_BACK_MS, ROLL_AFTER
 from penstock.broker.transaction.half_messages import ENDED_MAX
@@ -34,6 +41,7 @@ from penstock.server.connection import STUCK_MS, UNDER_WAY_MAX
 from penstock.server.server import HELD_SHARE
 from penstock.store.lookup import QUERY_MAX
 from penstock.store.timer.timer_log import UNIT_BYTES
+from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
 from penstock.wire.record import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 
@@ -113,7 +121,33 @@ DELAY_ROWS: list[Row] = [
     ("transactions.md", "more than {:,} others", (ROLL_AFTER,)),
 ]  # fmt: skip
 
-ROWS = [*BROKER_ROWS, *DELAY_ROWS]
+CONSUMING_ROWS: list[Row] = [
+    ("pop.md", "the number of messages, at most {}", (MESSAGES_MAX,)),
+    ("pop.md", "the invisible time in ms, at most {} days",
+     (whole(INVISIBLE_MS_MAX, DAY_S * SECOND_MS),)),
+    ("pop.md", "waits for messages, at most {} minutes", (whole(WAIT_MS_MAX, MINUTE_MS),)),
+    ("pop.md", "Of 100 pops, {} look there first", (BROKER.pop_retry_percent,)),
+    ("pop.md", "| {} messages, {} KiB |", (MESSAGES_MAX, whole(BROKER.pull_bytes_max, KIB))),
+    ("pop.md", "| {:,} open batches", (BROKER.pop_batches_max,)),
+    ("pop.md", "| {:,} batches, and {} messages of each, in one BATCH_ACK_MESSAGE",
+     (BATCHES_MAX, BATCH_MAX)),
+    ("pop.md", "| {:,} messages of a queue in flight", (BROKER.pop_in_flight_max,)),
+    ("pop.md", "| {:,} waiting requests; {:,} of one group, topic and queue",
+     (BROKER.pop_waiting_max, BROKER.pop_waiting_per_queue_max)),
+    ("pop.md", "an invisible time of {} days", (whole(INVISIBLE_MS_MAX, DAY_S * SECOND_MS),)),
+    ("order.md", "`lock_lease_ms` ({} s)", (whole(BROKER.lock_lease_ms, SECOND_MS),)),
+    ("retry.md", "up to 2 hours, {} times", (SubscriptionGroupConfig().retry_max_times,)),
+    ("retry.md", "the first retry uses level {}", (FIRST_LEVEL,)),
+    ("filters.md", "at most {:,} characters and {} levels of nesting", (CHARS_MAX, DEPTH_MAX)),
+    ("filters.md", "at most {} messages in the event loop, and at most {} in the threads",
+     (LOOKS_MAX, LOOKS_IN_POOL_MAX)),
+    ("filters.md", "more than {} conditions", (LIGHT,)),
+    ("request-reply.md", "did not respond within {} s", (whole(PUSH_MS, SECOND_MS),)),
+    ("trace.md", "at most {}, the newest in the time range", (QUERY_MAX,)),
+    ("trace.md", "the newest {} |", (UNIQUE_MAX,)),
+]  # fmt: skip
+
+ROWS = [*BROKER_ROWS, *DELAY_ROWS, *CONSUMING_ROWS]
 
 
 @pytest.mark.parametrize(("page", "fragment", "figures"), ROWS)
@@ -132,8 +166,14 @@ def test_figures_that_the_pages_write_as_words() -> None:
     )
 
 
-def test_the_table_of_delay_levels() -> None:
-    page = (DOCS / "delay.md").read_text()
-    row = next(line for line in page.splitlines() if line.startswith("| Delay |"))
-    shown = [cell.replace(" ", "") for cell in row.strip("| ").split("|")[1:]]
-    assert shown == STORE.delay_levels.split()
+def cells(page: str, first: str) -> list[str]:
+    """The cells of a row that begins with `first`, without spaces."""
+    lines = (DOCS / page).read_text().splitlines()
+    row = next(line for line in lines if line.startswith(f"| {first} |"))
+    return [cell.replace(" ", "") for cell in row.strip("| ").split("|")[1:]]
+
+
+def test_the_tables_of_delay_levels() -> None:
+    levels = STORE.delay_levels.split()
+    assert cells("delay.md", "Delay") == levels
+    assert cells("retry.md", "after") == levels[FIRST_LEVEL - 1 :]
