@@ -1,14 +1,14 @@
-"""Metrics: read when somebody scrapes, so that they cost nothing per message; Prometheus' text.
+"""Metrics in Prometheus' text format. They are read at a scrape and cost nothing per message.
 
     registry = Registry({"cluster": "c1"})
     registry.gauge("connections", "Open connections.", read=lambda: len(connections))
     registry.counter("in_total", "Messages in.", ("topic",), read=lambda: [(("t",), 7)])
 
-`read` gives a number, or (label values, number) pairs; it may be a generator, which is then not
-run in one go: it must not walk over a table that others change meanwhile. Hand-written, because
-prometheus_client costs 30 to 70 ms of start-up and 5 MB.
+`read` returns a number, or (label values, number) pairs. It may be a generator; other code runs
+between its items, so it must not iterate over a table that may change. prometheus_client is not
+used because it adds 30 to 70 ms to the start-up and 5 MB of memory.
 
-Ground floor: imports nobody of ours.
+This module imports nothing else from Penstock.
 """
 
 from bisect import bisect_left
@@ -22,7 +22,7 @@ Read: TypeAlias = Callable[[], float | Iterable[Sample]]
 
 
 class Histogram:
-    """How many values lie at or below each bound."""
+    """Counts values by bucket; a bucket holds the values up to its upper bound."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -39,7 +39,7 @@ class Histogram:
 
 
 class Family:
-    """All samples of one name."""
+    """A metric with all its samples."""
 
     __slots__ = ("help", "kind", "labels", "name", "read")
 
@@ -51,7 +51,7 @@ class Family:
         self.read = read
 
     def lines(self, common: str = "") -> Iterator[str]:
-        """The family as text; `common` are labels of every sample, written already."""
+        """The metric as text; `common` holds labels for every sample, already formatted."""
         yield f"# HELP {self.name} {_escape_help(self.help)}\n"
         yield f"# TYPE {self.name} {self.kind}\n"
         found = self.read()
@@ -71,7 +71,7 @@ class Family:
 
 
 class HistogramFamily(Family):
-    """A histogram without labels of its own."""
+    """A histogram without labels."""
 
     __slots__ = ("histogram",)
 
@@ -93,7 +93,7 @@ class HistogramFamily(Family):
 
 
 class Registry:
-    """The metrics of one server; `labels` stand at every sample."""
+    """The metrics of one server; `labels` are added to every sample."""
 
     def __init__(self, labels: Mapping[str, str] | None = None) -> None:
         self.common = ",".join(f'{name}="{_escape(text)}"' for name, text in (labels or {}).items())
@@ -101,32 +101,32 @@ class Registry:
         self._names: set[str] = set()
 
     def counter(self, name: str, help: str, labels: Sequence[str] = (), *, read: Read) -> None:
-        """A figure that only grows, or begins again at 0."""
+        """Add a counter: a value that only increases, or restarts at 0."""
         self._add(Family("counter", name, help, labels, read))
 
     def gauge(self, name: str, help: str, labels: Sequence[str] = (), *, read: Read) -> None:
-        """A figure that goes up and down."""
+        """Add a gauge: a value that goes up and down."""
         self._add(Family("gauge", name, help, labels, read))
 
     def histogram(self, name: str, help: str, bounds: Sequence[float]) -> Histogram:
-        """A distribution, to be fed by whoever takes the figure."""
+        """Add a histogram; the caller passes its values to `observe`."""
         histogram = Histogram(bounds)
         self._add(HistogramFamily(name, help, histogram))
         return histogram
 
     def text(self) -> str:
-        """Everything, in one go."""
+        """All metrics as text."""
         return "".join(line for family in self.families for line in family.lines(self.common))
 
     def _add(self, family: Family) -> None:
-        assert family.name not in self._names, f"two metrics are called {family.name}"
+        assert family.name not in self._names, f"duplicate metric {family.name}"
         self._names.add(family.name)
         self.families.append(family)
 
 
 def _number(value: float) -> str:
     if isinstance(value, int):
-        return str(int(value))  # a bool too
+        return str(int(value))  # also for bool
     if value != value:
         return "NaN"
     if value in (float("inf"), float("-inf")):

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from penstock.clock import VirtualClock
 from penstock.errors import PeerError, PeerLost, PeerTimeout, PeerUnreachable, SystemBusy
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Ask, Peer, Response, split_address
 from penstock.wire.frame import BINARY, JSON, Request
 from tests.integration.loops import Frame, Run, Wire, echo, run, serving

@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, suppress
 
 import pytest
 
-from penstock.clock import VirtualClock
 from penstock.metrics import Registry
 from penstock.server.probe import CONNECTIONS_MAX, REQUEST_BYTES_MAX, Probe, serve_probe
+from penstock.testing.clock import VirtualClock
 from tests.integration.loops import Run, run
 
 __all__ = ["run"]

@@ -9,9 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.clock import LoopClock, VirtualClock
+from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.server.nameserver_registration import Registrar, parse_nameservers
+from penstock.testing.clock import VirtualClock
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, decode_register

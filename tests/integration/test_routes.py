@@ -2,8 +2,8 @@
 
 import asyncio
 
-from penstock.clock import VirtualClock
 from penstock.server.route_queries import KEEP_MS, Routes
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import QueueData, TopicRouteData

@@ -14,8 +14,8 @@ import pytest
 from penstock.client.client_options import ClientKeywords, ClientOptions
 from penstock.client.client_session import Answer, Session
 from penstock.client.topic_routes import Route
-from penstock.clock import VirtualClock
 from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Ask, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (

@@ -1,4 +1,4 @@
-"""`penstock.testing`: a broker in this process whose time is moved by hand."""
+"""`penstock.testing`: an in-process broker with a virtual clock."""
 
 import asyncio
 import importlib
@@ -30,7 +30,7 @@ from penstock import (
     ReceivedMessage,
     TransactionProducer,
 )
-from penstock.testing import InProcessBroker, house, passage
+from penstock.testing import InProcessBroker, clock_driver, cluster
 from penstock.testing.plugin import (  # noqa: F401
     penstock_broker,
     penstock_consumer,
@@ -55,7 +55,7 @@ def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
 # --- time
 
 
-def test_time_stands_still_until_it_is_moved(penstock_broker: Broker) -> None:  # noqa: F811
+def test_the_clock_stands_still_until_it_is_advanced(penstock_broker: Broker) -> None:  # noqa: F811
     clock = penstock_broker.clock
     before = clock.now_ms()
     assert abs(before - time.time() * 1000) < 60_000
@@ -68,7 +68,7 @@ def test_time_stands_still_until_it_is_moved(penstock_broker: Broker) -> None:  
         clock.advance(days=-1)
 
 
-def test_delayed_messages_come_when_their_time_has_come(
+def test_delayed_messages_are_delivered_when_they_are_due(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
 ) -> None:
@@ -93,7 +93,7 @@ def test_delayed_messages_come_when_their_time_has_come(
     assert abs(messages[b"moment"].store_ms - due.timestamp() * 1000) < 20
 
 
-def test_a_message_that_fails_comes_16_times_and_is_a_dead_letter_then(
+def test_a_failing_message_is_retried_16_times_and_becomes_a_dead_letter(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
     penstock_consumer: Make,  # noqa: F811
@@ -151,7 +151,7 @@ def test_async_tests_await_the_clock(run: Run, penstock_broker: Broker) -> None:
     run(body())
 
 
-def test_a_message_in_the_hands_of_the_test_does_not_stop_time(
+def test_a_message_held_by_the_test_does_not_stop_the_clock(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
     penstock_consumer: Make,  # noqa: F811
@@ -175,7 +175,7 @@ def test_a_message_in_the_hands_of_the_test_does_not_stop_time(
     assert (again.body, again.reconsume_times) == (b"1", 1)
 
 
-def test_orderly_consumers_go_on_after_days(
+def test_orderly_consumers_continue_after_days(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
     penstock_consumer: Make,  # noqa: F811
@@ -194,7 +194,7 @@ def test_orderly_consumers_go_on_after_days(
     assert seen == [b"%d" % number for number in range(15)]
 
 
-def test_clients_stay_when_days_pass_at_once(
+def test_clients_stay_registered_when_days_pass(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
     penstock_consumer: Make,  # noqa: F811
@@ -212,7 +212,7 @@ def test_clients_stay_when_days_pass_at_once(
     assert seen == [b"0", b"1", b"2", b"3"]
 
 
-def test_pops_wait_in_real_time_and_come_back_in_the_brokers(
+def test_pop_waits_in_real_time_and_invisible_time_is_virtual(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
 ) -> None:
@@ -238,7 +238,7 @@ def test_pops_wait_in_real_time_and_come_back_in_the_brokers(
         assert consumer.receive(wait_ms=20) == []
 
 
-def test_polls_and_progress_work_over_days(
+def test_polls_and_commits_work_over_days(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
 ) -> None:
@@ -258,7 +258,7 @@ def test_polls_and_progress_work_over_days(
         assert consumer.committed(queue) == 3
 
 
-def test_open_transactions_are_asked_about(penstock_broker: Broker) -> None:  # noqa: F811
+def test_open_transactions_are_checked(penstock_broker: Broker) -> None:  # noqa: F811
     broker = penstock_broker
     broker.create_topic("T")
     asked: list[bytes] = []
@@ -281,7 +281,7 @@ def test_open_transactions_are_asked_about(penstock_broker: Broker) -> None:  # 
     assert sorted(bodies(broker.messages("T"))) == [b"done", b"kept"]
 
 
-def test_a_restart_keeps_messages_and_time(
+def test_a_restart_keeps_messages_and_the_time(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
 ) -> None:
@@ -303,7 +303,7 @@ def test_a_restart_keeps_messages_and_time(
 # --- the broker
 
 
-def test_settings_and_data_may_be_given(tmp_path: Path) -> None:
+def test_settings_and_a_data_directory_can_be_given(tmp_path: Path) -> None:
     with InProcessBroker({"store.sync_flush": True}, data=tmp_path / "data") as broker:
         with Producer(broker.address) as producer:
             producer.send(Message("T", b"1"))
@@ -314,7 +314,7 @@ def test_settings_and_data_may_be_given(tmp_path: Path) -> None:
         assert sorted(bodies(broker.messages("T"))) == [b"1", b"late"]
 
 
-def test_brokers_stand_beside_each_other_and_leave_nothing() -> None:
+def test_several_brokers_run_side_by_side_and_leave_no_files() -> None:
     before = threading.active_count()
     with InProcessBroker() as one, InProcessBroker() as other:
         with Producer(one.address) as producer:
@@ -330,7 +330,7 @@ def test_brokers_stand_beside_each_other_and_leave_nothing() -> None:
 # --- what goes wrong
 
 
-def test_a_broker_that_can_not_start_leaves_nothing(
+def test_a_broker_that_fails_to_start_leaves_no_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -344,16 +344,16 @@ def test_a_broker_that_can_not_start_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_port_that_somebody_takes_meanwhile_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
-    free_port = house._free_port
+def test_a_port_that_is_taken_meanwhile_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    free_port = cluster._free_port
     with socket.create_server(("127.0.0.1", 0)) as taken:
         ports = iter([taken.getsockname()[1], free_port()])
-        monkeypatch.setattr(house, "_free_port", lambda: next(ports))
+        monkeypatch.setattr(cluster, "_free_port", lambda: next(ports))
         with InProcessBroker() as broker:
             broker.create_topic("T")
 
 
-def test_a_broker_that_is_started_again_has_time_that_stands(tmp_path: Path) -> None:
+def test_the_clock_stands_still_after_another_start(tmp_path: Path) -> None:
     broker = InProcessBroker(data=tmp_path)
     for _ in range(2):
         with broker:
@@ -367,7 +367,7 @@ def test_a_broker_that_is_started_again_has_time_that_stands(tmp_path: Path) -> 
         assert bodies(broker.messages("T")) == [b"late"] * 2
 
 
-def test_a_forgotten_broker_leaves_no_files(tmp_path: Path) -> None:
+def test_a_broker_that_is_never_closed_leaves_no_files(tmp_path: Path) -> None:
     code = """if True:
         import os, sys
         from penstock.testing import InProcessBroker
@@ -387,14 +387,14 @@ def test_a_forgotten_broker_leaves_no_files(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_clients_that_never_rest_do_not_stop_time(
+def test_clients_that_are_never_idle_do_not_stop_the_clock(
     penstock_broker: Broker,  # noqa: F811
     penstock_producer: Producer,  # noqa: F811
     penstock_consumer: Make,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(passage, "BUSY_MS", 300)
+    monkeypatch.setattr(clock_driver, "BUSY_MS", 300)
     penstock_broker.create_topic("T")
     consumer = penstock_consumer(group="G")
 
@@ -407,10 +407,10 @@ def test_clients_that_never_rest_do_not_stop_time(
     before = penstock_broker.clock.now_ms()
     penstock_broker.clock.advance(days=1)
     assert penstock_broker.clock.now_ms() - before >= 86_400_000
-    assert "never rest" in caplog.text
+    assert "clients were busy" in caplog.text
 
 
-def test_a_consumer_that_can_not_be_closed_does_not_keep_the_others_open(tmp_path: Path) -> None:
+def test_all_consumers_are_closed_if_closing_one_fails(tmp_path: Path) -> None:
     (tmp_path / "test_sample.py").write_text(
         textwrap.dedent(
             """
@@ -491,7 +491,7 @@ SAMPLE = """
 """
 
 
-def test_the_plugin_serves_other_peoples_tests(tmp_path: Path) -> None:
+def test_the_plugin_works_in_other_projects(tmp_path: Path) -> None:
     (tmp_path / "test_sample.py").write_text(textwrap.dedent(SAMPLE))
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "penstock.testing.plugin"]
     env = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
@@ -500,14 +500,14 @@ def test_the_plugin_serves_other_peoples_tests(tmp_path: Path) -> None:
     assert "5 passed" in done.stdout
 
 
-def test_pytest_finds_the_plugin_by_itself() -> None:
+def test_pytest_loads_the_plugin_automatically() -> None:
     project: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [(name, module)] = project["entry-points"]["pytest11"].items()
     assert name == "penstock"
     assert hasattr(importlib.import_module(module), "penstock_broker")
 
 
-def test_the_plugin_loads_no_broker_before_one_is_asked_for() -> None:
+def test_the_plugin_imports_the_broker_on_first_use() -> None:
     code = """if True:
         import sys
         import pytest

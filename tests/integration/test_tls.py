@@ -14,10 +14,10 @@ from typing import Any, cast
 
 import pytest
 
-from penstock.clock import VirtualClock
 from penstock.config import TlsConfig
 from penstock.errors import PeerUntrusted, TlsError
 from penstock.server.listener import Listener, SniffingListener, listen
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Peer
 from penstock.transport.tls import Tls, outgoing_context, server_context
 from penstock.wire.output import encode

@@ -5,8 +5,8 @@ import asyncio
 import pytest
 
 from penstock.client.transaction.async_transaction_producer import AsyncTransactionProducer
-from penstock.clock import VirtualClock
 from penstock.errors import NoNameServer
+from penstock.testing.clock import VirtualClock
 from tests.integration.loops import Run, run, serving
 from tests.integration.test_session import DEAD, World
 

@@ -1,42 +1,43 @@
-"""Virtual time: alarms in order, and the loop gets its turns between two."""
+"""The clocks: alarms fire in order, and the event loop runs between them."""
 
 import asyncio
 
 import pytest
 
-from penstock.clock import LoopClock, VirtualClock, finish_within, pause
+from penstock.clock import LoopClock, finish_within, pause
+from penstock.testing.clock import VirtualClock
 
 
-def test_alarms_ring_in_order_of_time_then_of_setting() -> None:
+def test_alarms_fire_by_time_then_by_creation() -> None:
     clock = VirtualClock(1000)
-    rung: list[tuple[str, int]] = []
+    fired: list[tuple[str, int]] = []
     for name, ms in (("c", 1300), ("a", 1100), ("b", 1100), ("never", 1501)):
-        clock.wake_at(ms, lambda name=name: rung.append((name, clock.now_ms())))  # type: ignore[misc]
+        clock.wake_at(ms, lambda name=name: fired.append((name, clock.now_ms())))  # type: ignore[misc]
     clock.advance(500)
-    assert rung == [("a", 1100), ("b", 1100), ("c", 1300)]
+    assert fired == [("a", 1100), ("b", 1100), ("c", 1300)]
     assert (clock.now_ms(), clock.pending()) == (1500, 1)
 
 
-def test_alarm_set_by_an_alarm_rings_in_the_same_stretch() -> None:
+def test_an_alarm_set_by_an_alarm_fires_in_the_same_advance() -> None:
     clock = VirtualClock(0)
-    rung: list[int] = []
+    fired: list[int] = []
 
     def again() -> None:
-        rung.append(clock.now_ms())
+        fired.append(clock.now_ms())
         clock.wake_at(clock.now_ms() + 10, again)
 
     clock.wake_at(10, again)
     clock.advance(45)
-    assert rung == [10, 20, 30, 40]
+    assert fired == [10, 20, 30, 40]
 
 
-def test_cancelled_alarm_is_silent_and_a_late_one_rings_at_once() -> None:
+def test_a_cancelled_alarm_does_not_fire_and_a_past_one_fires_at_once() -> None:
     clock = VirtualClock(1000)
-    rung: list[int] = []
-    clock.wake_at(1010, lambda: rung.append(1)).cancel()
-    clock.wake_at(5, lambda: rung.append(clock.now_ms()))
+    fired: list[int] = []
+    clock.wake_at(1010, lambda: fired.append(1)).cancel()
+    clock.wake_at(5, lambda: fired.append(clock.now_ms()))
     clock.advance(100)
-    assert rung == [1000]
+    assert fired == [1000]
 
 
 def test_days_pass_for_a_sleeping_task() -> None:
@@ -57,7 +58,7 @@ def test_days_pass_for_a_sleeping_task() -> None:
     asyncio.run(body())
 
 
-def test_work_that_takes_too_long_is_cancelled() -> None:
+def test_finish_within_cancels_after_the_timeout() -> None:
     async def body() -> None:
         clock = VirtualClock(0)
         hung = asyncio.get_running_loop().create_future()
@@ -70,7 +71,7 @@ def test_work_that_takes_too_long_is_cancelled() -> None:
     asyncio.run(body())
 
 
-def test_cancelling_from_outside_stays_a_cancellation() -> None:
+def test_finish_within_passes_a_cancellation_on() -> None:
     async def body() -> None:
         clock = VirtualClock(0)
         hung = asyncio.get_running_loop().create_future()
@@ -85,7 +86,7 @@ def test_cancelling_from_outside_stays_a_cancellation() -> None:
     asyncio.run(body())
 
 
-def test_real_clock_wakes() -> None:
+def test_the_real_clock_sleeps() -> None:
     async def body() -> None:
         clock = LoopClock()
         before = clock.monotonic_ms()

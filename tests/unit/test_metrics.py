@@ -29,7 +29,7 @@ def parsed(registry: Registry) -> dict[tuple[str, frozenset[tuple[str, str]]], f
     }
 
 
-def test_text_is_what_prometheus_reads() -> None:
+def test_prometheus_can_parse_the_text() -> None:
     registry = Registry({"cluster": 'a "b"\\\n'})
     registry.counter("in_total", "Messages\nin.", ("topic",), read=lambda: [(("t",), 7)])
     registry.gauge("load", "Load.", read=lambda: 0.25)
@@ -46,13 +46,13 @@ def test_text_is_what_prometheus_reads() -> None:
     assert found["strange", frozenset([common, ("k", "i")])] == math.inf
 
 
-def test_plain_text_of_a_registry_without_labels() -> None:
+def test_text_of_a_registry_without_labels() -> None:
     registry = Registry()
     registry.gauge("a", "A figure.", read=lambda: 1 << 60)
     assert registry.text() == "# HELP a A figure.\n# TYPE a gauge\na 1152921504606846976\n"
 
 
-def test_histogram_counts_at_or_below_its_bounds() -> None:
+def test_a_histogram_counts_values_up_to_its_bounds() -> None:
     registry = Registry({"node": "x"})
     histogram = registry.histogram("ms", "Time.", (1, 5, 10.5))
     for value in (0, 1, 2, 5, 7, 11, 1000):
@@ -66,7 +66,7 @@ def test_histogram_counts_at_or_below_its_bounds() -> None:
     assert found["ms_sum", frozenset([("node", "x")])] == 1026
 
 
-def test_nothing_is_read_before_somebody_scrapes() -> None:
+def test_values_are_read_only_at_a_scrape() -> None:
     reads = []
 
     def read() -> Iterator[Sample]:
@@ -81,10 +81,10 @@ def test_nothing_is_read_before_somebody_scrapes() -> None:
     assert reads == [1]
 
 
-def test_a_name_is_used_once() -> None:
+def test_a_duplicate_name_is_refused() -> None:
     registry = Registry()
     registry.gauge("g", "G.", read=lambda: 1)
-    with pytest.raises(AssertionError, match="two metrics"):
+    with pytest.raises(AssertionError, match="duplicate metric"):
         registry.counter("g", "G.", read=lambda: 1)
 
 
@@ -200,12 +200,12 @@ def broker_registry(broker: Any = None) -> Registry:
         ("process_start_time_seconds", {}, 1_700_000_000.5),
     ],
 )  # fmt: skip
-def test_broker_tells(name: str, labels: dict[str, str], value: float) -> None:
+def test_a_metric_of_the_broker(name: str, labels: dict[str, str], value: float) -> None:
     common = {"cluster": "C", "node_type": "broker", "node_id": "broker-b"}
     assert parsed(broker_registry())[name, frozenset({**common, **labels}.items())] == value
 
 
-def test_memory_of_the_process_is_told_on_linux() -> None:
+def test_the_memory_of_the_process_on_linux() -> None:
     if not Path("/proc/self/status").exists():
         pytest.skip("no /proc here")
     found = {name: value for (name, _), value in parsed(broker_registry()).items()}

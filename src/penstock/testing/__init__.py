@@ -1,7 +1,7 @@
-"""For tests: a broker in this process whose time is moved by hand, and a disk that fails.
+"""For tests: an in-process broker with a virtual clock, and a disk that fails on demand.
 
-`penstock_broker` and its kin are pytest fixtures (`penstock.testing.plugin`, which pytest finds by
-itself); `InProcessBroker` is the same without pytest.
+`penstock_broker` and others are pytest fixtures of `penstock.testing.plugin`, which pytest loads
+automatically. `InProcessBroker` is the same broker without pytest.
 """
 
 from importlib import import_module
@@ -12,16 +12,19 @@ if TYPE_CHECKING:
     from penstock.testing.clock import BrokerClock
     from penstock.testing.disk import FaultyDisk, PowerCut
 
-_HOMES = {
-    "BrokerClock": "clock", "FaultyDisk": "disk", "InProcessBroker": "broker", "PowerCut": "disk",
-}  # fmt: skip
+_MODULES = {
+    "BrokerClock": "clock",
+    "FaultyDisk": "disk",
+    "InProcessBroker": "broker",
+    "PowerCut": "disk",
+}
 
 __all__ = ["BrokerClock", "FaultyDisk", "InProcessBroker", "PowerCut"]
 
 
 def __getattr__(name: str) -> object:
-    """Loads what is asked for: pytest loads this package wherever Penstock is installed."""
-    home = _HOMES.get(name)
-    if home is None:
+    """Import on first use: pytest imports this package wherever Penstock is installed."""
+    module = _MODULES.get(name)
+    if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{module}"), name)

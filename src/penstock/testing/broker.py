@@ -1,7 +1,7 @@
 """A broker for tests, in this process: `with InProcessBroker() as broker: …`.
 
-The servers run in a thread of their own, so that plain tests, asyncio tests and blocking clients
-all use them in the same way, over real connections.
+The servers run in their own thread, so that synchronous tests, asyncio tests and synchronous
+clients all use them in the same way, over real connections.
 """
 
 import asyncio
@@ -21,21 +21,21 @@ from penstock.client.received_message import ReceivedMessage
 from penstock.client.sync.loop_thread import LoopThread
 from penstock.clock import LoopClock, pause
 from penstock.testing.clock import BrokerClock
-from penstock.testing.house import House
+from penstock.testing.cluster import InProcessCluster
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 
 T = TypeVar("T")
 
 WAIT_SECONDS = 10.0
-LOOK_MS = 2
+POLL_MS = 2
 
 
 class InProcessBroker:
     """A NameServer with one broker on free ports of 127.0.0.1.
 
-    `address` is what clients are given. The broker's time stands still: `clock.advance(days=3)`
-    moves it. Settings are given by their full names: `InProcessBroker({"store.sync_flush": True})`.
-    Without `data` the messages lie in a temporary directory that goes with the broker.
+    Clients connect to `address`. The broker's clock stands still until `clock.advance(days=3)`.
+    Settings have their full names: `InProcessBroker({"store.sync_flush": True})`. Without `data`
+    the store is a temporary directory, which is removed with the broker.
     """
 
     def __init__(
@@ -44,46 +44,46 @@ class InProcessBroker:
         self._given = settings or {}
         self._data = data
         self._pid = 0
-        self._remove_folder: Callable[[], object] = _nothing
+        self._remove_directory: Callable[[], object] = _nothing
         self._thread: LoopThread | None = None
-        self._house: House | None = None
-        self.clock = BrokerClock(LoopClock().now_ms(), self._move)
+        self._cluster: InProcessCluster | None = None
+        self.clock = BrokerClock(LoopClock().now_ms(), self._advance)
         self.address = ""
-        """The NameServer's: what clients take."""
+        """The address of the NameServer, for clients."""
         self.broker_address = ""
 
-    # --- life
+    # --- start and stop
 
     def start(self) -> None:
-        """Begin; `with` does so."""
-        assert self._thread is None, "the broker is started already"
+        """Start the servers; `with` does this."""
+        assert self._thread is None, "the broker is already started"
         self._pid = os.getpid()
         data = self._data
         if data is None:
             data = tempfile.mkdtemp(prefix="penstock-test-")
-            # Also at the end of a process that forgot to close it.
-            self._remove_folder = weakref.finalize(self, _remove, data, self._pid)
+            # Also when the process ends without a close().
+            self._remove_directory = weakref.finalize(self, _remove, data, self._pid)
         try:
-            self._house = house = House(self.clock, Path(data), self._given)
-            # Not uvloop: whoever forks after it has looked up a name has children that crash.
+            self._cluster = cluster = InProcessCluster(self.clock, Path(data), self._given)
+            # Not uvloop: after it has resolved a host name, forked children crash.
             self._thread = LoopThread("penstock-test-broker", asyncio.new_event_loop())
-            self._thread.run(house.start)
+            self._thread.run(cluster.start)
         except BaseException:
             self.close()
             raise
-        self.address, self.broker_address = house.nameserver, house.address
+        self.address, self.broker_address = cluster.nameserver, cluster.address
 
     def close(self) -> None:
-        """End; `with` does so."""
-        thread, house = self._thread, self._house
-        self._thread = self._house = None
-        remove, self._remove_folder = self._remove_folder, _nothing
+        """Stop the servers; `with` does this."""
+        thread, cluster = self._thread, self._cluster
+        self._thread = self._cluster = None
+        remove, self._remove_directory = self._remove_directory, _nothing
         if self._pid != os.getpid():
-            return  # a child process: the broker is its parent's
+            return  # after a fork the broker belongs to the parent process
         try:
-            if thread is not None and house is not None:
+            if thread is not None and cluster is not None:
                 try:
-                    thread.run(house.stop)
+                    thread.run(cluster.stop)
                 finally:
                     thread.end()
         finally:
@@ -100,71 +100,72 @@ class InProcessBroker:
         self.close()
 
     def restart(self) -> Awaitable[None]:
-        """Stop the broker in order and start it again on its port, with what it has stored."""
-        thread, house = self._running()
-        return _either(thread.begin(house.restart))
+        """Shut the broker down and start it again on the same port with the same store."""
+        thread, cluster = self._running()
+        return _await_or_wait(thread.begin(cluster.restart))
 
     # --- messages
 
     def create_topic(self, topic: str, *, queues: int = 4) -> None:
-        """Make a topic; sends to one that does not exist make it too."""
-        thread, house = self._running()
-        thread.run(house.create_topic, topic, queues)
+        """Create a topic. A send to a topic that does not exist creates it too."""
+        thread, cluster = self._running()
+        thread.run(cluster.create_topic, topic, queues)
 
     def topics(self) -> list[str]:
-        """The topics there are, those of retries and dead letters included."""
-        return self._read(lambda house: house.topics())
+        """All topics except the broker's system topics; retry and dead letter topics included."""
+        return self._read(lambda cluster: cluster.topics())
 
     def messages(self, topic: str) -> list[ReceivedMessage]:
-        """All that was ever stored in a topic, queue by queue: consumed or not."""
-        return self._read(lambda house: house.messages(topic))
+        """All messages of a topic, consumed or not, queue by queue."""
+        return self._read(lambda cluster: cluster.messages(topic))
 
     def dead_letters(self, group: str) -> list[ReceivedMessage]:
-        """The messages that a group has given up."""
+        """The dead letters of a group."""
         return self.messages(DLQ_TOPIC_PREFIX + group)
 
     def retries(self, group: str) -> list[ReceivedMessage]:
-        """The messages that were delivered to a group once more, each time anew."""
+        """The messages of a group's retry topic; a message is stored there for each retry."""
         return self.messages(RETRY_TOPIC_PREFIX + group)
 
     def wait_until(
         self, predicate: Callable[[], object], *, seconds: float = WAIT_SECONDS
     ) -> Awaitable[None]:
-        """Wait, in real time, until something is so; TimeoutError if it never is.
+        """Wait in real time until `predicate` is true; raises TimeoutError after `seconds`.
 
-        Where an event loop runs this is to be awaited, and the predicate may be a coroutine.
+        If an event loop is running in this thread, await the result; the predicate may then be a
+        coroutine function.
         """
         if asyncio._get_running_loop() is not None:
-            return asyncio.ensure_future(_become_true(predicate, seconds))
+            return asyncio.ensure_future(_poll_until(predicate, seconds))
         until = time.monotonic() + seconds
         while not predicate():
             if time.monotonic() > until:
-                raise TimeoutError(_not_so(predicate, seconds))
-            time.sleep(LOOK_MS / 1000)
-        return _Done(None)
+                raise TimeoutError(_timeout_text(predicate, seconds))
+            time.sleep(POLL_MS / 1000)
+        return _Completed(None)
 
-    # --- inside
+    # --- helpers
 
-    def _move(self, ms: int) -> Awaitable[None]:
-        thread, house = self._running()
-        return _either(thread.begin(house.move, ms))
+    def _advance(self, ms: int) -> Awaitable[None]:
+        thread, cluster = self._running()
+        return _await_or_wait(thread.begin(cluster.advance, ms))
 
-    def _read(self, read: Callable[[House], T]) -> T:
-        thread, house = self._running()
+    def _read(self, read: Callable[[InProcessCluster], T]) -> T:
+        thread, cluster = self._running()
 
-        async def look() -> T:
-            return read(house)
+        async def read_in_loop() -> T:
+            return read(cluster)
 
-        return thread.run(look)
+        return thread.run(read_in_loop)
 
-    def _running(self) -> tuple[LoopThread, House]:
-        assert self._thread is not None, "the broker is not started, or closed"
-        assert self._house is not None
-        return self._thread, self._house
+    def _running(self) -> tuple[LoopThread, InProcessCluster]:
+        assert self._thread is not None, "the broker is not started, or is closed"
+        assert self._cluster is not None
+        return self._thread, self._cluster
 
 
-class _Done(Generic[T]):
-    """What is there already, and may be awaited all the same."""
+class _Completed(Generic[T]):
+    """An awaitable that is already complete."""
 
     def __init__(self, value: T) -> None:
         self._value = value
@@ -175,23 +176,23 @@ class _Done(Generic[T]):
 
 
 def _nothing() -> None:
-    """There is no folder to remove."""
+    """There is no directory to remove."""
 
 
-def _remove(folder: str, pid: int) -> None:
+def _remove(directory: str, pid: int) -> None:
     if pid == os.getpid():
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
 
 
-def _either(future: "Future[T]") -> Awaitable[T]:
-    """The outcome of something in the broker's loop: to be awaited where a loop runs, else there
-    when this returns."""
+def _await_or_wait(future: "Future[T]") -> Awaitable[T]:
+    """The result of a call in the broker's loop: awaitable if a loop runs in this thread, else
+    complete on return."""
     if asyncio._get_running_loop() is not None:
         return asyncio.wrap_future(future)
-    return _Done(future.result())
+    return _Completed(future.result())
 
 
-async def _become_true(predicate: Callable[[], object], seconds: float) -> None:
+async def _poll_until(predicate: Callable[[], object], seconds: float) -> None:
     clock = LoopClock()
     until_ms = clock.monotonic_ms() + seconds * 1000
     while True:
@@ -201,10 +202,10 @@ async def _become_true(predicate: Callable[[], object], seconds: float) -> None:
         if outcome:
             return
         if clock.monotonic_ms() > until_ms:
-            raise TimeoutError(_not_so(predicate, seconds))
-        await pause(clock, LOOK_MS)
+            raise TimeoutError(_timeout_text(predicate, seconds))
+        await pause(clock, POLL_MS)
 
 
-def _not_so(predicate: Callable[[], object], seconds: float) -> str:
+def _timeout_text(predicate: Callable[[], object], seconds: float) -> str:
     name = getattr(predicate, "__qualname__", repr(predicate))
     return f"{name} was not true within {seconds:g} s"

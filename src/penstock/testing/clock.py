@@ -1,8 +1,7 @@
-"""The time of a broker under test: it stands still until it is told to pass.
+"""Clocks for tests, whose time is moved by the test.
 
-What the broker has to do within CREEP_MS is done when that real time is over: a disk that is asked
-again after 5 ms would never answer else. So time may creep by a few milliseconds while there is
-work, and it stands where there is none.
+`VirtualClock` is for code that runs in the test's event loop, or without one. `BrokerClock` is the
+clock of an in-process broker, which runs in a thread with its own event loop.
 """
 
 import asyncio
@@ -13,85 +12,166 @@ from datetime import UTC, datetime, timedelta
 
 from penstock.clock import Alarm
 
-CREEP_MS = 5
+NEAR_MS = 5
+"""Alarms of a `BrokerClock` that are due within this time fire when it has passed in real time.
+Without that a flush that is checked every 5 ms would never complete."""
+_YIELDS = 50
+"""Iterations of the event loop between two alarms: enough for a call over loopback."""
+
+
+class VirtualAlarm:
+    """An alarm of a virtual clock. Alarms with the same time fire in the order of creation."""
+
+    __slots__ = ("callback", "ms", "number")
+
+    def __init__(self, ms: int, number: int, callback: Callable[[], object]) -> None:
+        self.ms = ms
+        self.number = number
+        self.callback: Callable[[], object] | None = callback
+
+    def __lt__(self, other: "VirtualAlarm") -> bool:
+        return (self.ms, self.number) < (other.ms, other.number)
+
+    def cancel(self) -> None:
+        self.callback = None
+
+
+class VirtualClock:
+    """A clock that advances only when it is told to. Only `elapse` needs an event loop."""
+
+    def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
+        self._now_ms = now_ms
+        self._alarms: list[VirtualAlarm] = []
+        self._created = 0
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def monotonic_ms(self) -> int:
+        return self._now_ms
+
+    def wake_at(self, ms: int, callback: Callable[[], object]) -> Alarm:
+        self._created += 1
+        alarm = VirtualAlarm(max(ms, self._now_ms), self._created, callback)
+        heapq.heappush(self._alarms, alarm)
+        return alarm
+
+    def advance(self, ms: int) -> None:
+        """Advance the clock and fire the alarms that become due, in order."""
+        end_ms = self._now_ms + ms
+        while self._fire_next(end_ms):
+            pass
+        self._now_ms = end_ms
+
+    async def elapse(self, ms: int) -> None:
+        """As `advance`, and let the event loop run before and after each alarm."""
+        end_ms = self._now_ms + ms
+        await _run_loop()
+        while self._fire_next(end_ms):
+            await _run_loop()
+        self._now_ms = end_ms
+        await _run_loop()
+
+    def pending(self) -> int:
+        """The number of alarms that are set."""
+        return sum(alarm.callback is not None for alarm in self._alarms)
+
+    def _fire_next(self, end_ms: int) -> bool:
+        while self._alarms and self._alarms[0].ms <= end_ms:
+            alarm = heapq.heappop(self._alarms)
+            if alarm.callback is not None:
+                self._now_ms = max(self._now_ms, alarm.ms)
+                alarm.callback()
+                return True
+        return False
+
+
+async def _run_loop() -> None:
+    for _ in range(_YIELDS):
+        await asyncio.sleep(0)
 
 
 class BrokerClock:
-    """A clock that is moved by hand: `broker.clock.advance(days=3)`."""
+    """The clock of an in-process broker: `broker.clock.advance(days=3)`."""
 
-    def __init__(self, now_ms: int, move: Callable[[int], Awaitable[None]]) -> None:
-        """`move` lets time pass, with all that happens meanwhile."""
+    def __init__(self, now_ms: int, advance: Callable[[int], Awaitable[None]]) -> None:
+        """`advance` lets milliseconds pass for the broker and waits until it is idle."""
         self._now_ms = now_ms
-        self._move = move
-        self._alarms: list[_Alarm] = []
-        self._made = 0
-        self._creeping: asyncio.TimerHandle | None = None
-        self._flows_from: float | None = None
+        self._advance = advance
+        self._alarms: list[VirtualAlarm] = []
+        self._created = 0
+        self._near_timer: asyncio.TimerHandle | None = None
+        self._running_since: float | None = None
 
     # --- for tests
 
     def now_ms(self) -> int:
         """The broker's time, in milliseconds since 1970."""
-        if self._flows_from is None:
+        if self._running_since is None:
             return self._now_ms
-        return self._now_ms + int((time.monotonic() - self._flows_from) * 1000)
+        return self._now_ms + int((time.monotonic() - self._running_since) * 1000)
 
     def now(self) -> datetime:
-        """The broker's time; what `deliver_at` and `start_at` are to be reckoned from."""
+        """The broker's time. Use it to compute `deliver_at` and `start_at`."""
         return datetime.fromtimestamp(self.now_ms() / 1000, UTC)
 
     def advance(
-        self, *, days: float = 0, hours: float = 0, minutes: float = 0, seconds: float = 0,
+        self,
+        *,
+        days: float = 0,
+        hours: float = 0,
+        minutes: float = 0,
+        seconds: float = 0,
         ms: float = 0,
-    ) -> Awaitable[None]:  # fmt: skip
-        """Let time pass. What falls due happens in order, each thing at its own time: retries that
-        follow from retries as well.
+    ) -> Awaitable[None]:
+        """Advance the broker's time. Everything that becomes due happens in order and at its own
+        time, including retries that follow from retries.
 
-        In a plain test this returns when all that is done. Where an event loop runs, the clients
-        need it meanwhile: there it is to be awaited.
+        In a synchronous test the call returns when all of it is done. If an event loop is running
+        in this thread, await the result, because the clients need the loop.
         """
         span = timedelta(days=days, hours=hours, minutes=minutes, seconds=seconds, milliseconds=ms)
         if span < timedelta(0):
-            raise ValueError(f"time can't pass backwards: {span}")
-        return self._move(round(span / timedelta(milliseconds=1)))
+            raise ValueError(f"time can't go backwards: {span}")
+        return self._advance(round(span / timedelta(milliseconds=1)))
 
-    # --- for the servers, in their loop
+    # --- for the servers, in their event loop
 
     def monotonic_ms(self) -> int:
         return self.now_ms()
 
     def wake_at(self, ms: int, callback: Callable[[], object]) -> Alarm:
-        self._made += 1
-        alarm = _Alarm(ms, self._made, callback)
+        self._created += 1
+        alarm = VirtualAlarm(ms, self._created, callback)
         heapq.heappush(self._alarms, alarm)
-        self._creep()
+        self._schedule_near()
         return alarm
 
-    # --- for whoever moves it, in their loop
+    # --- for the cluster, in the servers' event loop
 
-    def pass_to(self, ms: int) -> None:
-        """It is that late now, if it was not before; whatever is to be woken by now is."""
+    def advance_to(self, ms: int) -> None:
+        """Set the time to `ms` unless it is later already, and fire the alarms that are due."""
         self._now_ms = max(self._now_ms, ms)
-        self._ring()
+        self._fire_due()
 
-    def flow(self) -> None:
-        """Let time pass by itself from now on."""
-        self._flows_from = time.monotonic()
-        self._creep()
+    def run(self) -> None:
+        """Let the clock run in real time from now on."""
+        self._running_since = time.monotonic()
+        self._schedule_near()
 
-    def stand(self) -> None:
-        """Stop it again, where it is."""
+    def freeze(self) -> None:
+        """Stop the clock at the current time."""
         self._now_ms = self.now_ms()
-        self._flows_from = None
+        self._running_since = None
 
-    def forget(self) -> None:
-        """The servers are gone: nobody is to be woken any more."""
+    def clear(self) -> None:
+        """Remove all alarms, after the servers have stopped."""
         self._alarms.clear()
-        self._creep()
+        self._schedule_near()
 
-    def _ring(self) -> None:
-        # What is set meanwhile for now has its turn next time: a callback may set itself again.
-        now_ms, last = self.now_ms(), self._made
+    def _fire_due(self) -> None:
+        # Alarms set by the callbacks fire next time: a callback may set its own alarm again.
+        now_ms, last = self.now_ms(), self._created
         later = []
         while self._alarms and self._alarms[0].ms <= now_ms:
             alarm = heapq.heappop(self._alarms)
@@ -101,40 +181,25 @@ class BrokerClock:
                 alarm.callback()
         for alarm in later:
             heapq.heappush(self._alarms, alarm)
-        self._creep()
+        self._schedule_near()
 
-    def _creep(self) -> None:
-        """See to it that what is very near happens by itself."""
+    def _schedule_near(self) -> None:
+        """Let the event loop fire the next alarm if it is near, or if the clock runs."""
         while self._alarms and self._alarms[0].callback is None:
             heapq.heappop(self._alarms)
-        if self._creeping is not None:
-            self._creeping.cancel()
-            self._creeping = None
+        if self._near_timer is not None:
+            self._near_timer.cancel()
+            self._near_timer = None
         if not self._alarms:
             return
-        away_ms = max(self._alarms[0].ms - self.now_ms(), 0)
-        if away_ms <= CREEP_MS or self._flows_from is not None:
+        wait_ms = max(self._alarms[0].ms - self.now_ms(), 0)
+        if wait_ms <= NEAR_MS or self._running_since is not None:
             loop = asyncio.get_running_loop()
             due_ms = self._alarms[0].ms
-            self._creeping = loop.call_later(away_ms / 1000, self._crept, due_ms)
+            self._near_timer = loop.call_later(wait_ms / 1000, self._fire_near, due_ms)
 
-    def _crept(self, ms: int) -> None:
-        self._creeping = None
-        if self._flows_from is None:
+    def _fire_near(self, ms: int) -> None:
+        self._near_timer = None
+        if self._running_since is None:
             self._now_ms = max(self._now_ms, ms)
-        self._ring()
-
-
-class _Alarm:
-    __slots__ = ("callback", "ms", "number")
-
-    def __init__(self, ms: int, number: int, callback: Callable[[], object]) -> None:
-        self.ms = ms
-        self.number = number
-        self.callback: Callable[[], object] | None = callback
-
-    def __lt__(self, other: "_Alarm") -> bool:
-        return (self.ms, self.number) < (other.ms, other.number)
-
-    def cancel(self) -> None:
-        self.callback = None
+        self._fire_due()

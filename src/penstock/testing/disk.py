@@ -1,29 +1,29 @@
-"""For tests: a disk that loses power, fails to sync and runs full, by a seed.
+"""For tests: a disk that loses power, fails to sync and runs out of space, driven by a seed.
 
 **The fault model of `FaultyDisk`** (what may be on the disk after `crash`):
 
-* *Content.* A file holds what it held at its last `sync`. Of the 4 KiB pages that differ since
-  then, each has arrived wholly, not at all, or torn: each of its 512-byte sectors arrived or not.
-  Stores into mappings can't be intercepted, so what differs is found by comparing the file with
-  its image. Pages may arrive early: `write_back` is the kernel's own writeback at some moment,
-  so that a page can also be on the disk in a state between two syncs.
-* *Length.* The file has one of the lengths it had since its last `sync`; what an extension added
-  is zero until its pages arrive. `sync` makes length and content durable, but not the name.
+* *Content.* A file holds its content at the last `sync`. Each 4 KiB page that has changed since
+  then is written, not written, or torn: each of its 512-byte sectors is written or not. Writes into
+  mappings can't be intercepted, so changed pages are found by comparing the file with its image.
+  Pages may be written early: `write_back` simulates the kernel's writeback at some moment, so a
+  page on the disk can also be in a state between two syncs.
+* *Length.* The file has one of the lengths it had since its last `sync`. An extension is zero until
+  its pages are written. `sync` makes length and content durable, but not the name.
 * *Names.* A creation, rename, unlink or mkdir is durable after `sync_directory` of its directory.
-  Before, each is undone or not, independently of the others. A rename happens wholly or not at
-  all, and not if the creation of what it renames was undone. What lies in a directory that was
-  never made does not exist. What is made under a name that a directory's rename freed does not
-  exist without that rename, and is not made durable without it.
-* *A failed sync* raises EIO and makes nothing durable; the next one works, like Linux's.
-* *Space* is taken by `allocate` (and `write`) in blocks of 4 KiB and given back by `unlink` and
-  `truncate`; without any left, `allocate` is ENOSPC. `stores_into_holes` tells of pages that were
-  written through a mapping without being allocated: on a full disk that is SIGBUS.
+  Before that, each may be undone, independently of the others. A rename is atomic, and is undone if
+  the creation of its source was undone. Files in a directory that was never created do not exist.
+  What is created under a name that a directory's rename has freed does not exist without that
+  rename, and is not made durable without it.
+* *A failed sync* raises EIO and makes nothing durable. The next one works, as on Linux.
+* *Space* is taken by `allocate` (and `write`) in blocks of 4 KiB, and returned by `unlink` and
+  `truncate`. When none is left, `allocate` fails with ENOSPC. `stores_into_holes` lists pages that
+  were written through a mapping without being allocated: on a full disk that is a SIGBUS.
 
-Not modelled: bytes that change without being written (see tests/faults/test_damage.py), sectors
-torn inside, reads that fail, sync of one file that makes others durable.
+Not modelled: bytes that change without being written (see tests/faults/test_damage.py), torn
+sectors, failing reads, a sync of one file that makes others durable.
 
-Nothing runs by itself: `threads` is False, so work that is submitted runs at once and the flusher
-runs when a test calls `store.flusher.pump()`.
+Nothing runs in the background: `threads` is False, so submitted work runs immediately, and the
+flusher runs when a test calls `store.flusher.pump()`.
 """
 
 import errno
@@ -38,20 +38,20 @@ from penstock.store.disk import Disk, Space
 PAGE_BYTES = 4096
 SECTOR_BYTES = 512
 NOT_ON_DISK = frozenset({"lock"})
-"""The store's lock file is made behind the disk's back and means nothing after a restart."""
+"""The store's lock file is not created through the disk, and has no meaning after a restart."""
 
 T = TypeVar("T")
 
 
 class PowerCut(BaseException):
-    """The power has gone: no code of ours may catch this as an error of a disk."""
+    """The power is lost. It is a BaseException, so that no code handles it as a disk error."""
 
 
-class _File:
-    """A file apart from its names, as an inode is: what is durable of it, what it may become."""
+class _Inode:
+    """A file without its names: what is durable of it, and what may become of it."""
 
     def __init__(self, fd: int, image: bytes, *, fresh: bool) -> None:
-        self.fd = fd  # one of our own: keeps the inode, and what it holds, beyond an unlink
+        self.fd = fd  # our own descriptor: keeps the inode and its content after an unlink
         self.image = image
         self.lengths = [len(image)]
         self.fresh = fresh
@@ -64,13 +64,13 @@ class _File:
         return os.pread(self.fd, os.fstat(self.fd).st_size, 0)
 
     def note_length(self) -> None:
-        """Remember a length that the file has had since its last sync."""
+        """Record a length that the file has had since its last sync."""
         length = os.fstat(self.fd).st_size
         if self.lengths[-1] != length:
             self.lengths.append(length)
 
-    def settle(self, image: bytes) -> None:
-        """This is on the disk now."""
+    def make_durable(self, image: bytes) -> None:
+        """Set the content that is on the disk."""
         self.image = image
         self.lengths = [len(image)]
 
@@ -79,32 +79,32 @@ class _File:
 
 
 class _Change(NamedTuple):
-    """One change of names: `old` goes, `new` comes (a file, or None for a directory)."""
+    """One change of names: `old` is removed, `new` is added (a file, or None for a directory)."""
 
     folder: Path
     old: Path | None
     new: Path | None
-    what: _File | None
+    what: _Inode | None
 
-    def apply(self, names: dict[Path, _File | None]) -> None:
+    def apply(self, names: dict[Path, _Inode | None]) -> None:
         what = self.what
         if self.old is not None:
             if self.old not in names:
                 return  # its creation was undone
             what = names.pop(self.old)
-            if self.new is not None and what is None:  # a directory takes its content along
+            if self.new is not None and what is None:  # a directory moves with its content
                 for path in [path for path in names if self.old in path.parents]:
                     names[self.new / path.relative_to(self.old)] = names.pop(path)
         if self.new is not None:
             names[self.new] = what
 
     def is_at(self, path: Path) -> bool:
-        """Whether something is made or changed at or below this path."""
+        """Whether something is created or changed at or below this path."""
         mine = self.new or self.old
         return mine is not None and (mine == path or path in mine.parents)
 
     def moved(self, old: Path, new: Path) -> "_Change":
-        """The same below a directory that was renamed."""
+        """The same change below a directory that was renamed."""
 
         def move(path: Path) -> Path:
             return new / path.relative_to(old)
@@ -121,13 +121,13 @@ class FaultyDisk(Disk):
     def __init__(self, root: Path) -> None:
         super().__init__()
         self.root = root
-        self.failing = 0  # so many of the coming syncs fail
+        self.failing = 0  # the number of following syncs that fail
         self.space_left: int | None = None  # bytes; None: no limit
-        self.usage = Space(10, 90)  # what `space` tells, whatever the test machine's disk says
+        self.usage = Space(10, 90)  # what `space` returns, independent of the machine's disk
         self.dead = False
         self._steps_left: int | None = None
-        self._files: dict[int, _File] = {}
-        self._names: dict[Path, _File | None] = {}
+        self._files: dict[int, _Inode] = {}
+        self._names: dict[Path, _Inode | None] = {}
         self._changes: list[_Change] = []
         root.mkdir(parents=True, exist_ok=True)
         for path in sorted(root.rglob("*")):
@@ -136,11 +136,11 @@ class FaultyDisk(Disk):
     # --- faults
 
     def cut_after(self, steps: int | None) -> None:
-        """Let the power go (PowerCut) in place of the change after `steps` more; None: never."""
+        """Raise PowerCut instead of the change after the next `steps` changes; None: never."""
         self._steps_left = steps
 
     def write_back(self, rng: Random) -> None:
-        """Some pages reach the disk by themselves."""
+        """Write some pages to the disk, as the kernel's writeback would."""
         for file in self._files.values():
             now = file.content()
             if now == file.image or rng.random() < 0.5:
@@ -149,10 +149,10 @@ class FaultyDisk(Disk):
             for at in range(0, len(now), PAGE_BYTES):
                 if rng.random() < 0.5:
                     image[at : at + PAGE_BYTES] = now[at : at + PAGE_BYTES]
-            file.settle(bytes(image))
+            file.make_durable(bytes(image))
 
     def crash(self, target: Path, rng: Random) -> Path:
-        """Build in `target` (a new directory) what may be on the disk if the power goes now."""
+        """Create in `target` (a new directory) what may be on the disk after a power cut now."""
         names = dict(self._names)
         taken: list[Path] = []  # names of directories whose rename is undone
         for change in self._changes:
@@ -176,7 +176,7 @@ class FaultyDisk(Disk):
     def stores_into_holes(self) -> list[tuple[Path, int]]:
         """(path, page number) of pages written through a mapping that no `allocate` covers.
 
-        Only of files made on this disk: of older ones the blocks are not known.
+        Only for files created on this disk: the blocks of older files are not known.
         """
         names = dict(self._names)
         for change in self._changes:
@@ -197,7 +197,7 @@ class FaultyDisk(Disk):
         if self.dead:
             raise PowerCut
 
-    # --- what a Disk does
+    # --- the interface of Disk
 
     def make_one_directory(self, path: Path) -> None:
         self._step()
@@ -223,7 +223,7 @@ class FaultyDisk(Disk):
         super().truncate(fd, size)
         file = self._file(fd)
         file.note_length()
-        self._give_back(file, {b for b in file.blocks if b * PAGE_BYTES >= size})
+        self._return_space(file, {b for b in file.blocks if b * PAGE_BYTES >= size})
 
     def write(self, fd: int, data: memoryview, at: int) -> None:
         self._step()
@@ -237,7 +237,7 @@ class FaultyDisk(Disk):
         self._step()
         self._maybe_fail()
         file = self._file(fd)
-        file.settle(file.content())
+        file.make_durable(file.content())
 
     def sync_directory(self, path: Path) -> None:
         self._step()
@@ -248,9 +248,9 @@ class FaultyDisk(Disk):
         self._changes = [c for c in self._changes if c not in done]
 
     def rename(self, old: Path, new: Path) -> None:
-        assert old.parent == new.parent, "the model knows renames inside a directory only"
+        assert old.parent == new.parent, "the model supports renames within one directory only"
         self._step()
-        if old.is_dir():  # what is not durable below it goes on under the new name
+        if old.is_dir():  # changes below it that are not durable move to the new name
             self._changes = [
                 c.moved(old, new) if old in (c.folder, *c.folder.parents) else c
                 for c in self._changes
@@ -259,7 +259,7 @@ class FaultyDisk(Disk):
         self._changes.append(_Change(old.parent, old, new, None))
 
     def _frees(self, change: _Change, path: Path) -> bool:
-        """Whether the change renames a directory away whose name lies on the way to this path."""
+        """Whether the change renames a directory whose old name is part of this path."""
         old = change.old
         if old is None or change.new is None or self._names.get(old, ...) is not None:
             return False
@@ -275,7 +275,7 @@ class FaultyDisk(Disk):
         file = self._files[path.stat().st_ino]
         super().unlink(path)
         self._changes.append(_Change(path.parent, path, None, None))
-        self._give_back(file, set(file.blocks))
+        self._return_space(file, set(file.blocks))
 
     def write_file(self, path: Path, data: bytes) -> None:
         fd = self._open_or_make(path)
@@ -290,7 +290,7 @@ class FaultyDisk(Disk):
     def space(self, path: Path) -> Space:
         return self.usage
 
-    # `replace` is made of write_file, rename and sync_directory: each a step of its own here.
+    # `replace` consists of write_file, rename and sync_directory, each of which is a step here.
 
     def _open_or_make(self, path: Path) -> int:
         fresh = not path.exists()
@@ -302,13 +302,13 @@ class FaultyDisk(Disk):
             self._changes.append(_Change(path.parent, None, path, file))
         return fd
 
-    def _track(self, path: Path, *, fresh: bool) -> _File:
+    def _track(self, path: Path, *, fresh: bool) -> _Inode:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        file = _File(fd, b"" if fresh else path.read_bytes(), fresh=fresh)
+        file = _Inode(fd, b"" if fresh else path.read_bytes(), fresh=fresh)
         self._files[file.number()] = file
         return file
 
-    def _file(self, fd: int) -> _File:
+    def _file(self, fd: int) -> _Inode:
         return self._files[os.fstat(fd).st_ino]
 
     def _maybe_fail(self) -> None:
@@ -316,7 +316,7 @@ class FaultyDisk(Disk):
             self.failing -= 1
             raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    def _take_space(self, file: _File, at: int, length: int) -> bool:
+    def _take_space(self, file: _Inode, at: int, length: int) -> bool:
         wanted = set(range(at // PAGE_BYTES, -(-(at + length) // PAGE_BYTES))) - file.blocks
         if self.space_left is not None:
             if len(wanted) * PAGE_BYTES > self.space_left:
@@ -325,7 +325,7 @@ class FaultyDisk(Disk):
         file.blocks |= wanted
         return True
 
-    def _give_back(self, file: _File, blocks: set[int]) -> None:
+    def _return_space(self, file: _Inode, blocks: set[int]) -> None:
         file.blocks -= blocks
         if self.space_left is not None:
             self.space_left += len(blocks) * PAGE_BYTES
@@ -335,19 +335,19 @@ def _pages(data: bytes) -> list[bytes]:
     return [data[at : at + PAGE_BYTES] for at in range(0, len(data), PAGE_BYTES)]
 
 
-def _remains(file: _File, rng: Random) -> bytes:
-    """What the disk may hold of one file."""
+def _remains(file: _Inode, rng: Random) -> bytes:
+    """What may be on the disk of one file."""
     now = file.content()
     length = rng.choice(file.lengths)
     old = file.image[:length].ljust(length, b"\0")
     new = now[:length].ljust(length, b"\0")
     if old == new:
         return old
-    arrived = rng.choice((0.0, 0.2, 0.5, 0.8, 1.0))
+    written_share = rng.choice((0.0, 0.2, 0.5, 0.8, 1.0))
     result = bytearray(old)
     for at in range(0, length, PAGE_BYTES):
         step = SECTOR_BYTES if rng.random() < 0.4 else PAGE_BYTES
         for part in range(at, min(at + PAGE_BYTES, length), step):
-            if rng.random() < arrived:
+            if rng.random() < written_share:
                 result[part : part + step] = new[part : part + step]
     return bytes(result)

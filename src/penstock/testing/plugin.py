@@ -1,4 +1,4 @@
-"""Fixtures for pytest, which finds this module by itself (`-p no:penstock` keeps it away).
+"""Fixtures for pytest, which loads this module automatically (`-p no:penstock` prevents it).
 
     def test_bad_orders_are_dead_letters(penstock_broker, penstock_producer, penstock_consumer):
         penstock_broker.create_topic("orders")
@@ -13,7 +13,7 @@
         penstock_broker.clock.advance(days=3)
         assert [message.body for message in penstock_broker.dead_letters("billing")] == [b"42"]
 
-Nothing of the broker is loaded before a test asks for it.
+The broker is imported only when a test uses a fixture.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def penstock_settings() -> dict[str, Any]:
-    """Settings of the broker, by their full names; override this fixture to change some."""
+    """Settings of the broker, by full name. Override this fixture to change some."""
     return {}
 
 
 @pytest.fixture
 def penstock_broker(penstock_settings: dict[str, Any]) -> "Iterator[InProcessBroker]":
-    """A broker of the test's own, whose time stands still: `clock.advance(days=3)`."""
+    """A broker for one test. Its clock stands still until `clock.advance(days=3)`."""
     from penstock.testing.broker import InProcessBroker
 
     with InProcessBroker(penstock_settings) as broker:
@@ -44,7 +44,7 @@ def penstock_broker(penstock_settings: dict[str, Any]) -> "Iterator[InProcessBro
 
 @pytest.fixture
 def penstock_producer(penstock_broker: "InProcessBroker") -> "Iterator[Producer]":
-    """A blocking producer, ready to send."""
+    """A started synchronous producer."""
     from penstock.client import Producer
 
     with Producer(penstock_broker.address) as producer:
@@ -55,18 +55,21 @@ def penstock_producer(penstock_broker: "InProcessBroker") -> "Iterator[Producer]
 def penstock_consumer(
     penstock_broker: "InProcessBroker",
 ) -> "Iterator[Callable[..., Consumer]]":
-    """Makes blocking consumers, which take `group` and all other options of `Consumer`, begin with
-    the first message, and are closed at the end. Add handlers, then call `start()`."""
+    """Creates synchronous consumers with `group` and any other options of `Consumer`.
+
+    They start at the first message and are closed after the test. Add handlers, then call
+    `start()`.
+    """
     from penstock.client import Consumer
 
-    made = ExitStack()
+    consumers = ExitStack()
 
-    def make(*, group: str, **options: Any) -> Consumer:
+    def create(*, group: str, **options: Any) -> Consumer:
         consumer = Consumer(
             penstock_broker.address, group=group, **{"start_at": "first", **options}
         )
-        made.callback(consumer.close)
+        consumers.callback(consumer.close)
         return consumer
 
-    with made:
-        yield make
+    with consumers:
+        yield create

@@ -17,10 +17,10 @@ from penstock.broker.long_polling import Held
 from penstock.client.client_options import ClientOptions
 from penstock.client.client_session import Member
 from penstock.client.topic_routes import Route
-from penstock.clock import VirtualClock
 from penstock.config import Settings
 from penstock.errors import ClientClosed, NoRoute, PeerTimeout, refusal
 from penstock.rpc.answers import Hold, Reply
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import BrokerData, HeartbeatData, QueueData, TopicRouteData

@@ -4,7 +4,6 @@ import asyncio
 
 import pytest
 
-from penstock.clock import VirtualClock
 from penstock.errors import (
     NoNameServer,
     NoPermission,
@@ -16,6 +15,7 @@ from penstock.errors import (
     TlsError,
 )
 from penstock.spark.backoff import DENIED_MS, denied, hopeless, insist
+from penstock.testing.clock import VirtualClock
 
 AWAY, STRANGER = PeerUnreachable("away", address="a:1"), PeerUntrusted("bad", address="b:1")
 DENIED = NoPermission("not you")

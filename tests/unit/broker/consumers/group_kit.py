@@ -10,8 +10,8 @@ from penstock.client.client_session import Session
 from penstock.client.consumer.rebalance import Share
 from penstock.client.messages import MessageQueue
 from penstock.client.topic_routes import Route
-from penstock.clock import VirtualClock
 from penstock.errors import NoRoute, PeerUnreachable, refusal
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumerConnection

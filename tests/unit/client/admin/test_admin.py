@@ -27,8 +27,8 @@ from penstock.client.admin.admin_values import (
 )
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.consumer.subscription import Subscription
-from penstock.clock import VirtualClock
 from penstock.errors import HeaderError, NoPermission, NoRoute, PeerUnreachable
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (

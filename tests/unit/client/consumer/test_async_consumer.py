@@ -13,7 +13,6 @@ from penstock.client.consumer.pull_loop import AGAIN_MS_MAX, Puller
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.messages import MessageQueue
-from penstock.clock import VirtualClock
 from penstock.errors import (
     BadFilter,
     BadSetting,
@@ -22,6 +21,7 @@ from penstock.errors import (
     InvalidParameter,
     NoNameServer,
 )
+from penstock.testing.clock import VirtualClock
 from tests.unit.client.consumer.consumer_kit import QUEUE
 
 NOBODY = "127.0.0.1:1"

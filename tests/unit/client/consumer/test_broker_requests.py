@@ -12,7 +12,7 @@ from penstock.client.consumer.dispatch.orderly import QueueLocks
 from penstock.client.consumer.offset_store import RemoteOffsets
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.messages import MessageQueue
-from penstock.clock import VirtualClock
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Ask, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (

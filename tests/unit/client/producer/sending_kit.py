@@ -11,8 +11,8 @@ from penstock.client.namespace import with_namespace, without_namespace
 from penstock.client.producer.outgoing import SendOptions
 from penstock.client.producer.sending import Sender
 from penstock.client.topic_routes import Route
-from penstock.clock import VirtualClock
 from penstock.errors import ClientClosed, NoRoute, PeerError, PeerUnreachable
+from penstock.testing.clock import VirtualClock
 from penstock.transport.pending_calls import Calls
 from penstock.wire.bodies.client_bodies import BrokerData, QueueData, TopicRouteData
 from penstock.wire.frame import FRAME_BYTES_MAX, JSON, Request

@@ -9,7 +9,6 @@ import pytest
 
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.producer.accumulator import Accumulator, Batching
-from penstock.clock import VirtualClock
 from penstock.errors import (
     BadSetting,
     ClientClosed,
@@ -18,6 +17,7 @@ from penstock.errors import (
     PenstockError,
     TooMuchInFlight,
 )
+from penstock.testing.clock import VirtualClock
 
 
 class Sends:

@@ -12,7 +12,7 @@ from penstock.client.messages import Message, MessageQueue, SendReceipt, SendSta
 from penstock.client.producer.request_client import Requests, is_reply, reply_message, send_reply
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.topic_routes import Route
-from penstock.clock import Alarm, VirtualClock
+from penstock.clock import Alarm
 from penstock.errors import (
     ClientClosed,
     MessageIllegal,
@@ -21,6 +21,7 @@ from penstock.errors import (
     PeerTimeout,
     Refused,
 )
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Ask
 from penstock.wire.bodies.client_bodies import BrokerData, QueueData, TopicRouteData
 from penstock.wire.codes import RequestCode, ResponseCode

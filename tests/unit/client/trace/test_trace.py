@@ -22,8 +22,8 @@ from penstock.client.trace.trace_writer import (
     decode_traces,
     make_tracer,
 )
-from penstock.clock import VirtualClock
 from penstock.errors import PeerTimeout
+from penstock.testing.clock import VirtualClock
 
 TOPIC = "RMQ_SYS_TRACE_TOPIC"
 ID = "7F0000010539659C1B2D6D5B2F0A0000"

@@ -19,7 +19,6 @@ from penstock.client.transaction.async_transaction_producer import (
     TransactionHandle,
 )
 from penstock.client.transaction.transaction_checks import CHECKS_MAX, Check, Checks
-from penstock.clock import VirtualClock
 from penstock.errors import (
     BadSetting,
     InvalidParameter,
@@ -32,6 +31,7 @@ from penstock.errors import (
     TransactionOpen,
     refusal,
 )
+from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Ask, Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import encode_properties

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 import pytest
 
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
-from penstock.clock import VirtualClock
 from penstock.errors import (
     MessageIllegal,
     NoPermission,
@@ -20,6 +19,7 @@ from penstock.spark.sink.at_least_once import Courier, Outbox, close_producers
 from penstock.spark.sink.row_messages import Outgoing
 from penstock.spark.sink.send_batches import ALONE_MAX, Bundle, bundles
 from penstock.spark.sink.sink_options import SinkOptions
+from penstock.testing.clock import VirtualClock
 
 OK = SendStatus.SEND_OK
 

@@ -13,13 +13,13 @@ from pyspark.sql.streaming.datasource import (
     ReadMinRows,
 )
 
-from penstock.clock import VirtualClock
 from penstock.errors import BadSetting, DataLost, NoNameServer, PeerUnreachable, ReadGaveUp
 from penstock.spark.cluster_metadata import Ends
 from penstock.spark.source.data_source import DefaultSource
 from penstock.spark.source.queue_offsets import Marks
 from penstock.spark.source.source_options import SourceOptions, Topics
 from penstock.spark.source.stream_reader import LOOK_MS, TopicStreamReader
+from penstock.testing.clock import VirtualClock
 from penstock.wire.bodies.client_bodies import MessageQueue
 
 Q = [MessageQueue("orders", "broker-a", n) for n in range(8)]

@@ -1,4 +1,4 @@
-"""A NameServer and a broker in one event loop, on free ports, over a directory."""
+"""A NameServer and a broker in one event loop, on free ports, with one data directory."""
 
 import socket
 from functools import partial
@@ -13,15 +13,15 @@ from penstock.server.broker_service import BrokerService
 from penstock.server.nameserver_service import NameServerService
 from penstock.store.get import FOUND
 from penstock.testing.clock import BrokerClock
-from penstock.testing.passage import Passage
-from penstock.testing.patient import FleetingDisk, PatientBroker
+from penstock.testing.clock_driver import ClockDriver
+from penstock.testing.virtual_time import UnsyncedDisk, VirtualTimeBroker
 from penstock.transport.peer import Peer
 from penstock.wire.codes import PERM_READ_WRITE, RequestCode, ResponseCode
 from penstock.wire.output import Output
 
 LOOPBACK = "127.0.0.1"
-EVER_MS = 10 * 365 * 86_400_000
-ASK_MS = 10_000
+FOREVER_MS = 10 * 365 * 86_400_000
+CALL_MS = 10_000
 PORT_TRIES = 5
 READ_BYTES = 1 << 20
 
@@ -29,106 +29,118 @@ SETTINGS: dict[str, Any] = {
     "broker.host": LOOPBACK, "broker.probe_port": 0, "broker.vip_port": 0,
     "nameserver.host": LOOPBACK, "nameserver.port": 0,
     "tls.mode": "off",
-    # Clients are alive as long as they are connected: they live by another clock.
-    "broker.client_expire_ms": EVER_MS, "server.idle_ms": EVER_MS,
-    "nameserver.broker_expire_ms": EVER_MS,
-    # Nothing is lost because days have passed, or because the machine's disk is full.
-    "store.retain_hours": EVER_MS // 3_600_000, "store.disk_clean_percent": 100,
+    # Clients use the real clock, so they never expire by the broker's clock.
+    "broker.client_expire_ms": FOREVER_MS, "server.idle_ms": FOREVER_MS,
+    "nameserver.broker_expire_ms": FOREVER_MS,
+    # Retention deletes nothing, however far the clock advances and however full the disk is.
+    "store.retain_hours": FOREVER_MS // 3_600_000, "store.disk_clean_percent": 100,
     "store.disk_force_percent": 100, "store.disk_refuse_percent": 100,
     "store.segment_bytes": 8 << 20, "store.queue_file_entries": 2_000,
     "store.index_slots": 2_000, "store.index_entries": 8_000, "store.timer_log_bytes": 1 << 20,
 }  # fmt: skip
 
 
-class House:
-    """The servers of a test; everything here is called in their loop."""
+class InProcessCluster:
+    """The servers of a test. All methods are called in the servers' event loop."""
 
     def __init__(self, clock: BrokerClock, data: Path, settings: dict[str, Any]) -> None:
         self._clock = clock
         self._settings = with_values(Settings(), SETTINGS | settings)
         self._data = data
-        self._names: NameServerService | None = None
+        self._nameserver: NameServerService | None = None
         self._service: BrokerService | None = None
         self._admin: Peer | None = None
-        self._passage: Passage | None = None
+        self._driver: ClockDriver | None = None
         self.nameserver = ""
         self.address = ""
 
-    # --- life
+    # --- start and stop
 
     async def start(self) -> None:
-        """Serve."""
-        names = self._names = NameServerService(self._settings, self._clock)
-        await names.start()
-        assert names.server is not None
-        self.nameserver = f"{LOOPBACK}:{names.server.port}"
+        """Start the NameServer and the broker."""
+        nameserver = self._nameserver = NameServerService(self._settings, self._clock)
+        await nameserver.start()
+        assert nameserver.server is not None
+        self.nameserver = f"{LOOPBACK}:{nameserver.server.port}"
         for left in reversed(range(PORT_TRIES)):
             try:
                 await self._start_broker(_free_port())
                 return
-            except OSError:  # somebody else was faster
+            except OSError:  # another process has taken the port
                 if left == 0:
                     raise
 
     async def _start_broker(self, port: int) -> None:
         settings = with_values(
             self._settings,
-            {"broker.port": port, "broker.nameservers": self.nameserver,
-             "broker.data": str(self._data)},
-        )  # fmt: skip
+            {
+                "broker.port": port,
+                "broker.nameservers": self.nameserver,
+                "broker.data": str(self._data),
+            },
+        )
         service = BrokerService(
-            settings, self._clock, disk=FleetingDisk(threads=settings.store.sync_flush),
-            make_broker=partial(PatientBroker, clock=self._clock),
-        )  # fmt: skip
+            settings,
+            self._clock,
+            disk=UnsyncedDisk(threads=settings.store.sync_flush),
+            make_broker=partial(VirtualTimeBroker, clock=self._clock),
+        )
         await service.start()
         self._service = service
         self.address = f"{LOOPBACK}:{port}"
         self._admin = Peer(self.address)
-        self._passage = Passage(self._clock, service, self._admin)
+        self._driver = ClockDriver(self._clock, service, self._admin)
 
     async def _stop_broker(self) -> None:
         admin, service = self._admin, self._service
-        self._admin = self._service = self._passage = None
+        self._admin = self._service = self._driver = None
         if admin is not None:
             await admin.close()
         if service is not None:
             await service.stop()
 
     async def stop(self) -> None:
-        """End."""
-        self._clock.flow()
+        """Stop the broker and the NameServer."""
+        self._clock.run()
         try:
             await self._stop_broker()
-            if self._names is not None:
-                await self._names.stop()
+            if self._nameserver is not None:
+                await self._nameserver.stop()
         finally:
-            self._clock.stand()
-            self._clock.forget()
+            self._clock.freeze()
+            self._clock.clear()
 
     async def restart(self) -> None:
-        """Stop the broker in order, and start it with what it has stored."""
+        """Shut the broker down and start it again on the same port with the same store."""
         port = int(self.address.rpartition(":")[2])
-        self._clock.flow()
+        self._clock.run()
         await self._stop_broker()
-        self._clock.stand()
+        self._clock.freeze()
         await self._start_broker(port)
 
-    # --- what tests do with it
+    # --- for tests
 
-    async def move(self, ms: int) -> None:
-        """Let time pass."""
-        assert self._passage is not None, "the broker does not run"
-        await self._passage.move(ms)
+    async def advance(self, ms: int) -> None:
+        """Advance the broker's clock."""
+        assert self._driver is not None, "the broker is not running"
+        await self._driver.advance(ms)
 
     async def create_topic(self, topic: str, queues: int) -> None:
-        """Make a topic, or change it; the NameServer knows it then."""
-        assert self._admin is not None, "the broker does not run"
+        """Create or change a topic, and register it with the NameServer."""
+        assert self._admin is not None, "the broker is not running"
         ext = {
-            "topic": topic, "defaultTopic": "TBW102", "readQueueNums": str(queues),
-            "writeQueueNums": str(queues), "perm": str(PERM_READ_WRITE), "topicSysFlag": "0",
-            "topicFilterType": "SINGLE_TAG", "order": "false",
-        }  # fmt: skip
-        answer = await self._admin.call(RequestCode.UPDATE_AND_CREATE_TOPIC, ext, timeout_ms=ASK_MS)
+            "topic": topic,
+            "defaultTopic": "TBW102",
+            "readQueueNums": str(queues),
+            "writeQueueNums": str(queues),
+            "perm": str(PERM_READ_WRITE),
+            "topicSysFlag": "0",
+            "topicFilterType": "SINGLE_TAG",
+            "order": "false",
+        }
+        answer = await self._admin.call(
+            RequestCode.UPDATE_AND_CREATE_TOPIC, ext, timeout_ms=CALL_MS
+        )
         if answer.code != ResponseCode.SUCCESS:
             raise refusal(answer.code, answer.remark, self.address)
 
@@ -150,14 +162,14 @@ class House:
         return found
 
     def topics(self) -> list[str]:
-        """The topics that are not the broker's own, those of retries and dead letters included."""
+        """All topics except the broker's system topics; retry and dead letter topics included."""
         topics = self._broker().parts.topics
         return sorted(name for name in topics.table.topics if not topics.is_system(name))
 
-    def _broker(self) -> PatientBroker:
-        assert self._service is not None, "the broker does not run"
+    def _broker(self) -> VirtualTimeBroker:
+        assert self._service is not None, "the broker is not running"
         broker = self._service.broker
-        assert isinstance(broker, PatientBroker)
+        assert isinstance(broker, VirtualTimeBroker)
         return broker
 
 

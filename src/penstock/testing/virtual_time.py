@@ -1,7 +1,7 @@
-"""A broker whose messages go by a clock that stands still, and whose clients go by the real one.
+"""A broker that uses a virtual clock for messages and the real clock for its clients.
 
-Clients are real: they wait in real time for messages and say when they asked by their own clock.
-So requests that wait do so in real time, whatever the broker's clock does meanwhile.
+Clients run in real time: their requests carry the real time and wait in real time for messages. So
+suspended requests expire by the real clock.
 """
 
 from dataclasses import replace
@@ -21,40 +21,40 @@ from penstock.wire.bodies.client_bodies import HeartbeatData
 from penstock.wire.codes import PERM_READ_WRITE, RETRY_TOPIC_PREFIX, RequestCode, topic_fault
 
 NEVER_MS = 1 << 62
-TELL_MS = 3_000
+REGISTER_MS = 3_000
 TIMER_AHEAD_MS = 10_000
-_BORN = "bornTime"
+_BORN_TIME = "bornTime"
 _POPS = (RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
 
 
-class PatientHolds(Holds):
-    """Requests that wait for messages, as long as their clients do."""
+class RealTimeLongPolling(Holds):
+    """Suspended requests, which expire by the real clock, as their clients expect."""
 
     def __init__(self, store: MessageStore, clock: Clock) -> None:
         super().__init__(store)
         self._clock = clock
-        self._real = LoopClock()
+        self._real_clock = LoopClock()
         self._alarm: Alarm | None = None
         self._alarm_ms = NEVER_MS
         self._expiring = False
 
     def add(self, client: ClientId, ticket: Any, hold: Hold) -> None:
         wait_ms = max(hold.deadline_ms - self._clock.now_ms(), 0)
-        super().add(client, ticket, replace(hold, deadline_ms=self._real.now_ms() + wait_ms))
+        super().add(client, ticket, replace(hold, deadline_ms=self._real_clock.now_ms() + wait_ms))
         self._set_alarm()
 
     def due(self) -> int:
-        """Never, for the server: its clock stands."""
+        """Never, for the server, which uses the virtual clock."""
         return super().due() if self._expiring else NEVER_MS
 
     def tick(self, now_ms: int) -> None:
-        """Nothing: see `_expire`."""
+        """Do nothing: `_expire` is called by the real clock."""
 
     def _expire(self) -> None:
         self._alarm, self._alarm_ms = None, NEVER_MS
         self._expiring = True
         try:
-            super().tick(self._real.now_ms())
+            super().tick(self._real_clock.now_ms())
         finally:
             self._expiring = False
         self._set_alarm()
@@ -65,34 +65,41 @@ class PatientHolds(Holds):
             if self._alarm is not None:
                 self._alarm.cancel()
             self._alarm_ms = due_ms
-            self._alarm = self._real.wake_at(due_ms, self._expire)
+            self._alarm = self._real_clock.wake_at(due_ms, self._expire)
 
 
-class PatientBroker(Broker):
-    """The broker of a test."""
+class VirtualTimeBroker(Broker):
+    """A broker with a virtual clock."""
 
     def __init__(
-        self, settings: Live, store: MessageStore, address: str, host: str, now_ms: int, *,
+        self,
+        settings: Live,
+        store: MessageStore,
+        address: str,
+        host: str,
+        now_ms: int,
+        *,
         clock: Clock,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._clock = clock
         super().__init__(settings, store, address, host, now_ms)
 
     def _build(self, settings: Live, store: MessageStore, address: str, now_ms: int) -> Parts:
         parts = super()._build(settings, store, address, now_ms)
-        parts.holds = PatientHolds(store, self._clock)
+        parts.holds = RealTimeLongPolling(store, self._clock)
         return parts
 
     def handle(self, command: Command) -> Answer:
-        if command.code in _POPS and _BORN in command.ext:  # else it comes days late
-            command.ext[_BORN] = str(command.now_ms)
+        # By the virtual clock a request of the real time may be days old, and would be expired.
+        if command.code in _POPS and _BORN_TIME in command.ext:
+            command.ext[_BORN_TIME] = str(command.now_ms)
         elif command.code == RequestCode.HEART_BEAT:
-            return self._welcome(command)
+            return self._register_retry_topics(command)
         return super().handle(command)
 
-    def _welcome(self, command: Command) -> Answer:
-        """The NameServer knows a group's retry topic before the group hears of itself: consumers
-        find it at once then, and not with one of their next looks."""
+    def _register_retry_topics(self, command: Command) -> Answer:
+        """Register the retry topics of new groups with the NameServer before the heartbeat is
+        answered, so that consumers find them in their first route and not after a refresh."""
         topics = self.parts.topics
         new = []
         for consumer in command.body_as(HeartbeatData).consumer_data_set:
@@ -104,12 +111,12 @@ class PatientBroker(Broker):
         if not new:
             return super().handle(command)
         handle = super().handle
-        return Registered(lambda: handle(command), command.now_ms + TELL_MS, tuple(new))
+        return Registered(lambda: handle(command), command.now_ms + REGISTER_MS, tuple(new))
 
     def next_due(self) -> int:
-        """When there is something to do next about messages that were kept for later."""
+        """When the next message becomes due (delayed, timed, to be retried or checked)."""
         due_ms = min(keeper.due() for keeper in self._keepers)
-        # The timer looks a minute ahead, and again every second: here it sleeps longer.
+        # The timer loads slots a minute ahead, every second. Here it sleeps until a slot is used.
         timers = self.parts.timers
         from_ms = timers.near.loaded_to_ms
         for slot_ms, _ in timers.files.wheel.used(from_ms):
@@ -119,11 +126,11 @@ class PatientBroker(Broker):
         return due_ms
 
 
-class FleetingDisk(Disk):
-    """Files that nobody needs after the test: nothing waits until they are on the disk.
+class UnsyncedDisk(Disk):
+    """A disk that never syncs, because nobody needs the files after the test.
 
-    Without `threads` all work is done at once, in the loop, and the log counts as flushed when
-    time passes.
+    Without `threads` all work runs immediately in the event loop, and the CommitLog counts as
+    flushed when the clock advances.
     """
 
     def __init__(self, *, threads: bool) -> None:
