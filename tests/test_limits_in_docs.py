@@ -30,6 +30,8 @@ from penstock.broker.retry.consumer_retry import FIRST_LEVEL
 from penstock.broker.topics import QUEUES_MAX
 from penstock.broker.transaction.check_back import ASKED_MAX, COME_BACK_MS, ROLL_AFTER
 from penstock.broker.transaction.half_messages import ENDED_MAX
+from penstock.cli.supervisor import PAUSE_S, PAUSE_S_MAX
+from penstock.cli.up import BROKERS_MAX
 from penstock.config import Settings, delays_ms
 from penstock.server.answer_executor import (
     HOLDS_MAX,
@@ -38,8 +40,13 @@ from penstock.server.answer_executor import (
     RELAYS_PER_CLIENT_MAX,
 )
 from penstock.server.connection import STUCK_MS, UNDER_WAY_MAX
-from penstock.server.server import HELD_SHARE
+from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
+from penstock.server.server import HELD_SHARE, LAG_MS
+from penstock.store.consumequeue.consumequeue import ALLOCATE_BYTES, BLOCK_BYTES
+from penstock.store.index import HEADER_BYTES
 from penstock.store.lookup import QUERY_MAX
+from penstock.store.recovery.checkpoint import PAGE_BYTES, SLACK_MS
+from penstock.store.store import PREPARED_MAX
 from penstock.store.timer.timer_log import UNIT_BYTES
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
@@ -53,7 +60,7 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SECOND_MS, MINUTE_MS = 1_000, 60_000
 DAY_S = 86_400
 
-Row = tuple[str, str, tuple[int, ...]]
+Row = tuple[str, str, tuple[float, ...]]
 
 
 def whole(value: int, unit: int) -> int:
@@ -147,18 +154,50 @@ CONSUMING_ROWS: list[Row] = [
     ("trace.md", "the newest {} |", (UNIQUE_MAX,)),
 ]  # fmt: skip
 
-ROWS = [*BROKER_ROWS, *DELAY_ROWS, *CONSUMING_ROWS]
+SERVER_ROWS: list[Row] = [
+    ("security.md", "checks the files every {} seconds", (whole(REFRESH_MS, SECOND_MS),)),
+    ("security.md", "sends nothing for {} s", (whole(FIRST_BYTE_MS, SECOND_MS),)),
+    ("security.md", "finish the handshake within {:.0f} s", (HANDSHAKE_SECONDS,)),
+    ("security.md", "At most {:,} connections may be in that state", (WAITING_MAX,)),
+    ("nameserver.md", "registers, every {} s", (whole(BROKER.register_ms, SECOND_MS),)),
+    ("running.md", "`--nameserver-port PORT` | {} |", (DEFAULTS.nameserver.port,)),
+    ("running.md", "`--broker-port PORT` | {} |", (BROKER.port,)),
+    ("running.md", "in the cluster `DefaultCluster`, at most {};", (BROKERS_MAX,)),
+    ("running.md", "pauses that double up to {:.0f} s", (PAUSE_S_MAX,)),
+    ("running.md", "take longer than {} ms", (LAG_MS,)),
+    ("running.md", "`stop_ms`, {} s", (whole(SERVER.stop_ms, SECOND_MS),)),
+]  # fmt: skip
+
+STORE_ROWS: list[Row] = [
+    ("store.md", "in steps ({} KiB for a new queue, then {} KiB)",
+     (whole(BLOCK_BYTES, KIB), whole(ALLOCATE_BYTES, KIB))),
+    ("store.md", "`queue_rest_ms` ({:,};", (STORE.queue_rest_ms,)),
+    ("store.md", "`queues_mapped_max` ({:,})", (STORE.queues_mapped_max,)),
+    ("store.md", "a new topic's first {} queues", (PREPARED_MAX,)),
+    ("store.md", "a header of {} bytes", (HEADER_BYTES,)),
+    ("store.md", "in a page of {:,}", (PAGE_BYTES,)),
+    ("store.md", "{} seconds of slack", (whole(SLACK_MS, SECOND_MS),)),
+    ("store.md", "`disk_clean_percent` ({})", (STORE.disk_clean_percent,)),
+    ("store.md", "`disk_force_percent` ({})", (STORE.disk_force_percent,)),
+    ("store.md", "`disk_refuse_percent` ({})", (STORE.disk_refuse_percent,)),
+    ("migration.md", "and one more: {} GiB", (2 * whole(STORE.segment_bytes, GIB),)),
+    ("migration.md", "rolled back after {} counted checks", (BROKER.transaction_checks_max,)),
+    ("migration.md", "up to {} days ahead", (whole(STORE.timer_delay_s_max, DAY_S),)),
+]  # fmt: skip
+
+ROWS = [*BROKER_ROWS, *DELAY_ROWS, *CONSUMING_ROWS, *SERVER_ROWS, *STORE_ROWS]
 
 
 @pytest.mark.parametrize(("page", "fragment", "figures"), ROWS)
 def test_figures_on_the_pages_are_those_of_the_code(
-    page: str, fragment: str, figures: tuple[int, ...]
+    page: str, fragment: str, figures: tuple[float, ...]
 ) -> None:
     text = " ".join((DOCS / page).read_text().split())
     assert fragment.format(*figures).strip() in text, f"docs/{page} is out of date"
 
 
 def test_figures_that_the_pages_write_as_words() -> None:
+    assert PAUSE_S == 0.5, "docs/running.md: started again first after half a second"
     assert HELD_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
     assert COME_BACK_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
     assert STORE.timer_roll_slots * STORE.timer_precision_ms == 2 * DAY_S * SECOND_MS, (
