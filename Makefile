@@ -1,18 +1,19 @@
-# Two commands matter: `make demo` and `make test`. Both set everything up first, in .venv.
+# `make demo` shows Penstock, `make test` tests it, `make check` is the everyday command.
+# Every target first sets up what it needs, in .venv.
 # `make help` lists the rest.
 
 SHELL := /bin/bash
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
-KERNEL := $(shell find src -name '*.pxd') $(patsubst %.pxd,%.py,$(shell find src -name '*.pxd'))
+COMPILED := $(shell find src -name '*.pxd') $(patsubst %.pxd,%.py,$(shell find src -name '*.pxd'))
 
-.PHONY: help setup demo test proof lint format bench build clean
+.PHONY: help setup demo check test proof lint format bench build clean
 
-help: ## this list
+help: ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
-setup: .venv/kernel.stamp ## make .venv, install everything, compile the kernel
+setup: .venv/compiled.stamp ## create .venv, install the dependencies, compile the core
 
 .venv/env.stamp: pyproject.toml setup.py
 	@test -n "$(PYTHON)" || { echo "Penstock needs Python 3.11 or newer on the PATH"; exit 1; }
@@ -21,20 +22,23 @@ setup: .venv/kernel.stamp ## make .venv, install everything, compile the kernel
 	@PENSTOCK_PURE=1 $(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[spark,dev]'
 	@touch $@
 
-.venv/kernel.stamp: .venv/env.stamp $(KERNEL)
-	@echo "== set-up: compiling the kernel"
+.venv/compiled.stamp: .venv/env.stamp $(COMPILED)
+	@echo "== set-up: compiling the core"
 	@$(BIN)/python setup.py --quiet build_ext --inplace --parallel 2 >.venv/build.log 2>&1 \
 		|| { cat .venv/build.log; exit 1; }
 	@$(BIN)/python -m penstock.build_report
 	@touch $@
 
-demo: setup ## a million messages and a killed broker; then registrations with a spike, on Spark
+demo: setup ## send a million messages through a broker that is killed, then run two pipelines on Spark
 	@$(BIN)/penstock demo
 
-test: setup ## all tests, a few rounds and seeds of each (what CI runs)
+check: lint ## lint and the fast unit tests, within a minute: the everyday command
+	@$(BIN)/python -m tests.run --depth check
+
+test: setup ## all tests, with a few rounds and seeds each (CI runs this)
 	@$(BIN)/python -m tests.run --depth ci
 
-proof: setup ## the full counts of the issues' proofs
+proof: setup ## all tests, with the full number of rounds and seeds
 	@$(BIN)/python -m tests.run --depth proof
 
 lint: setup ## ruff, mypy --strict, import-linter
@@ -43,17 +47,17 @@ lint: setup ## ruff, mypy --strict, import-linter
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: setup ## let ruff format the code
+format: setup ## format the code with ruff
 	$(BIN)/ruff check --fix --quiet . || true
 	$(BIN)/ruff format .
 
-bench: setup ## the speed claims, side by side
+bench: setup ## run the benchmarks side by side
 	@$(BIN)/python -m benchmarks
 
-build: setup ## wheel and sdist into dist/
+build: setup ## build wheel and sdist into dist/
 	$(BIN)/python -m build
 
-clean: ## remove everything that was made
+clean: ## remove everything that was built
 	rm -rf .venv build dist src/*.egg-info
 	find src \( -name '*.so' -o -name '*.c' \) -delete
 	find . -name __pycache__ -prune -exec rm -rf {} +

@@ -1,7 +1,7 @@
-"""Builds the compiled kernel; everything else about the package is in pyproject.toml.
+"""Builds the compiled core; everything else about the package is in pyproject.toml.
 
-COMPILED is the one list of compiled modules. Each `x.py` runs alone; `x.pxd` beside it gives the
-compiler the types. Switches:
+COMPILED lists the compiled modules. Each `x.py` also runs uncompiled; `x.pxd` beside it gives the C
+types. Environment variables:
 
 * `PENSTOCK_PURE=1` skips compiling.
 * `PENSTOCK_REQUIRE_COMPILED=1` makes a missing compiler fatal (release wheels).
@@ -50,11 +50,11 @@ COMPILED = (
 
 DIRECTIVES = {
     "language_level": 3,
-    "boundscheck": False,  # the kernel checks bounds itself, once, before it takes memory
+    "boundscheck": False,  # the code checks lengths once, before it reads or writes
     "wraparound": False,
     "initializedcheck": False,
     "cdivision": True,
-    "annotation_typing": False,  # annotations are for people and mypy; the .pxd types the kernel
+    "annotation_typing": False,  # annotations are for readers and mypy; the .pxd has the C types
     "embedsignature": True,
 }
 
@@ -65,7 +65,7 @@ SHARED = "penstock._cyutility"
 
 
 def can_compile() -> bool:
-    """Whether there is a C compiler with Python's headers: the kernel is compiled whole or not."""
+    """Whether there is a C compiler with Python's headers. The core is compiled as a whole or not at all."""
     compiler = new_compiler()
     customize_compiler(compiler)
     with tempfile.TemporaryDirectory() as folder:
@@ -75,7 +75,9 @@ def can_compile() -> bool:
             include = [sysconfig.get_path("include"), sysconfig.get_path("platinclude")]
             compiler.compile([str(source)], output_dir=folder, include_dirs=include)
         except Exception as error:
-            print(f"penstock: no C compiler ({error}); the kernel will run uncompiled, slower")
+            print(
+                f"penstock: no C compiler ({error}); the core will run uncompiled, which is slower"
+            )
             return False
     return True
 

@@ -1,4 +1,4 @@
-"""What all tests share: the kernel runs in the mode it was asked for, and Hypothesis by depth."""
+"""Shared by all tests: the core runs in the requested mode, Hypothesis by depth."""
 
 import os
 
@@ -19,7 +19,7 @@ settings.load_profile("penstock")
 
 
 @pytest.fixture(autouse=True, scope="session")
-def kernel_mode() -> None:
+def core_mode() -> None:
     expected = os.environ.get("PENSTOCK_EXPECT")
     actual = "compiled" if penstock.compiled() else "pure"
-    assert expected in (None, actual), f"kernel is {actual}, the run expects {expected}"
+    assert expected in (None, actual), f"the core is {actual}, this run expects {expected}"

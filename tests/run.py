@@ -1,7 +1,8 @@
-"""Runs the suite: `python -m tests.run --depth ci|proof`. `make test` and `make proof` call this.
+"""Runs the test suite: `python -m tests.run --depth check|ci|proof`.
 
-The unit tests run twice, compiled and with `PENSTOCK_PURE=1`; everything else once. Two lanes run
-beside each other, because the tests with real Java clients mostly wait for these.
+`make check`, `make test` and `make proof` call this. `check` runs the fast unit tests. `ci` and
+`proof` run everything: unit tests twice, compiled and with `PENSTOCK_PURE=1`, everything else once.
+Their steps run in parallel lanes, because tests with real Java clients and Spark mostly wait.
 """
 
 import argparse
@@ -20,10 +21,11 @@ from typing import IO
 import penstock
 
 ROOT = Path(__file__).parent.parent
-NEWS_S = 60.0
-"""How often the lanes say how far they are."""
-APART = ("unit", "client", "compat", "spark")
-"""Folders of tests that have a step of their own."""
+PROGRESS_S = 60.0
+"""How often the progress of the lanes is printed."""
+OWN_STEP = ("unit", "client", "compat", "spark")
+"""Test folders that have a step of their own."""
+PARALLEL = ("-n", "2", "--dist", "worksteal")
 
 
 @dataclass(frozen=True)
@@ -31,28 +33,28 @@ class Step:
     """One run of pytest."""
 
     title: str
-    paths: Sequence[str]
+    arguments: Sequence[str]
     environment: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Lane:
-    """Steps one after another; the first that fails ends it."""
+    """Steps that run one after another; the first failure ends the lane."""
 
     steps: Sequence[Step]
     depth: str
     failed: int = 0
-    doing: str = ""
+    current: str = ""
     output: IO[bytes] | None = None
 
     def run(self) -> None:
         for step in self.steps:
-            self.doing = step.title
+            self.current = step.title
             began = time.monotonic()
             with tempfile.TemporaryFile() as output:
                 self.output = output
                 environment = {**os.environ, **step.environment, "PENSTOCK_DEPTH": self.depth}
-                command = [sys.executable, "-m", "pytest", "-q", *step.paths]
+                command = [sys.executable, "-m", "pytest", "-q", *step.arguments]
                 self.failed = subprocess.run(
                     command, cwd=ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
                 ).returncode
@@ -64,56 +66,60 @@ class Lane:
             if self.failed:
                 return
 
-    def news(self) -> str:
-        """What it does, and how far pytest says it is."""
-        done = ""
+    def progress(self) -> str:
+        """The current step and pytest's percentage."""
+        percentage = ""
         if (output := self.output) is not None:
             size = os.fstat(output.fileno()).st_size
             tail = os.pread(output.fileno(), 200, max(size - 200, 0)).decode(errors="replace")
-            done = (re.findall(r"\[ *\d+%\]", tail) or [""])[-1]
-        return f"{self.doing} {done}".strip()
+            percentage = (re.findall(r"\[ *\d+%\]", tail) or [""])[-1]
+        return f"{self.current} {percentage}".strip()
 
 
 def lanes(depth: str) -> list[Lane]:
-    """What runs beside what."""
-    compiled = "compiled" if penstock.compiled() else "pure"
-    as_built = {"PENSTOCK_EXPECT": compiled}
-    kernel = "compiled kernel" if compiled == "compiled" else "NO compiled kernel"
-    unit = Step(f"unit tests, {kernel}", ["tests/unit"], as_built)
+    """The lanes of a run at this depth."""
+    compiled = penstock.compiled()
+    as_built = {"PENSTOCK_EXPECT": "compiled" if compiled else "pure"}
+    core = "compiled core" if compiled else "NO compiled core"
+    if depth == "check":
+        fast = ["tests/unit", "tests/test_tidy.py", "tests/test_docs.py", "-m", "not slow"]
+        return [Lane([Step(f"fast tests, {core}", [*fast, *PARALLEL], as_built)], depth)]
+    unit = Step(f"unit tests, {core}", ["tests/unit"], as_built)
     pure = Step(
-        "unit tests, pure Python kernel", ["tests/unit"],
+        "unit tests, uncompiled",
+        ["tests/unit"],
         {"PENSTOCK_PURE": "1", "PENSTOCK_EXPECT": "pure"},
-    )  # fmt: skip
-    rest = Step(
-        "documents, integration, faults, simulation",
-        ["tests", *(f"--ignore=tests/{other}" for other in APART)], as_built,
-    )  # fmt: skip
-    client = Step("the client, on our servers and on Apache's", ["tests/client"], as_built)
-    compat = Step("compatibility with real clients and servers", ["tests/compat"], as_built)
-    spark = Step("Spark, on this machine and on a cluster", ["tests/spark"], as_built)
-    first = [unit, rest, client, spark]  # Spark minds a busy machine most: when others have ended
-    second = [compat] if compiled == "pure" else [pure, compat]
+    )
+    others = ["tests", *(f"--ignore=tests/{folder}" for folder in OWN_STEP)]
+    rest = Step("documentation, integration, faults, simulation", others, as_built)
+    client = Step("Python client on Penstock and Apache servers", ["tests/client"], as_built)
+    compat = Step("compatibility with Apache clients and servers", ["tests/compat"], as_built)
+    spark = Step("Spark, local and on a cluster", ["tests/spark"], as_built)
+    first = [unit, rest, spark]
+    second = [compat, client] if not compiled else [pure, compat, client]
     return [Lane(first, depth), Lane(second, depth)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--depth", choices=("ci", "proof"), default="ci")
+    parser.add_argument("--depth", choices=("check", "ci", "proof"), default="ci")
     depth = parser.parse_args().depth
-    both = lanes(depth)
+    running = lanes(depth)
     began = time.monotonic()
-    threads = [threading.Thread(target=lane.run) for lane in both]
+    threads = [threading.Thread(target=lane.run) for lane in running]
     for thread in threads:
         thread.start()
-    while running := [t for t in threads if t.is_alive()]:
-        running[0].join(NEWS_S)
+    while alive := [thread for thread in threads if thread.is_alive()]:
+        alive[0].join(PROGRESS_S)
         busy = [
-            lane.news() for lane, thread in zip(both, threads, strict=True) if thread.is_alive()
+            lane.progress()
+            for lane, thread in zip(running, threads, strict=True)
+            if thread.is_alive()
         ]
         if busy:
             print(f"-- {time.monotonic() - began:.0f} s: {'; '.join(busy)}", flush=True)
-    print(f"== all took {time.monotonic() - began:.0f} s", flush=True)
-    return next((lane.failed for lane in both if lane.failed), 0)
+    print(f"== total: {time.monotonic() - began:.0f} s", flush=True)
+    return next((lane.failed for lane in running if lane.failed), 0)
 
 
 if __name__ == "__main__":

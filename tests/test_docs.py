@@ -131,6 +131,15 @@ def test_every_package_has_a_row_on_the_map() -> None:
     assert rows - packages == set(), "docs/architecture.md has rows for packages that are gone"
 
 
+def test_modules_named_in_the_architecture_exist() -> None:
+    text = (DOCS / "architecture.md").read_text()
+    named = set(re.findall(r"`([a-z_]+(?:/[a-z_]+)*/(?:[a-z_]+\.py)?)`", text))
+    gone = {
+        name for name in named if not name.startswith("tests/") and not (SOURCE / name).exists()
+    }
+    assert gone == set(), "docs/architecture.md names modules that are gone"
+
+
 @pytest.mark.parametrize("path", PAGES, ids=lambda p: p.name)
 def test_links_lead_somewhere(path: Path) -> None:
     for target, anchor in re.findall(r"\]\(([^)#]*)(?:#([^)]*))?\)", path.read_text()):

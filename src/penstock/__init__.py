@@ -5,12 +5,12 @@
     with Producer("localhost:9876", group="signup") as producer:
         producer.send(Message("UserRegistered", b'{"id": 42}'))
 
-The clients are those of `penstock.client`; each is loaded when it is asked for.
+The clients come from `penstock.client`. Each is loaded on first use.
 """
 
 import os as _os
 
-TYPE_CHECKING = False  # tools take it for typing's own, which would take 8 ms to load
+TYPE_CHECKING = False  # type checkers treat it as typing's; importing typing takes 8 ms
 if TYPE_CHECKING:
     from penstock.client import (
         Admin,
@@ -72,7 +72,7 @@ if _os.environ.get("PENSTOCK_PURE") == "1":
 
 
 def compiled() -> bool:
-    """Whether the per-message kernel runs as machine code (else: the same Python, slower)."""
+    """Whether the per-message path runs compiled; uncompiled it is the same Python, but slower."""
     from penstock.wire import frame
 
     return not frame.__file__.endswith(".py")

@@ -1,7 +1,7 @@
-"""`PENSTOCK_PURE=1`: run the kernel's Python sources even where compiled modules lie beside them.
+"""`PENSTOCK_PURE=1`: run the Python sources even where compiled modules lie beside them.
 
-The import system prefers an extension module to a source of the same name, so a finder of our own
-goes first and offers only sources.
+The import system prefers an extension module to a source of the same name, so a
+finder that offers only sources is installed before the others.
 """
 
 import sys
