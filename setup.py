@@ -65,7 +65,7 @@ SHARED = "penstock._cyutility"
 
 
 def can_compile() -> bool:
-    """Whether there is a C compiler with Python's headers. The core is compiled as a whole or not at all."""
+    """Whether there is a C compiler with Python's headers."""
     compiler = new_compiler()
     customize_compiler(compiler)
     with tempfile.TemporaryDirectory() as folder:
