@@ -16,7 +16,7 @@ import penstock
 from penstock.broker.broker import Broker
 from penstock.broker.filter.filtered_read import LOOKS_MAX
 from penstock.config import Live, Settings, StoreConfig
-from penstock.server.request_loop import Turn
+from penstock.server.request_loop import RequestLoop
 from penstock.store.get import SCAN_ENTRIES_MAX
 from penstock.store.store import MessageStore
 from penstock.wire.bodies.client_bodies import TopicConfig
@@ -52,7 +52,7 @@ CASES = (
 )  # fmt: skip
 
 
-def fill(turn: Turn) -> None:
+def fill(request_loop: RequestLoop) -> None:
     for number in range(MESSAGES):
         properties = {
             "UNIQ_KEY": f"7F0000010000{number:020X}", "KEYS": f"order-{number}", "TAGS": "TagA",
@@ -62,21 +62,21 @@ def fill(turn: Turn) -> None:
             "a": "bench", "b": "T", "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": str(NOW_MS),
             "h": "0", "j": "0", "m": "false", "i": encode_properties(properties).decode(),
         }  # fmt: skip
-        serve(turn, encode(RequestCode.SEND_MESSAGE_V2, ext, b"x" * 128, encoding=BINARY))
+        serve(request_loop, encode(RequestCode.SEND_MESSAGE_V2, ext, b"x" * 128, encoding=BINARY))
 
 
-def serve(turn: Turn, frame: bytes) -> int:
+def serve(request_loop: RequestLoop, frame: bytes) -> int:
     """Serve a request; the bytes of its answer."""
-    turn.bind(memoryview(bytearray(frame)), BORN)
-    turn.serve(0, len(frame), NOW_MS)
-    if turn.deferred:
-        turn.deferred.clear()
-    length = turn.output.length
-    turn.output.length = 0
+    request_loop.bind(memoryview(bytearray(frame)), BORN)
+    request_loop.serve(0, len(frame), NOW_MS)
+    if request_loop.deferred:
+        request_loop.deferred.clear()
+    length = request_loop.output.length
+    request_loop.output.length = 0
     return length
 
 
-def read_all(turn: Turn, case: Case) -> float:
+def read_all(request_loop: RequestLoop, case: Case) -> float:
     """CPU seconds to pull once over all messages, in steps of what one pull looks at."""
     frames = []
     for offset in range(0, MESSAGES, case.step):
@@ -89,7 +89,7 @@ def read_all(turn: Turn, case: Case) -> float:
         frames.append(encode(RequestCode.PULL_MESSAGE, ext, encoding=BINARY))
     begin = time.process_time()
     for frame in frames:
-        serve(turn, frame)
+        serve(request_loop, frame)
     return time.process_time() - begin
 
 
@@ -98,15 +98,15 @@ def main() -> None:
         live = Live(Settings(store=StoreConfig()))
         store = MessageStore(Path(root), live.current.store, now_ms=NOW_MS)
         broker = Broker(live, store, ADDRESS, ADDRESS, NOW_MS)
-        turn = Turn(broker, store.path, broker.send, broker.pull)
-        turn.come_from(1, ADDRESS, BORN)
+        request_loop = RequestLoop(broker, store.path, broker.send, broker.pull)
+        request_loop.come_from(1, ADDRESS, BORN)
         topic = TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1)
-        broker.parts.topics.put(topic, NOW_MS)
-        fill(turn)
+        broker.context.topics.put(topic, NOW_MS)
+        fill(request_loop)
         store.attend()
         assert store.max_offset("T", 0) == MESSAGES
         table = Table("per message looked at", "µs")
-        best = {case: min(read_all(turn, case) for _ in range(ROUNDS)) for case in CASES}
+        best = {case: min(read_all(request_loop, case) for _ in range(ROUNDS)) for case in CASES}
         for case, seconds in best.items():
             table.add_row(case.title, f"{seconds / MESSAGES * 1e6:.2f}")
         Console().print(table)

@@ -1,7 +1,7 @@
 """The least that the send path needs around it: every queue that exists may be sent to."""
 
 from penstock.errors import TopicNotExist
-from penstock.rpc.answers import Answer, Encoded
+from penstock.rpc.answers import Answer, EncodedReply
 from penstock.rpc.command import Command
 from penstock.rpc.router import unsupported
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -25,7 +25,7 @@ class OpenGate:
         queue.taking = True
         return queue
 
-    def announced(self, topic: str, answer: Encoded, now_ms: int) -> Answer:
+    def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
         return answer
 
 

@@ -20,7 +20,7 @@ from benchmarks.open_gate import Nothing, OpenGate, Straight
 from benchmarks.plain import PlainHandler
 from penstock.broker.send import SendHandler
 from penstock.config import StoreConfig
-from penstock.server.request_loop import Turn
+from penstock.server.request_loop import RequestLoop
 from penstock.store.store import MessageStore
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import encode
@@ -72,19 +72,19 @@ def ours(case: Case, folder: Path) -> tuple[float, float, int]:
     for queue_id in range(4):
         store.make_queue(b"BenchTopic", queue_id)
     send = SendHandler(store.path, OpenGate(store), Straight(), HOST, EXTRA)
-    turn = Turn(Nothing(), store.path, send)
+    request_loop = RequestLoop(Nothing(), store.path, send)
     pristine = frames(case.per_read, case.encoding)
     buffer = bytearray(pristine)
-    turn.bind(memoryview(buffer), HOST)
+    request_loop.bind(memoryview(buffer), HOST)
     restore = case.encoding == JSON  # a JSON header is unescaped in place
-    output = turn.output
+    output = request_loop.output
 
     def run(messages: int) -> None:
         length = len(pristine)
         for _ in range(messages // case.per_read):
             if restore:
                 buffer[:] = pristine
-            turn.serve(0, length, NOW_MS)
+            request_loop.serve(0, length, NOW_MS)
             output.length = 0
 
     run(2_000)

@@ -19,10 +19,10 @@ import pytest
 from penstock.broker.admin.auth_admin import AuthAdmin
 from penstock.broker.auth.access_control import Access
 from penstock.broker.auth.users import AccessTable
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.cli.main import main
 from penstock.config import AccessConfig, Live, Settings
-from penstock.rpc.answers import InThread, Outbox, Reply
+from penstock.rpc.answers import EffectQueue, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Router
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -78,11 +78,11 @@ class Ours:
         config = AccessConfig(
             authentication=True, authorization=True, initial_user=f"root:{SECRETS['root']}"
         )
-        outbox = Outbox()
-        self.access = Access(Live(Settings(access=config)), AccessTable(), outbox)
+        effects = EffectQueue()
+        self.access = Access(Live(Settings(access=config)), AccessTable(), effects)
         self.access.seed(0)
-        parts = cast(Parts, SimpleNamespace(access=self.access, persistence=self))
-        self._router = Router([AuthAdmin(parts).rows()])
+        context = cast(BrokerContext, SimpleNamespace(access=self.access, persistence=self))
+        self._router = Router([AuthAdmin(context).rows()])
 
     def send(self, code: int, ext: dict[str, str], body: bytes, version: int) -> Answer:
         command = Command(code, ext, body, peer="127.0.0.1:4711", version=version)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import PeerError
-from penstock.transport.peer import Ask, Peer, Response
+from penstock.transport.peer import Peer, PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import HeartbeatData, ProducerData
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -188,7 +188,7 @@ class Driver:
             assert answer.code == 0, (name, answer)
             sent.ended = sent.ended or state != UNKNOWN
 
-    def _asked(self, ask: Ask) -> Response | None:
+    def _asked(self, ask: PeerRequest) -> Response | None:
         if ask.code != RequestCode.CHECK_TRANSACTION_STATE:
             return None
         name = decode_message(ask.body).body.decode()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.errors import PeerError, PeerLost, PeerTimeout, PeerUnreachable, SystemBusy
 from penstock.testing.clock import VirtualClock
-from penstock.transport.peer import Ask, Peer, Response, split_address
+from penstock.transport.peer import Peer, PeerRequest, Response, split_address
 from penstock.wire.frame import BINARY, JSON, Request
 from tests.integration.loops import Frame, Run, Wire, echo, run, serving
 
@@ -198,7 +198,7 @@ def test_bad_frame_costs_the_connection(
 def test_requests_of_the_server_are_answered(run: Run) -> None:
     async def body() -> None:
         answers: list[Frame] = []
-        asked: list[Ask] = []
+        asked: list[PeerRequest] = []
         done = asyncio.Event()
 
         async def asks(wire: Wire) -> None:
@@ -211,7 +211,7 @@ def test_requests_of_the_server_are_answered(run: Run) -> None:
             done.set()
             await wire.read()
 
-        def on_request(ask: Ask) -> Response | None:
+        def on_request(ask: PeerRequest) -> Response | None:
             asked.append(ask)
             if ask.code == 307:
                 return Response(0, {"seen": ask.ext["clientId"]}, b"info")

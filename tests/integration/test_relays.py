@@ -7,11 +7,11 @@ from typing import ClassVar, cast
 
 import pytest
 
-from penstock.rpc.answers import Answer, Reply, Routed, Saved
+from penstock.rpc.answers import Answer, PersistTable, QueryRoute, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.server import answer_executor
-from penstock.server.answer_executor import Carrier
+from penstock.server.answer_executor import AnswerExecutor
 from penstock.store.disk import Disk
 from penstock.wire.bodies.client_bodies import TopicRouteData
 from penstock.wire.frame import JSON
@@ -88,7 +88,7 @@ def test_what_was_answered_is_not_kept_until_its_deadline(
                 question = await other.read()
                 other.writer.write(response(0, question.opaque, JSON, ext={"a": "!"}))
                 assert (await asker.read()).opaque == opaque
-            assert len(home.server.carrier._deadlines) <= 12
+            assert len(home.server.answer_executor._deadlines) <= 12
 
     run(body())
 
@@ -135,19 +135,21 @@ def test_who_waits_for_a_table_shares_its_writes(run: Run) -> None:  # noqa: F81
                 assert int(disk.written[-1]) >= mine, "it is on the disk before it is told"
             return Reply(0, {"written": str(written)})
 
-        return Saved(notes, then)
+        return PersistTable(notes, then)
 
     async def body() -> None:
         async with house() as home:
             server = home.server
             persistence = Persistence(cast(Disk, disk), Path("/nowhere"))
-            server.carrier = Carrier(server, server.carrier._submit, persistence=persistence)
+            server.answer_executor = AnswerExecutor(
+                server, server.answer_executor._submit, persistence=persistence
+            )
             home.echo.handle = note  # type: ignore[method-assign]
             wire = await home.connect()
 
             async def ask_during_a_write(*, written: bool) -> None:
                 wire.writer.write(encode(ECHO, opaque=1))
-                await until(lambda: server.carrier.saving)
+                await until(lambda: server.answer_executor.saving)
                 last = notes.held + 100
                 wire.writer.write(encode(ECHO, opaque=2) * 100)
                 await until(lambda: notes.held == last)
@@ -163,7 +165,7 @@ def test_who_waits_for_a_table_shares_its_writes(run: Run) -> None:  # noqa: F81
             disk.failing = False
             await ask_during_a_write(written=True)
             assert disk.written == [b"1", b"101", b"203", b"303"]
-            assert not server.carrier.saving
+            assert not server.answer_executor.saving
             assert [one.under_way for one in server.connections.values()] == [0]
 
     run(body())
@@ -179,8 +181,8 @@ def test_a_search_for_a_route_that_fails_is_answered(run: Run) -> None:  # noqa:
                 found.append(loop.create_future())
                 return found[-1]
 
-            home.server.carrier.find_route = find
-            answer = Routed("T", lambda route: Reply(0, {"route": str(route)}))
+            home.server.answer_executor.find_route = find
+            answer = QueryRoute("T", lambda route: Reply(0, {"route": str(route)}))
             home.echo.handle = lambda command: answer  # type: ignore[method-assign]
             wire = await home.connect()
             wire.writer.write(encode(ECHO, opaque=1) + encode(ECHO, opaque=2))

@@ -13,9 +13,18 @@ import pytest
 
 from penstock.config import Live, ServerConfig, Settings
 from penstock.errors import InvalidParameter
-from penstock.rpc.answers import Answer, Close, InThread, Outbox, Registered, Relay, Reply, Tell
+from penstock.rpc.answers import (
+    Answer,
+    CallClient,
+    CloseConnection,
+    EffectQueue,
+    InThread,
+    NotifyClient,
+    RegisterTopics,
+    Reply,
+)
 from penstock.rpc.command import Command
-from penstock.server.request_loop import Turn
+from penstock.server.request_loop import RequestLoop
 from penstock.server.server import Server
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import encode, response
@@ -28,7 +37,7 @@ class Echo:
     """Answers by what it is asked: see the codes above."""
 
     def __init__(self) -> None:
-        self.outbox = Outbox()
+        self.effects = EffectQueue()
         self.clients: list[int] = []
         self.gone: list[int] = []
         self.release = threading.Event()
@@ -44,20 +53,20 @@ class Echo:
         if code == BIG:
             return Reply(body=bytes(command.i64("size")))
         if code == ASK:
-            return Relay(
+            return CallClient(
                 command.i64("client"), 77, {"q": "?"}, b"", lambda reply: Reply(0, reply.ext),
                 command.now_ms + command.i64("ms"), Reply(207, remark="no answer"),
             )  # fmt: skip
         if code == KNOWN:
-            return Registered(Reply, 77, ("T",))
+            return RegisterTopics(Reply, 77, ("T",))
         if code == TELL:
-            self.outbox.put(Tell(command.client, 40, {"consumerGroup": "g"}))
+            self.effects.put(NotifyClient(command.client, 40, {"consumerGroup": "g"}))
         elif code == BUG:
             raise ZeroDivisionError("oops")
         elif code == REFUSE:
             raise InvalidParameter("never")
         elif code == BYE:
-            self.outbox.put(Close(command.client, "asked to"))
+            self.effects.put(CloseConnection(command.client, "asked to"))
         return Reply(0, command.ext, command.body, "heard")
 
     def _tell_turn(self, _: object) -> Reply:
@@ -113,11 +122,11 @@ async def house(**limits: int) -> AsyncIterator[House]:
         return pool.submit(work)
 
     echo = Echo()
-    turn = Turn(
+    request_loop = RequestLoop(
         echo, frame_bytes_max=config.frame_bytes_max, header_bytes_max=config.header_bytes_max,
         output_bytes_max=config.output_bytes_max,
     )  # fmt: skip
-    server = Server(Live(Settings(server=config)), echo, turn, echo.outbox, submit=submit)
+    server = Server(Live(Settings(server=config)), echo, request_loop, echo.effects, submit=submit)
     await server.start("127.0.0.1", 0)
     home = House(server, echo)
     try:
@@ -222,7 +231,7 @@ def test_an_answer_waits_until_the_nameservers_know(run: Run) -> None:  # noqa: 
                 told.append((topics, deadline_ms, asyncio.get_running_loop().create_future()))
                 return told[-1][2]
 
-            home.server.carrier.tell_names = tell
+            home.server.answer_executor.tell_names = tell
             wire.writer.write(encode(KNOWN, opaque=1) + encode(ECHO, opaque=2))
             assert (await wire.read()).opaque == 2
             topics, deadline_ms, future = told[0]
@@ -262,7 +271,7 @@ def test_a_connection_with_much_work_under_way_is_not_read_from(run: Run) -> Non
         async with house() as home:
             wire, other = await home.connect(), await home.connect()
             wire.writer.write(b"".join(encode(SLOWLY, opaque=n) for n in range(300)))
-            await until(lambda: home.server.carrier.pool_jobs >= 256)
+            await until(lambda: home.server.answer_executor.pool_jobs >= 256)
             assert (await ask(other, ECHO)).code == 0
             home.echo.release.set()
             got = {(await wire.read()).opaque for _ in range(300)}
@@ -277,7 +286,7 @@ def test_works_of_one_line_end_in_their_order(run: Run) -> None:  # noqa: F811
             wire, other = await home.connect(), await home.connect()
             for number, slow in enumerate(("1", "0", "never", "1", "never", "0")):
                 wire.writer.write(encode(IN_LINE, {"slow": slow}, opaque=number))
-            await until(lambda: home.server.carrier.pool_jobs == 6)
+            await until(lambda: home.server.answer_executor.pool_jobs == 6)
             assert (await ask(other, IN_LINE, slow="0")).ext == {"turn": "1"}
             home.echo.release.set()
             turns = {}
@@ -408,7 +417,7 @@ def test_stopping_lets_answers_leave(run: Run) -> None:  # noqa: F811
         async with house(stop_ms=10_000) as home:
             wire = await home.connect()
             wire.writer.write(encode(SLOWLY, opaque=1))
-            await until(lambda: home.server.carrier.pool_jobs == 1)
+            await until(lambda: home.server.answer_executor.pool_jobs == 1)
             stopping = asyncio.create_task(home.server.stop())
             await asyncio.sleep(0)
             home.echo.release.set()

@@ -16,7 +16,7 @@ from penstock.client.client_session import Answer, Session
 from penstock.client.topic_routes import Route
 from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
 from penstock.testing.clock import VirtualClock
-from penstock.transport.peer import Ask, Response
+from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     BrokerData,
@@ -110,7 +110,7 @@ class Group:
     def route_changed(self, route: Route) -> None:
         self.routes.append(route)
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         return self.answer if ask.code == 307 else False
 
 

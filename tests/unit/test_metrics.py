@@ -110,7 +110,7 @@ def fake_broker() -> Any:
     java = Member(1, "c1", "h:1", 0, 493, 0)
     go = Member(2, "c2", "h:2", 9, 317, 0)
     group = SimpleNamespace(name="pay", consume_type="CONSUME_PASSIVELY", members={1: java, 2: go})
-    parts = SimpleNamespace(
+    context = SimpleNamespace(
         settings=Live(Settings(broker=BrokerConfig(name="broker-b", cluster="C"))), store=store,
         topics=SimpleNamespace(table=SimpleNamespace(topics={"a": 1, "b": 2})),
         groups=SimpleNamespace(table=SimpleNamespace(groups={"pay": 1})),
@@ -120,7 +120,7 @@ def fake_broker() -> Any:
         clients=SimpleNamespace(
             producer_groups=lambda: {"p": [java], "q": [java, go]}, consumer_groups=lambda: [group]
         ),
-        stats=SimpleNamespace(groups={("orders", "pay"): flow}), holds=[1, 2, 3],
+        stats=SimpleNamespace(groups={("orders", "pay"): flow}), long_polling=[1, 2, 3],
         started_ms=1_700_000_000_500,
         delay=SimpleNamespace(
             waiting=lambda: [(3, 17, 20)], dropped=1, late_ms=4,
@@ -130,7 +130,7 @@ def fake_broker() -> Any:
         transactions=SimpleNamespace(add_metrics=lambda registry: None),
     )  # fmt: skip
     return SimpleNamespace(
-        parts=parts,
+        context=context,
         send=SimpleNamespace(sent=8, refused=2),
         retry=SimpleNamespace(dead={("pay", "orders"): 2}),
         pop=SimpleNamespace(add_metrics=lambda registry: None),
@@ -142,8 +142,8 @@ def fake_broker() -> Any:
 def broker_registry(broker: Any = None) -> Registry:
     server = SimpleNamespace(
         bad_frames=1, refused_connections=2, memory=3, lag_ms_max=4.5, connections={1: 0, 2: 0},
-        turn=SimpleNamespace(requests=99, refusals={"NoPermission": 1}),
-        carrier=SimpleNamespace(pool_jobs=6, refusals={}),
+        request_loop=SimpleNamespace(requests=99, refusals={"NoPermission": 1}),
+        answer_executor=SimpleNamespace(pool_jobs=6, refusals={}),
     )  # fmt: skip
     registrar = SimpleNamespace(
         states=[NameServerState("n1:9876", registered=True, success_ms=5500),

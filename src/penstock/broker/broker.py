@@ -26,23 +26,23 @@ from penstock.broker.consumers.heartbeats import HeartbeatHandlers
 from penstock.broker.consumers.lock_requests import LockingHandlers
 from penstock.broker.consumers.offset_requests import ProgressHandlers
 from penstock.broker.consumers.queue_locks import QueueLocks
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.timers import Timers
-from penstock.broker.long_polling import Holds
+from penstock.broker.long_polling import LongPolling
 from penstock.broker.pop.pop_message import Pop
 from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
-from penstock.broker.redirect import Detours
+from penstock.broker.redirect import Redirects
 from penstock.broker.request_reply import Replies
 from penstock.broker.retry.consumer_retry import Retry
-from penstock.broker.rewrite import Copies
+from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.broker.transaction.transactions import Transactions
 from penstock.config import BrokerConfig, Live, Settings
-from penstock.rpc.answers import Answer, Outbox, Persist, Register, Table
+from penstock.rpc.answers import Answer, EffectQueue, PersistentTable, PersistSoon, RegisterSoon
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
@@ -66,7 +66,7 @@ STORE_TICK_MS = 1_000
 class Keeper(Protocol):
     """A part that keeps messages for later."""
 
-    def tables(self) -> tuple[Table, ...]: ...
+    def tables(self) -> tuple[PersistentTable, ...]: ...
 
     def due(self) -> int:
         """When `tick` has something to do."""
@@ -90,57 +90,59 @@ class Broker:
         self, settings: Live, store: MessageStore, address: str, host: str, now_ms: int
     ) -> None:
         self.settings = settings
-        self.outbox = Outbox()
-        self.parts = self._build(settings, store, address, now_ms)
-        self.parts.access.seed(now_ms)
+        self.effects = EffectQueue()
+        self.context = self._build(settings, store, address, now_ms)
+        self.context.access.seed(now_ms)
         numeric = encode_host(host)
-        self.retry = Retry(self.parts, numeric)
-        self.parts.detours = Detours(self.parts, self.retry)
-        self.parts.timers = Timers(self.parts)
-        self.parts.transactions = Transactions(self.parts, numeric)
-        self.pop = Pop(self.parts, self.retry, numeric)
-        self._assignments = Assignments(self.parts)
-        self.replies = Replies(self.parts, numeric)
+        self.retry = Retry(self.context, numeric)
+        self.context.redirects = Redirects(self.context, self.retry)
+        self.context.timers = Timers(self.context)
+        self.context.transactions = Transactions(self.context, numeric)
+        self.pop = Pop(self.context, self.retry, numeric)
+        self._assignments = Assignments(self.context)
+        self.replies = Replies(self.context, numeric)
         self._keepers: tuple[Keeper, ...] = (
-            self.parts.delay,
-            self.parts.timers,
-            self.parts.transactions,
+            self.context.delay,
+            self.context.timers,
+            self.context.transactions,
             self.pop,
         )
         store.care.pinned_from = self._pinned_from
         self.router = Router(
             family.rows()
             for family in (
-                HeartbeatHandlers(self.parts),
-                ProgressHandlers(self.parts),
-                LockingHandlers(self.parts),
+                HeartbeatHandlers(self.context),
+                ProgressHandlers(self.context),
+                LockingHandlers(self.context),
                 self.retry,
-                self.parts.timers,
-                self.parts.transactions,
+                self.context.timers,
+                self.context.transactions,
                 self.pop,
                 self._assignments,
                 self.replies,
-                QueryHandlers(self.parts),
-                TopicHandlers(self.parts),
-                GroupHandlers(self.parts),
-                StatisticsHandlers(self.parts),
-                ConsumerHandlers(self.parts),
-                ResetHandlers(self.parts),
-                CleaningHandlers(self.parts),
-                RuntimeHandlers(self.parts),
-                SettingsHandlers(self.parts),
-                AuthAdmin(self.parts),
+                QueryHandlers(self.context),
+                TopicHandlers(self.context),
+                GroupHandlers(self.context),
+                StatisticsHandlers(self.context),
+                ConsumerHandlers(self.context),
+                ResetHandlers(self.context),
+                CleaningHandlers(self.context),
+                RuntimeHandlers(self.context),
+                SettingsHandlers(self.context),
+                AuthAdmin(self.context),
             )
         )
         self.send = self._make_send(numeric)
-        self.pull = PullHandler(self.parts)
+        self.pull = PullHandler(self.context)
         self._offsets_ms = self._store_ms = now_ms
         self._permission = settings.current.broker.permission
         self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
 
-    def _build(self, settings: Live, store: MessageStore, address: str, now_ms: int) -> Parts:
-        outbox = self.outbox
+    def _build(
+        self, settings: Live, store: MessageStore, address: str, now_ms: int
+    ) -> BrokerContext:
+        effects = self.effects
         persistence = Persistence(store.disk, store.layout.root)
         topic_table, group_table = TopicTable(), SubscriptionGroupTable()
         offset_table, access_table = ConsumerOffsetTable(), AccessTable()
@@ -157,39 +159,39 @@ class Broker:
         changed_settings.apply(settings)
         locks = QueueLocks(settings)
         locks.load(persistence.file(locks.FILE), now_ms)
-        groups = Groups(group_table, settings, outbox)
-        topics = Topics(topic_table, store, settings, outbox)
+        groups = Groups(group_table, settings, effects)
+        topics = Topics(topic_table, store, settings, effects)
         topics.seed()
         topics.adopt(now_ms)
         groups.seed()
-        copies = Copies(store, topics)
-        return Parts(
+        rewriter = MessageRewriter(store, topics)
+        return BrokerContext(
             settings=settings,
             store=store,
             persistence=persistence,
             topics=topics,
             groups=groups,
             offsets=Offsets(offset_table, store, settings),
-            copies=copies,
-            delay=Delay(delay_table, store, copies, settings.current.store.delay_levels),
-            clients=Clients(settings, groups, outbox),
+            rewriter=rewriter,
+            delay=Delay(delay_table, store, rewriter, settings.current.store.delay_levels),
+            clients=Clients(settings, groups, effects),
             locks=locks,
-            holds=Holds(store),
+            long_polling=LongPolling(store),
             stats=Stats(store, topic_table, now_ms),
-            access=Access(settings, access_table, outbox),
+            access=Access(settings, access_table, effects),
             changed_settings=changed_settings,
-            outbox=outbox,
+            effects=effects,
             address=address,
             started_ms=now_ms,
         )
 
     def _make_send(self, host: bytes) -> SendHandler:
         config = self.settings.current
-        ids = UniqueIds(host[:-4], pid=os.getpid(), loader=self.parts.started_ms & 0x7FFFFFFF)
+        ids = UniqueIds(host[:-4], pid=os.getpid(), loader=self.context.started_ms & 0x7FFFFFFF)
         send = SendHandler(
-            self.parts.store.path,
-            self.parts.topics,
-            self.parts.detours,
+            self.context.store.path,
+            self.context.topics,
+            self.context.redirects,
             host,
             _extra(config.broker),
             config.store.body_bytes_max,
@@ -208,14 +210,14 @@ class Broker:
         """Nothing is known of a client before its first heartbeat."""
 
     def disconnected(self, client: int, now_ms: int) -> None:
-        self.parts.clients.disconnected(client)
+        self.context.clients.disconnected(client)
 
     def due(self) -> int:
         """When `tick` has something to do."""
-        parts = self.parts
+        context = self.context
         return min(
-            parts.clients.due(),
-            parts.stats.due(),
+            context.clients.due(),
+            context.stats.due(),
             *(keeper.due() for keeper in self._keepers),
             self._store_ms + STORE_TICK_MS,
             self._offsets_ms + self.settings.current.broker.offset_persist_ms,
@@ -224,24 +226,24 @@ class Broker:
     def tick(self, now_ms: int) -> None:
         """Do what is due: deliver messages that waited, expire clients, take samples, care for
         files, persist offsets."""
-        parts = self.parts
+        context = self.context
         for keeper in self._keepers:
             keeper.tick(now_ms)
-        parts.clients.tick(now_ms)
-        parts.stats.tick(now_ms)
+        context.clients.tick(now_ms)
+        context.stats.tick(now_ms)
         if not 0 <= now_ms - self._store_ms < STORE_TICK_MS:
             self._store_ms = now_ms
-            parts.store.tick(now_ms)
+            context.store.tick(now_ms)
         period_ms = self.settings.current.broker.offset_persist_ms
         if not 0 <= now_ms - self._offsets_ms < period_ms:
             self._offsets_ms = now_ms
             for table in self._tables():
                 if table.dirty:
-                    self.outbox.put(Persist(table))
+                    self.effects.put(PersistSoon(table))
 
     def registration(self) -> RegisterBrokerBody:
         """What the NameServers are told about our topics: none allows more than the broker."""
-        wrapper = self.parts.topics.table.wrapper()
+        wrapper = self.context.topics.table.wrapper()
         allowed = self.settings.current.broker.permission | ~PERM_READ_WRITE
         topics = wrapper.topic_config_table
         if allowed & PERM_READ_WRITE != PERM_READ_WRITE:
@@ -257,28 +259,28 @@ class Broker:
 
     def not_ready(self) -> str | None:
         """Why messages can't be taken now, or None."""
-        refusal = self.parts.store.refusal
+        refusal = self.context.store.refusal
         return None if refusal is None else str(refusal)
 
     def close(self) -> None:
         """Write the tables and close the store; this waits for the disk."""
-        parts = self.parts
+        context = self.context
         for keeper in self._keepers:
             keeper.finish(self._store_ms)
         for table in self._tables():
             if table.dirty:
-                parts.persistence.save(table)()
-        parts.store.close()
+                context.persistence.save(table)()
+        context.store.close()
 
-    def _tables(self) -> tuple[Table, ...]:
-        parts = self.parts
+    def _tables(self) -> tuple[PersistentTable, ...]:
+        context = self.context
         return (
-            parts.offsets.table,
-            parts.topics.table,
-            parts.groups.table,
-            parts.access.table,
-            parts.changed_settings,
-            parts.locks,
+            context.offsets.table,
+            context.topics.table,
+            context.groups.table,
+            context.access.table,
+            context.changed_settings,
+            context.locks,
             *self._assignments.tables(),
             *(table for keeper in self._keepers for table in keeper.tables()),
         )
@@ -293,11 +295,11 @@ class Broker:
         self.send.trace_off = not settings.broker.trace_on
         if settings.broker.permission != self._permission:
             self._permission = settings.broker.permission
-            self.parts.topics.close_gates()
-            self.parts.topics.table.touch(self._store_ms)
-            self.outbox.put(Register())
-        self.parts.topics.refresh(self._store_ms)
-        self.parts.store.reconfigure(settings.store)
+            self.context.topics.close_gates()
+            self.context.topics.table.touch(self._store_ms)
+            self.effects.put(RegisterSoon())
+        self.context.topics.refresh(self._store_ms)
+        self.context.store.reconfigure(settings.store)
 
 
 def _extra(config: BrokerConfig) -> bytes:

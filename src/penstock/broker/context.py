@@ -16,20 +16,20 @@ if TYPE_CHECKING:
     from penstock.broker.consumers.queue_locks import QueueLocks
     from penstock.broker.delay.delay_levels import Delay
     from penstock.broker.delay.timers import Timers
-    from penstock.broker.long_polling import Holds
-    from penstock.broker.redirect import Detours
-    from penstock.broker.rewrite import Copies
+    from penstock.broker.long_polling import LongPolling
+    from penstock.broker.redirect import Redirects
+    from penstock.broker.rewrite import MessageRewriter
     from penstock.broker.stats import Stats
     from penstock.broker.topics import Topics
     from penstock.broker.transaction.transactions import Transactions
     from penstock.config import Live
-    from penstock.rpc.answers import Outbox
+    from penstock.rpc.answers import EffectQueue
     from penstock.rpc.persistence import Persistence
     from penstock.store.store import MessageStore
 
 
 @dataclass(slots=True)
-class Parts:
+class BrokerContext:
     """Everything a family of handlers may need."""
 
     settings: Live  # .current: Settings; changes over the wire go through it
@@ -38,14 +38,14 @@ class Parts:
     topics: Topics
     groups: Groups
     offsets: Offsets
-    copies: Copies
+    rewriter: MessageRewriter
     delay: Delay
     clients: Clients
     locks: QueueLocks
-    holds: Holds
+    long_polling: LongPolling
     stats: Stats
     access: Access
-    outbox: Outbox
+    effects: EffectQueue
     address: str  # the announced host:port
     started_ms: int
     changed_settings: ChangedSettings = field(default_factory=ChangedSettings)
@@ -53,4 +53,4 @@ class Parts:
     # These need the others; `broker.broker` sets them when those stand.
     timers: Timers = field(init=False)
     transactions: Transactions = field(init=False)
-    detours: Detours = field(init=False)
+    redirects: Redirects = field(init=False)

@@ -1,8 +1,9 @@
-"""Requests that wait for messages: by queue, woken when it gets some, or by their deadline.
+"""Long polling: requests that wait until messages arrive, or until their deadline.
 
-A pull waits at its queue, and all that wait there are woken. Pops of one group wait in a `Line` for
-any of several queues: whoever came first is woken, and whoever finds more messages than it takes
-calls the next. So a message wakes one of a thousand, not all of them.
+A pull waits at its queue; an arrival there wakes all requests of the queue. POP requests of one
+group wait in a `WaitQueue` for any of several queues. An arrival wakes the first of them, and a
+request that leaves messages behind wakes the next. So a message wakes one of a thousand requests,
+not all of them.
 """
 
 import heapq
@@ -11,135 +12,139 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.rpc.answers import ClientId, Hold
+from penstock.rpc.answers import ClientId, Suspend
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 
 _SLACK = 1024
-"""Deadlines of pulls that are gone stay in the heap until there are more of them than this and
-than those alive."""
+"""The heap keeps deadlines of requests that ended until they outnumber the others by this."""
 
 
 @dataclass(slots=True, eq=False)
-class Held:
-    """One waiting request; `ticket` is its carrier's business."""
+class SuspendedRequest:
+    """One suspended request. `pending_response` belongs to the server: where to respond."""
 
     client: ClientId
-    ticket: Any
-    hold: Hold
+    pending_response: Any
+    suspend: Suspend
     alive: bool = True
 
 
 @dataclass(slots=True, eq=False)
-class Line:
-    """Requests that wait for the same: messages in any of these queues, in the order they came."""
+class WaitQueue:
+    """Requests that wait for messages in any of these queues, in the order of arrival."""
 
     queues: dict[ConsumeQueue, None] = field(default_factory=dict)
-    missing: dict[ConsumeQueue, None] = field(default_factory=dict)  # where it does not listen yet
-    waiting: OrderedDict[Held, None] = field(default_factory=OrderedDict)
-    origin: tuple[object, ...] = ()  # what its queues were found by
-    heard: int = 0  # how often it was called, also when nobody waited
-    calls: int = 0
-    calling: bool = False
-    woken: int = 0  # by the calls that are under way
+    unwatched: dict[ConsumeQueue, None] = field(default_factory=dict)  # those not watched yet
+    waiting: OrderedDict[SuspendedRequest, None] = field(default_factory=OrderedDict)
+    resolved_from: tuple[object, ...] = ()  # what `queues` was computed from
+    notifications: int = 0  # how often `wake_next` was called, also when no request waited
+    wakeups_due: int = 0  # requests that `wake_next` still has to wake
+    waking: bool = False  # `wake_next` is running
+    woken: int = 0  # requests that the running `wake_next` has woken
 
-    def listen_at(self, queues: Iterable[ConsumeQueue]) -> None:
+    def add_queues(self, queues: Iterable[ConsumeQueue]) -> None:
         """Wait for messages in these queues too."""
         for queue in queues:
             if queue not in self.queues:
-                self.queues[queue] = self.missing[queue] = None
+                self.queues[queue] = self.unwatched[queue] = None
 
 
-class Holds:
-    """All waiting requests. `wake` of the carrier is called for those to be tried again."""
+class LongPolling:
+    """All suspended requests. `on_wake` names the function that retries a request."""
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
-        self._by_queue: dict[ConsumeQueue, dict[Held | Line, None]] = {}
-        self._by_client: dict[ClientId, dict[Held, None]] = {}
-        self._deadlines: list[tuple[int, int, Held]] = []
+        self._by_queue: dict[ConsumeQueue, dict[SuspendedRequest | WaitQueue, None]] = {}
+        self._by_client: dict[ClientId, dict[SuspendedRequest, None]] = {}
+        self._deadlines: list[tuple[int, int, SuspendedRequest]] = []
         self._number = 0
         self._alive = 0
-        self.lined = 0  # of them in lines
-        self.wake: Callable[[Held, bool], None] = lambda held, last: None
+        self.in_wait_queues = 0  # how many requests wait in wait queues
+        self._wake: Callable[[SuspendedRequest, bool], None] = lambda suspended, last: None
         store.on_arrival = self._arrived
 
     def __len__(self) -> int:
         return self._alive
 
-    def of(self, client: ClientId) -> int:
-        """How many requests of a client wait."""
+    def on_wake(self, wake: Callable[[SuspendedRequest, bool], None]) -> None:
+        """Call `wake(request, last)` for each request that is to be retried."""
+        self._wake = wake
+
+    def count_of(self, client: ClientId) -> int:
+        """How many requests of a client are suspended."""
         return len(self._by_client.get(client, ()))
 
-    def add(self, client: ClientId, ticket: Any, hold: Hold) -> None:
-        """Let a request wait."""
-        held = Held(client, ticket, hold)
-        queue, missed = hold.queue, False
-        if isinstance(queue, Line):
-            queue.waiting[held] = None
-            self.lined += 1
-            self.listen(queue)
-            missed = queue.heard != hold.heard
+    def add(self, client: ClientId, pending_response: Any, suspend: Suspend) -> None:
+        """Suspend a request."""
+        suspended = SuspendedRequest(client, pending_response, suspend)
+        queue, missed = suspend.queue, False
+        if isinstance(queue, WaitQueue):
+            queue.waiting[suspended] = None
+            self.in_wait_queues += 1
+            self.watch(queue)
+            missed = queue.notifications != suspend.notifications
         else:
             assert isinstance(queue, ConsumeQueue)
-            self._by_queue.setdefault(queue, {})[held] = None
+            self._by_queue.setdefault(queue, {})[suspended] = None
             self._store.watch(queue)
-        self._by_client.setdefault(client, {})[held] = None
+        self._by_client.setdefault(client, {})[suspended] = None
         self._alive += 1
         self._number += 1
-        heapq.heappush(self._deadlines, (hold.deadline_ms, self._number, held))
+        heapq.heappush(self._deadlines, (suspend.deadline_ms, self._number, suspended))
         if len(self._deadlines) > 2 * self._alive + _SLACK:
             self._deadlines = [entry for entry in self._deadlines if entry[2].alive]
             heapq.heapify(self._deadlines)
-        if missed and isinstance(queue, Line):
-            self.call(queue)
+        if missed and isinstance(queue, WaitQueue):
+            self.wake_next(queue)
 
-    def listen(self, line: Line) -> None:
-        """Hear of messages in all queues of a line."""
-        missing, line.missing = line.missing, {}
-        for queue in missing:
-            self._by_queue.setdefault(queue, {})[line] = None
+    def watch(self, wait_queue: WaitQueue) -> None:
+        """Watch for arrivals in all queues of a wait queue."""
+        unwatched, wait_queue.unwatched = wait_queue.unwatched, {}
+        for queue in unwatched:
+            self._by_queue.setdefault(queue, {})[wait_queue] = None
             self._store.watch(queue)
 
-    def call(self, line: Line) -> None:
-        """Try the first of a line again. Called while that is under way, it tries one more.
+    def wake_next(self, wait_queue: WaitQueue) -> None:
+        """Retry the first request of a wait queue. A nested call makes the outer one retry one
+        more.
 
-        Whoever is on its way into the line, decided upon before in the same turn, is tried when it
-        comes.
+        A request that is about to be added, decided before in the same loop iteration, is retried
+        when it is added.
         """
-        line.heard += 1
-        line.calls += 1
-        if line.calling:
+        wait_queue.notifications += 1
+        wait_queue.wakeups_due += 1
+        if wait_queue.waking:
             return
-        line.calling = True
+        wait_queue.waking = True
         try:
-            while line.calls and line.waiting:
-                line.calls -= 1
-                line.woken += 1
-                held = next(iter(line.waiting))
-                self._forget(held)
-                self.wake(held, False)
+            while wait_queue.wakeups_due and wait_queue.waiting:
+                wait_queue.wakeups_due -= 1
+                wait_queue.woken += 1
+                suspended = next(iter(wait_queue.waiting))
+                self._forget(suspended)
+                self._wake(suspended, False)
         finally:
-            line.calling = False
-            line.calls = line.woken = 0
+            wait_queue.waking = False
+            wait_queue.wakeups_due = wait_queue.woken = 0
 
-    def pass_on(self, held: Held) -> None:
-        """Whoever was woken can't take an answer now: the next of its line is tried as well."""
-        if isinstance(held.hold.queue, Line):
-            self.call(held.hold.queue)
+    def pass_on(self, suspended: SuspendedRequest) -> None:
+        """The woken request can't take an answer now: wake the next of its wait queue as well."""
+        if isinstance(suspended.suspend.queue, WaitQueue):
+            self.wake_next(suspended.suspend.queue)
 
-    def dismiss(self, line: Line) -> None:
-        """Nobody waits in a line, and nobody will: hear of its queues no longer."""
-        for queue in line.queues:
-            self._leave(queue, line)
+    def unwatch(self, wait_queue: WaitQueue) -> None:
+        """Stop watching the queues of a wait queue that is empty and no longer used."""
+        for queue in wait_queue.queues:
+            self._leave(queue, wait_queue)
 
     def drop(self, client: ClientId) -> None:
-        """Forget what a client waited for: it is gone."""
-        for held in self._by_client.pop(client, {}):
-            self._forget(held)
+        """Forget the requests of a client that has disconnected."""
+        for suspended in self._by_client.pop(client, {}):
+            self._forget(suspended)
 
-    def poke(self, queue: ConsumeQueue) -> None:
-        """Try those waiting at this queue again: not a message, but something else changed."""
+    def wake_queue(self, queue: ConsumeQueue) -> None:
+        """Retry the requests of a queue because something other than an arrival has changed."""
         self._arrived(queue)
 
     def due(self) -> int:
@@ -149,42 +154,42 @@ class Holds:
         return self._deadlines[0][0] if self._deadlines else 1 << 62
 
     def tick(self, now_ms: int) -> None:
-        """Answer those whose time is over."""
+        """Answer the requests whose deadline has passed."""
         while self.due() <= now_ms:
-            held = heapq.heappop(self._deadlines)[2]
-            self._forget(held)
-            self.wake(held, True)
+            suspended = heapq.heappop(self._deadlines)[2]
+            self._forget(suspended)
+            self._wake(suspended, True)
 
     def _arrived(self, queue: ConsumeQueue) -> None:
         for waiting in self._by_queue.pop(queue, {}):
-            if isinstance(waiting, Held):
+            if isinstance(waiting, SuspendedRequest):
                 self._forget(waiting)
-                self.wake(waiting, False)
+                self._wake(waiting, False)
                 continue
             if queue.gone:  # there may be a new one of its name
                 del waiting.queues[queue]
-                waiting.origin = ()
+                waiting.resolved_from = ()
             else:
-                waiting.missing[queue] = None
-            self.call(waiting)
+                waiting.unwatched[queue] = None
+            self.wake_next(waiting)
             if waiting.waiting:
-                self.listen(waiting)
+                self.watch(waiting)
 
-    def _leave(self, queue: ConsumeQueue, who: Held | Line) -> None:
+    def _leave(self, queue: ConsumeQueue, member: SuspendedRequest | WaitQueue) -> None:
         waiting = self._by_queue.get(queue)
-        if waiting is not None and waiting.pop(who, 0) is None and not waiting:
+        if waiting is not None and waiting.pop(member, 0) is None and not waiting:
             del self._by_queue[queue]
 
-    def _forget(self, held: Held) -> None:
-        held.alive = False
+    def _forget(self, suspended: SuspendedRequest) -> None:
+        suspended.alive = False
         self._alive -= 1
-        queue = held.hold.queue
-        if isinstance(queue, Line):
-            del queue.waiting[held]
-            self.lined -= 1
+        queue = suspended.suspend.queue
+        if isinstance(queue, WaitQueue):
+            del queue.waiting[suspended]
+            self.in_wait_queues -= 1
         else:
             assert isinstance(queue, ConsumeQueue)
-            self._leave(queue, held)
-        mine = self._by_client.get(held.client)
-        if mine is not None and mine.pop(held, 0) is None and not mine:
-            del self._by_client[held.client]
+            self._leave(queue, suspended)
+        of_client = self._by_client.get(suspended.client)
+        if of_client is not None and of_client.pop(suspended, 0) is None and not of_client:
+            del self._by_client[suspended.client]

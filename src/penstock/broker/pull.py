@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.filter.filtered_read import Sieve
 from penstock.broker.filter.filters import TAG, Filter
 from penstock.errors import BadFilter, NoPermission, PenstockError, Refused, TopicNotExist
-from penstock.rpc.answers import Answer, Hold, InThread, Reply
+from penstock.rpc.answers import Answer, InThread, Reply, Suspend
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
@@ -98,10 +98,10 @@ class Pull:
 class PullHandler:
     """Answers pulls."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._store = parts.store
-        self._reader: Reader | Sieve = parts.store.reader  # of the last find in the loop
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._store = context.store
+        self._reader: Reader | Sieve = context.store.reader  # of the last find in the loop
 
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Messages into the output, or another answer."""
@@ -111,7 +111,7 @@ class PullHandler:
             return _forbidden(error)
         except SubscriptionError as error:
             return Reply(error.wire_code, _no_offsets(), remark=error.remark())
-        reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
+        reset = self._context.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
         if reset is not None:
             return self._reset(pull, reset)
         status = self._find(pull)
@@ -124,8 +124,8 @@ class PullHandler:
     # --- reading the request
 
     def _read(self, request: Request, now_ms: int) -> tuple[Pull, int]:
-        parts = self._parts
-        config = parts.settings.current.broker
+        context = self._context
+        config = context.settings.current.broker
         group = request.text(b"consumerGroup") or ""
         topic = request.text(b"topic") or ""
         flags = request.i32(b"sysFlag")
@@ -133,7 +133,7 @@ class PullHandler:
         wanted = self._wanted(request, group, topic, flags)
         if flags & PULL_COMMIT_OFFSET:
             offset = request.i64(b"commitOffset")
-            parts.offsets.commit(group, topic, queue.queue_id, offset, now_ms)
+            context.offsets.commit(group, topic, queue.queue_id, offset, now_ms)
         wait_ms = 0
         if flags & PULL_SUSPEND:
             wait_ms = request.i64_or(b"suspendTimeoutMillis", 0)
@@ -153,27 +153,27 @@ class PullHandler:
             bytes_max,
             wanted,
         )
-        parts.offsets.note_pull(group, topic, queue.queue_id, pull.offset)
+        context.offsets.note_pull(group, topic, queue.queue_id, pull.offset)
         return pull, wait_ms
 
     def _allowed(self, group: str, topic: str, queue_id: int, now_ms: int) -> ConsumeQueue:
         """The queue, if broker, group and topic allow to read it; in RocketMQ's order of checks."""
-        parts = self._parts
-        config = parts.settings.current.broker
+        context = self._context
+        config = context.settings.current.broker
         if not config.permission & PERM_READ:
             raise Forbidden(
                 f"the broker {config.name} does not serve pulls",
                 _FORBIDDEN_BROKER,
                 "its permission is set so (brokerPermission)",
             )
-        known = parts.groups.find(group, now_ms)
+        known = context.groups.find(group, now_ms)
         if not known.consume_enable:
             self._refuse_group(group)
         return self._readable(topic, queue_id)
 
     def _forbidden_now(self, pull: Pull) -> Reply | None:
         """The refusal of a held pull, if its group may not read any more."""
-        group = self._parts.groups.get(pull.group)
+        group = self._context.groups.get(pull.group)
         try:
             if group is not None and not group.consume_enable:
                 self._refuse_group(pull.group)
@@ -191,7 +191,7 @@ class PullHandler:
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueue:
         try:
-            return self._parts.topics.readable(topic, queue_id)
+            return self._context.topics.readable(topic, queue_id)
         except NoPermission as error:
             raise Forbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
 
@@ -216,23 +216,23 @@ class PullHandler:
 
     def _filter(self, kind: str, expression: str, bad: int) -> Filter:
         """The compiled filter; one that can't be read is refused with the code `bad`."""
-        parts = self._parts
+        context = self._context
         try:
-            parts.filters.check_kind(kind, parts.settings.current.broker.property_filter)
-            return parts.filters.get(expression)
+            context.filters.check_kind(kind, context.settings.current.broker.property_filter)
+            return context.filters.get(expression)
         except Refused as error:
             code = bad if isinstance(error, BadFilter) else error.code
             raise SubscriptionError(code, error.remark()) from None
 
     def _subscription(self, request: Request, group: str, topic: str) -> SubscriptionData:
-        parts = self._parts
-        members = parts.clients.consumer_group(group)
+        context = self._context
+        members = context.clients.consumer_group(group)
         if members is None:
             raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"no consumer of the group {group} is connected here; send a heartbeat first",
             )
-        config = parts.groups.get(group)
+        config = context.groups.get(group)
         broadcast = members.message_model == "BROADCASTING"
         if config is not None and broadcast and not config.consume_broadcast_enable:
             raise Forbidden(
@@ -240,13 +240,13 @@ class PullHandler:
                 _FORBIDDEN_BROADCAST,
                 "switch it on with mqadmin updateSubGroup -d true",
             )
-        if not parts.groups.may_read(group, topic):
+        if not context.groups.may_read(group, topic):
             raise Forbidden(
                 f"the group {group} may not read the topic {topic}",
                 _FORBIDDEN_SUBSCRIPTION,
                 "it was forbidden to this group; mqadmin can allow it again",
             )
-        subscription = parts.clients.subscription(group, topic)
+        subscription = context.clients.subscription(group, topic)
         if subscription is None:
             raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
@@ -292,17 +292,17 @@ class PullHandler:
         reply = self._reply(pull, found)
         if reply.code == ResponseCode.PULL_NOT_FOUND and deadline_ms > 0:
             return self._hold(replace(pull, offset=found.next_offset), deadline_ms)
-        self._parts.stats.missed()
+        self._context.stats.missed()
         return reply
 
-    def _hold(self, pull: Pull, deadline_ms: int) -> Hold:
-        def again(last: bool) -> Answer:
+    def _hold(self, pull: Pull, deadline_ms: int) -> Suspend:
+        def retry(last: bool) -> Answer:
             if pull.queue.gone:
                 raise TopicNotExist(f"the topic {pull.topic} was deleted")
             forbidden = self._forbidden_now(pull)
             if forbidden is not None:
                 return forbidden
-            reset = self._parts.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
+            reset = self._context.offsets.take_reset(pull.group, pull.topic, pull.queue.queue_id)
             if reset is not None:
                 return self._reset(pull, reset)
             status = self._find(pull)
@@ -316,8 +316,8 @@ class PullHandler:
             return self._without_messages(pull, status, 0 if last else deadline_ms)
 
         # From now on, not from when the pull is held: its turn may go on with a send.
-        self._parts.store.watch(pull.queue)
-        return Hold(pull.queue, deadline_ms, again)
+        self._context.store.watch(pull.queue)
+        return Suspend(pull.queue, deadline_ms, retry)
 
     def _reply_found(self, pull: Pull) -> Answer:
         reader = self._reader
@@ -381,7 +381,7 @@ class PullHandler:
         """Note what was given; `data` holds the first record at `at`."""
         stored_at = at + (68 if octets.get_i32(data, at + 36) & SYS_BORN_HOST_V6 else 56)
         behind_ms = max(self._store.path.store_ms - octets.get_i64(data, stored_at), 0)
-        self._parts.stats.got(pull.group, pull.topic, count, size, behind_ms)
+        self._context.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
 def through(reader: Reader, wanted: Wanted) -> Reader | Sieve:

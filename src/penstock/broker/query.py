@@ -1,6 +1,6 @@
 """Single messages: by key, unique id or tag, by place in the log, and a queue's entries."""
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import NoPermission, Refused
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
@@ -21,8 +21,8 @@ _TAG = "T"  # indexType of 5.4; K (key) and U (unique id) are kept under the sam
 class QueryHandlers:
     """QUERY_MESSAGE, VIEW_MESSAGE_BY_ID, QUERY_CONSUME_QUEUE."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -40,7 +40,7 @@ class QueryHandlers:
             most = UNIQUE_MAX
         elif command.ext.get("indexType") == _TAG:
             key = f"{_TAG}#{key}"
-        store = self._parts.store
+        store = self._context.store
         confirmed = store.confirmed
 
         def work() -> Reply:
@@ -62,14 +62,14 @@ class QueryHandlers:
     def by_offset(self, command: Command) -> Answer:
         """The message at a place in the log, which is the last part of its offset id."""
         offset, named = command.i64("offset"), command.text_or("topic")
-        store = self._parts.store
+        store = self._context.store
         confirmed = store.confirmed
 
         def answer(record: bytes | None) -> Answer:
             if record is None:
                 raise Refused(f"no message begins at the log offset {offset}")
             # The right was asked for the topic that the request names: it must be the message's.
-            if self._parts.access.enabled() and decode_message(record).topic != named:
+            if self._context.access.enabled() and decode_message(record).topic != named:
                 raise NoPermission(f"the message at {offset} is not of the topic {named!r}")
             return Reply(body=record)
 
@@ -79,15 +79,15 @@ class QueryHandlers:
         """Some entries of a queue."""
         topic, queue_id = command.text("topic"), command.i32("queueId")
         index, count = command.i64("index"), command.i32("count")
-        parts = self._parts
-        queue = parts.store.queue(topic, queue_id)
+        context = self._context
+        queue = context.store.queue(topic, queue_id)
         if queue is None:
             raise Refused(f"the topic {topic} has no queue {queue_id} with messages here")
-        low, high = queue.min_offset, queue.visible_max(parts.store.confirmed)
+        low, high = queue.min_offset, queue.visible_max(context.store.confirmed)
         if not low <= index < high:
             raise Refused(f"queue {queue_id} of {topic} holds the offsets {low} to {high}: {index}")
         group = command.text_or("consumerGroup")
-        subscription = parts.clients.subscription(group, topic) if group else None
+        subscription = context.clients.subscription(group, topic) if group else None
         filter_data = None
         if group:
             # Compiled filters are none of a queue's entries; the text is what tools print.

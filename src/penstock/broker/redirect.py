@@ -10,7 +10,7 @@
 
 from typing import Final, NamedTuple
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import TIMER_PROPERTIES, delay_level
 from penstock.broker.retry.consumer_retry import Retry
 from penstock.errors import MessageIllegal
@@ -26,7 +26,7 @@ from penstock.wire.record import BLANK_BYTES
 _STORED_AT_ONCE: Final = (0, SYS_TRANSACTION_COMMIT)
 
 
-class Detour(NamedTuple):
+class Redirect(NamedTuple):
     """Where a message goes instead, as what, and how it can be called back from there."""
 
     queue: ConsumeQueue
@@ -34,11 +34,11 @@ class Detour(NamedTuple):
     recall_handle: bytes = b""
 
 
-class Detours:
+class Redirects:
     """Finds the way of messages that wait for something."""
 
-    def __init__(self, parts: Parts, retry: Retry) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, retry: Retry) -> None:
+        self._context = context
         self._retry = retry
 
     def place(
@@ -51,7 +51,7 @@ class Detours:
         reconsumed: int,
         times_max: int | None,
         now_ms: int,
-    ) -> Detour | None:
+    ) -> Redirect | None:
         """The detour of a message that is sent, or None.
 
         What the detour has to know later is noted in the message's properties.
@@ -59,11 +59,11 @@ class Detours:
         if topic.startswith(RETRY_TOPIC_PREFIX):
             dead = self._retry.end(topic, properties, reconsumed, times_max, now_ms)
             if dead is not None:
-                return Detour(dead, _visible(sys_flag))
+                return Redirect(dead, _visible(sys_flag))
         if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true":
             if reconsumed <= 0 or delay_level(properties) <= 0:
-                queue = self._parts.transactions.park(topic, queue_id, properties, now_ms)
-                return Detour(queue, sys_flag & ~SYS_TRANSACTION_MASK)
+                queue = self._context.transactions.park(topic, queue_id, properties, now_ms)
+                return Redirect(queue, sys_flag & ~SYS_TRANSACTION_MASK)
             # Clients before 4.6.1 forget to take the mark off what they retry.
             sys_flag = _visible(sys_flag)
         if sys_flag & SYS_TRANSACTION_MASK not in _STORED_AT_ONCE:
@@ -75,23 +75,23 @@ class Detours:
 
     def wait(
         self, topic: str, queue_id: int, properties: dict[str, str], sys_flag: int, now_ms: int
-    ) -> Detour | None:
+    ) -> Redirect | None:
         """The detour of a message that waits for a time, or None if it does not."""
-        parts = self._parts
+        context = self._context
         level = delay_level(properties)
         if level > 0:
-            return Detour(parts.delay.park(topic, queue_id, properties, level), sys_flag)
+            return Redirect(context.delay.park(topic, queue_id, properties, level), sys_flag)
         if any(name in properties for name in TIMER_PROPERTIES):
-            queue = parts.timers.park(topic, queue_id, properties, now_ms)
+            queue = context.timers.park(topic, queue_id, properties, now_ms)
             if queue is not None:
-                return Detour(queue, sys_flag, parts.timers.recall_handle(topic, properties))
+                return Redirect(queue, sys_flag, context.timers.recall_handle(topic, properties))
         return None
 
     def check_room(self, record_bytes: int, parked: int, topic: str) -> None:
         """Refuse a message that could be parked under a topic of `parked` bytes, but would be too
         long for a segment under its own."""
         longer = max(len(topic.encode()) - parked, 0) + 1
-        segment_bytes = self._parts.store.log.row.size
+        segment_bytes = self._context.store.log.row.size
         if record_bytes + longer + BLANK_BYTES > segment_bytes:
             raise MessageIllegal.over(
                 "the message is too long",

@@ -8,10 +8,10 @@ to the newest connection of that client; what the client says to it is the answe
 import logging
 from typing import Final
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import Refused
 from penstock.metrics import Registry
-from penstock.rpc.answers import Answer, Encoded, Relay, Reply
+from penstock.rpc.answers import Answer, CallClient, EncodedReply, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -56,8 +56,8 @@ _OPTIONAL: Final = ("reconsumeTimes", "unitMode")
 class Replies:
     """Hands replies on; `host` is the broker's address as messages note it."""
 
-    def __init__(self, parts: Parts, host: bytes) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, host: bytes) -> None:
+        self._context = context
         self._host = host
         self._record = Record()
         self._complained = False
@@ -89,8 +89,8 @@ class Replies:
     def take(self, command: Command) -> Answer:
         """Store a reply, and ask its requester to take it."""
         header = _header(command)
-        parts, now_ms = self._parts, command.now_ms
-        queue = parts.topics.admit(
+        context, now_ms = self._context, command.now_ms
+        queue = context.topics.admit(
             header.text("topic"),
             header.i32("queueId"),
             template=header.text("defaultTopic"),
@@ -102,7 +102,7 @@ class Replies:
         self.taken += 1
         answer = self._put(header, command, queue)
         requester = properties.get(PROPERTY_REPLY_TO_CLIENT)
-        member = parts.clients.find_producer(requester) if requester else None
+        member = context.clients.find_producer(requester) if requester else None
         if member is None:
             raise Refused(
                 f"the reply can't be handed on: {_who_is_missing(requester)}",
@@ -119,7 +119,7 @@ class Replies:
             self.handed_on += 1
             return answer
 
-        return Relay(
+        return CallClient(
             member.client,
             RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT,
             push,
@@ -151,14 +151,14 @@ class Replies:
         The requester waits now and perhaps never again, so it gets even what can't be stored.
         """
         ext = {"msgId": "0", "queueId": str(queue.queue_id), "queueOffset": "0"}
-        settings = self._parts.settings.current.broker
+        settings = self._context.settings.current.broker
         if settings.region != DEFAULT_REGION:
             ext[PROPERTY_MSG_REGION] = settings.region
         if not settings.trace_on:  # a client that is told nothing may trace
             ext[PROPERTY_TRACE_ON] = "false"
         waits = False
         if settings.store_replies and self._store(header, command, queue):
-            path = self._parts.store.path
+            path = self._context.store.path
             port = int.from_bytes(self._host[-4:], "big")
             ext["msgId"] = encode_offset_id(self._host[:-4], port, path.offset)
             ext["queueOffset"] = str(path.queue_offset)
@@ -169,11 +169,11 @@ class Replies:
             return Reply(ext=ext)
         # Late is as good: the requester has its reply, whether the copy is on the disk or not.
         data = response(0, command.opaque, command.encoding, ext=ext)
-        return Encoded(data, data, self._parts.store.log.end)
+        return EncodedReply(data, data, self._context.store.log.end)
 
     def _store(self, header: Command, command: Command, queue: ConsumeQueue) -> bool:
-        record, parts = self._record, self._parts
-        record.body_bytes_max = parts.settings.current.store.body_bytes_max
+        record, context = self._record, self._context
+        record.body_bytes_max = context.settings.current.store.body_bytes_max
         record.fill(queue.topic, command.body, header.text_or("properties").encode())
         record.queue_id = queue.queue_id
         record.flag = header.i32("flag")
@@ -182,7 +182,7 @@ class Replies:
         record.born_host = encode_host(command.peer)
         record.store_host = self._host
         record.reconsume_times = header.i32_or("reconsumeTimes", 0)
-        path = parts.store.path
+        path = context.store.path
         status = path.check(record)
         if status == PUT_OK:
             status = path.put_in(record, queue, command.now_ms)
@@ -194,7 +194,7 @@ class Replies:
                 log.warning(
                     "replies to %s can't be stored: %s",
                     header.text("topic"),
-                    parts.copies.fault(status),
+                    context.rewriter.fault(status),
                 )
         self._complained = not stored
         return stored

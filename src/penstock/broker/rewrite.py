@@ -23,7 +23,7 @@ _I32_MAX: Final = (1 << 31) - 1
 _QUEUES_LEAST: Final = 4
 
 
-class Copies:
+class MessageRewriter:
     """Reads one stored record at a time and puts it into queues."""
 
     def __init__(self, store: MessageStore, topics: Topics) -> None:

@@ -19,7 +19,7 @@ cdef int _PERCENT
 cdef class SendHandler:
     cdef readonly PutPath path
     cdef public object gate
-    cdef public object detours
+    cdef public object redirects
     cdef readonly bytes store_host
     cdef readonly Record record
     cdef public bytes extra

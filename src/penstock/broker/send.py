@@ -11,7 +11,7 @@ Under sync flush a response may leave only when the message is on the disk: it i
 from typing import Protocol
 
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
-from penstock.rpc.answers import Answer, Encoded
+from penstock.rpc.answers import Answer, EncodedReply
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, PutPath
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, V3_4_9
@@ -68,11 +68,11 @@ class Gate(Protocol):
     def creations(self) -> int:
         """How many topics were made because somebody sent to them."""
 
-    def announced(self, topic: str, answer: Encoded, now_ms: int) -> Answer:
+    def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
         """The answer to a send that made its topic: given when clients can find the topic."""
 
 
-class Detour(Protocol):
+class Redirect(Protocol):
     """Where a message goes instead of the queue it was sent to."""
 
     @property
@@ -85,7 +85,7 @@ class Detour(Protocol):
     def recall_handle(self) -> bytes: ...
 
 
-class Detours(Protocol):
+class Redirects(Protocol):
     """Who knows of messages that are not stored in the queue they were sent to."""
 
     def place(
@@ -98,7 +98,7 @@ class Detours(Protocol):
         reconsumed: int,
         times_max: int | None,
         now_ms: int,
-    ) -> Detour | None:
+    ) -> Redirect | None:
         """The detour, or None; what has to be known later goes into the properties."""
 
     def check_room(self, record_bytes: int, parked: int, topic: str) -> None:
@@ -112,7 +112,7 @@ class SendHandler:
         self,
         path: PutPath,
         gate: Gate,
-        detours: Detours,
+        redirects: Redirects,
         store_host: bytes,
         extra_properties: bytes,
         body_bytes_max: int = BODY_BYTES_MAX,
@@ -120,7 +120,7 @@ class SendHandler:
     ) -> None:
         self.path: PutPath = path
         self.gate: Gate = gate
-        self.detours: Detours = detours
+        self.redirects: Redirects = redirects
         self.store_host: bytes = store_host
         self.record: Record = Record(body_bytes_max)
         self.record.store_host = store_host
@@ -319,7 +319,7 @@ class SendHandler:
     def take_created(self, now_ms: int) -> Answer:
         """The answer to the send that has just made its topic."""
         offset = self.path.log.end if self.waits and self._wait else 0
-        answer = Encoded(self.fresh.take(), self.fresh_late.take(), offset)
+        answer = EncodedReply(self.fresh.take(), self.fresh_late.take(), offset)
         return self.gate.announced(self._created_topic, answer, now_ms)
 
     def _named_topic(self) -> str:
@@ -347,7 +347,7 @@ class SendHandler:
         if "UNIQ_KEY" not in properties and self.unique_ids is not None:
             properties["UNIQ_KEY"] = self.unique_ids.next(now_ms)
         topic = self._named_topic()
-        detour = self.detours.place(
+        redirect = self.redirects.place(
             topic,
             record.queue_id,
             properties,
@@ -357,15 +357,15 @@ class SendHandler:
             now_ms=now_ms,
         )
         self._moved = True  # from here on there is something to undo, whatever is refused below
-        if detour is not None:
-            queue = detour.queue
-            record.sys_flag = detour.sys_flag
-            self._recall = detour.recall_handle
+        if redirect is not None:
+            queue = redirect.queue
+            record.sys_flag = redirect.sys_flag
+            self._recall = redirect.recall_handle
         body = bytes(source[record.body_at : record.body_at + record.body_length])
         record.fill(queue.topic, body, encode_properties(properties))
         record.queue_id = queue.queue_id
-        if detour is not None and record.prepare() == 0:
-            self.detours.check_room(record.size, record.topic_length, topic)
+        if redirect is not None and record.prepare() == 0:
+            self.redirects.check_room(record.size, record.topic_length, topic)
         return queue
 
     def _return(self) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.stats import Flow
 from penstock.metrics import Registry, Sample
 from penstock.wire.codes import (
@@ -54,10 +54,10 @@ class ServerFigures(Protocol):
     def connections(self) -> Mapping[int, object]: ...
 
     @property
-    def turn(self) -> TurnFigures: ...
+    def request_loop(self) -> TurnFigures: ...
 
     @property
-    def carrier(self) -> CarrierFigures: ...
+    def answer_executor(self) -> CarrierFigures: ...
 
 
 class NameServerFigures(Protocol):
@@ -78,63 +78,63 @@ class RegistrarFigures(Protocol):
 
 def broker_metrics(broker: Broker, server: ServerFigures, registrar: RegistrarFigures) -> Registry:
     """All metrics of a broker."""
-    config = broker.parts.settings.current.broker
+    config = broker.context.settings.current.broker
     registry = Registry({"cluster": config.cluster, "node_type": "broker", "node_id": config.name})
-    _add_messages(registry, broker.parts)
-    _add_consumers(registry, broker.parts)
+    _add_messages(registry, broker.context)
+    _add_consumers(registry, broker.context)
     _add_detours(registry, broker)
-    broker.parts.timers.add_metrics(registry)
-    broker.parts.transactions.add_metrics(registry)
+    broker.context.timers.add_metrics(registry)
+    broker.context.transactions.add_metrics(registry)
     broker.pop.add_metrics(registry)
     broker.replies.add_metrics(registry)
-    _add_connections(registry, broker.parts, server)
-    _add_storage(registry, broker.parts)
+    _add_connections(registry, broker.context, server)
+    _add_storage(registry, broker.context)
     _add_server(registry, broker, server)
     _add_registration(registry, registrar)
-    _add_process(registry, broker.parts)
+    _add_process(registry, broker.context)
     return registry
 
 
 # --- messages ------------------------------------------------------------------------------------
 
 
-def _add_messages(registry: Registry, parts: Parts) -> None:
+def _add_messages(registry: Registry, context: BrokerContext) -> None:
     topic = ("topic", "is_system")
     registry.counter(
         "rocketmq_messages_in_total", "Messages stored since the start.", topic,
-        read=lambda: _stored(parts, 0),
+        read=lambda: _stored(context, 0),
     )  # fmt: skip
     registry.counter(
         "rocketmq_throughput_in_total", "Bytes of messages stored since the start.", topic,
-        read=lambda: _stored(parts, 1),
+        read=lambda: _stored(context, 1),
     )  # fmt: skip
     group = ("topic", "consumer_group", "is_system", "is_retry")
     registry.counter(
         "rocketmq_messages_out_total", "Messages given to consumers since the start.", group,
-        read=lambda: _given(parts, lambda flow: flow.nums),
+        read=lambda: _given(context, lambda flow: flow.nums),
     )  # fmt: skip
     registry.counter(
         "rocketmq_throughput_out_total", "Bytes of messages given to consumers.", group,
-        read=lambda: _given(parts, lambda flow: flow.size),
+        read=lambda: _given(context, lambda flow: flow.size),
     )  # fmt: skip
     registry.gauge(
         "rocketmq_topic_number", "Topics.",
-        read=lambda: len(parts.topics.table.topics),
+        read=lambda: len(context.topics.table.topics),
     )  # fmt: skip
     registry.gauge(
         "rocketmq_consumer_group_number", "Subscription groups.",
-        read=lambda: len(parts.groups.table.groups),
+        read=lambda: len(context.groups.table.groups),
     )  # fmt: skip
     registry.gauge(
         "rocketmq_broker_permission", "What clients may do: 4 read, 2 write, 6 both.",
-        read=lambda: parts.settings.current.broker.permission,
+        read=lambda: context.settings.current.broker.permission,
     )  # fmt: skip
 
 
-def _stored(parts: Parts, column: int) -> Iterator[Sample]:
+def _stored(context: BrokerContext, column: int) -> Iterator[Sample]:
     """By topic: messages or bytes, summed over its queues."""
     sums: Counter[bytes] = Counter()
-    for queue in parts.store.queues.rows:
+    for queue in context.store.queues.rows:
         if queue.puts:
             sums[queue.topic] += queue.put_bytes if column else queue.puts
     for name, count in sums.items():
@@ -142,32 +142,32 @@ def _stored(parts: Parts, column: int) -> Iterator[Sample]:
         yield (topic, _truth(is_system_topic(topic))), count
 
 
-def _given(parts: Parts, figure: Callable[[Flow], int]) -> Iterator[Sample]:
-    for (topic, group), flow in list(parts.stats.groups.items()):
+def _given(context: BrokerContext, figure: Callable[[Flow], int]) -> Iterator[Sample]:
+    for (topic, group), flow in list(context.stats.groups.items()):
         yield (topic, group, *_marks(topic, group)), figure(flow)
 
 
 # --- consumers -----------------------------------------------------------------------------------
 
 
-def _add_consumers(registry: Registry, parts: Parts) -> None:
+def _add_consumers(registry: Registry, context: BrokerContext) -> None:
     labels = ("consumer_group", "topic", "is_system", "is_retry")
     registry.gauge(
         "rocketmq_consumer_lag_messages",
         "Messages that the group has not committed yet, of queues where it has committed any.",
-        labels, read=lambda: _lags(parts),
+        labels, read=lambda: _lags(context),
     )  # fmt: skip
     registry.gauge(
         "penstock_consumer_behind_ms",
         "How much older than our newest message the first one of the group's last pull was.",
         labels,
-        read=lambda: _behinds(parts),
+        read=lambda: _behinds(context),
     )  # fmt: skip
 
 
-def _lags(parts: Parts) -> Iterator[Sample]:
-    store = parts.store
-    for key, offsets in list(parts.offsets.table.wrapper().offset_table.items()):
+def _lags(context: BrokerContext) -> Iterator[Sample]:
+    store = context.store
+    for key, offsets in list(context.offsets.table.wrapper().offset_table.items()):
         topic, _, group = key.rpartition("@")
         lag = 0
         for queue_id, offset in offsets.items():
@@ -176,8 +176,8 @@ def _lags(parts: Parts) -> Iterator[Sample]:
         yield (group, topic, *_marks(topic, group)), lag
 
 
-def _behinds(parts: Parts) -> Iterator[Sample]:
-    for (topic, group), flow in list(parts.stats.groups.items()):
+def _behinds(context: BrokerContext) -> Iterator[Sample]:
+    for (topic, group), flow in list(context.stats.groups.items()):
         yield (group, topic, *_marks(topic, group)), flow.behind_ms
 
 
@@ -185,7 +185,7 @@ def _behinds(parts: Parts) -> Iterator[Sample]:
 
 
 def _add_detours(registry: Registry, broker: Broker) -> None:
-    delay, level = broker.parts.delay, ("level",)
+    delay, level = broker.context.delay, ("level",)
     registry.gauge(
         "penstock_delayed_messages", "Messages that wait for their time, by delay level.", level,
         read=lambda: [((str(n),), max(end - at, 0)) for n, at, end in delay.waiting()],
@@ -217,15 +217,15 @@ def _dead_letters(broker: Broker) -> Iterator[Sample]:
 # --- connections ---------------------------------------------------------------------------------
 
 
-def _add_connections(registry: Registry, parts: Parts, server: ServerFigures) -> None:
+def _add_connections(registry: Registry, context: BrokerContext, server: ServerFigures) -> None:
     registry.gauge(
         "rocketmq_producer_connections", "Connected producers.",
-        ("language", "version", "protocol_type"), read=lambda: _producers(parts),
+        ("language", "version", "protocol_type"), read=lambda: _producers(context),
     )  # fmt: skip
     registry.gauge(
         "rocketmq_consumer_connections", "Connected consumers.",
         ("consumer_group", "language", "version", "consume_mode", "protocol_type", "is_system"),
-        read=lambda: _consumers(parts),
+        read=lambda: _consumers(context),
     )  # fmt: skip
     registry.gauge(
         "penstock_connections", "Open connections, whoever they are.",
@@ -241,10 +241,10 @@ def _add_connections(registry: Registry, parts: Parts, server: ServerFigures) ->
     )  # fmt: skip
 
 
-def _producers(parts: Parts) -> Iterator[Sample]:
+def _producers(context: BrokerContext) -> Iterator[Sample]:
     counts: Counter[tuple[str, str]] = Counter()
     clients = set()
-    for members in parts.clients.producer_groups().values():
+    for members in context.clients.producer_groups().values():
         for member in members:
             if member.client not in clients:  # one client may be in several groups
                 clients.add(member.client)
@@ -253,8 +253,8 @@ def _producers(parts: Parts) -> Iterator[Sample]:
         yield (language, version, "remoting"), count
 
 
-def _consumers(parts: Parts) -> Iterator[Sample]:
-    for group in list(parts.clients.consumer_groups()):
+def _consumers(context: BrokerContext) -> Iterator[Sample]:
+    for group in list(context.clients.consumer_groups()):
         counts = Counter(
             (language_name(member.language).lower(), str(member.version))
             for member in group.members.values()
@@ -268,8 +268,8 @@ def _consumers(parts: Parts) -> Iterator[Sample]:
 # --- store ---------------------------------------------------------------------------------------
 
 
-def _add_storage(registry: Registry, parts: Parts) -> None:
-    store = parts.store
+def _add_storage(registry: Registry, context: BrokerContext) -> None:
+    store = context.store
     registry.gauge(
         "rocketmq_storage_size", "Bytes of the commit log.", STORAGE,
         read=lambda: [(LOCAL_DISK, store.log.end - store.log.begin())],
@@ -295,7 +295,11 @@ def _add_storage(registry: Registry, parts: Parts) -> None:
 def _refused(broker: Broker, server: ServerFigures) -> Iterator[Sample]:
     """By the error's name, wherever it was raised: in the turn, in a handler, in the pool."""
     sums: Counter[str] = Counter()
-    for counted in (server.turn.refusals, broker.router.refusals, server.carrier.refusals):
+    for counted in (
+        server.request_loop.refusals,
+        broker.router.refusals,
+        server.answer_executor.refusals,
+    ):
         sums.update(counted)
     for name, count in sums.items():
         yield (name,), count
@@ -304,7 +308,7 @@ def _refused(broker: Broker, server: ServerFigures) -> Iterator[Sample]:
 def _add_server(registry: Registry, broker: Broker, server: ServerFigures) -> None:
     registry.counter(
         "penstock_requests_total", "Requests and answers of clients that were read.",
-        read=lambda: server.turn.requests,
+        read=lambda: server.request_loop.requests,
     )  # fmt: skip
     registry.counter(
         "penstock_sends_total", "Send requests by their outcome; a batch is one.", ("outcome",),
@@ -316,11 +320,11 @@ def _add_server(registry: Registry, broker: Broker, server: ServerFigures) -> No
     )  # fmt: skip
     registry.gauge(
         "penstock_held_pulls", "Pulls that wait for messages.",
-        read=lambda: len(broker.parts.holds),
+        read=lambda: len(broker.context.long_polling),
     )  # fmt: skip
     registry.gauge(
         "penstock_pool_jobs", "Requests that wait for the disk, in the I/O pool.",
-        read=lambda: server.carrier.pool_jobs,
+        read=lambda: server.answer_executor.pool_jobs,
     )  # fmt: skip
     registry.gauge(
         "penstock_buffered_bytes", "Unfinished requests and unsent answers (memory_bytes_max).",
@@ -349,7 +353,7 @@ def _add_registration(registry: Registry, registrar: RegistrarFigures) -> None:
     )  # fmt: skip
 
 
-def _add_process(registry: Registry, parts: Parts) -> None:
+def _add_process(registry: Registry, context: BrokerContext) -> None:
     registry.gauge(
         "process_resident_memory_bytes", "Memory of the process, mapped files included.",
         read=lambda: _memory("VmRSS"),
@@ -364,7 +368,7 @@ def _add_process(registry: Registry, parts: Parts) -> None:
     )  # fmt: skip
     registry.gauge(
         "process_start_time_seconds", "When the broker was started.",
-        read=lambda: parts.started_ms / 1000,
+        read=lambda: context.started_ms / 1000,
     )  # fmt: skip
 
 

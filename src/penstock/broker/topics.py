@@ -12,7 +12,14 @@ import msgspec
 
 from penstock.config import Live, delays_ms
 from penstock.errors import InvalidParameter, NoPermission, TopicNotExist
-from penstock.rpc.answers import Answer, Encoded, Outbox, Persist, Register, Registered
+from penstock.rpc.answers import (
+    Answer,
+    EffectQueue,
+    EncodedReply,
+    PersistSoon,
+    RegisterSoon,
+    RegisterTopics,
+)
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 from penstock.store.tables import TopicTable
@@ -62,12 +69,12 @@ class Topics:
     """The topic table and its rules."""
 
     def __init__(
-        self, table: TopicTable, store: MessageStore, settings: Live, outbox: Outbox
+        self, table: TopicTable, store: MessageStore, settings: Live, effects: EffectQueue
     ) -> None:
         self.table = table
         self._store = store
         self._settings = settings
-        self._outbox = outbox
+        self._effects = effects
         self._turn = 0
         self.creations = 0  # by sending
         broker = settings.current.broker
@@ -81,7 +88,7 @@ class Topics:
         for config in self._built_in().values():
             self.table.seed(config)
         if self.table.dirty:
-            self._outbox.put(Persist(self.table))
+            self._effects.put(PersistSoon(self.table))
 
     def adopt(self, now_ms: int) -> None:
         """Make the topics anew whose queues hold messages and that the table does not know.
@@ -254,9 +261,9 @@ class Topics:
             self._tell()
         return queues
 
-    def announced(self, topic: str, answer: Encoded, now_ms: int) -> Answer:
+    def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
         """The answer to a send that made its topic: consumers that start on it find the route."""
-        return Registered(lambda: answer, now_ms + ANNOUNCE_MS, (topic,))
+        return RegisterTopics(lambda: answer, now_ms + ANNOUNCE_MS, (topic,))
 
     def close_gates(self) -> None:
         """Let every queue ask again before it takes messages: the broker's permission changed."""
@@ -316,8 +323,8 @@ class Topics:
                 queue.taking = False
 
     def _tell(self) -> None:
-        self._outbox.put(Persist(self.table))
-        self._outbox.put(Register())
+        self._effects.put(PersistSoon(self.table))
+        self._effects.put(RegisterSoon())
 
 
 def _topic(name: str, queues: int = 1, perm: int = PERM_READ_WRITE) -> TopicConfig:

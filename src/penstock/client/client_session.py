@@ -27,7 +27,7 @@ from penstock.errors import (
     PenstockError,
     refusal,
 )
-from penstock.transport.peer import Ask, Peer, Response
+from penstock.transport.peer import Peer, PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import ConsumerData, HeartbeatData, ProducerData
 from penstock.wire.codes import RequestCode, ResponseCode
@@ -56,7 +56,7 @@ class Member(Protocol):
     def route_changed(self, route: Route) -> None:
         """A topic has other queues or brokers than before."""
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         """A broker's request; False if it is none of this member's."""
 
 
@@ -377,7 +377,7 @@ class Session:
 
     # --- requests from brokers
 
-    def _asked(self, address: str, ask: Ask) -> Response | None:
+    def _asked(self, address: str, ask: PeerRequest) -> Response | None:
         for member in list(self._members):
             answer = member.asked(ask, address)
             if answer is False:
@@ -390,7 +390,9 @@ class Session:
         remark = f" request type {ask.code} not supported"
         return Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
 
-    async def _answer(self, address: str, ask: Ask, work: Awaitable[Response | None]) -> None:
+    async def _answer(
+        self, address: str, ask: PeerRequest, work: Awaitable[Response | None]
+    ) -> None:
         try:
             answer = await work
         except Exception as error:  # a handler of the application's, mostly

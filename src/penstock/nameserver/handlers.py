@@ -13,7 +13,15 @@ from penstock.errors import HeaderError, QueryNotFound, TopicNotExist
 from penstock.nameserver.broker_registration import read_body, read_registration
 from penstock.nameserver.kv_config import ORDER_TOPIC_CONFIG, KVConfig
 from penstock.nameserver.route_table import Routes, encode_route, near_route
-from penstock.rpc.answers import Answer, ClientId, Close, InThread, Outbox, Reply, Table
+from penstock.rpc.answers import (
+    Answer,
+    ClientId,
+    CloseConnection,
+    EffectQueue,
+    InThread,
+    PersistentTable,
+    Reply,
+)
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
@@ -56,7 +64,7 @@ class NameServer:
 
     def __init__(self, settings: Live, now_ms: int, persistence: Persistence | None = None) -> None:
         """Without `persistence` everything is kept in memory only."""
-        self.outbox = Outbox()
+        self.effects = EffectQueue()
         self._settings = settings
         self._routes = Routes()
         self._kv = KVConfig()
@@ -90,7 +98,9 @@ class NameServer:
             return
         self._scanned_ms = now_ms
         for broker in self._routes.expire(now_ms):
-            self.outbox.put(Close(broker.client, f"broker {broker.name} was silent for too long"))
+            self.effects.put(
+                CloseConnection(broker.client, f"broker {broker.name} was silent for too long")
+            )
 
     # --- brokers ---------------------------------------------------------------------------------
 
@@ -256,7 +266,7 @@ class NameServer:
         self._kv.remove(command.text("namespace"), command.text("key"))
         return self._saved(self._kv)
 
-    def _saved(self, table: Table) -> Answer:
+    def _saved(self, table: PersistentTable) -> Answer:
         """Success, once the table is on the disk."""
         if self._persistence is None or not table.dirty:
             return SUCCESS

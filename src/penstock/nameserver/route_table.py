@@ -47,7 +47,7 @@ log = logging.getLogger(__name__)
 Key = tuple[str, str]
 
 
-class Broker:
+class RegisteredBroker:
     """One broker process."""
 
     __slots__ = ("filter_servers", "registration", "seen_ms", "settled", "version")
@@ -70,7 +70,7 @@ class Routes:
     """Brokers and topics of one NameServer."""
 
     def __init__(self) -> None:
-        self.brokers: dict[Key, Broker] = {}
+        self.brokers: dict[Key, RegisteredBroker] = {}
         self.names: dict[str, BrokerData] = {}
         self.clusters: dict[str, dict[str, None]] = {}  # names in order of arrival
         self.topics: dict[str, dict[str, QueueData]] = {}
@@ -122,7 +122,7 @@ class Routes:
         if before is None or before.filter_servers != body.filter_server_list:
             self._bodies.clear()
         self._forget(key)
-        self.brokers[key] = Broker(
+        self.brokers[key] = RegisteredBroker(
             registration, table.data_version, body.filter_server_list, now_ms
         )
         self._clients.setdefault(registration.client, set()).add(key)

@@ -1,18 +1,18 @@
-"""What a handler may answer, and the effects it may ask for: values that `net` carries out.
+"""The values that a handler returns, and the effects that it asks for; `server` executes both.
 
 | Answer | Meaning |
 |---|---|
-| `Reply` | the response |
-| `None` | nothing is sent: the request was one-way, or the answer lies in the output already |
-| `InThread` | run `work` in the I/O pool, then answer what `then` makes of its result |
-| `Hold` | nothing to tell yet: call `again` when the queue has got messages, or at the deadline |
-| `Relay` | ask another client and answer what `then` makes of its answer |
-| `Encoded` | the response as bytes, perhaps when the log is flushed |
-| `Registered` | tell the NameServers, and answer `then` when they know |
-| `Saved` | write a table, and answer `then` when its file holds it |
-| `Routed` | ask the NameServers for a topic's route, and answer what `then` makes of it |
+| `Reply` | Send this response. |
+| `None` | Send nothing: the request is one-way, or its response is in the output already. |
+| `InThread` | Run `work` in the thread pool, then answer with what `then` returns. |
+| `Suspend` | Long polling: call `retry` when messages arrive, or at the deadline. |
+| `CallClient` | Send a request to another client and answer with what `then` returns. |
+| `EncodedReply` | Send these bytes, if necessary after the log is flushed. |
+| `RegisterTopics` | Register topics with the NameServers, then answer with what `then` returns. |
+| `PersistTable` | Write a table to its file, then answer with what `then` returns. |
+| `QueryRoute` | Query the NameServers for a route, then answer with what `then` returns. |
 
-Effects go into the outbox; they are carried out after the turn, in order.
+Effects go into the `EffectQueue`. They are executed in order, after the requests of one read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,16 @@ from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
+from penstock.wire.codes import ResponseCode
+from penstock.wire.output import response
+
 if TYPE_CHECKING:
+    from penstock.rpc.command import Command
+    from penstock.store.store import MessageStore
     from penstock.wire.bodies.client_bodies import TopicRouteData
 
 ClientId: TypeAlias = int
-"""A connection, opaque: numbers are never used twice."""
+"""The number of a connection. A number is never used twice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,33 +45,36 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class InThread:
-    """`work` may wait for the disk; `then` runs in the loop again. A raised error is the answer.
+    """Work for the thread pool, because it may wait for the disk.
 
-    Works run beside each other; those with the same `line` have their `then` in the order in which
-    they were asked for. One without `work` only waits for its turn; its `then` gets None.
+    `then` runs in the event loop with the result. An exception becomes the response. Work runs
+    concurrently, but the `then` functions of equal `ordered_by` run in the order of the requests.
+    Without `work`, `then` only waits for those before it and gets None.
     """
 
     work: Callable[[], Any] | None
     then: Callable[[Any], Answer]
-    line: Hashable = None
+    ordered_by: Hashable = None
 
 
 @dataclass(frozen=True, slots=True)
-class Hold:
-    """Long polling. `again(last)` is called when `queue` has got messages (or, for the first of a
-    line, one of its queues), and with `last` true at the deadline; it answers a Reply, or another
-    Hold to go on waiting (never after `last`). `heard` is how often a line had been called when
-    this was decided: if it was since, the request is tried again at once."""
+class Suspend:
+    """Long polling: the request waits for messages in a queue, or in the queues of a WaitQueue.
+
+    `retry(last)` is called when messages have arrived, and with `last` true at the deadline. It
+    returns a Reply, or (unless `last`) another Suspend. `notifications` is the WaitQueue's count
+    when this was decided: if it has grown since, the request is retried at once.
+    """
 
     queue: Hashable
     deadline_ms: int
-    again: Callable[[bool], Answer]
-    heard: int = 0
+    retry: Callable[[bool], Answer]
+    notifications: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Relay:
-    """A request to another client, whose answer becomes ours."""
+class CallClient:
+    """A request to another client; `then` makes the answer from its response."""
 
     client: ClientId
     code: int
@@ -78,13 +86,15 @@ class Relay:
 
 
 REGISTER_MS = 3_000
-"""How long a tool is kept waiting for NameServers; mqadmin gives up after 5 s."""
+"""How long an admin request waits for the NameServers; mqadmin gives up after 5 s."""
 
 
 @dataclass(frozen=True, slots=True)
-class Registered:
-    """The NameServers are told of these topics, or of all if none is named. `then` is called when
-    each has answered or can't be reached, at the deadline at the latest; it runs in the loop."""
+class RegisterTopics:
+    """Registers these topics with the NameServers, or all topics if none is named.
+
+    `then` runs in the event loop when each NameServer has answered or failed, or at the deadline.
+    """
 
     then: Callable[[], Answer]
     deadline_ms: int
@@ -92,38 +102,76 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
-    """The route of a topic over all brokers is asked for. `then` gets it, or None if no NameServer
-    knows it or answers; it runs in the loop."""
+class QueryRoute:
+    """Queries the NameServers for a topic's route over all brokers.
+
+    `then` runs in the event loop. It gets None if no NameServer answers or knows the topic.
+    """
 
     topic: str
     then: Callable[[TopicRouteData | None], Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Saved:
-    """The table is written. `then` runs in the loop when the file holds what the table holds now;
-    it gets False if that can't be written. Those who ask during a write share the next one."""
+class PersistTable:
+    """Writes a table to its file.
 
-    table: Table
+    `then` runs in the event loop when the file has the table's present content; it gets False if
+    the write failed. Requests that arrive during a write share the next one.
+    """
+
+    table: PersistentTable
     then: Callable[[bool], Answer]
 
 
 @dataclass(frozen=True, slots=True)
-class Encoded:
-    """A response that is bytes already. It leaves when the log is flushed up to `offset`, where
-    that is waited for; `late` is sent in its place if that takes too long."""
+class EncodedReply:
+    """A response in bytes, sent when the log is flushed up to `offset`.
+
+    `late` is sent instead if the flush takes too long.
+    """
 
     data: bytes
     late: bytes = b""
     offset: int = 0
 
 
-Answer: TypeAlias = Reply | InThread | Hold | Relay | Registered | Routed | Saved | Encoded | None
+Answer: TypeAlias = (
+    Reply
+    | InThread
+    | Suspend
+    | CallClient
+    | RegisterTopics
+    | QueryRoute
+    | PersistTable
+    | EncodedReply
+    | None
+)
+
+
+def reply_when_flushed(
+    store: MessageStore, command: Command, reply: Reply, done: str = "stored"
+) -> Answer:
+    """A reply without a body to a request whose effect is in the log, up to the log's end now.
+
+    Under sync flush it is sent when the log is flushed. `done` tells the client what has been
+    done if the flush takes too long.
+    """
+    if command.oneway or not store.flusher.group_commit:
+        return reply
+    late = response(
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        command.opaque,
+        command.encoding,
+        ext=reply.ext,
+        remark=f"{done}, but not flushed to disk within flush_timeout_ms",
+    )
+    data = response(0, command.opaque, command.encoding, ext=reply.ext, remark=reply.remark)
+    return EncodedReply(data, late, store.log.end)
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class NotifyClient:
     """A one-way request to a client."""
 
     client: ClientId
@@ -132,8 +180,8 @@ class Tell:
     body: bytes = b""
 
 
-class Table(Protocol):
-    """What can be persisted: a table of `store.tables` and the like."""
+class PersistentTable(Protocol):
+    """A table with a file, such as those of `store.tables`."""
 
     FILE: ClassVar[str]
     dirty: bool
@@ -142,45 +190,45 @@ class Table(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Persist:
-    """Write a table to its file soon; several of one turn are written once."""
+class PersistSoon:
+    """Write a table to its file; several requests of one loop iteration cause one write."""
 
-    table: Table
-
-
-@dataclass(frozen=True, slots=True)
-class Register:
-    """Tell the NameServers about our topics now, not at the next period."""
+    table: PersistentTable
 
 
 @dataclass(frozen=True, slots=True)
-class Close:
-    """End a client's connection."""
+class RegisterSoon:
+    """Register with the NameServers now, not at the next period."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseConnection:
+    """Close a client's connection."""
 
     client: ClientId
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Wake:
-    """Call `tick` at this time at the latest: something became due since it was last asked."""
+class TickAt:
+    """Call `tick` at this time at the latest: something became due after the last `due()`."""
 
     ms: int
 
 
-Effect: TypeAlias = Tell | Persist | Register | Close | Wake
+Effect: TypeAlias = NotifyClient | PersistSoon | RegisterSoon | CloseConnection | TickAt
 
 
 @dataclass(slots=True)
-class Outbox:
-    """Effects of this turn, in order."""
+class EffectQueue:
+    """Effects that have not been executed yet, in order."""
 
-    effects: list[Effect] = field(default_factory=list)
+    pending: list[Effect] = field(default_factory=list)
 
     def put(self, effect: Effect) -> None:
-        self.effects.append(effect)
+        self.pending.append(effect)
 
     def take(self) -> list[Effect]:
-        """All effects; the outbox is empty afterwards."""
-        taken, self.effects = self.effects, []
+        """Remove and return all effects."""
+        taken, self.pending = self.pending, []
         return taken

@@ -5,7 +5,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from penstock.rpc.answers import Table
+from penstock.rpc.answers import PersistentTable
 from penstock.store.disk import Disk
 from penstock.store.tables import ConfigFile
 
@@ -27,7 +27,7 @@ class Persistence:
         """The file of a table by its `FILE`."""
         return ConfigFile(self._disk, self._root / name)
 
-    def save(self, table: Table) -> Callable[[], None]:
+    def save(self, table: PersistentTable) -> Callable[[], None]:
         """Take the table as it is now; the work returned writes it, in the pool.
 
         Work that runs late, after a newer snapshot was written, does nothing.

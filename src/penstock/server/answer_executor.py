@@ -15,24 +15,24 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from penstock.broker.long_polling import Held, Holds
+from penstock.broker.long_polling import LongPolling, SuspendedRequest
 from penstock.errors import FrameError, PenstockError, SystemBusy
 from penstock.rpc.answers import (
     Answer,
+    CallClient,
     Effect,
-    Encoded,
-    Hold,
+    EncodedReply,
     InThread,
-    Persist,
-    Register,
-    Registered,
-    Relay,
+    NotifyClient,
+    PersistentTable,
+    PersistSoon,
+    PersistTable,
+    QueryRoute,
+    RegisterSoon,
+    RegisterTopics,
     Reply,
-    Routed,
-    Saved,
-    Table,
-    Tell,
-    Wake,
+    Suspend,
+    TickAt,
 )
 from penstock.rpc.router import refusal
 from penstock.wire.codes import FLAG_ONE_WAY, ResponseCode
@@ -40,7 +40,7 @@ from penstock.wire.output import encode, response
 
 if TYPE_CHECKING:
     from penstock.rpc.persistence import Persistence
-    from penstock.server.connection import Connection
+    from penstock.server.connection import ClientConnection
     from penstock.server.server import Server
     from penstock.wire.bodies.client_bodies import TopicRouteData
 
@@ -60,10 +60,10 @@ _DEADLINES_LEAST = 1_000  # those of answered requests are cleared away beyond t
 
 
 @dataclass(frozen=True, slots=True)
-class Ticket:
+class PendingResponse:
     """Who waits for an answer."""
 
-    connection: Connection
+    connection: ClientConnection
     opaque: int
     encoding: int
     oneway: bool
@@ -73,25 +73,25 @@ class Ticket:
 class _Asked:
     """A request on its way to a client."""
 
-    ticket: Ticket
+    pending: PendingResponse
     then: Callable[[Reply], Answer]
     on_timeout: Reply
 
 
-class Carrier:
+class AnswerExecutor:
     """The hands of a server."""
 
     def __init__(
         self,
         server: Server,
         submit: Callable[[Callable[[], Any]], Future[Any]],
-        holds: Holds | None = None,
+        long_polling: LongPolling | None = None,
         persistence: Persistence | None = None,
         register: Callable[[], None] = lambda: None,
     ) -> None:
         self._server = server
         self._submit = submit
-        self._holds = holds
+        self._long_polling = long_polling
         self._persistence = persistence
         self.register = register
         self.tell_names: Callable[[tuple[str, ...], int], asyncio.Future[None]] | None = None
@@ -103,117 +103,122 @@ class Carrier:
         self._deadlines: list[tuple[int, int, int]] = []  # ms, client, opaque
         self._opaque = 0
         self._saving: dict[str, bool] = {}  # by file: whether to write it once more
-        self._unsaved: dict[str, list[tuple[Ticket, Saved]]] = {}  # who waits for the next write
-        self._lines: dict[Hashable, deque[tuple[Ticket, InThread, Future[Any]]]] = {}
+        self._unsaved: dict[
+            str, list[tuple[PendingResponse, PersistTable]]
+        ] = {}  # who waits for the next write
+        self._lines: dict[Hashable, deque[tuple[PendingResponse, InThread, Future[Any]]]] = {}
         self.pool_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
-        if holds is not None:
-            holds.wake = self.wake
+        if long_polling is not None:
+            long_polling.on_wake(self.wake)
 
     # --- answers
 
-    def carry(self, ticket: Ticket, answer: Answer) -> None:
+    def carry(self, pending: PendingResponse, answer: Answer) -> None:
         """Do what an answer says."""
         if answer is None:
             return
         if isinstance(answer, Reply):
-            self._reply(ticket, answer)
+            self._reply(pending, answer)
         elif isinstance(answer, InThread):
-            self._in_thread(ticket, answer)
-        elif isinstance(answer, Hold):
-            self._hold(ticket, answer)
-        elif isinstance(answer, Encoded):
-            self._server.send_flushed(ticket.connection, answer)
-        elif isinstance(answer, Registered):
-            self._register(ticket, answer)
-        elif isinstance(answer, Routed):
-            self._route(ticket, answer)
-        elif isinstance(answer, Saved):
-            ticket.connection.adjust_work(1)
-            self._unsaved.setdefault(answer.table.FILE, []).append((ticket, answer))
+            self._in_thread(pending, answer)
+        elif isinstance(answer, Suspend):
+            self._hold(pending, answer)
+        elif isinstance(answer, EncodedReply):
+            self._server.send_flushed(pending.connection, answer)
+        elif isinstance(answer, RegisterTopics):
+            self._register(pending, answer)
+        elif isinstance(answer, QueryRoute):
+            self._route(pending, answer)
+        elif isinstance(answer, PersistTable):
+            pending.connection.adjust_work(1)
+            self._unsaved.setdefault(answer.table.FILE, []).append((pending, answer))
             self.save(answer.table)
         else:
-            self._relay(ticket, answer)
+            self._relay(pending, answer)
 
-    def _reply(self, ticket: Ticket, reply: Reply) -> None:
-        if ticket.oneway:
+    def _reply(self, pending: PendingResponse, reply: Reply) -> None:
+        if pending.oneway:
             return
         try:
             data = response(
                 reply.code,
-                ticket.opaque,
-                ticket.encoding,
+                pending.opaque,
+                pending.encoding,
                 ext=reply.ext,
                 body=reply.body,
                 remark=reply.remark,
             )
         except FrameError as error:
             remark = error.remark()
-            data = response(error.code, ticket.opaque, ticket.encoding, remark=remark)
-        ticket.connection.write(data)
+            data = response(error.code, pending.opaque, pending.encoding, remark=remark)
+        pending.connection.write(data)
 
-    def _in_thread(self, ticket: Ticket, job: InThread) -> None:
-        ticket.connection.adjust_work(1)
+    def _in_thread(self, pending: PendingResponse, job: InThread) -> None:
+        pending.connection.adjust_work(1)
         self.pool_jobs += 1
         try:
             future = _DONE if job.work is None else self._submit(job.work)
         except RuntimeError as error:  # the pool is closing
             self.pool_jobs -= 1
-            ticket.connection.adjust_work(-1)
-            self._reply(ticket, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error)))
+            pending.connection.adjust_work(-1)
+            self._reply(pending, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error)))
             return
-        if job.line is not None:
-            self._lines.setdefault(job.line, deque()).append((ticket, job, future))
+        if job.ordered_by is not None:
+            self._lines.setdefault(job.ordered_by, deque()).append((pending, job, future))
         if future is _DONE:
-            self._thread_done(ticket, job, future)
+            self._thread_done(pending, job, future)
             return
         future.add_done_callback(
-            lambda done: self._server.soon_from_thread(self._thread_done, ticket, job, done)
+            lambda done: self._server.soon_from_thread(self._thread_done, pending, job, done)
         )
 
-    def _thread_done(self, ticket: Ticket, job: InThread, done: Future[Any]) -> None:
-        if job.line is None:
-            self._after_thread(ticket, job, done)
+    def _thread_done(self, pending: PendingResponse, job: InThread, done: Future[Any]) -> None:
+        if job.ordered_by is None:
+            self._after_thread(pending, job, done)
             return
-        line = self._lines.get(job.line)
+        line = self._lines.get(job.ordered_by)
         while line and line[0][2].done():
             self._after_thread(*line.popleft())
         if not line:
-            self._lines.pop(job.line, None)
+            self._lines.pop(job.ordered_by, None)
 
-    def _after_thread(self, ticket: Ticket, job: InThread, done: Future[Any]) -> None:
+    def _after_thread(self, pending: PendingResponse, job: InThread, done: Future[Any]) -> None:
         self.pool_jobs -= 1
-        ticket.connection.adjust_work(-1)
-        self.carry(ticket, self._safely(lambda: job.then(done.result())))
+        pending.connection.adjust_work(-1)
+        self.carry(pending, self._safely(lambda: job.then(done.result())))
         self._server.after_work()
 
-    def _register(self, ticket: Ticket, answer: Registered) -> None:
+    def _register(self, pending: PendingResponse, answer: RegisterTopics) -> None:
         if self.tell_names is None:
-            self.carry(ticket, self._safely(answer.then))
+            self.carry(pending, self._safely(answer.then))
             return
-        ticket.connection.adjust_work(1)
+        pending.connection.adjust_work(1)
         told = self.tell_names(answer.topics, answer.deadline_ms)
-        told.add_done_callback(lambda _: self._registered(ticket, answer))
+        told.add_done_callback(lambda _: self._registered(pending, answer))
 
-    def _registered(self, ticket: Ticket, answer: Registered) -> None:
-        ticket.connection.adjust_work(-1)
-        self.carry(ticket, self._safely(answer.then))
+    def _registered(self, pending: PendingResponse, answer: RegisterTopics) -> None:
+        pending.connection.adjust_work(-1)
+        self.carry(pending, self._safely(answer.then))
         self._server.after_work()
 
-    def _route(self, ticket: Ticket, answer: Routed) -> None:
+    def _route(self, pending: PendingResponse, answer: QueryRoute) -> None:
         if self.find_route is None:
-            self.carry(ticket, self._safely(lambda: answer.then(None)))
+            self.carry(pending, self._safely(lambda: answer.then(None)))
             return
-        ticket.connection.adjust_work(1)
+        pending.connection.adjust_work(1)
         found = self.find_route(answer.topic)
-        found.add_done_callback(lambda done: self._routed(ticket, answer, done))
+        found.add_done_callback(lambda done: self._routed(pending, answer, done))
 
     def _routed(
-        self, ticket: Ticket, answer: Routed, done: asyncio.Future[TopicRouteData | None]
+        self,
+        pending: PendingResponse,
+        answer: QueryRoute,
+        done: asyncio.Future[TopicRouteData | None],
     ) -> None:
-        ticket.connection.adjust_work(-1)
+        pending.connection.adjust_work(-1)
         self.carry(
-            ticket,
+            pending,
             self._safely(lambda: answer.then(None if done.cancelled() else done.result())),
         )
         self._server.after_work()
@@ -233,43 +238,47 @@ class Carrier:
 
     # --- held pulls
 
-    def _hold(self, ticket: Ticket, hold: Hold) -> None:
-        assert self._holds is not None
-        client = ticket.connection.client
+    def _hold(self, pending: PendingResponse, hold: Suspend) -> None:
+        assert self._long_polling is not None
+        client = pending.connection.client
         for what, figure, limit in (
-            ("pulls of all clients wait here", len(self._holds), HOLDS_MAX),
-            ("pulls of this client wait here", self._holds.of(client), HOLDS_PER_CLIENT_MAX),
+            ("pulls of all clients wait here", len(self._long_polling), HOLDS_MAX),
+            (
+                "pulls of this client wait here",
+                self._long_polling.count_of(client),
+                HOLDS_PER_CLIENT_MAX,
+            ),
         ):
             if figure >= limit:
                 busy = SystemBusy.over(what, figure=figure, limit=limit, unit="pulls")
-                self._reply(ticket, refusal(busy))
+                self._reply(pending, refusal(busy))
                 return
-        self._holds.add(client, ticket, hold)
+        self._long_polling.add(client, pending, hold)
         self._server.wake_at(hold.deadline_ms)
 
-    def wake(self, held: Held, last: bool) -> None:
+    def wake(self, suspended: SuspendedRequest, last: bool) -> None:
         """Try a held pull again."""
-        ticket: Ticket = held.ticket
-        if not ticket.connection.hold_back(held, last):
-            self.carry(ticket, self._safely(lambda: held.hold.again(last)))
-        elif not last and self._holds is not None:
-            self._holds.pass_on(held)
+        pending: PendingResponse = suspended.pending_response
+        if not pending.connection.hold_back(suspended, last):
+            self.carry(pending, self._safely(lambda: suspended.suspend.retry(last)))
+        elif not last and self._long_polling is not None:
+            self._long_polling.pass_on(suspended)
 
     # --- calls to clients
 
-    def _relay(self, ticket: Ticket, relay: Relay) -> None:
+    def _relay(self, pending: PendingResponse, relay: CallClient) -> None:
         target = self._server.connections.get(relay.client)
         waiting = len(self._asked.get(relay.client, ()))
         if target is None or waiting >= RELAYS_PER_CLIENT_MAX or self._asked_count >= RELAYS_MAX:
-            self.carry(ticket, relay.on_timeout)
+            self.carry(pending, relay.on_timeout)
             return
         opaque = self._next_opaque()
         try:
             data = encode(relay.code, relay.ext, relay.body, opaque=opaque)
         except FrameError as error:
-            self._reply(ticket, refusal(error))
+            self._reply(pending, refusal(error))
             return
-        asked = _Asked(ticket, relay.then, relay.on_timeout)
+        asked = _Asked(pending, relay.then, relay.on_timeout)
         self._asked.setdefault(relay.client, {})[opaque] = asked
         self._asked_count += 1
         if len(self._deadlines) > 2 * self._asked_count + _DEADLINES_LEAST:
@@ -283,7 +292,7 @@ class Carrier:
         """A client has answered something that we asked it."""
         asked = self._take_asked(client, opaque)
         if asked is not None:
-            self.carry(asked.ticket, self._safely(lambda: asked.then(reply)))
+            self.carry(asked.pending, self._safely(lambda: asked.then(reply)))
 
     def lost(self, client: int) -> None:
         """A client has gone: it answers nothing any more."""
@@ -303,7 +312,7 @@ class Carrier:
     def _give_up(self, client: int, opaque: int) -> None:
         asked = self._take_asked(client, opaque)
         if asked is not None:
-            self.carry(asked.ticket, asked.on_timeout)
+            self.carry(asked.pending, asked.on_timeout)
 
     def _is_asked(self, client: int, opaque: int) -> bool:
         return opaque in self._asked.get(client, ())
@@ -326,20 +335,20 @@ class Carrier:
     def perform(self, effects: list[Effect]) -> None:
         """Carry out what handlers asked for besides their answers."""
         for effect in effects:
-            if isinstance(effect, Tell):
+            if isinstance(effect, NotifyClient):
                 self._tell(effect)
-            elif isinstance(effect, Persist):
+            elif isinstance(effect, PersistSoon):
                 self.save(effect.table)
-            elif isinstance(effect, Register):
+            elif isinstance(effect, RegisterSoon):
                 self.register()
-            elif isinstance(effect, Wake):
+            elif isinstance(effect, TickAt):
                 self._server.wake_at(effect.ms)
             else:
                 connection = self._server.connections.get(effect.client)
                 if connection is not None:
                     connection.close(effect.why)
 
-    def _tell(self, tell: Tell) -> None:
+    def _tell(self, tell: NotifyClient) -> None:
         connection = self._server.connections.get(tell.client)
         if connection is not None:
             opaque = self._next_opaque()
@@ -347,7 +356,7 @@ class Carrier:
                 encode(tell.code, tell.ext, tell.body, opaque=opaque, flag=FLAG_ONE_WAY)
             )
 
-    def save(self, table: Table) -> None:
+    def save(self, table: PersistentTable) -> None:
         """Write a table soon: at once, or when the write under way is done."""
         assert self._persistence is not None
         name = table.FILE
@@ -370,7 +379,12 @@ class Carrier:
             lambda done: self._server.soon_from_thread(self._saved, table, waiting, done)
         )
 
-    def _saved(self, table: Table, waiting: list[tuple[Ticket, Saved]], done: Future[Any]) -> None:
+    def _saved(
+        self,
+        table: PersistentTable,
+        waiting: list[tuple[PendingResponse, PersistTable]],
+        done: Future[Any],
+    ) -> None:
         again = self._saving.pop(table.FILE)
         error = done.exception()
         if error is not None:
@@ -380,10 +394,12 @@ class Carrier:
         if again and (error is None or table.FILE in self._unsaved):
             self.save(table)
 
-    def _tell_saved(self, waiting: list[tuple[Ticket, Saved]], written: bool) -> None:
-        for ticket, answer in waiting:
-            ticket.connection.adjust_work(-1)
-            self.carry(ticket, self._safely(partial(answer.then, written)))
+    def _tell_saved(
+        self, waiting: list[tuple[PendingResponse, PersistTable]], written: bool
+    ) -> None:
+        for pending, answer in waiting:
+            pending.connection.adjust_work(-1)
+            self.carry(pending, self._safely(partial(answer.then, written)))
         if waiting:
             self._server.after_work()
 

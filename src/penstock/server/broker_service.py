@@ -18,7 +18,7 @@ from penstock.config import Live, Settings
 from penstock.errors import BadSetting, PenstockError
 from penstock.server.nameserver_registration import Registrar
 from penstock.server.probe import Probe, serve_probe
-from penstock.server.request_loop import Turn
+from penstock.server.request_loop import RequestLoop
 from penstock.server.route_queries import Routes
 from penstock.server.server import Server
 from penstock.store.disk import Disk
@@ -89,25 +89,25 @@ class BrokerService:
     async def _listen(self, broker: Broker, address: str) -> None:
         config = self.settings.current
         limits = config.server
-        parts = broker.parts
-        turn = Turn(
+        context = broker.context
+        request_loop = RequestLoop(
             broker,
-            parts.store.path,
+            context.store.path,
             broker.send,
             broker.pull,
-            parts.access if parts.access.enabled() else None,
+            context.access if context.access.enabled() else None,
             frame_bytes_max=limits.frame_bytes_max,
             header_bytes_max=limits.header_bytes_max,
         )
         self._server = Server(
             self.settings,
             broker,
-            turn,
-            broker.outbox,
-            submit=parts.store.disk.submit,
-            store=parts.store,
-            holds=parts.holds,
-            persistence=parts.persistence,
+            request_loop,
+            broker.effects,
+            submit=context.store.disk.submit,
+            store=context.store,
+            long_polling=context.long_polling,
+            persistence=context.persistence,
             clock=self._clock,
         )
         tls = Tls.of(config.tls)
@@ -118,7 +118,7 @@ class BrokerService:
                 await self._server.listen_too(config.broker.host, vip_port, tls)
             except OSError as error:
                 log.warning("no VIP channel on port %d (vip_port): %s", vip_port, error)
-        if not parts.access.enabled() and not _is_loopback(config.broker.host):
+        if not context.access.enabled() and not _is_loopback(config.broker.host):
             log.warning(
                 "anybody who reaches %s may read and write everything: access control is off "
                 "(access.authentication, access.authorization)",
@@ -155,13 +155,13 @@ class BrokerService:
             ssl=outgoing_context(self.settings.current.tls),
             clock=self._clock,
         )
-        self._registrar.take_order_config = lambda config: broker.parts.topics.mark_ordered(
+        self._registrar.take_order_config = lambda config: broker.context.topics.mark_ordered(
             config, self._clock.now_ms()
         )
         assert self._server is not None
-        self._server.carrier.register = self._registrar.soon
-        self._server.carrier.tell_names = self._registrar.tell
-        self._server.carrier.find_route = Routes(self._registrar, self._clock).find
+        self._server.answer_executor.register = self._registrar.soon
+        self._server.answer_executor.tell_names = self._registrar.tell
+        self._server.answer_executor.find_route = Routes(self._registrar, self._clock).find
         await self._registrar.first_round()
 
     async def _start_probe(self, broker: Broker) -> None:
@@ -203,7 +203,7 @@ class BrokerService:
 
 
 def _signer(broker: Broker) -> Sign | None:
-    credentials = broker.parts.access.internal()
+    credentials = broker.context.access.internal()
     return None if credentials is None else signer(*credentials)
 
 

@@ -20,7 +20,7 @@ from penstock.wire.message import encode_host
 from penstock.wire.output import response
 
 if TYPE_CHECKING:
-    from penstock.broker.long_polling import Held
+    from penstock.broker.long_polling import SuspendedRequest
     from penstock.server.server import Server
 
 log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ UNDER_WAY_MAX = 256
 """Requests of one connection in the pool above which it is not read from."""
 
 
-class Connection(asyncio.BufferedProtocol):
+class ClientConnection(asyncio.BufferedProtocol):
     """Reads frames, writes answers; what they mean is the server's business."""
 
     def __init__(self, server: "Server") -> None:
@@ -47,7 +47,7 @@ class Connection(asyncio.BufferedProtocol):
         self._stalled = False
         self._choked = False
         self._paused = False
-        self._held_back: list[tuple[Held, bool]] = []
+        self._held_back: list[tuple[SuspendedRequest, bool]] = []
         self._backlog = 0
         self._closing = False
         self._cut = False
@@ -142,25 +142,25 @@ class Connection(asyncio.BufferedProtocol):
     def _serve_own(self, now_ms: int) -> None:
         own, have = self._own, self._have
         assert own is not None
-        turn = self._server.turn
-        turn.bind(own, self.born_host)
+        request_loop = self._server.request_loop
+        request_loop.bind(own, self.born_host)
         try:
             self._serve(own, self._from, have, now_ms)
         finally:
-            turn.bind(self._server.buffer, self.born_host)
+            request_loop.bind(self._server.buffer, self.born_host)
 
     def _serve(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
         server = self._server
-        turn = server.turn
-        turn.come_from(self.client, self.peer, self.born_host)
-        turn.busy = server.is_over(server.config().memory_bytes_max)
+        request_loop = server.request_loop
+        request_loop.come_from(self.client, self.peer, self.born_host)
+        request_loop.busy = server.is_over(server.config().memory_bytes_max)
         began = perf_counter_ns()
         fault: WireError | None = None
         try:
-            at = turn.serve(at, end, now_ms)
+            at = request_loop.serve(at, end, now_ms)
         except WireError as error:
             fault = error
-        server.note_lag(perf_counter_ns() - began, turn.request.code)
+        server.note_lag(perf_counter_ns() - began, request_loop.request.code)
         # What is left is put aside before anything is written: a write may lead to another read.
         if fault is None and at < end:
             self._keep(view, at, end, now_ms)
@@ -183,22 +183,22 @@ class Connection(asyncio.BufferedProtocol):
 
     def _keep(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
         """Put what is left of a read aside: part of a frame, or frames that have to wait."""
-        turn = self._server.turn
-        if view is self._own and turn.full:  # the rest stays where it is
+        request_loop = self._server.request_loop
+        if view is self._own and request_loop.full:  # the rest stays where it is
             self._from = at
             self.frame_since_ms = now_ms
             return
         have = end - at
-        if turn.full:
+        if request_loop.full:
             need = size = have + OWN_BYTES_MIN
         else:
-            need = have + turn.request.missing
+            need = have + request_loop.request.missing
             size = min(need, max(2 * have, OWN_BYTES_MIN))
         own = memoryview(bytearray(size))
         own[:have] = view[at:end]
         self._drop_own()
         self._own, self._from, self._have, self._need = own, 0, have, need
-        self._stalled = turn.full
+        self._stalled = request_loop.full
         self.frame_since_ms = now_ms
         self._server.memory += size
 
@@ -288,10 +288,10 @@ class Connection(asyncio.BufferedProtocol):
         self.account()
         held, self._held_back = self._held_back, []
         for one, last in held:
-            self._server.carrier.wake(one, last)
+            self._server.answer_executor.wake(one, last)
         self._go_on()
 
-    def hold_back(self, held: "Held", last: bool) -> bool:
+    def hold_back(self, held: "SuspendedRequest", last: bool) -> bool:
         """Whether a woken pull has to wait until this connection takes answers again."""
         if self._choked:
             self._held_back.append((held, last))

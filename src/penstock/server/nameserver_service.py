@@ -10,7 +10,7 @@ from penstock.config import Live, Settings
 from penstock.nameserver.handlers import NameServer
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.persistence import Persistence
-from penstock.server.request_loop import Turn
+from penstock.server.request_loop import RequestLoop
 from penstock.server.server import Server
 from penstock.store.disk import Disk
 from penstock.transport.tls import Tls
@@ -37,7 +37,7 @@ class NameServerService:
         """Listen."""
         config = self.settings.current
         limits = config.server
-        turn = Turn(
+        request_loop = RequestLoop(
             self.nameserver,
             frame_bytes_max=limits.frame_bytes_max,
             header_bytes_max=limits.header_bytes_max,
@@ -45,8 +45,8 @@ class NameServerService:
         self.server = Server(
             self.settings,
             self.nameserver,
-            turn,
-            self.nameserver.outbox,
+            request_loop,
+            self.nameserver.effects,
             submit=self._disk.submit,
             persistence=self._persistence,
             clock=self._clock,

@@ -155,14 +155,14 @@ class Probe:
 
     async def _metrics(self) -> bytes:
         written: list[str] = []
-        turn = 0
+        lines_written = 0
         for family in self._registry.families:
             start = len(written)
             try:
                 for line in family.lines(self._registry.common):
                     written.append(line)
-                    turn += 1
-                    if turn % LINES_PER_SLICE == 0:
+                    lines_written += 1
+                    if lines_written % LINES_PER_SLICE == 0:
                         await asyncio.sleep(0)
             except Exception:  # one figure that can't be read must not hide the others
                 del written[start:]

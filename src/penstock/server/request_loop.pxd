@@ -11,7 +11,7 @@ cdef int _RESPONSE
 cdef int _ONEWAY
 cdef int _CREATIONS_MAX
 
-cdef class Turn:
+cdef class RequestLoop:
     cdef readonly object service
     cdef readonly PutPath path
     cdef readonly SendHandler send

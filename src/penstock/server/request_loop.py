@@ -57,7 +57,7 @@ class PullService(Protocol):
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer: ...
 
 
-class Turn:
+class RequestLoop:
     """Serves the bytes of one connection at a time."""
 
     def __init__(

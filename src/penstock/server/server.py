@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Any
 from penstock.clock import Alarm, Clock, LoopClock, pause
 from penstock.config import Live, ServerConfig, Settings
 from penstock.errors import WireError
-from penstock.rpc.answers import Encoded, Outbox
-from penstock.server.answer_executor import Carrier, Ticket
-from penstock.server.connection import Connection
+from penstock.rpc.answers import EffectQueue, EncodedReply
+from penstock.server.answer_executor import AnswerExecutor, PendingResponse
+from penstock.server.connection import ClientConnection
 from penstock.server.listener import Listener, listen
-from penstock.server.request_loop import Service, Turn
+from penstock.server.request_loop import RequestLoop, Service
 from penstock.wire.frame import Request
 
 if TYPE_CHECKING:
-    from penstock.broker.long_polling import Holds
+    from penstock.broker.long_polling import LongPolling
     from penstock.rpc.persistence import Persistence
     from penstock.store.store import MessageStore
     from penstock.transport.tls import Tls
@@ -48,7 +48,7 @@ class _Wait:
 
     offset: int
     deadline_ms: int
-    connection: Connection
+    connection: ClientConnection
     answers: bytes
     late: bytes
 
@@ -60,27 +60,27 @@ class Server:
         self,
         settings: Live,
         service: Service,
-        turn: Turn,
-        outbox: Outbox,
+        request_loop: RequestLoop,
+        effects: EffectQueue,
         *,
         submit: Callable[[Callable[[], Any]], Future[Any]],
         store: MessageStore | None = None,
-        holds: Holds | None = None,
+        long_polling: LongPolling | None = None,
         persistence: Persistence | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or LoopClock()
         self._settings = settings
         self.service = service
-        self.turn = turn
-        self._outbox = outbox
+        self.request_loop = request_loop
+        self._effects = effects
         self._store = store
-        self._holds = holds
+        self._long_polling = long_polling
         self._loop = asyncio.get_running_loop()
-        self.carrier = Carrier(self, submit, holds, persistence)
+        self.answer_executor = AnswerExecutor(self, submit, long_polling, persistence)
         self.buffer = memoryview(bytearray(READ_BYTES))
-        self.turn.bind(self.buffer, bytes(8))
-        self.connections: dict[int, Connection] = {}
+        self.request_loop.bind(self.buffer, bytes(8))
+        self.connections: dict[int, ClientConnection] = {}
         self.memory = 0
         self.bad_frames = 0
         self.refused_connections = 0
@@ -106,7 +106,7 @@ class Server:
 
     async def listen_too(self, host: str, port: int, tls: Tls | None = None) -> None:
         """Serve the same on another port."""
-        self._listeners.append(await listen(lambda: Connection(self), host, port, tls=tls))
+        self._listeners.append(await listen(lambda: ClientConnection(self), host, port, tls=tls))
 
     @property
     def port(self) -> int:
@@ -135,11 +135,11 @@ class Server:
             self._loop.remove_reader(self._store.flusher.notify_fd)
 
     def _busy(self) -> bool:
-        waits = self._waits or self.carrier.pool_jobs or self.carrier.saving
+        waits = self._waits or self.answer_executor.pool_jobs or self.answer_executor.saving
         return bool(waits) or any(c.unsent for c in self.connections.values())
 
     def _settings_changed(self, settings: Settings) -> None:
-        self.turn.output_bytes_max = min(settings.server.output_bytes_max, TURN_BYTES)
+        self.request_loop.output_bytes_max = min(settings.server.output_bytes_max, TURN_BYTES)
 
     # --- for connections
 
@@ -158,7 +158,7 @@ class Server:
         except RuntimeError:  # the loop is closed: nobody is left to answer
             log.debug("work was done after the loop had ended")
 
-    def joined(self, connection: Connection) -> None:
+    def joined(self, connection: ClientConnection) -> None:
         """Number a new connection, or refuse it."""
         limit = self.config().connections_max
         if self._stopping:
@@ -173,39 +173,41 @@ class Server:
         self.connections[connection.client] = connection
         self.service.connected(connection.client, connection.peer, connection.active_ms)
 
-    def left(self, connection: Connection) -> None:
+    def left(self, connection: ClientConnection) -> None:
         """A connection is gone."""
         self.connections.pop(connection.client, None)
-        if self._holds is not None:
-            self._holds.drop(connection.client)
-        self.carrier.lost(connection.client)
+        if self._long_polling is not None:
+            self._long_polling.drop(connection.client)
+        self.answer_executor.lost(connection.client)
         self.service.disconnected(connection.client, self.now_ms())
         self.after_work()
 
-    def after_turn(self, connection: Connection, now_ms: int) -> None:
+    def after_turn(self, connection: ClientConnection, now_ms: int) -> None:
         """Send what a turn has made, carry on what it left."""
-        turn = self.turn
-        if turn.output.length:
-            connection.write(turn.output.take())
-        send = turn.send
+        request_loop = self.request_loop
+        if request_loop.output.length:
+            connection.write(request_loop.output.take())
+        send = request_loop.send
         if send is not None and send.waiting.length:
             assert self._store is not None
-            encoded = Encoded(send.waiting.take(), send.late.take(), self._store.log.end)
+            encoded = EncodedReply(send.waiting.take(), send.late.take(), self._store.log.end)
             self.send_flushed(connection, encoded)
-        if turn.deferred:
-            deferred, turn.deferred = turn.deferred, []
+        if request_loop.deferred:
+            deferred, request_loop.deferred = request_loop.deferred, []
             for opaque, encoding, oneway, answer in deferred:
-                self.carrier.carry(Ticket(connection, opaque, encoding, oneway), answer)
-        if turn.responses:
-            responses, turn.responses = turn.responses, []
+                self.answer_executor.carry(
+                    PendingResponse(connection, opaque, encoding, oneway), answer
+                )
+        if request_loop.responses:
+            responses, request_loop.responses = request_loop.responses, []
             for opaque, reply in responses:
-                self.carrier.answered(connection.client, opaque, reply)
-        if turn.attend:
-            turn.attend = False
+                self.answer_executor.answered(connection.client, opaque, reply)
+        if request_loop.attend:
+            request_loop.attend = False
             assert self._store is not None
             self._store.attend()
-        if self._outbox.effects:
-            self.carrier.perform(self._outbox.take())
+        if self._effects.pending:
+            self.answer_executor.perform(self._effects.take())
 
     def held_max(self) -> int:
         """Above this, who is stuck is cut off and large frames are refused: the rest of the memory
@@ -236,7 +238,7 @@ class Server:
             )
         return stuck
 
-    def send_flushed(self, connection: Connection, answer: Encoded) -> None:
+    def send_flushed(self, connection: ClientConnection, answer: EncodedReply) -> None:
         """Send what may leave when the log is flushed so far."""
         if self._store is None or answer.offset <= self._store.flusher.flushed():
             connection.write(answer.data)
@@ -253,8 +255,8 @@ class Server:
         if self._store is not None:
             self._store.settle()
             self._release()
-        if self._outbox.effects:
-            self.carrier.perform(self._outbox.take())
+        if self._effects.pending:
+            self.answer_executor.perform(self._effects.take())
 
     def peek_header(self, data: memoryview) -> tuple[int, int, bool] | None:
         """(opaque, encoding, whether nobody waits) of a frame whose header has come, or None."""
@@ -297,18 +299,18 @@ class Server:
         now_ms = self.now_ms()
         # Set first: what runs below may ask to be woken earlier.
         self._schedule(now_ms + TICK_MS)
-        steps = [self.service.tick, self.carrier.tick, self._tick_waits, self._tick_sweep]
-        if self._holds is not None:
-            steps.append(self._holds.tick)
+        steps = [self.service.tick, self.answer_executor.tick, self._tick_waits, self._tick_sweep]
+        if self._long_polling is not None:
+            steps.append(self._long_polling.tick)
         for step in steps:
             try:
                 step(now_ms)
             except Exception:  # one part's trouble must not stop the others
                 log.exception("a tick failed")
         self.after_work()
-        due = min(self.service.due(), self.carrier.due())
-        if self._holds is not None:
-            due = min(due, self._holds.due())
+        due = min(self.service.due(), self.answer_executor.due())
+        if self._long_polling is not None:
+            due = min(due, self._long_polling.due())
         if self._waits:
             due = min(due, self._waits[0].deadline_ms)
         self.wake_at(max(due, now_ms + 1))

@@ -73,7 +73,7 @@ class ClockDriver:
     async def _tick(self, now_ms: int) -> bool:
         """Let the broker run what is due; returns whether it did anything."""
         before = self._activity()
-        store = self._broker.parts.store
+        store = self._broker.context.store
         if not store.disk.threads:
             store.flusher.pump()
         self._clock.advance_to(now_ms)
@@ -84,10 +84,10 @@ class ClockDriver:
 
     def _activity(self) -> tuple[int, int]:
         """Counters of requests and stored messages, to detect activity."""
-        return self._server.turn.requests, self._broker.parts.store.path.puts
+        return self._server.request_loop.requests, self._broker.context.store.path.puts
 
     def _busy(self) -> bool:
-        return bool(self._server.carrier.pool_jobs or self._server.carrier.saving)
+        return bool(self._server.answer_executor.pool_jobs or self._server.answer_executor.saving)
 
     async def _wait_for_idle(self) -> None:
         """Wait until the broker and its consumers are idle."""
@@ -99,7 +99,7 @@ class ClockDriver:
                 log.warning("clients were busy for %d ms: the clock advances anyway", BUSY_MS)
                 return
             held = await self._messages_held_by_consumers()
-            state = (self._broker.parts.store.path.puts, held)
+            state = (self._broker.context.store.path.puts, held)
             idle = idle + 1 if held == 0 and state == seen else 0
             if state != seen:
                 since_ms, seen = self._real_clock.monotonic_ms(), state
@@ -117,7 +117,7 @@ class ClockDriver:
 
     async def _messages_held_by_consumers(self) -> int:
         """The number of messages that the connected consumers have received and not completed."""
-        groups = list(self._broker.parts.clients.consumer_groups())
+        groups = list(self._broker.context.clients.consumer_groups())
         calls = [
             self._messages_held(group, client) for group in groups for client in group.connections
         ]

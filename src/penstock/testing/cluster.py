@@ -147,7 +147,7 @@ class InProcessCluster:
     def messages(self, topic: str) -> list[ReceivedMessage]:
         """All messages of a topic, queue by queue."""
         broker = self._broker()
-        store = broker.parts.store
+        store = broker.context.store
         found = []
         for queue in sorted(store.queues.of(topic.encode()), key=lambda each: each.queue_id):
             offset, end = queue.min_offset, queue.visible_max(store.confirmed)
@@ -163,7 +163,7 @@ class InProcessCluster:
 
     def topics(self) -> list[str]:
         """All topics except the broker's system topics; retry and dead letter topics included."""
-        topics = self._broker().parts.topics
+        topics = self._broker().context.topics
         return sorted(name for name in topics.table.topics if not topics.is_system(name))
 
     def _broker(self) -> VirtualTimeBroker:

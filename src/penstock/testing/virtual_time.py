@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.broker import Broker
-from penstock.broker.context import Parts
-from penstock.broker.long_polling import Holds
+from penstock.broker.context import BrokerContext
+from penstock.broker.long_polling import LongPolling
 from penstock.clock import Alarm, Clock, LoopClock
 from penstock.config import Live
-from penstock.rpc.answers import Answer, ClientId, Hold, Registered
+from penstock.rpc.answers import Answer, ClientId, RegisterTopics, Suspend
 from penstock.rpc.command import Command
 from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
@@ -27,7 +27,7 @@ _BORN_TIME = "bornTime"
 _POPS = (RequestCode.POP_MESSAGE, RequestCode.NOTIFICATION)
 
 
-class RealTimeLongPolling(Holds):
+class RealTimeLongPolling(LongPolling):
     """Suspended requests, which expire by the real clock, as their clients expect."""
 
     def __init__(self, store: MessageStore, clock: Clock) -> None:
@@ -38,9 +38,11 @@ class RealTimeLongPolling(Holds):
         self._alarm_ms = NEVER_MS
         self._expiring = False
 
-    def add(self, client: ClientId, ticket: Any, hold: Hold) -> None:
+    def add(self, client: ClientId, pending_response: Any, hold: Suspend) -> None:
         wait_ms = max(hold.deadline_ms - self._clock.now_ms(), 0)
-        super().add(client, ticket, replace(hold, deadline_ms=self._real_clock.now_ms() + wait_ms))
+        super().add(
+            client, pending_response, replace(hold, deadline_ms=self._real_clock.now_ms() + wait_ms)
+        )
         self._set_alarm()
 
     def due(self) -> int:
@@ -84,10 +86,12 @@ class VirtualTimeBroker(Broker):
         self._clock = clock
         super().__init__(settings, store, address, host, now_ms)
 
-    def _build(self, settings: Live, store: MessageStore, address: str, now_ms: int) -> Parts:
-        parts = super()._build(settings, store, address, now_ms)
-        parts.holds = RealTimeLongPolling(store, self._clock)
-        return parts
+    def _build(
+        self, settings: Live, store: MessageStore, address: str, now_ms: int
+    ) -> BrokerContext:
+        context = super()._build(settings, store, address, now_ms)
+        context.long_polling = RealTimeLongPolling(store, self._clock)
+        return context
 
     def handle(self, command: Command) -> Answer:
         # By the virtual clock a request of the real time may be days old, and would be expired.
@@ -100,24 +104,24 @@ class VirtualTimeBroker(Broker):
     def _register_retry_topics(self, command: Command) -> Answer:
         """Register the retry topics of new groups with the NameServer before the heartbeat is
         answered, so that consumers find them in their first route and not after a refresh."""
-        topics = self.parts.topics
+        topics = self.context.topics
         new = []
         for consumer in command.body_as(HeartbeatData).consumer_data_set:
             topic = RETRY_TOPIC_PREFIX + consumer.group_name
             if topics.get(topic) is None and topic_fault(topic) is None:
-                group = self.parts.groups.find(consumer.group_name, command.now_ms)
+                group = self.context.groups.find(consumer.group_name, command.now_ms)
                 topics.ensure(topic, group.retry_queue_nums, PERM_READ_WRITE, command.now_ms)
                 new.append(topic)
         if not new:
             return super().handle(command)
         handle = super().handle
-        return Registered(lambda: handle(command), command.now_ms + REGISTER_MS, tuple(new))
+        return RegisterTopics(lambda: handle(command), command.now_ms + REGISTER_MS, tuple(new))
 
     def next_due(self) -> int:
         """When the next message becomes due (delayed, timed, to be retried or checked)."""
         due_ms = min(keeper.due() for keeper in self._keepers)
         # The timer loads slots a minute ahead, every second. Here it sleeps until a slot is used.
-        timers = self.parts.timers
+        timers = self.context.timers
         from_ms = timers.near.loaded_to_ms
         for slot_ms, _ in timers.files.wheel.used(from_ms):
             if slot_ms - TIMER_AHEAD_MS > self._clock.now_ms():

@@ -26,14 +26,14 @@ from penstock.errors import (
     PeerUntrusted,
     PenstockError,
 )
-from penstock.transport.peer_connection import Ask, Connection, Response
-from penstock.transport.pending_calls import Call, Calls
+from penstock.transport.peer_connection import PeerConnection, PeerRequest, Response
+from penstock.transport.pending_calls import Call, PendingCalls
 from penstock.wire.codes import ResponseCode
 from penstock.wire.fields import FLAG_ONEWAY
 from penstock.wire.frame import FRAME_BYTES_MAX, JSON, Request
 from penstock.wire.output import encode, response
 
-__all__ = ["Ask", "Call", "Connection", "Peer", "Response", "split_address"]
+__all__ = ["Call", "Peer", "PeerConnection", "PeerRequest", "Response", "split_address"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ class Peer:
         *,
         ssl: tls.SSLContext | None = None,
         sign: Sign | None = None,
-        on_request: Callable[[Ask], Response | None] | None = None,
+        on_request: Callable[[PeerRequest], Response | None] | None = None,
         on_lost: Callable[[], object] | None = None,
         clock: Clock | None = None,
         connect_ms: int = CONNECT_MS,
@@ -69,10 +69,10 @@ class Peer:
         self._clock = clock or LoopClock()
         self._connect_ms = connect_ms
         self._frame_bytes_max = frame_bytes_max
-        self._connection: Connection | None = None
-        self.calls: Calls | None = None
+        self._connection: PeerConnection | None = None
+        self.calls: PendingCalls | None = None
         """Where calls go out at the moment, if there is a connection."""
-        self._connecting: asyncio.Task[Connection] | None = None
+        self._connecting: asyncio.Task[PeerConnection] | None = None
         self._closed = False
 
     @property
@@ -80,7 +80,7 @@ class Peer:
         return self._connection is not None
 
     @property
-    def connection(self) -> Connection | None:
+    def connection(self) -> PeerConnection | None:
         """The connection at the moment."""
         return self._connection
 
@@ -143,7 +143,7 @@ class Peer:
             self.encode(code, ext, body, opaque=opaque, flag=FLAG_ONEWAY, encoding=encoding)
         )
 
-    def reply(self, ask: Ask, answer: Response) -> None:
+    def reply(self, ask: PeerRequest, answer: Response) -> None:
         """Answer a request of the server's that `on_request` left open; late is in vain."""
         if not ask.oneway and ask.connection is self._connection:
             ask.connection.write_answer(
@@ -169,7 +169,7 @@ class Peer:
         if connecting is not None:
             await asyncio.wait([connecting])
 
-    async def writable(self, timeout_ms: int) -> Connection:
+    async def writable(self, timeout_ms: int) -> PeerConnection:
         """A connection that takes bytes now; others who wait may fill it up meanwhile.
 
         Connects once: a server that hangs up on a new connection is not called again and again.
@@ -195,7 +195,7 @@ class Peer:
         connection = self._connection or await self._connected()
         await connection.resumed()
 
-    async def _connected(self) -> Connection:
+    async def _connected(self) -> PeerConnection:
         """One attempt at a time, shared by all who wait for it."""
         if self._closed:
             raise PeerUnreachable("closed on our side", address=self.address)
@@ -211,7 +211,7 @@ class Peer:
                 raise PeerUnreachable("closed on our side", address=self.address) from None
             raise
 
-    async def _connect(self) -> Connection:
+    async def _connect(self) -> PeerConnection:
         try:
             return await finish_within(self._clock, self._connect_ms, self._open())
         except TimeoutError:
@@ -224,13 +224,13 @@ class Peer:
             message = f"can't connect: {_reason(error)}"
             raise PeerUnreachable(message, address=self.address) from None
 
-    async def _open(self) -> Connection:
+    async def _open(self) -> PeerConnection:
         """A connection to the first address of the host that answers."""
         failure: OSError | None = None
         for number in await _numbers_of(self.host, self.port):
             try:
                 _, connection = await asyncio.get_running_loop().create_connection(
-                    lambda: Connection(
+                    lambda: PeerConnection(
                         self.address,
                         self._asked,
                         self._lost,
@@ -249,7 +249,7 @@ class Peer:
         assert failure is not None, "a name has at least one address"
         raise failure
 
-    def _use(self, connection: Connection) -> Connection:
+    def _use(self, connection: PeerConnection) -> PeerConnection:
         """Take a new connection, in the very step in which it is there: `close` then finds it."""
         if connection.transport is None:  # it ended before we got here
             raise PeerLost("the connection was closed at once", address=self.address)
@@ -260,18 +260,18 @@ class Peer:
         self.calls = connection.calls
         return connection
 
-    def _connect_done(self, task: asyncio.Task[Connection]) -> None:
+    def _connect_done(self, task: asyncio.Task[PeerConnection]) -> None:
         self._connecting = None
         if not task.cancelled():
             task.exception()  # those who waited have it
 
-    def _lost(self, connection: Connection) -> None:
+    def _lost(self, connection: PeerConnection) -> None:
         if self._connection is connection:
             self._connection = self.calls = None
             if self._on_lost is not None and not self._closed:
                 self._on_lost()
 
-    def _asked(self, ask: Ask) -> None:
+    def _asked(self, ask: PeerRequest) -> None:
         answer: Response | None
         if self._on_request is None:
             remark = f" request type {ask.code} not supported"

@@ -12,7 +12,7 @@ from typing import cast
 
 from penstock.clock import Alarm, Clock, finish_within
 from penstock.errors import PeerLost, PeerTimeout, WireError
-from penstock.transport.pending_calls import GATHER_BYTES_MAX, NEVER_MS, Call, Calls
+from penstock.transport.pending_calls import GATHER_BYTES_MAX, NEVER_MS, Call, PendingCalls
 from penstock.wire.frame import Request
 
 log = logging.getLogger(__name__)
@@ -44,7 +44,7 @@ class Response:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class PeerRequest:
     """A request of the server's."""
 
     code: int
@@ -56,23 +56,25 @@ class Ask:
     encoding: int
     version: int
     language: int
-    connection: "Connection"
+    connection: "PeerConnection"
 
 
-class Connection(asyncio.BufferedProtocol):
+class PeerConnection(asyncio.BufferedProtocol):
     """One TCP or TLS connection to a server."""
 
     def __init__(
         self,
         address: str,
-        asked: Callable[[Ask], None],
-        lost: Callable[["Connection"], None],
+        asked: Callable[[PeerRequest], None],
+        lost: Callable[["PeerConnection"], None],
         *,
         frame_bytes_max: int,
         clock: Clock,
     ) -> None:
         self.transport: asyncio.Transport | None = None
-        self.calls = Calls(address, frame_bytes_max, self._set_alarm, self._wake, self._leave)
+        self.calls = PendingCalls(
+            address, frame_bytes_max, self._set_alarm, self._wake, self._leave
+        )
         self._address = address
         self._asked = asked
         self._lost = lost
@@ -278,8 +280,8 @@ class Connection(asyncio.BufferedProtocol):
         return PeerLost(self._cause or "the connection ended", address=self._address)
 
 
-def _ask(request: Request, connection: Connection) -> Ask:
-    return Ask(
+def _ask(request: Request, connection: PeerConnection) -> PeerRequest:
+    return PeerRequest(
         code=request.code,
         ext=request.ext(),
         body=request.body(),

@@ -18,7 +18,7 @@ cdef class Call:
     cpdef object answered(self, Request request)
     cpdef object failed(self, object error)
 
-cdef class Calls:
+cdef class PendingCalls:
     cdef readonly str address
     cdef public dict pending
     cdef readonly Output output

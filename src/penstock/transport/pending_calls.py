@@ -46,7 +46,7 @@ class Call:
         """No answer will come. Raises nothing."""
 
 
-class Calls:
+class PendingCalls:
     """What waits on one connection; `set_alarm`, `wake` and `leave` are the connection's."""
 
     def __init__(

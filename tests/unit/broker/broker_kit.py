@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.broker import Broker
-from penstock.broker.long_polling import Held
+from penstock.broker.long_polling import SuspendedRequest
 from penstock.config import Live, Settings
 from penstock.rpc.answers import (
     Answer,
-    Encoded,
-    Hold,
+    EncodedReply,
     InThread,
-    Registered,
+    PersistTable,
+    QueryRoute,
+    RegisterTopics,
     Reply,
-    Routed,
-    Saved,
+    Suspend,
 )
 from penstock.rpc.command import Command
-from penstock.server.request_loop import Turn
+from penstock.server.request_loop import RequestLoop
 from penstock.store.store import MessageStore
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import ConsumerData, HeartbeatData, SubscriptionData
@@ -47,11 +47,13 @@ class House:
         store_config = self.live.current.store
         self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=now_ms)
         self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)
-        self.parts = self.broker.parts
-        self.turn = Turn(self.broker, self.store.path, self.broker.send, self.broker.pull)
-        self.held: list[Hold] = []
+        self.context = self.broker.context
+        self.request_loop = RequestLoop(
+            self.broker, self.store.path, self.broker.send, self.broker.pull
+        )
+        self.held: list[Suspend] = []
         self.woken: list[Reply] = []
-        self.parts.holds.wake = self._wake
+        self.context.long_polling.on_wake(self.wake)
 
     def close(self) -> None:
         self.broker.close()
@@ -59,31 +61,31 @@ class House:
     def frame(self, data: bytes) -> Answer:
         """What a frame is answered with: a Reply, a Hold, or None."""
         buffer = bytearray(data)
-        self.turn.bind(memoryview(buffer), BORN)
-        self.turn.come_from(1, "10.1.2.3:54321", BORN)
-        self.turn.serve(0, len(data), self.now_ms)
-        if self.turn.deferred:
-            opaque, _, _, answer = self.turn.deferred.pop()
+        self.request_loop.bind(memoryview(buffer), BORN)
+        self.request_loop.come_from(1, "10.1.2.3:54321", BORN)
+        self.request_loop.serve(0, len(data), self.now_ms)
+        if self.request_loop.deferred:
+            opaque, _, _, answer = self.request_loop.deferred.pop()
             answer = self.finish(answer)
-            if isinstance(answer, Hold):
-                self.parts.holds.add(1, opaque, answer)
+            if isinstance(answer, Suspend):
+                self.context.long_polling.add(1, opaque, answer)
             return answer  # type: ignore[no-any-return]
-        data = self.turn.output.take()
-        if self.turn.attend:
-            self.turn.attend = False
+        data = self.request_loop.output.take()
+        if self.request_loop.attend:
+            self.request_loop.attend = False
             self.store.attend()
         return read_reply(data) if data else None
 
     def finish(self, answer: Answer) -> Answer:
         """Do in this thread what belongs into the pool."""
-        while isinstance(answer, InThread | Registered | Routed | Saved):
+        while isinstance(answer, InThread | RegisterTopics | QueryRoute | PersistTable):
             if isinstance(answer, InThread):
                 answer = answer.then(answer.work())
-            elif isinstance(answer, Saved):
-                answer = answer.then(save(self.parts.persistence, answer.table))
+            elif isinstance(answer, PersistTable):
+                answer = answer.then(save(self.context.persistence, answer.table))
             else:
-                answer = answer.then(None) if isinstance(answer, Routed) else answer.then()
-        return read_reply(answer.data) if isinstance(answer, Encoded) else answer
+                answer = answer.then(None) if isinstance(answer, QueryRoute) else answer.then()
+        return read_reply(answer.data) if isinstance(answer, EncodedReply) else answer
 
     def ask(self, code: int, ext: dict[str, str] | None = None, body: bytes = b"") -> Reply:
         """The reply to a request."""
@@ -96,10 +98,10 @@ class House:
 
     def many(self, data: bytes) -> None:
         """Serve several frames in one turn; their answers do not matter."""
-        self.turn.bind(memoryview(bytearray(data)), BORN)
-        assert self.turn.serve(0, len(data), self.now_ms) == len(data)
-        self.turn.output.take()
-        self.turn.attend = False
+        self.request_loop.bind(memoryview(bytearray(data)), BORN)
+        assert self.request_loop.serve(0, len(data), self.now_ms) == len(data)
+        self.request_loop.output.take()
+        self.request_loop.attend = False
         self.store.attend()
 
     def send(
@@ -156,12 +158,12 @@ class House:
         self.now_ms += ms
         self.broker.tick(self.now_ms)
         self.store.settle()
-        self.parts.holds.tick(self.now_ms)
+        self.context.long_polling.tick(self.now_ms)
 
-    def _wake(self, held: Held, last: bool) -> None:
-        answer = self.finish(held.hold.again(last))
-        if isinstance(answer, Hold):
-            self.parts.holds.add(1, held.ticket, answer)
+    def wake(self, held: SuspendedRequest, last: bool) -> None:
+        answer = self.finish(held.suspend.retry(last))
+        if isinstance(answer, Suspend):
+            self.context.long_polling.add(1, held.pending_response, answer)
         else:
             assert isinstance(answer, Reply)
             self.woken.append(answer)

@@ -11,7 +11,7 @@ from penstock.broker import pull
 from penstock.broker.pull import expression_codes
 from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
-from penstock.rpc.answers import Answer, Hold, InThread, Registered, Reply
+from penstock.rpc.answers import Answer, InThread, RegisterTopics, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.wire.bodies.client_bodies import (
     SubscriptionData,
@@ -30,7 +30,7 @@ FOUND, NOT_FOUND, AGAIN, MOVED = 0, 19, 20, 21
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[House]:
     with house(tmp_path / "store") as made:
-        made.parts.topics.put(
+        made.context.topics.put(
             TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2), NOW_MS
         )
         yield made
@@ -92,12 +92,12 @@ def test_tags_are_filtered_here(home: House) -> None:
 def test_a_pull_is_held_until_a_message_comes(home: House) -> None:
     home.heartbeat(subscription())
     held = home.pull(0, flags=2)
-    assert isinstance(held, Hold)
+    assert isinstance(held, Suspend)
     assert held.deadline_ms == NOW_MS + 15_000
     assert home.woken == []
     home.send(body=b"news")
     assert bodies(home.woken[0]) == [b"news"]
-    assert len(home.parts.holds) == 0
+    assert len(home.context.long_polling) == 0
 
 
 def test_a_held_pull_is_answered_at_its_deadline(home: House) -> None:
@@ -113,7 +113,7 @@ def test_unwanted_messages_do_not_wake(home: House) -> None:
     for _ in range(3):
         home.send(tag="other")
     assert home.woken == []
-    assert len(home.parts.holds) == 1
+    assert len(home.context.long_polling) == 1
     home.send(tag="wanted", body=b"w")
     assert bodies(home.woken[0]) == [b"w"]
     home.woken.clear()
@@ -127,39 +127,39 @@ def test_without_the_flag_nothing_is_held(home: House) -> None:
     assert isinstance(home.pull(0, flags=4), Reply)
     home.live.change({"longPollingEnable": "false"})
     held = home.pull(0, flags=6)
-    assert isinstance(held, Hold)
+    assert isinstance(held, Suspend)
     assert held.deadline_ms == NOW_MS + 1000
 
 
 def test_who_left_is_not_answered(home: House) -> None:
     home.pull(0, flags=6)
-    home.parts.holds.drop(1)
+    home.context.long_polling.drop(1)
     home.send()
     home.tick(60_000)
     assert home.woken == []
-    assert home.parts.holds.due() > NOW_MS * 2
+    assert home.context.long_polling.due() > NOW_MS * 2
 
 
 def test_progress_comes_with_the_pull(home: House) -> None:
     for _ in range(4):
         home.send()
     home.pull(0, flags=4, commitOffset=2)
-    assert home.parts.offsets.get("G", "T", 0) is None
+    assert home.context.offsets.get("G", "T", 0) is None
     home.pull(0, flags=5, commitOffset=2)
-    assert home.parts.offsets.get("G", "T", 0) == 2
+    assert home.context.offsets.get("G", "T", 0) == 2
 
 
 def test_a_reset_sends_the_consumer_there(home: House) -> None:
     for _ in range(4):
         home.send()
-    home.parts.offsets.reset("G", "T", {0: 1}, NOW_MS)
+    home.context.offsets.reset("G", "T", {0: 1}, NOW_MS)
     answer = home.pull(4, flags=6)
     assert offsets(answer) == (MOVED, 1, 0, 4)
-    assert isinstance(home.pull(4, flags=6), Hold), "once"
-    home.parts.offsets.reset("G", "T", {0: 3}, NOW_MS)
+    assert isinstance(home.pull(4, flags=6), Suspend), "once"
+    home.context.offsets.reset("G", "T", {0: 3}, NOW_MS)
     queue = home.store.queue("T", 0)
     assert queue is not None
-    home.parts.holds.poke(queue)
+    home.context.long_polling.wake_queue(queue)
     assert offsets(home.woken[0]) == (MOVED, 3, 0, 4)
 
 
@@ -191,18 +191,18 @@ def test_refusals_name_their_rule(home: House) -> None:
     assert refused(queueId=2)[0] == 29
     assert refused(flags=4, expressionType="SQL92", subscription="a > > 1")[0] == 23
     assert refused(flags=4, subscription="||")[0] == 23
-    home.parts.groups.table.forbid("G", "T", 4, NOW_MS)
+    home.context.groups.table.forbid("G", "T", 4, NOW_MS)
     assert refused() == (16, "5")
-    home.parts.groups.table.forbid("G", "T", 0, NOW_MS)
+    home.context.groups.table.forbid("G", "T", 0, NOW_MS)
     home.heartbeat(subscription(), model="BROADCASTING")
-    home.parts.groups.put(
+    home.context.groups.put(
         SubscriptionGroupConfig(group_name="G", consume_broadcast_enable=False), NOW_MS
     )
     assert refused() == (16, "4")
-    home.parts.groups.put(SubscriptionGroupConfig(group_name="G", consume_enable=False), NOW_MS)
+    home.context.groups.put(SubscriptionGroupConfig(group_name="G", consume_enable=False), NOW_MS)
     assert refused() == (16, "2")
-    home.parts.groups.put(SubscriptionGroupConfig(group_name="G"), NOW_MS)
-    home.parts.topics.put(
+    home.context.groups.put(SubscriptionGroupConfig(group_name="G"), NOW_MS)
+    home.context.topics.put(
         TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2, perm=2), NOW_MS
     )
     assert refused() == (16, "3")
@@ -236,12 +236,12 @@ def test_old_messages_are_read_in_the_pool(tmp_path: Path) -> None:
 def test_progress_and_topics_survive_a_restart(tmp_path: Path) -> None:
     with house(tmp_path / "store") as home:
         home.send()
-        home.parts.offsets.commit("G", "T", 0, 1, NOW_MS)
+        home.context.offsets.commit("G", "T", 0, 1, NOW_MS)
         home.handle(25)
         home.live.change({"brokerPermission": "6"})
     with house(tmp_path / "store") as home:
-        assert home.parts.topics.get("T") is not None
-        assert home.parts.offsets.get("G", "T", 0) == 1
+        assert home.context.topics.get("T") is not None
+        assert home.context.offsets.get("G", "T", 0) == 1
 
 
 def test_changed_settings_survive_a_restart(tmp_path: Path) -> None:
@@ -262,7 +262,7 @@ def test_the_brokers_permission_is_answered_when_nameservers_know_it(tmp_path: P
 
     with house(tmp_path / "store") as home:
         assert change(home, b"fileReservedTime=47") == Reply()
-        assert change(home, b"brokerPermission=4") == Registered(Reply, NOW_MS + 3_000)
+        assert change(home, b"brokerPermission=4") == RegisterTopics(Reply, NOW_MS + 3_000)
 
 
 @pytest.mark.parametrize("expression", ["", "*", " * "])
@@ -289,7 +289,7 @@ def test_a_wanted_message_behind_many_others_is_not_slept_over(home: House) -> N
 
 def test_a_held_pull_obeys_what_changed_meanwhile(home: House) -> None:
     home.pull(0, flags=6)
-    home.parts.groups.put(SubscriptionGroupConfig(group_name="G", consume_enable=False), NOW_MS)
+    home.context.groups.put(SubscriptionGroupConfig(group_name="G", consume_enable=False), NOW_MS)
     home.send()
     assert home.woken[0].code == 16
 
@@ -376,9 +376,9 @@ def test_a_gap_in_a_queue_is_not_its_begin(tmp_path: Path) -> None:
 def test_a_topic_whose_table_was_lost_is_made_anew(tmp_path: Path) -> None:
     with house(tmp_path / "store") as home:
         home.send(topic="New", queue_id=3)
-        home.parts.topics.table.dirty = False  # as if killed before it was written
+        home.context.topics.table.dirty = False  # as if killed before it was written
     with house(tmp_path / "store") as home:
-        config = home.parts.topics.get("New")
+        config = home.context.topics.get("New")
         assert config is not None
         assert config.read_queue_nums == config.write_queue_nums == 4
         assert len(bodies(home.pull(0, topic="New", queueId=3))) == 1
@@ -395,7 +395,7 @@ def test_traces_are_switched_off_while_running(home: House) -> None:
 def test_new_topics_get_as_many_queues_as_is_set(home: House) -> None:
     home.live.change({"defaultTopicQueueNums": "2"})
     home.send(topic="Small")
-    config = home.parts.topics.get("Small")
+    config = home.context.topics.get("Small")
     assert config is not None
     assert config.write_queue_nums == 2
 
@@ -403,12 +403,12 @@ def test_new_topics_get_as_many_queues_as_is_set(home: House) -> None:
 def test_holds_of_a_queue_are_forgotten_quickly(home: House) -> None:
     for _ in range(3000):
         home.pull(0, flags=6)
-    assert len(home.parts.holds) == home.parts.holds.of(1) == 3000
+    assert len(home.context.long_polling) == home.context.long_polling.count_of(1) == 3000
     home.send()
     assert len(home.woken) == 3000
-    assert len(home.parts.holds) == 0
+    assert len(home.context.long_polling) == 0
     for _ in range(3000):
         home.pull(1, flags=6)
-    home.parts.holds.drop(1)
-    assert len(home.parts.holds) == home.parts.holds.of(1) == 0
-    assert home.parts.holds.due() > NOW_MS * 2
+    home.context.long_polling.drop(1)
+    assert len(home.context.long_polling) == home.context.long_polling.count_of(1) == 0
+    assert home.context.long_polling.due() > NOW_MS * 2

@@ -25,7 +25,7 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 def by_key(made: Bench, key: str, **ext: object) -> Reply:
     fields = {"topic": "orders", "key": key, "maxNum": 32, "beginTimestamp": 0}
     return reply(
-        QueryHandlers(made.parts), RequestCode.QUERY_MESSAGE,
+        QueryHandlers(made.context), RequestCode.QUERY_MESSAGE,
         **{**fields, "endTimestamp": NOW_MS + HOUR_MS, **ext},
     )  # fmt: skip
 
@@ -85,7 +85,7 @@ def test_query_without_a_time_is_refused(made: Bench) -> None:
 def test_message_at_a_place_of_the_log(made: Bench) -> None:
     made.put("orders", body=b"1")
     offset = made.put("orders", body=b"2")
-    family = QueryHandlers(made.parts)
+    family = QueryHandlers(made.context)
     assert bodies(reply(family, RequestCode.VIEW_MESSAGE_BY_ID, offset=offset)) == [b"2"]
     for nowhere in (offset + 1, offset + 10_000, -1):
         answer = reply(family, RequestCode.VIEW_MESSAGE_BY_ID, offset=nowhere)
@@ -96,7 +96,7 @@ def test_message_at_a_place_of_the_log(made: Bench) -> None:
 def entries(made: Bench, **ext: object) -> QueryConsumeQueueResponseBody:
     fields = {"topic": "orders", "queueId": 0, "index": 0, "count": 10}
     return told(
-        QueryHandlers(made.parts), QueryConsumeQueueResponseBody, RequestCode.QUERY_CONSUME_QUEUE,
+        QueryHandlers(made.context), QueryConsumeQueueResponseBody, RequestCode.QUERY_CONSUME_QUEUE,
         **{**fields, **ext},
     )  # fmt: skip
 
@@ -127,5 +127,5 @@ def test_entries_tell_what_a_group_subscribes_to(made: Bench) -> None:
 def test_entries_that_do_not_exist_are_refused(made: Bench, ext: dict[str, object]) -> None:
     made.put("orders")
     fields = {"topic": "orders", "queueId": 0, "index": 0, "count": 10, **ext}
-    answer = reply(QueryHandlers(made.parts), RequestCode.QUERY_CONSUME_QUEUE, **fields)
+    answer = reply(QueryHandlers(made.context), RequestCode.QUERY_CONSUME_QUEUE, **fields)
     assert answer.code == ResponseCode.SYSTEM_ERROR

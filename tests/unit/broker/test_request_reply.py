@@ -11,7 +11,7 @@ from penstock.broker.consumers.clients import Member
 from penstock.config import Settings
 from penstock.errors import DiskFull
 from penstock.metrics import Registry
-from penstock.rpc.answers import Answer, Encoded, Relay, Reply
+from penstock.rpc.answers import Answer, CallClient, EncodedReply, Reply
 from penstock.rpc.command import Command
 from penstock.wire.codes import PERM_READ, RequestCode, ResponseCode
 from penstock.wire.message import StoredMessage, decode_properties, encode_properties
@@ -60,11 +60,11 @@ def reply(home: House, code: int = V2, *, oneway: bool = False, **changed: str |
 def ask(home: House, client: int = 77, client_id: str = "asker", group: str = "askers") -> None:
     """A producer is there, and waits for a reply."""
     member = Member(client, client_id, "10.0.0.1:5", 0, 493, home.now_ms)
-    home.parts.clients.register_producer(group, member)
+    home.context.clients.register_producer(group, member)
 
 
-def pushed(answer: Answer) -> Relay:
-    assert isinstance(answer, Relay)
+def pushed(answer: Answer) -> CallClient:
+    assert isinstance(answer, CallClient)
     return answer
 
 
@@ -158,9 +158,9 @@ def test_the_newest_connection_of_the_requester_is_taken(home: House) -> None:
 def test_a_requester_stays_as_long_as_one_of_its_groups_does(home: House) -> None:
     ask(home, group="one")
     ask(home, group="two")
-    home.parts.clients.unregister(77, "one", "")
+    home.context.clients.unregister(77, "one", "")
     assert pushed(reply(home)).client == 77
-    home.parts.clients.unregister(77, "two", "")
+    home.context.clients.unregister(77, "two", "")
     refused(reply(home))
 
 
@@ -176,8 +176,8 @@ def test_an_unknown_topic_or_one_that_takes_nothing_is_refused(home: House) -> N
     answer = reply(home, topic="unheard-of")
     assert isinstance(answer, Reply)
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
-    config = home.parts.topics.need(TOPIC)
-    home.parts.topics.put(msgspec.structs.replace(config, perm=PERM_READ), home.now_ms)
+    config = home.context.topics.need(TOPIC)
+    home.context.topics.put(msgspec.structs.replace(config, perm=PERM_READ), home.now_ms)
     answer = reply(home)
     assert isinstance(answer, Reply)
     assert answer.code == ResponseCode.NO_PERMISSION
@@ -227,7 +227,7 @@ def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
     with house(tmp_path / "store", settings) as home:
         ask(home)
         answer = pushed(reply(home)).then(Reply())
-        assert isinstance(answer, Encoded)
+        assert isinstance(answer, EncodedReply)
         assert answer.offset == home.store.log.end
         assert answer.late == answer.data
         assert read_reply(answer.data).code == 0

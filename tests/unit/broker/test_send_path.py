@@ -16,8 +16,8 @@ from penstock.broker.send import (
     SendHandler,
 )
 from penstock.errors import DiskFull, WireError
-from penstock.rpc.answers import Answer, Encoded
-from penstock.server.request_loop import Turn
+from penstock.rpc.answers import Answer, EncodedReply
+from penstock.server.request_loop import RequestLoop
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 from penstock.wire.frame import BINARY, JSON, Request
@@ -61,14 +61,14 @@ class Peer:
     def __init__(self, store: MessageStore) -> None:
         self.store = store
         self.send = SendHandler(store.path, OpenGate(store), Straight(), HOST, b"")
-        self.turn = Turn(Nothing(), store.path, self.send)
+        self.request_loop = RequestLoop(Nothing(), store.path, self.send)
 
     def give(self, data: bytes) -> int:
-        self.turn.bind(memoryview(bytearray(data or b"\0")), BORN)
-        return self.turn.serve(0, len(data), NOW_MS)
+        self.request_loop.bind(memoryview(bytearray(data or b"\0")), BORN)
+        return self.request_loop.serve(0, len(data), NOW_MS)
 
     def answers(self) -> list[Request]:
-        data = self.turn.output.take()
+        data = self.request_loop.output.take()
         found = []
         while data:
             answer = Request()
@@ -143,7 +143,7 @@ def test_the_two_spellings_store_the_same(peer: Peer, encoding: int) -> None:
 @both
 def test_a_json_answer_is_json_and_a_binary_one_binary(peer: Peer, encoding: int) -> None:
     peer.give(send(SEND_MESSAGE_V2, encoding))
-    data = peer.turn.output.take()
+    data = peer.request_loop.output.take()
     length, mark = struct.unpack_from(">ii", data)
     assert length == len(data) - 4
     assert mark >> 24 == encoding
@@ -165,7 +165,7 @@ def test_one_way_is_stored_and_not_answered(peer: Peer, code: int, encoding: int
     peer.store.path.refusal = DiskFull("full")
     peer.give(send(code, encoding, flag=2))
     assert peer.answers() == []
-    assert (peer.turn.send.sent, peer.turn.send.refused) == (1, 1)
+    assert (peer.request_loop.send.sent, peer.request_loop.send.refused) == (1, 1)
 
 
 @both
@@ -212,7 +212,7 @@ def test_a_refusal_says_why(
 
 @both
 def test_a_body_beyond_the_limit_is_refused(peer: Peer, encoding: int) -> None:
-    peer.turn.send.record.body_bytes_max = 10
+    peer.request_loop.send.record.body_bytes_max = 10
     assert peer.ask(send(SEND_MESSAGE, encoding, b"0123456789")).code == 0
     answer = peer.ask(send(SEND_MESSAGE, encoding, b"0123456789a"))
     assert answer.code == 13
@@ -295,7 +295,7 @@ def test_properties_of_the_broker_are_added(tmp_path: Path) -> None:
     store = bench.open()
     store.make_queue(b"t", 1)
     peer = Peer(store)
-    peer.turn.send.extra = b"CLUSTER\x01c\x02"
+    peer.request_loop.send.extra = b"CLUSTER\x01c\x02"
     peer.ask(send(SEND_MESSAGE_V2, BINARY, properties="a\x01b"))
     (data,) = peer.stored()
     assert data.endswith(b"a\x01b\x02CLUSTER\x01c\x02")
@@ -429,11 +429,11 @@ def test_under_sync_flush_answers_wait_apart(tmp_path: Path) -> None:
 
 
 def test_a_full_output_stops_the_turn_until_later(peer: Peer) -> None:
-    peer.turn.output_bytes_max = 300
+    peer.request_loop.output_bytes_max = 300
     frames = [send(SEND_MESSAGE_V2, JSON, opaque=n) for n in range(10)]
     data = b"".join(frames)
     served = peer.give(data)
-    assert peer.turn.full
+    assert peer.request_loop.full
     assert 0 < served < len(data)
     answered = len(peer.answers())
     assert served == sum(len(frame) for frame in frames[:answered])
@@ -453,9 +453,9 @@ def test_a_send_that_makes_its_topic_is_answered_apart(tmp_path: Path, sync: boo
 
     peer.send.gate = Making(store)
     peer.give(send(SEND_MESSAGE_V2, JSON, opaque=1) + send(SEND_MESSAGE_V2, JSON, opaque=2))
-    ((opaque, _, _, answer),) = peer.turn.deferred
+    ((opaque, _, _, answer),) = peer.request_loop.deferred
     assert opaque == 1
-    assert isinstance(answer, Encoded)
+    assert isinstance(answer, EncodedReply)
     assert (answer.offset > 0) == sync
     for data, code in ((answer.data, 0), (answer.late, 10)):
         request = Request()
@@ -481,7 +481,7 @@ def test_sends_that_make_topics_leave_room_for_others(tmp_path: Path) -> None:
     peer.send.gate = Making(store)
     frames = [send(SEND_MESSAGE_V2, JSON, topic=f"t{n}", flag=2 * (n % 2)) for n in range(10)]
     served = peer.give(b"".join(frames))
-    assert peer.turn.full
+    assert peer.request_loop.full
     assert served == len(b"".join(frames[:4]))
     bench.end()
 
@@ -499,7 +499,7 @@ def test_a_topic_made_by_a_message_without_id_is_announced_by_its_name(tmp_path:
             self.creations += 1
             return super().admit(topic, queue_id, **rest)
 
-        def announced(self, topic: str, answer: Encoded, now_ms: int) -> Answer:
+        def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
             named.append((topic, answer.offset > 0))
             return answer
 

@@ -12,15 +12,15 @@ from penstock.broker.admin.group_admin import GroupHandlers
 from penstock.broker.admin.topic_admin import TopicHandlers
 from penstock.broker.consumers.consumer_offsets import Offsets
 from penstock.broker.consumers.groups import Groups
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
-from penstock.broker.long_polling import Holds
-from penstock.broker.rewrite import Copies
+from penstock.broker.long_polling import LongPolling
+from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError
-from penstock.rpc.answers import Effect, InThread, Outbox, Registered, Reply
+from penstock.rpc.answers import EffectQueue, InThread, RegisterTopics, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
@@ -44,29 +44,36 @@ class TopicKit:
         )
         self.live = Live(settings)
         self.store = store
-        self.outbox = Outbox()
+        self.effects = EffectQueue()
         self.persistence = Persistence(store.disk, store.layout.root)
-        self.topics = Topics(TopicTable(), store, self.live, self.outbox)
-        self.groups = Groups(SubscriptionGroupTable(), self.live, self.outbox)
+        self.topics = Topics(TopicTable(), store, self.live, self.effects)
+        self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects)
         self.offsets = Offsets(ConsumerOffsetTable(), store, self.live)
         self.delay = Delay(
             DelayOffsetTable(),
             store,
-            Copies(store, self.topics),
+            MessageRewriter(store, self.topics),
             self.live.current.store.delay_levels,
         )
-        self.holds = Holds(store)
+        self.long_polling = LongPolling(store)
         self.stats = Stats(store, self.topics.table, NOW_MS)
         self.topics.seed()
         self.groups.seed()
-        self.outbox.take()
-        parts = SimpleNamespace(
-            settings=self.live, store=store, persistence=self.persistence, topics=self.topics,
-            groups=self.groups, offsets=self.offsets, holds=self.holds, outbox=self.outbox,
-            stats=self.stats, delay=self.delay,
-        )  # fmt: skip
-        self.parts = cast(Parts, parts)
-        families = (TopicHandlers(self.parts), GroupHandlers(self.parts))
+        self.effects.take()
+        context = SimpleNamespace(
+            settings=self.live,
+            store=store,
+            persistence=self.persistence,
+            topics=self.topics,
+            groups=self.groups,
+            offsets=self.offsets,
+            long_polling=self.long_polling,
+            effects=self.effects,
+            stats=self.stats,
+            delay=self.delay,
+        )
+        self.context = cast(BrokerContext, context)
+        families = (TopicHandlers(self.context), GroupHandlers(self.context))
         self.router = Router(family.rows() for family in families)
 
     def set(self, **broker: Any) -> None:
@@ -81,7 +88,7 @@ class TopicKit:
         fields = {name: str(value) for name, value in (ext or {}).items()}
         answer = self.router.handle(Command(code, fields, body, now_ms=NOW_MS))
         try:
-            while isinstance(answer, InThread | Registered):
+            while isinstance(answer, InThread | RegisterTopics):
                 answer = (
                     answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
                 )
@@ -97,9 +104,6 @@ class TopicKit:
             "perm": 6, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0, "order": "false",
         }  # fmt: skip
         return self.ask(17, {**fields, **ext})
-
-    def effects(self) -> list[Effect]:
-        return self.outbox.take()
 
     def send(self, topic: str, *bodies: str, queue_id: int = 0) -> None:
         put(self.store, *[record(body.encode(), topic, queue_id) for body in bodies])

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
-from penstock.broker.long_polling import Held
+from penstock.broker.long_polling import SuspendedRequest
 from penstock.client.client_options import ClientOptions
 from penstock.client.client_session import Member
 from penstock.client.topic_routes import Route
 from penstock.config import Settings
 from penstock.errors import ClientClosed, NoRoute, PeerTimeout, refusal
-from penstock.rpc.answers import Hold, Reply
+from penstock.rpc.answers import Reply, Suspend
 from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Response
 from penstock.wire import fastjson
@@ -43,15 +43,15 @@ class ClientHouse(House):
     def __init__(self, root: Path, settings: Settings | None = None) -> None:
         super().__init__(root, settings)
         self.waiting: dict[int, asyncio.Future[Reply]] = {}
-        self.parts.holds.wake = self._answer
+        self.context.long_polling.on_wake(self._answer)
 
-    def _answer(self, held: Held, last: bool) -> None:
-        answer = self.finish(held.hold.again(last))
-        if isinstance(answer, Hold):
-            self.parts.holds.add(1, held.ticket, answer)
+    def _answer(self, suspended: SuspendedRequest, last: bool) -> None:
+        answer = self.finish(suspended.suspend.retry(last))
+        if isinstance(answer, Suspend):
+            self.context.long_polling.add(1, suspended.pending_response, answer)
             return
         assert isinstance(answer, Reply)
-        future = self.waiting.pop(held.ticket, None)
+        future = self.waiting.pop(suspended.pending_response, None)
         if future is not None and not future.done():
             future.set_result(answer)
 
@@ -109,7 +109,7 @@ class HouseSession:
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.home.parts.holds.drop(1)  # the connection ends
+        self.home.context.long_polling.drop(1)  # the connection ends
         assert not self.failures, self.failures
 
     def check_alive(self) -> None:
@@ -153,7 +153,7 @@ class HouseSession:
         return name
 
     async def find_route(self, topic: str) -> Route | None:
-        config = self.home.parts.topics.get(topic)
+        config = self.home.context.topics.get(topic)
         if config is None:
             return None
         route = self._known[topic] = Route.of(
@@ -224,7 +224,7 @@ class HouseSession:
         home.now_ms = max(home.now_ms, self.clock.now_ms())
         answer = home.frame(encode(code, ext, body, opaque=opaque, version=493, encoding=JSON))
         home.store.settle()
-        if isinstance(answer, Hold):
+        if isinstance(answer, Suspend):
             future = home.waiting[opaque] = asyncio.get_running_loop().create_future()
             alarm = self.clock.wake_at(
                 self.clock.now_ms() + timeout_ms, lambda: _give_up(future, timeout_ms)

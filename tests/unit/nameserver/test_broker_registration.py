@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock.nameserver import handlers
-from penstock.rpc.answers import Close
+from penstock.rpc.answers import CloseConnection
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     DataVersion,
@@ -277,8 +277,8 @@ def test_a_silent_broker_expires_and_its_connection_is_closed() -> None:
     assert office.route() is not None
     office.names.tick(NOW_MS + 125_000)
     assert office.route() is None
-    (effect,) = office.names.outbox.take()
-    assert isinstance(effect, Close)
+    (effect,) = office.names.effects.take()
+    assert isinstance(effect, CloseConnection)
     assert effect.client == 10
     assert "broker-a" in effect.why
 

@@ -66,7 +66,7 @@ def test_a_change_is_on_the_disk_before_it_is_answered(tmp_path: Path) -> None:
     again.get(RequestCode.DELETE_KV_CONFIG, namespace=ORDER, key="orders")
     third = Office(tmp_path)
     assert third.ask(RequestCode.GET_KV_CONFIG, namespace=ORDER, key="orders").code == 22
-    assert office.names.outbox.take() == again.names.outbox.take() == []
+    assert office.names.effects.take() == again.names.effects.take() == []
 
 
 def test_a_deletion_that_changes_nothing_is_not_persisted(tmp_path: Path) -> None:

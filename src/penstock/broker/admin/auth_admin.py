@@ -24,7 +24,7 @@ from penstock.broker.auth.users import (
     type_of,
     without,
 )
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter, NoPermission
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
@@ -42,10 +42,10 @@ HIDDEN = "******"
 class AuthAdmin:
     """The handlers."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._access = parts.access
-        self._table = parts.access.table
-        self._persistence = parts.persistence
+    def __init__(self, context: BrokerContext) -> None:
+        self._access = context.access
+        self._table = context.access.table
+        self._persistence = context.persistence
 
     def rows(self) -> Iterator[Row]:
         code = RequestCode

@@ -7,7 +7,7 @@ from itertools import islice
 
 import msgspec
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
@@ -23,8 +23,8 @@ TOPICS_AT_ONCE = 10
 class CleaningHandlers:
     """CLEAN_EXPIRED_CONSUMEQUEUE, CLEAN_UNUSED_TOPIC, DELETE_EXPIRED_COMMITLOG."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -35,16 +35,16 @@ class CleaningHandlers:
 
     def clean_queues(self, command: Command) -> Answer:
         """Delete queue and index files that only speak of messages which are gone."""
-        self._parts.store.expire(0)
+        self._context.store.expire(0)
         return Reply()
 
     def clean_topics(self, command: Command) -> Answer:
         """Delete the queues of topics that do not exist (any more)."""
-        return self._clean_some(iter(list(self._parts.store.queues.topics)), command.peer)
+        return self._clean_some(iter(list(self._context.store.queues.topics)), command.peer)
 
     def _clean_some(self, stored: Iterator[bytes], peer: str) -> Answer:
         """Clean a few of these, where they are unused, and the others after their files."""
-        store = self._parts.store
+        store = self._context.store
         unused = list(islice(filter(self._is_unused, stored), TOPICS_AT_ONCE))
         if not unused:
             return Reply()
@@ -55,11 +55,11 @@ class CleaningHandlers:
 
     def _is_unused(self, name: bytes) -> bool:
         topic = name.decode()
-        return self._parts.topics.get(topic) is None and not is_system_topic(topic)
+        return self._context.topics.get(topic) is None and not is_system_topic(topic)
 
     def clean_log(self, command: Command) -> Answer:
         """Delete expired segments now, whatever the hour."""
-        store = self._parts.store
+        store = self._context.store
         segments = [(s.start, s.size, s.path) for s in store.log.row.segments]
         hour = datetime.fromtimestamp(command.now_ms / 1000).hour
         config = msgspec.structs.replace(store.config, delete_hours=str(hour))

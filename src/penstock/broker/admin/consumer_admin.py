@@ -4,9 +4,9 @@ from collections.abc import Iterable
 
 from penstock.broker.admin.replies import reply_with
 from penstock.broker.consumers.clients import Member
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import BodyError, ConsumerNotOnline, Refused
-from penstock.rpc.answers import Answer, InThread, Relay, Reply
+from penstock.rpc.answers import Answer, CallClient, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
@@ -46,8 +46,8 @@ OffsetsByClient = dict[str, dict[MessageQueue, int]]
 class ConsumerHandlers:
     """Connections, subscriptions, and requests passed on to clients."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -67,7 +67,7 @@ class ConsumerHandlers:
     def consumer_connections(self, command: Command) -> Answer:
         """The connected consumers of a group and what they subscribe to."""
         name = command.text("consumerGroup")
-        group = self._parts.clients.consumer_group(name)
+        group = self._context.clients.consumer_group(name)
         if group is None:
             raise ConsumerNotOnline(f"no consumer of the group {name} is connected")
         return reply_with(
@@ -83,7 +83,7 @@ class ConsumerHandlers:
     def producer_connections(self, command: Command) -> Answer:
         """The connected producers of a group."""
         group = command.text("producerGroup")
-        members = self._parts.clients.producers(group)
+        members = self._context.clients.producers(group)
         if not members:
             raise Refused(f"no producer of the group {group} is connected")
         return reply_with(ProducerConnection(connection_set=_connections(members)))
@@ -94,7 +94,7 @@ class ConsumerHandlers:
             ProducerTableInfo(
                 data={
                     group: [_producer(member) for member in members]
-                    for group, members in self._parts.clients.producer_groups().items()
+                    for group, members in self._context.clients.producer_groups().items()
                 }
             )
         )
@@ -103,20 +103,20 @@ class ConsumerHandlers:
         """The groups that consume a topic, or did."""
         topic = command.text("topic")
         groups = {
-            *self._parts.clients.groups_of_topic(topic),
-            *self._parts.offsets.groups_of_topic(topic),
+            *self._context.clients.groups_of_topic(topic),
+            *self._context.offsets.groups_of_topic(topic),
         }
         return reply_with(GroupList(group_list=sorted(groups)))
 
     def topics_of_group(self, command: Command) -> Answer:
         """The topics on which a group has made progress."""
-        topics = self._parts.offsets.topics_of_group(command.text("group"))
-        return reply_with(TopicList(topic_list=topics, broker_addr=self._parts.address))
+        topics = self._context.offsets.topics_of_group(command.text("group"))
+        return reply_with(TopicList(topic_list=topics, broker_addr=self._context.address))
 
     def subscription(self, command: Command) -> Answer:
         """What a connected group wants of a topic; nothing of it if it does not subscribe."""
         group, topic = command.text("group"), command.text_or("topic")
-        data = self._parts.clients.subscription(group, topic)
+        data = self._context.clients.subscription(group, topic)
         return reply_with(
             QuerySubscriptionResponseBody(subscription_data=data, group=group, topic=topic)
         )
@@ -131,7 +131,7 @@ class ConsumerHandlers:
     def consume_directly(self, command: Command) -> Answer:
         """Have a consumer consume one message now."""
         member = self._consumer(command)
-        store = self._parts.store
+        store = self._context.store
         offset = decode_offset_id(command.text("msgId")).offset
         confirmed = store.confirmed
 
@@ -145,7 +145,7 @@ class ConsumerHandlers:
     def client_offsets(self, command: Command) -> Answer:
         """Where the consumers of a group are by their own account; all, or the one named."""
         topic, name = command.text("topic"), command.text("group")
-        group = self._parts.clients.consumer_group(name)
+        group = self._context.clients.consumer_group(name)
         only = command.text_or("clientAddr").strip()
         members = list(group.members.values()) if group is not None else []
         if not members:
@@ -158,32 +158,32 @@ class ConsumerHandlers:
 
     def _consumer(self, command: Command) -> Member:
         group, client_id = command.text("consumerGroup"), command.text_or("clientId")
-        member = self._parts.clients.find_consumer(group, client_id)
+        member = self._context.clients.find_consumer(group, client_id)
         if member is None:
             raise Refused(f"the consumer {client_id} of the group {group} is not connected")
         _need_version(member, V3_1_8, "be asked for its state")
         return member
 
     def _direct_fields(self, command: Command) -> dict[str, str]:
-        parts = self._parts
-        ext = {**command.ext, "brokerName": parts.settings.current.broker.name}
-        topic = parts.topics.get(command.text_or("topic"))
+        context = self._context
+        ext = {**command.ext, "brokerName": context.settings.current.broker.name}
+        topic = context.topics.get(command.text_or("topic"))
         if topic is not None:
             ext["topicSysFlag"] = str(topic.topic_sys_flag)
-        group = parts.groups.get(command.text("consumerGroup"))
+        group = context.groups.get(command.text("consumerGroup"))
         if group is not None:
             ext["groupSysFlag"] = str(group.group_sys_flag)
         return ext
 
 
-def _pass_on(command: Command, member: Member, ext: dict[str, str], body: bytes) -> Relay:
+def _pass_on(command: Command, member: Member, ext: dict[str, str], body: bytes) -> CallClient:
     timeout = Reply(
         ResponseCode.CONSUME_MSG_TIMEOUT,
         remark=f"the consumer {member.client_id} did not answer within {RELAY_MS} ms",
     )
     public = {name: value for name, value in ext.items() if name not in _CREDENTIALS}
     deadline_ms = command.now_ms + RELAY_MS
-    return Relay(member.client, command.code, public, body, _as_is, deadline_ms, timeout)
+    return CallClient(member.client, command.code, public, body, _as_is, deadline_ms, timeout)
 
 
 def _as_is(reply: Reply) -> Answer:
@@ -206,7 +206,7 @@ def _ask_each(
         return _ask_each(rest, ext, now_told, deadline_ms)
 
     code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-    return Relay(member.client, code, ext, b"", go_on, deadline_ms, so_far)
+    return CallClient(member.client, code, ext, b"", go_on, deadline_ms, so_far)
 
 
 def _told(reply: Reply) -> dict[MessageQueue, int] | None:

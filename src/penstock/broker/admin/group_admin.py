@@ -6,7 +6,7 @@ from penstock.broker.admin.paging import page_names
 from penstock.broker.admin.replies import reply_with
 from penstock.broker.admin.slices import in_slices
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
@@ -21,8 +21,8 @@ from penstock.wire.codes import RequestCode, group_fault
 class GroupHandlers:
     """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, DELETE_SUBSCRIPTIONGROUP and their kin."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -46,22 +46,22 @@ class GroupHandlers:
 
     def delete(self, command: Command) -> Answer:
         """Delete a group, and its progress if that is asked for."""
-        parts, group = self._parts, command.text("groupName")
-        parts.groups.delete(group, command.now_ms)
-        parts.stats.forget_group(group)
-        saves = [parts.persistence.save(parts.groups.table)]
+        context, group = self._context, command.text("groupName")
+        context.groups.delete(group, command.now_ms)
+        context.stats.forget_group(group)
+        saves = [context.persistence.save(context.groups.table)]
         if command.truth("cleanOffset"):
-            parts.offsets.remove_group(group, command.now_ms)
-            saves.append(parts.persistence.save(parts.offsets.table))
+            context.offsets.remove_group(group, command.now_ms)
+            saves.append(context.persistence.save(context.offsets.table))
         return InThread(lambda: [save() for save in saves], lambda _: Reply())
 
     def get(self, command: Command) -> Answer:
         """One group; made, as by a consumer, if it is new and that is allowed."""
-        return reply_with(self._parts.groups.find(command.text("group"), command.now_ms))
+        return reply_with(self._context.groups.find(command.text("group"), command.now_ms))
 
     def get_all(self, command: Command) -> Answer:
         """The whole table, or a page of it."""
-        whole = self._parts.groups.table.wrapper()
+        whole = self._context.groups.table.wrapper()
         groups, forbidden = whole.subscription_group_table, whole.forbidden_table
         names = page_names(
             command, groups, whole.data_version, first="groupSeq", most="maxGroupNum"
@@ -81,7 +81,7 @@ class GroupHandlers:
 
     def forbid(self, command: Command) -> Answer:
         """Whether a group may read a topic, after changing that if `readable` is given."""
-        groups, group, topic = self._parts.groups, command.text("group"), command.text("topic")
+        groups, group, topic = self._context.groups, command.text("group"), command.text("topic")
         if command.ext.get("readable"):
             allowed = command.truth("readable")
             groups.allow_reading(group, topic, allowed=allowed, now_ms=command.now_ms)
@@ -93,11 +93,11 @@ class GroupHandlers:
 
     def get_offsets(self, command: Command) -> Answer:
         """All consumer offsets."""
-        return Reply(body=self._parts.offsets.table.body())
+        return Reply(body=self._context.offsets.table.body())
 
     def get_delay_offsets(self, command: Command) -> Answer:
         """How far each delay level has been delivered, as its file will say."""
-        return Reply(body=self._parts.delay.table.body())
+        return Reply(body=self._context.delay.table.body())
 
     def _put(self, wanted: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
         configs: list[SubscriptionGroupConfig] = []
@@ -108,14 +108,14 @@ class GroupHandlers:
         )
 
     def _put_checked(self, configs: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
-        groups = self._parts.groups
+        groups = self._context.groups
         changed = [config for config in configs if config != groups.get(config.group_name)]
         if not changed:
             return Reply()
         return in_slices(
             changed,
             lambda config: groups.put(config, now_ms),
-            lambda: InThread(self._parts.persistence.save(groups.table), lambda _: Reply()),
+            lambda: InThread(self._context.persistence.save(groups.table), lambda _: Reply()),
         )
 
     def _checked(self, wanted: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
@@ -123,7 +123,7 @@ class GroupHandlers:
         fault = group_fault(wanted.group_name)
         if fault is not None:
             raise InvalidParameter(fault)
-        existing = self._parts.groups.get(wanted.group_name)
+        existing = self._context.groups.get(wanted.group_name)
         current = existing.attributes if existing is not None else None
         attributes = alter(GROUP_ATTRIBUTES, current, wanted.attributes)
         return msgspec.structs.replace(wanted, attributes=attributes)

@@ -3,9 +3,9 @@
 from collections.abc import Callable, Mapping
 
 from penstock.broker.admin.replies import reply_with
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import ConsumerNotOnline, GroupNotExist, Refused
-from penstock.rpc.answers import Answer, InThread, Reply, Tell
+from penstock.rpc.answers import Answer, InThread, NotifyClient, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -28,8 +28,8 @@ Offsets = dict[int, int]
 class ResetHandlers:
     """INVOKE_BROKER_TO_RESET_OFFSET, CLONE_GROUP_OFFSET, QUERY_CORRECTION_OFFSET."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -42,20 +42,20 @@ class ResetHandlers:
         """Set a group's progress on a topic: to a time, to the end (a negative time), or to an
         offset of one queue."""
         topic, group = command.text("topic"), command.text("group")
-        config = self._parts.topics.need(topic)
-        if not self._parts.settings.current.broker.server_side_reset:
+        config = self._context.topics.need(topic)
+        if not self._context.settings.current.broker.server_side_reset:
             return self._reset_by_clients(command, config, group)
-        if self._parts.groups.get(group) is None:
+        if self._context.groups.get(group) is None:
             raise GroupNotExist(f"there is no group {group}")
         queue_id = command.i32_or("queueId", -1)
         offset = command.i64_or("offset", -1)
 
         def finish(offsets: Offsets) -> Answer:
-            self._parts.offsets.reset(group, topic, offsets, command.now_ms)
+            self._context.offsets.reset(group, topic, offsets, command.now_ms)
             for changed in offsets:
-                queue = self._parts.store.queue(topic, changed)
+                queue = self._context.store.queue(topic, changed)
                 if queue is not None:  # a pull that waits there goes on from the new place
-                    self._parts.holds.poke(queue)
+                    self._context.long_polling.wake_queue(queue)
             return reply_with(ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
 
         if queue_id >= 0 and offset != -1:
@@ -68,28 +68,28 @@ class ResetHandlers:
 
     def clone(self, command: Command) -> Answer:
         """Give a group the progress of another one."""
-        parts = self._parts
+        context = self._context
         source, target = command.text("srcGroup"), command.text("destGroup")
         topic = command.text_or("topic").strip()
-        connected = None if command.truth("offline") else parts.clients.consumer_group(source)
+        connected = None if command.truth("offline") else context.clients.consumer_group(source)
         subscribed = connected.subscriptions if connected is not None else {}
-        for name in [topic] if topic else parts.offsets.topics_of_group(source):
-            if parts.topics.get(name) is None or (subscribed and name not in subscribed):
+        for name in [topic] if topic else context.offsets.topics_of_group(source):
+            if context.topics.get(name) is None or (subscribed and name not in subscribed):
                 continue
-            parts.offsets.clone(source, target, name, command.now_ms)
+            context.offsets.clone(source, target, name, command.now_ms)
         return Reply()
 
     def correction(self, command: Command) -> Answer:
         """For each queue of a topic, the offset of the group that is furthest behind."""
         topic, compared = command.text("topic"), command.text("compareGroup")
         ignored = set(command.text_or("filterGroups").split(","))
-        offsets = self._parts.offsets
+        offsets = self._context.offsets
         lowest: Offsets = {}
         for group in offsets.groups_of_topic(topic):
             if group in ignored:
                 continue
             for queue_id, offset in offsets.queues(group, topic).items():
-                if offset >= self._parts.store.min_offset(topic, queue_id):
+                if offset >= self._context.store.min_offset(topic, queue_id):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, offset))
         for queue_id, offset in offsets.queues(compared, topic).items():
             if lowest.get(queue_id, 0) > offset:
@@ -99,8 +99,8 @@ class ResetHandlers:
     # --- where to
 
     def _check_range(self, topic: str, queue_id: int, offset: int) -> None:
-        low = self._parts.store.min_offset(topic, queue_id)
-        high = self._parts.store.max_offset(topic, queue_id)
+        low = self._context.store.min_offset(topic, queue_id)
+        high = self._context.store.max_offset(topic, queue_id)
         if not low <= offset <= high:
             raise Refused(
                 f"queue {queue_id} of {topic} holds the offsets {low} to {high}: {offset} is none",
@@ -111,7 +111,7 @@ class ResetHandlers:
         self, topic: str, queues: list[int], time_ms: int, then: Callable[[Offsets], Answer]
     ) -> Answer:
         """Find the first offset stored at a time or later, in each queue."""
-        store = self._parts.store
+        store = self._context.store
         if time_ms < 0:
             return then({queue_id: store.max_offset(topic, queue_id) for queue_id in queues})
         rows: dict[int, ConsumeQueue | None] = {
@@ -130,7 +130,7 @@ class ResetHandlers:
         return InThread(work, then)
 
     def _by_queue(self, topic: str, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
-        name = self._parts.settings.current.broker.name
+        name = self._context.settings.current.broker.name
         return {MessageQueue(topic, name, queue_id): at for queue_id, at in offsets.items()}
 
     # --- the old way: consumers are told, and commit the new offsets themselves
@@ -139,7 +139,7 @@ class ResetHandlers:
         topic = config.topic_name
         committed: Offsets = {}
         for queue_id in range(config.write_queue_nums):
-            at = self._parts.offsets.get(group, topic, queue_id)
+            at = self._context.offsets.get(group, topic, queue_id)
             if at is None:
                 raise Refused(f"the group {group} has no progress in queue {queue_id} of {topic}")
             committed[queue_id] = at
@@ -157,7 +157,7 @@ class ResetHandlers:
         return self._search(topic, list(committed), command.i64("timestamp"), finish)
 
     def _tell(self, command: Command, topic: str, group: str, offsets: Offsets) -> None:
-        connected = self._parts.clients.consumer_group(group)
+        connected = self._context.clients.consumer_group(group)
         members = list(connected.members.values()) if connected is not None else []
         if not members:
             raise ConsumerNotOnline(
@@ -185,4 +185,4 @@ class ResetHandlers:
         for member in members:
             body = listed if member.language == LanguageCode.CPP else table
             code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
-            self._parts.outbox.put(Tell(member.client, code, ext, body))
+            self._context.effects.put(NotifyClient(member.client, code, ext, body))

@@ -2,7 +2,7 @@
 
 from penstock import __version__
 from penstock.broker.admin.replies import reply_from_pool, reply_with
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
@@ -45,8 +45,8 @@ _UNUSED = {
 class RuntimeHandlers:
     """GET_BROKER_RUNTIME_INFO, GET_BROKER_HA_STATUS, GET_TIMER_…."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -58,22 +58,22 @@ class RuntimeHandlers:
 
     def runtime_info(self, command: Command) -> Answer:
         """All figures that tools print, as texts by name."""
-        parts = self._parts
-        store = parts.store
+        context = self._context
+        store = context.store
         table = {
             **_UNUSED,
             **_pool_figures(),
-            **parts.stats.runtime(),
-            **_delay_figures(parts),
-            **parts.timers.runtime(command.now_ms),
-            "bootTimestamp": str(parts.started_ms),
+            **context.stats.runtime(),
+            **_delay_figures(context),
+            **context.timers.runtime(command.now_ms),
+            "bootTimestamp": str(context.started_ms),
             "brokerActive": "true",
             "brokerVersionDesc": PROTOCOL,
             "commitLogMaxOffset": str(store.log.end),
             "commitLogMinOffset": str(store.log.begin()),
             "penstockVersion": __version__,
             "remainHowManyDataToFlush": human_bytes(store.log.end - store.flusher.flushed()),
-            "runtime": human_duration(command.now_ms - parts.started_ms),
+            "runtime": human_duration(command.now_ms - context.started_ms),
         }
         confirmed = store.confirmed
         return reply_from_pool(
@@ -86,18 +86,18 @@ class RuntimeHandlers:
         """The replicas of this broker: none are connected."""
         return reply_with(
             HARuntimeInfo(
-                master=self._parts.settings.current.broker.id == MASTER_ID,
-                master_commit_log_max_offset=self._parts.store.log.end,
+                master=self._context.settings.current.broker.id == MASTER_ID,
+                master_commit_log_max_offset=self._context.store.log.end,
             )
         )
 
     def timer_checkpoint(self, command: Command) -> Answer:
         """How far the timer is."""
-        return Reply(body=self._parts.timers.checkpoint().pack())
+        return Reply(body=self._context.timers.checkpoint().pack())
 
     def timer_metrics(self, command: Command) -> Answer:
         """Messages that wait for their time, by topic."""
-        return reply_with(self._parts.timers.figures.wrapper())
+        return reply_with(self._context.timers.figures.wrapper())
 
 
 def human_bytes(count: int) -> str:
@@ -125,10 +125,10 @@ def _pool_figures() -> dict[str, str]:
     return figures
 
 
-def _delay_figures(parts: Parts) -> dict[str, str]:
+def _delay_figures(context: BrokerContext) -> dict[str, str]:
     return {
         f"scheduleMessageOffset_{level}": f"{offset},{end}"
-        for level, offset, end in parts.delay.waiting()
+        for level, offset, end in context.delay.waiting()
     }
 
 

@@ -2,9 +2,9 @@
 
 import logging
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import Refused
-from penstock.rpc.answers import REGISTER_MS, Answer, InThread, Registered, Reply
+from penstock.rpc.answers import REGISTER_MS, Answer, InThread, RegisterTopics, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Handler, Row
 from penstock.wire import fastjson
@@ -32,8 +32,8 @@ ABSENT = {
 class SettingsHandlers:
     """UPDATE_BROKER_CONFIG, GET_BROKER_CONFIG, cold data, RocksDB."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -45,21 +45,23 @@ class SettingsHandlers:
 
     def change(self, command: Command) -> Answer:
         """Change settings that may be changed while the broker runs: all of them or none."""
-        changed = self._parts.settings.change(parse_properties(command.body))
+        changed = self._context.settings.change(parse_properties(command.body))
         if not changed:
             return Reply()
         log.info("%s has changed %s", command.peer, ", ".join(changed))
-        self._parts.changed_settings.note(self._parts.settings.changed, command.now_ms)
+        self._context.changed_settings.note(self._context.settings.changed, command.now_ms)
         known: Answer = Reply()
         if "broker.permission" in changed:
-            known = Registered(Reply, command.now_ms + REGISTER_MS)
-        return InThread(self._parts.persistence.save(self._parts.changed_settings), lambda _: known)
+            known = RegisterTopics(Reply, command.now_ms + REGISTER_MS)
+        return InThread(
+            self._context.persistence.save(self._context.changed_settings), lambda _: known
+        )
 
     def show(self, command: Command) -> Answer:
         """All settings, as lines of a broker.conf."""
         return Reply(
-            ext={"version": fastjson.encode(self._parts.changed_settings.version).decode()},
-            body=format_properties(self._parts.settings.apache_values()),
+            ext={"version": fastjson.encode(self._context.changed_settings.version).decode()},
+            body=format_properties(self._context.settings.apache_values()),
         )
 
     def cold_data(self, command: Command) -> Answer:

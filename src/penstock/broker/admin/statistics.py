@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from penstock.broker.admin.replies import reply_from_pool, reply_with
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import Refused
 from penstock.rpc.answers import Answer, InThread
 from penstock.rpc.command import Command
@@ -53,8 +53,8 @@ class TopicStandings:
 class StatisticsHandlers:
     """VIEW_BROKER_STATS_DATA, GET_TOPIC_STATS_INFO, GET_CONSUME_STATS and their kin."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -68,10 +68,10 @@ class StatisticsHandlers:
     def view_stats(self, command: Command) -> Answer:
         """The windows of one counter."""
         name, key = command.text("statsName"), command.text("statsKey")
-        cluster = self._parts.settings.current.broker.cluster
+        cluster = self._context.settings.current.broker.cluster
         data = None
         if not name.startswith("BROKER_") or key == cluster:
-            data = self._parts.stats.view(name, key)
+            data = self._context.stats.view(name, key)
         if data is None:
             raise Refused(f"nothing was counted yet for {name} of {key}")
         return reply_with(data)
@@ -79,10 +79,10 @@ class StatisticsHandlers:
     def topic_stats(self, command: Command) -> Answer:
         """The ends of each queue of a topic, and when it last grew."""
         topic = command.text("topic")
-        config = self._parts.topics.need(topic)
-        put_tps = self._parts.stats.put_tps(topic)
+        config = self._context.topics.need(topic)
+        put_tps = self._context.stats.put_tps(topic)
         standings = self._standings("", topic, max(config.read_queue_nums, config.write_queue_nums))
-        store = self._parts.store
+        store = self._context.store
 
         def work() -> TopicStatsTable:
             table = {
@@ -103,14 +103,14 @@ class StatisticsHandlers:
         wanted = [topic for topic in command.text_or("topicList").split(";") if topic]
         if not wanted:
             topic = command.text_or("topic").strip()
-            known = [topic] if topic else self._parts.offsets.topics_of_group(group)
+            known = [topic] if topic else self._context.offsets.topics_of_group(group)
             wanted = [topic for topic in known if self._subscribes(group, topic)]
         found = [
             self._of_topic(group, topic, config.read_queue_nums)
             for topic in wanted
-            if (config := self._parts.topics.get(topic)) is not None
+            if (config := self._context.topics.get(topic)) is not None
         ]
-        store = self._parts.store
+        store = self._context.store
         return reply_from_pool(lambda: _consume_stats(store, found))
 
     def all_consume_stats(self, command: Command) -> Answer:
@@ -120,9 +120,9 @@ class StatisticsHandlers:
     def time_spans(self, command: Command) -> Answer:
         """From when to when the messages of each queue are, and where a group stands."""
         topic, group = command.text("topic"), command.text("group")
-        config = self._parts.topics.need(topic)
+        config = self._context.topics.need(topic)
         standings = self._standings(group, topic, config.write_queue_nums)
-        store = self._parts.store
+        store = self._context.store
 
         def work() -> QueryConsumeTimeSpanBody:
             return QueryConsumeTimeSpanBody(
@@ -134,8 +134,8 @@ class StatisticsHandlers:
     # --- gathering, in the loop
 
     def _standings(self, group: str, topic: str, queues: int) -> list[Standing]:
-        store, offsets = self._parts.store, self._parts.offsets
-        broker_name = self._parts.settings.current.broker.name
+        store, offsets = self._context.store, self._context.offsets
+        broker_name = self._context.settings.current.broker.name
         found = []
         for queue_id in range(queues):
             row = store.queue(topic, queue_id)
@@ -155,27 +155,27 @@ class StatisticsHandlers:
 
     def _of_topic(self, group: str, topic: str, queues: int) -> TopicStandings:
         return TopicStandings(
-            self._standings(group, topic, queues), self._parts.stats.get_tps(group, topic)
+            self._standings(group, topic, queues), self._context.stats.get_tps(group, topic)
         )
 
     def _subscribes(self, group: str, topic: str) -> bool:
         """False if the group is connected and subscribes to other topics only."""
-        connected = self._parts.clients.consumer_group(group)
+        connected = self._context.clients.consumer_group(group)
         if connected is None or not connected.subscriptions:
             return True
         return topic in connected.subscriptions
 
     def _by_group(self, *, ordered: bool) -> Iterator[tuple[str, list[TopicStandings]]]:
         """Group after group; what changes meanwhile is seen or not."""
-        parts = self._parts
+        context = self._context
         topics: dict[str, list[str]] = {}
-        for key in list(parts.offsets.table.wrapper().offset_table):
+        for key in list(context.offsets.table.wrapper().offset_table):
             topic, _, group = key.rpartition("@")
             topics.setdefault(group, []).append(topic)
-        for group in list(parts.groups.table.groups):
+        for group in list(context.groups.table.groups):
             found = []
             for topic in topics.get(group, ()):
-                config = parts.topics.get(topic)
+                config = context.topics.get(topic)
                 if config is None or (ordered and not config.order):
                     continue
                 if self._subscribes(group, topic):
@@ -196,9 +196,9 @@ class StatisticsHandlers:
             if queues >= SLICE_QUEUES:
                 break
         if not gathered:
-            address = self._parts.address
+            address = self._context.address
             return reply_from_pool(lambda: _all_consume_stats(done, address))
-        store = self._parts.store
+        store = self._context.store
 
         def work() -> list[dict[str, list[ConsumeStats]]]:
             return [

@@ -8,10 +8,10 @@ from penstock.broker.admin.paging import page_names
 from penstock.broker.admin.replies import reply_with
 from penstock.broker.admin.slices import in_slices
 from penstock.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.topics import QUEUES_MAX
 from penstock.errors import InvalidParameter
-from penstock.rpc.answers import REGISTER_MS, Answer, InThread, Registered, Reply
+from penstock.rpc.answers import REGISTER_MS, Answer, InThread, RegisterTopics, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
@@ -36,8 +36,8 @@ _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 class TopicHandlers:
     """UPDATE_AND_CREATE_TOPIC, DELETE_TOPIC_IN_BROKER, GET_ALL_TOPIC_CONFIG and their kin."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -81,32 +81,34 @@ class TopicHandlers:
     def delete(self, command: Command) -> Answer:
         """Delete a topic: its config, the groups' progress on it, its queues and retry topics."""
         topic = command.text("topic")
-        parts, now_ms = self._parts, command.now_ms
+        context, now_ms = self._context, command.now_ms
         if not topic.strip():
             raise InvalidParameter("the topic's name is blank")
         self._refuse_system(topic)
         retries = [
             f"{RETRY_TOPIC_PREFIX}{group}{separator}{topic}"
-            for group in parts.offsets.groups_of_topic(topic)
+            for group in context.offsets.groups_of_topic(topic)
             for separator in (POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1)
         ]
-        for name in (topic, *(retry for retry in retries if parts.topics.get(retry) is not None)):
-            for queue in parts.topics.delete(name, now_ms):
-                parts.holds.poke(queue)
-            parts.offsets.remove_topic(name, now_ms)
-        saves = [parts.persistence.save(t) for t in (parts.topics.table, parts.offsets.table)]
+        for name in (topic, *(retry for retry in retries if context.topics.get(retry) is not None)):
+            for queue in context.topics.delete(name, now_ms):
+                context.long_polling.wake_queue(queue)
+            context.offsets.remove_topic(name, now_ms)
+        saves = [context.persistence.save(t) for t in (context.topics.table, context.offsets.table)]
         # A registration that was under way would bring the topic back after the tool has deleted
         # it from the NameServers: it is over when the next one is.
-        return _after([*saves, parts.store.finish_removal], Registered(Reply, now_ms + REGISTER_MS))
+        return _after(
+            [*saves, context.store.finish_removal], RegisterTopics(Reply, now_ms + REGISTER_MS)
+        )
 
     def get(self, command: Command) -> Answer:
         """One topic."""
-        config = self._parts.topics.need(command.text("topic"))
+        config = self._context.topics.need(command.text("topic"))
         return reply_with(TopicConfigAndQueueMapping(**msgspec.structs.asdict(config)))
 
     def get_all(self, command: Command) -> Answer:
         """The whole table, or a page of it."""
-        table = self._parts.topics.table
+        table = self._context.topics.table
         names = page_names(
             command, table.topics, table.version, first="topicSeq", most="maxTopicNum"
         )
@@ -120,7 +122,7 @@ class TopicHandlers:
 
     def list_system(self, command: Command) -> Answer:
         """Names of the topics that belong to the broker's machinery."""
-        return reply_with(TopicList(topic_list=self._parts.topics.system_names()))
+        return reply_with(TopicList(topic_list=self._context.topics.system_names()))
 
     def _put(self, wanted: list[TopicConfig], now_ms: int) -> Answer:
         configs: list[TopicConfig] = []
@@ -131,16 +133,16 @@ class TopicHandlers:
         )
 
     def _put_checked(self, configs: list[TopicConfig], now_ms: int) -> Answer:
-        topics = self._parts.topics
+        topics = self._context.topics
         changed = [config for config in configs if config != topics.get(config.topic_name)]
         names = tuple(config.topic_name for config in configs)
-        known = Registered(Reply, now_ms + REGISTER_MS, names)
+        known = RegisterTopics(Reply, now_ms + REGISTER_MS, names)
         if not changed:  # but whoever made them may still wait for the NameServers
             return known
         return in_slices(
             changed,
             lambda config: topics.put(config, now_ms),
-            lambda: _after([self._parts.persistence.save(topics.table)], known),
+            lambda: _after([self._context.persistence.save(topics.table)], known),
         )
 
     def _checked(self, wanted: TopicConfig) -> TopicConfig:
@@ -162,13 +164,13 @@ class TopicHandlers:
             )
         if wanted.topic_filter_type not in _FILTER_TYPES:
             raise InvalidParameter(f"the filter type {wanted.topic_filter_type!r} is unknown")
-        existing = self._parts.topics.get(wanted.topic_name)
+        existing = self._context.topics.get(wanted.topic_name)
         current = existing.attributes if existing is not None else None
         attributes = alter(TOPIC_ATTRIBUTES, current, wanted.attributes)
         return msgspec.structs.replace(wanted, attributes=attributes)
 
     def _refuse_system(self, topic: str) -> None:
-        if self._parts.topics.is_system(topic):
+        if self._context.topics.is_system(topic):
             raise InvalidParameter(
                 f"the topic {topic} is a system topic: it can't be changed or deleted"
             )

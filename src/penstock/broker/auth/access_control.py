@@ -21,7 +21,7 @@ from penstock.broker.auth.request_rights import Right, Rights, reading, sending
 from penstock.broker.auth.users import SUPER, AccessTable, User
 from penstock.config import Live
 from penstock.errors import NoPermission, PenstockError
-from penstock.rpc.answers import Outbox, Persist, Reply
+from penstock.rpc.answers import EffectQueue, PersistSoon, Reply
 from penstock.rpc.command import Command
 from penstock.wire.codes import request_name
 from penstock.wire.signing import ACCESS_KEY, is_signed
@@ -45,10 +45,10 @@ class Credentials(NamedTuple):
 class Access:
     """Who may do what."""
 
-    def __init__(self, settings: Live, table: AccessTable, outbox: Outbox) -> None:
+    def __init__(self, settings: Live, table: AccessTable, effects: EffectQueue) -> None:
         access = settings.current.access
         self.table = table
-        self._outbox = outbox
+        self._effects = effects
         self._rights = Rights(settings.current.broker.cluster)
         self._authorization = access.authorization
         self._enabled = access.authentication or access.authorization
@@ -70,7 +70,7 @@ class Access:
         for credentials in (self._initial, self._internal):
             if credentials is not None and credentials.access_key not in self.table.users:
                 self.table.put_user(User.of(*credentials, SUPER), now_ms)
-                self._outbox.put(Persist(self.table))
+                self._effects.put(PersistSoon(self.table))
         if self._enabled and not any(user.is_super for user in self.table.users.values()):
             log.warning(
                 "access control is on and there is no super user: nobody can administer this "

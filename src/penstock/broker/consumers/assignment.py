@@ -20,9 +20,9 @@ from penstock.broker.consumers.allocation import (
     share_to_pull,
 )
 from penstock.broker.consumers.clients import BROADCASTING
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter, NoPermission
-from penstock.rpc.answers import Answer, InThread, Reply, Routed, Table
+from penstock.rpc.answers import Answer, InThread, PersistentTable, QueryRoute, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.tables import ConfigFile
@@ -83,10 +83,10 @@ class RequestModes:
 class Assignments:
     """Shares queues among the members of a group."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
         self.modes = RequestModes()
-        self.modes.load(parts.persistence.file(RequestModes.FILE))
+        self.modes.load(context.persistence.file(RequestModes.FILE))
         self._counts: dict[str, dict[str, int]] = {}  # topic → broker → queues, as last heard
 
     def rows(self) -> list[Row]:
@@ -96,7 +96,7 @@ class Assignments:
             Row(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, self.get_modes),
         ]
 
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[PersistentTable, ...]:
         return (self.modes,)
 
     def query(self, command: Command) -> Answer:
@@ -107,15 +107,15 @@ class Assignments:
         if asked.message_model not in (CLUSTERING, BROADCASTING):
             raise InvalidParameter(f"there is no message model {asked.message_model!r}")
         if asked.topic.startswith(LMQ_PREFIX) and asked.message_model == CLUSTERING:
-            own = {self._parts.settings.current.broker.name: 1}
+            own = {self._context.settings.current.broker.name: 1}
             return self._answer(asked, TopicQueues(asked.topic, own))
-        return Routed(
+        return QueryRoute(
             asked.topic, lambda route: self._answer(asked, self._queues(asked.topic, route))
         )
 
     def set_mode(self, command: Command) -> Answer:
         """From now on a group pulls or pops a topic; answered when that is on the disk."""
-        wanted, parts = command.body_as(SetMessageRequestModeRequestBody), self._parts
+        wanted, context = command.body_as(SetMessageRequestModeRequestBody), self._context
         if wanted.topic.startswith(RETRY_TOPIC_PREFIX):
             raise NoPermission(
                 f"{wanted.topic} is a retry topic: consumers pull it",
@@ -123,10 +123,10 @@ class Assignments:
             )
         if wanted.mode not in (PULL, POP):
             raise InvalidParameter(f"the mode {wanted.mode!r} is neither PULL nor POP")
-        parts.topics.need(wanted.topic)
-        parts.groups.find(wanted.consumer_group, command.now_ms)
+        context.topics.need(wanted.topic)
+        context.groups.find(wanted.consumer_group, command.now_ms)
         self.modes.put(wanted)
-        return InThread(parts.persistence.save(self.modes), lambda _: Reply())
+        return InThread(context.persistence.save(self.modes), lambda _: Reply())
 
     def get_modes(self, command: Command) -> Answer:
         """Which groups were told to pull or to pop."""
@@ -150,7 +150,7 @@ class Assignments:
         told = self.modes.get(topic, group)
         if told is not None:
             return told
-        broker = self._parts.settings.current.broker
+        broker = self._context.settings.current.broker
         retry = topic.startswith(RETRY_TOPIC_PREFIX)
         return SetMessageRequestModeRequestBody(
             topic=topic,
@@ -168,9 +168,9 @@ class Assignments:
         """The queues of the client; None if that can't be told."""
         if asked.message_model == BROADCASTING:
             return queues
-        if not self._parts.settings.current.broker.share_queues:
+        if not self._context.settings.current.broker.share_queues:
             return queues
-        group = self._parts.clients.consumer_group(asked.consumer_group)
+        group = self._context.clients.consumer_group(asked.consumer_group)
         strategy = STRATEGIES.get(asked.strategy_name or "")
         if group is None or strategy is None:
             return None
@@ -195,7 +195,7 @@ class Assignments:
     def _own(self, topic: str) -> dict[str, int] | None:
         """What is known without the NameServers: the last route, or this broker if it stands
         alone. A topic that is not here either is gone."""
-        config, broker = self._parts.topics.get(topic), self._parts.settings.current.broker
+        config, broker = self._context.topics.get(topic), self._context.settings.current.broker
         if config is None:
             return None
         if not broker.nameservers:

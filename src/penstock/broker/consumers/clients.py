@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from penstock.broker.consumers.groups import Groups
 from penstock.config import Live
-from penstock.rpc.answers import ClientId, Close, Outbox, Tell
+from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyClient
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
 from penstock.wire.codes import RequestCode
 
@@ -117,10 +117,10 @@ class Seat(NamedTuple):
 class Clients:
     """All connected clients."""
 
-    def __init__(self, settings: Live, groups: Groups, outbox: Outbox) -> None:
+    def __init__(self, settings: Live, groups: Groups, effects: EffectQueue) -> None:
         self._settings = settings
         self._configs = groups
-        self._outbox = outbox
+        self._effects = effects
         self._producers: dict[str, ClientGroup] = {}
         self._all_producers = ClientGroup("")
         self._consumers: dict[str, ConsumerGroup] = {}
@@ -237,7 +237,7 @@ class Clients:
                     now_ms - member.seen_ms,
                 )
             if seat.client not in self._seats:
-                self._outbox.put(Close(seat.client, "no heartbeat for client_expire_ms"))
+                self._effects.put(CloseConnection(seat.client, "no heartbeat for client_expire_ms"))
 
     # --- inside
 
@@ -274,8 +274,8 @@ class Clients:
         ):
             return
         for client in group.members:
-            self._outbox.put(
-                Tell(
+            self._effects.put(
+                NotifyClient(
                     client,
                     RequestCode.NOTIFY_CONSUMER_IDS_CHANGED,
                     {"consumerGroup": group.name},

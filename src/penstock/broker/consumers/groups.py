@@ -4,7 +4,7 @@ import logging
 
 from penstock.config import Live
 from penstock.errors import GroupNotExist
-from penstock.rpc.answers import Outbox, Persist
+from penstock.rpc.answers import EffectQueue, PersistSoon
 from penstock.store.tables import FORBID_READ, SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import BUILT_IN_GROUPS, SYSTEM_GROUP_PREFIX, group_fault
@@ -15,17 +15,17 @@ log = logging.getLogger(__name__)
 class Groups:
     """The table of subscription groups and its rules."""
 
-    def __init__(self, table: SubscriptionGroupTable, settings: Live, outbox: Outbox) -> None:
+    def __init__(self, table: SubscriptionGroupTable, settings: Live, effects: EffectQueue) -> None:
         self.table = table
         self._settings = settings
-        self._outbox = outbox
+        self._effects = effects
 
     def seed(self) -> None:
         """Make the groups every broker has."""
         for group in BUILT_IN_GROUPS:
             self.table.seed(SubscriptionGroupConfig(group_name=group))
         if self.table.dirty:
-            self._outbox.put(Persist(self.table))
+            self._effects.put(PersistSoon(self.table))
 
     def find(self, group: str, now_ms: int) -> SubscriptionGroupConfig:
         """The group, created if it is new and that is allowed; raises GroupNotExist."""
@@ -57,7 +57,7 @@ class Groups:
         bits = self.table.forbidden(group, topic)
         bits = bits & ~FORBID_READ if allowed else bits | FORBID_READ
         self.table.forbid(group, topic, bits, now_ms)
-        self._outbox.put(Persist(self.table))
+        self._effects.put(PersistSoon(self.table))
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
         """Create or change a group: persisted soon."""
@@ -67,11 +67,11 @@ class Groups:
             log.info("group %s is created: %s", config.group_name, config)
         else:
             log.info("group %s is changed: %s, before: %s", config.group_name, config, before)
-        self._outbox.put(Persist(self.table))
+        self._effects.put(PersistSoon(self.table))
 
     def delete(self, group: str, now_ms: int) -> None:
         """Forget a group."""
         if self.table.remove(group, now_ms) is not None:
             log.info("group %s is deleted", group)
         if self.table.dirty:
-            self._outbox.put(Persist(self.table))
+            self._effects.put(PersistSoon(self.table))

@@ -1,8 +1,8 @@
 """Requests that lock and unlock queues for ordered consumption."""
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter
-from penstock.rpc.answers import Answer, InThread, Persist, Reply, Saved
+from penstock.rpc.answers import Answer, InThread, PersistSoon, PersistTable, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
@@ -24,8 +24,8 @@ CLIENT_ID_MAX = 1_024
 class LockingHandlers:
     """Answers LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def rows(self) -> list[Row]:
         return [
@@ -41,9 +41,9 @@ class LockingHandlers:
         locks.
         """
         wanted = _read(command)
-        self._parts.groups.find(wanted.consumer_group, command.now_ms)
+        self._context.groups.find(wanted.consumer_group, command.now_ms)
         queues = [queue for queue in wanted.mq_set if self._exists(queue)]
-        locks = self._parts.locks
+        locks = self._context.locks
         owned = locks.lock(wanted.consumer_group, wanted.client_id, queues, command.now_ms)
         body = LockBatchResponseBody(lock_ok_mq_set=owned)
         # In the pool, for it may be large: 10,000 queues take 60 ms.
@@ -57,18 +57,18 @@ class LockingHandlers:
             # A disk that fails does not keep consumers from reading what it holds.
             return answer
 
-        return Saved(locks, then)
+        return PersistTable(locks, then)
 
     def unlock(self, command: Command) -> Answer:
         """Give queues back."""
         wanted = _read(command)
-        locks = self._parts.locks
+        locks = self._context.locks
         if locks.unlock(wanted.consumer_group, wanted.client_id, wanted.mq_set):
-            self._parts.outbox.put(Persist(locks))
+            self._context.effects.put(PersistSoon(locks))
         return Reply()
 
     def _exists(self, queue: MessageQueue) -> bool:
-        config = self._parts.topics.get(queue.topic)
+        config = self._context.topics.get(queue.topic)
         if config is None:
             return False
         return 0 <= queue.queue_id < max(config.read_queue_nums, config.write_queue_nums)

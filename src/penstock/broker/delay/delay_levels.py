@@ -19,10 +19,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.broker.rewrite import Copies
+from penstock.broker.rewrite import MessageRewriter
 from penstock.config import delays_ms
 from penstock.errors import MessageIllegal, PenstockError
-from penstock.rpc.answers import Table
+from penstock.rpc.answers import PersistentTable
 from penstock.store.consumequeue.consumequeue import ENTRY_BYTES, ConsumeQueue
 from penstock.store.get import COLD, FOUND, Reader
 from penstock.store.put import ILLEGAL, PUT_OK
@@ -118,11 +118,11 @@ class Delay:
     """The delay levels of a broker."""
 
     def __init__(
-        self, table: DelayOffsetTable, store: MessageStore, copies: Copies, levels: str
+        self, table: DelayOffsetTable, store: MessageStore, rewriter: MessageRewriter, levels: str
     ) -> None:
         self.table = table
         self._store = store
-        self._copies = copies
+        self._rewriter = rewriter
         self.levels = len(delays_ms(levels))
         self.lines: dict[int, Line] = {}  # by queue id
         self.dropped = 0
@@ -149,7 +149,7 @@ class Delay:
 
     # --- time
 
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[PersistentTable, ...]:
         return (self.table,)
 
     def due(self) -> int:
@@ -336,19 +336,19 @@ class Delay:
 
     def _deliver(self, data: bytes, place: int, now_ms: int) -> bool:
         """Store a message in its own queue; False if the store refuses for now."""
-        copies = self._copies
-        if not copies.read(data):
+        rewriter = self._rewriter
+        if not rewriter.read(data):
             return self._drop(place, "it is no message")
-        properties = copies.properties()
+        properties = rewriter.properties()
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         try:
             number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            queue = copies.destination(topic, number, place, now_ms)
+            queue = rewriter.destination(topic, number, place, now_ms)
         except (ValueError, PenstockError) as error:
             return self._drop(place, f"it has no place in {topic!r}: {error}")
         if queue is None:
             return self._drop(place, f"the topic {topic!r} was deleted after it had been sent")
-        status = copies.put(queue, now_ms)
+        status = rewriter.put(queue, now_ms)
         if status == ILLEGAL:
             return self._drop(place, f"it can't be stored (problem {self._store.path.problem})")
         if status != PUT_OK and not self._refused:

@@ -13,10 +13,10 @@ import base64
 import binascii
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delivery_time import number_of, recalled_key
 from penstock.errors import NoPermission, NotWriteable, PenstockError, RecordError, SystemBusy
-from penstock.rpc.answers import Answer, Encoded, Reply
+from penstock.rpc.answers import Answer, EncodedReply, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.put import PUT_OK
@@ -83,8 +83,8 @@ def read_handle(text: str) -> Handle | None:
 class Recall:
     """RECALL_MESSAGE."""
 
-    def __init__(self, parts: Parts, timers: Timers) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, timers: Timers) -> None:
+        self._context = context
         self._timers = timers
 
     def rows(self) -> list[Row]:
@@ -92,8 +92,8 @@ class Recall:
 
     def recall(self, command: Command) -> Answer:
         """Store the recall of a message; its unique key is the answer."""
-        parts = self._parts
-        broker = parts.settings.current.broker
+        context = self._context
+        broker = context.settings.current.broker
         if not broker.recall_enabled:
             raise NoPermission(
                 "recall failed, operation is forbidden",
@@ -105,7 +105,7 @@ class Recall:
                 hint="its permission is set so (brokerPermission)",
             )
         topic = command.text("topic")
-        parts.topics.need(topic)
+        context.topics.need(topic)
         handle = read_handle(command.text_or("recallHandle"))
         refusal = self._object(topic, handle, command.now_ms)
         if refusal:
@@ -124,11 +124,11 @@ class Recall:
             return "recall handle is invalid"
         if handle.topic != topic:
             return "recall failed, topic not match"
-        broker = self._parts.settings.current.broker.name
+        broker = self._context.settings.current.broker.name
         if handle.broker != broker:
             return f"recall failed, broker service not available: the message is at {handle.broker}"
         left_ms = handle.time_ms - now_ms
-        most_ms = self._parts.store.config.timer_delay_s_max * 1000
+        most_ms = self._context.store.config.timer_delay_s_max * 1000
         if left_ms <= 0:
             return "recall failed, timestamp invalid: the message was due, or is within a second"
         if left_ms >= most_ms:
@@ -136,7 +136,7 @@ class Recall:
         return ""
 
     def _put(self, handle: Handle, command: Command) -> None:
-        timers, path, now_ms = self._timers, self._parts.store.path, command.now_ms
+        timers, path, now_ms = self._timers, self._context.store.path, command.now_ms
         properties = {
             PROPERTY_TAGS: TAG,
             PROPERTY_TIMER_DEL_UNIQKEY: handle.key,
@@ -154,7 +154,7 @@ class Recall:
         record.queue_id = queue.queue_id
         record.born_ms = now_ms
         record.born_host = _host(command.peer)
-        record.store_host = _host(self._parts.address)
+        record.store_host = _host(self._context.address)
         status = path.check(record)
         if status == PUT_OK:
             status = path.put_in(record, queue, now_ms)
@@ -172,12 +172,12 @@ class Recall:
 
     def _answer(self, handle: Handle, command: Command) -> Answer:
         """Success, with the key of the message; under sync flush when the recall is on the disk."""
-        broker, store = self._parts.settings.current.broker, self._parts.store
+        broker, store = self._context.settings.current.broker, self._context.store
         ext = {"msgId": handle.key, "MSG_REGION": broker.region}
         if not store.flusher.group_commit or command.oneway:
             return Reply(ext=ext)
         data = response(0, command.opaque, command.encoding, ext=ext)
-        return Encoded(data, data, store.log.end)
+        return EncodedReply(data, data, store.log.end)
 
 
 def _host(text: str) -> bytes:

@@ -13,7 +13,7 @@ import logging
 from concurrent.futures import Future
 from typing import Final
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delivery_time import asked_ms, due_of, key_of, recalled_key, slot_of
 from penstock.broker.delay.recall import Recall, recall_handle
 from penstock.broker.delay.timer_counters import BOUNDS_S, TimerFigures
@@ -29,7 +29,7 @@ from penstock.errors import (
     WriteStopped,
 )
 from penstock.metrics import Registry
-from penstock.rpc.answers import Table, Wake
+from penstock.rpc.answers import PersistentTable, TickAt
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.pick import GONE
@@ -74,22 +74,22 @@ _TIMER: Final = TOPIC_TIMER.encode()
 class Timers:
     """The timer of a broker."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._store = store = parts.store
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._store = store = context.store
         config = store.config
         self.figures = TimerFigures()
-        self.figures.load(parts.persistence.file(TimerFigures.FILE))
+        self.figures.load(context.persistence.file(TimerFigures.FILE))
         self.files = TimerStore(
             store.disk,
             store.layout.root,
             precision_ms=config.timer_precision_ms,
             segment_bytes=config.timer_log_bytes,
-            now_ms=parts.started_ms,
+            now_ms=context.started_ms,
         )
-        found = self.files.open(store.log.end, self._queue_offset_of, parts.started_ms)
-        self._begin(again=not found, now_ms=parts.started_ms)
-        self.recall = Recall(parts, self)
+        found = self.files.open(store.log.end, self._queue_offset_of, context.started_ms)
+        self._begin(again=not found, now_ms=context.started_ms)
+        self.recall = Recall(context, self)
         self._due_ms = self._now_ms = 0
         self._refused = False
         self._damage: StoreDamaged | None = None
@@ -106,7 +106,7 @@ class Timers:
         if again:
             self.figures.counts.clear()
         elif not self.files.clean:
-            topics = self._parts.topics.table.topics
+            topics = self._context.topics.table.topics
             self.figures.recount(self.files.count_topics(), topics, now_ms)
 
     def _queue_offset_of(self, offset: int) -> int | None:
@@ -179,17 +179,17 @@ class Timers:
         wake_ms = max(min(now_ms + FEED_MS, due_ms), now_ms)
         if wake_ms < self._due_ms:
             self._due_ms = wake_ms
-            self._parts.outbox.put(Wake(wake_ms))
+            self._context.effects.put(TickAt(wake_ms))
 
     def recall_handle(self, topic: str, properties: dict[str, str]) -> bytes:
         """What a producer can call a parked message back with."""
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return b""
-        return recall_handle(topic, self._parts.settings.current.broker.name, properties)
+        return recall_handle(topic, self._context.settings.current.broker.name, properties)
 
     # --- time
 
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[PersistentTable, ...]:
         return (self.figures,)
 
     def due(self) -> int:
@@ -287,11 +287,11 @@ class Timers:
 
     def _process(self, chain: Chain, waiting: Waiting, data: bytes, now_ms: int) -> bool:
         """Store a message where it goes; False if the store refuses for now."""
-        copies = self._parts.copies
+        rewriter = self._context.rewriter
         place = waiting.offset
-        if data == GONE or not copies.read(data) or copies.stored.physical_offset != place:
+        if data == GONE or not rewriter.read(data) or rewriter.stored.physical_offset != place:
             return self._drop(place, "it is not in the log any more")
-        properties = copies.properties()
+        properties = rewriter.properties()
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         key = key_of(properties)
         recall = PROPERTY_TIMER_DEL_UNIQKEY in properties
@@ -311,10 +311,10 @@ class Timers:
     def _store_copy(
         self, waiting: Waiting, topic: str, properties: dict[str, str], now_ms: int
     ) -> bool:
-        copies, place = self._parts.copies, waiting.offset
+        rewriter, place = self._context.rewriter, waiting.offset
         try:
             number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            queue = copies.destination(topic, number, place, now_ms)
+            queue = rewriter.destination(topic, number, place, now_ms)
         except (ValueError, PenstockError) as error:
             return self._drop(place, f"it has no place in {topic!r}: {error}")
         if queue is None:
@@ -330,7 +330,7 @@ class Timers:
     def _roll(self, waiting: Waiting, properties: dict[str, str], now_ms: int) -> bool:
         """A message that waits on: store it once more."""
         place = waiting.offset
-        due_ms = due_of(properties, self._parts.copies.stored.store_ms)
+        due_ms = due_of(properties, self._context.rewriter.stored.store_ms)
         if due_ms is None:
             return self._drop(place, "it has no time of delivery")
         properties = rolled_on(properties, due_ms)
@@ -351,7 +351,7 @@ class Timers:
         self, queue: ConsumeQueue, properties: dict[str, str], place: int, now_ms: int
     ) -> bool:
         try:
-            status = self._parts.copies.put(queue, now_ms, properties=properties)
+            status = self._context.rewriter.put(queue, now_ms, properties=properties)
         except PenstockError as error:  # the properties are too long with ours
             return self._drop(place, str(error))
         if status == ILLEGAL:

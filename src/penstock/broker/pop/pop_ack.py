@@ -11,15 +11,14 @@ receipts given before are worth nothing afterwards.
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.pop.checkpoints import BATCH_MAX, Key, Loan
 from penstock.broker.pop.ordered_pop import NOT_LENT, OrderedPops, OrderedQueue
 from penstock.broker.pop.pop_polling import Waiting
 from penstock.broker.pop.pop_request import check_invisible
 from penstock.broker.pop.revive_log import Journal
-from penstock.broker.promises import promise
 from penstock.errors import BodyError, MessageIllegal, PenstockError, SystemBusy
-from penstock.rpc.answers import Answer, Reply, Wake
+from penstock.rpc.answers import Answer, Reply, TickAt, reply_when_flushed
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.wire.bodies.client_bodies import BatchAck, decode_batch_ack
@@ -37,9 +36,9 @@ class Acks:
     """ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME."""
 
     def __init__(
-        self, parts: Parts, journal: Journal, order: OrderedPops, waiting: Waiting
+        self, context: BrokerContext, journal: Journal, order: OrderedPops, waiting: Waiting
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._journal = journal
         self._order = order
         self._waiting = waiting
@@ -100,7 +99,7 @@ class Acks:
                 unit="messages",
             )
         topic = retry_topic(ack.topic, ack.consumer_group, RetryKind(ack.retry))
-        store, queue_id = self._parts.store, ack.queue_id
+        store, queue_id = self._context.store, ack.queue_id
         queue = store.queue(topic, queue_id)
         if queue is None:
             return  # deleted meanwhile
@@ -121,8 +120,8 @@ class Acks:
         if loan is not None:
             before = self._journal.loans.in_flight[key[:3]]
             count = self._journal.ack(loan, offsets, now_ms)
-            self._parts.stats.acked(key.group, key.topic, count)
-            limit = self._parts.settings.current.broker.pop_in_flight_max
+            self._context.stats.acked(key.group, key.topic, count)
+            limit = self._context.settings.current.broker.pop_in_flight_max
             if before > limit >= before - count:  # the group may have more of this queue again
                 plain = plain_topic(key.topic, key.group)
                 self._waiting.call_for(plain, key.group, (key.topic, key.queue_id))
@@ -132,7 +131,7 @@ class Acks:
     def _is_foreign(self, key: Key, queue_id: int, visible_ms: int, now_ms: int) -> bool:
         """Whether a batch that is not known may have been lent by the broker that had this store
         before us: then it is still to come out of the timer."""
-        if not self._journal.taken_over or key.pop_ms >= self._parts.started_ms:
+        if not self._journal.taken_over or key.pop_ms >= self._context.started_ms:
             return False
         return visible_ms > now_ms and queue_id < len(self._journal.queues)
 
@@ -141,10 +140,10 @@ class Acks:
     ) -> None:
         """Acknowledgements of an ordered pop: the group's progress follows them."""
         topic, group, queue_id = queue
-        before = self._parts.offsets.get(group, topic, queue_id)
+        before = self._context.offsets.get(group, topic, queue_id)
         if self._order.state(queue) is None:
             # Nobody knows what is done of the messages between.
-            end = self._parts.store.max_offset(topic, queue_id)
+            end = self._context.store.max_offset(topic, queue_id)
             acked = [offset for offset in acked if offset == before and offset < end]
         count, go_on, wrong = 0, -1, -1
         for offset in acked:
@@ -157,7 +156,7 @@ class Acks:
                 wrong = offset
         if count:
             self._journal.note_order(queue, go_on, now_ms)
-            self._parts.stats.acked(group, topic, count)
+            self._context.stats.acked(group, topic, count)
             if not self._order.check_block(None, topic, group, queue_id, now_ms):
                 self._waiting.call(topic, group, queue_id)
         if wrong >= 0:
@@ -199,12 +198,12 @@ class Acks:
     ) -> dict[str, str]:
         """Let a message of an ordered pop be visible at another time; the answer's figures."""
         visible_ms, pop_ms = now_ms + invisible_ms, receipt.pop_ms
-        before = self._parts.offsets.get(queue.group, queue.topic, queue.queue_id)
+        before = self._context.offsets.get(queue.group, queue.topic, queue.queue_id)
         if before is not None and offset < before:
             return _figures(0, 0, 0)
         if self._order.update_next_visible(*queue, offset, pop_ms, visible_ms):
             self._journal.note_order(queue, offset if before is None else before, now_ms)
-            self._parts.outbox.put(Wake(self._order.due()))
+            self._context.effects.put(TickAt(self._order.due()))
         return _figures(pop_ms, visible_ms - pop_ms, POP_ORDER_REVIVE_QUEUE)
 
     def _lend_again(
@@ -223,7 +222,7 @@ class Acks:
                 return pop_ms
         self._check_room(loan)
         again = Loan(Key(*key[:3], offset, pop_ms), invisible_ms, [offset], queue_id)
-        again.place = self._parts.store.log.begin() if loan is None else loan.place
+        again.place = self._context.store.log.begin() if loan is None else loan.place
         journal.lend(again, now_ms)
         try:
             if loan is None:
@@ -237,7 +236,7 @@ class Acks:
 
     def _check_room(self, loan: Loan | None) -> None:
         """Changes take batches apart: refuse that where twice as many are open as pops may make."""
-        limit = 2 * self._parts.settings.current.broker.pop_batches_max
+        limit = 2 * self._context.settings.current.broker.pop_batches_max
         if len(self._journal.loans) >= limit and (loan is None or loan.lent() > 1):
             raise SystemBusy.over(
                 "too many batches of popped messages are not acknowledged",
@@ -259,10 +258,10 @@ class Acks:
 
     def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
         """The offsets of a queue that clients may name."""
-        config = self._parts.topics.need(topic)
+        config = self._context.topics.need(topic)
         if not 0 <= queue_id < config.read_queue_nums:
             self._refuse_queue(topic, queue_id, config.read_queue_nums)
-        store = self._parts.store
+        store = self._context.store
         return store.min_offset(topic, queue_id), store.max_offset(topic, queue_id)
 
     def _refuse_queue(self, topic: str, queue_id: int, queues: int) -> NoReturn:
@@ -273,7 +272,7 @@ class Acks:
 
     def _noted(self, command: Command, reply: Reply) -> Answer:
         """The answer, under sync flush when the journal is on the disk."""
-        return promise(self._parts.store, command, reply, "noted")
+        return reply_when_flushed(self._context.store, command, reply, "noted")
 
 
 def _figures(pop_ms: int, invisible_ms: int, queue_id: int) -> dict[str, str]:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.pop.checkpoints import Key, Loan
 from penstock.broker.pop.ordered_pop import OrderedPops, OrderedQueue
 from penstock.broker.pop.pop_ack import Acks
@@ -38,7 +38,7 @@ from penstock.broker.pull import SubscriptionError
 from penstock.broker.retry.consumer_retry import Retry
 from penstock.errors import NoPermission, PenstockError, SystemBusy
 from penstock.metrics import Registry
-from penstock.rpc.answers import Answer, Hold, InThread, Reply, Table, Wake
+from penstock.rpc.answers import Answer, InThread, PersistentTable, Reply, Suspend, TickAt
 from penstock.rpc.command import Command
 from penstock.rpc.router import Handler, Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -78,21 +78,21 @@ class Pop:
     """Pops, acknowledgements and what comes back; `host` is the broker's address as messages note
     it."""
 
-    def __init__(self, parts: Parts, retry: Retry, host: bytes) -> None:
-        self._parts = parts
-        self._store = parts.store
+    def __init__(self, context: BrokerContext, retry: Retry, host: bytes) -> None:
+        self._context = context
+        self._store = context.store
         self._order = OrderedPops()
-        self._order.load(parts.persistence.file(OrderedPops.FILE))
-        self._requests = Requests(parts)
-        self._waiting = Waiting(parts)
-        self.journal = Journal(parts, host, self._order)
-        self.revive = Revive(parts, self.journal, host, self._waiting.listen)
-        self._acks = Acks(parts, self.journal, self._order, self._waiting)
-        self._looks = Looks(parts, self._requests, self._order, self._waiting, self._present)
+        self._order.load(context.persistence.file(OrderedPops.FILE))
+        self._requests = Requests(context)
+        self._waiting = Waiting(context)
+        self.journal = Journal(context, host, self._order)
+        self.revive = Revive(context, self.journal, host, self._waiting.listen)
+        self._acks = Acks(context, self.journal, self._order, self._waiting)
+        self._looks = Looks(context, self._requests, self._order, self._waiting, self._present)
         self._busy: set[QueueName] = set()  # being read by the pool for a pop
         self._turn = 0
         self._retry_share = 0
-        self._now_ms = self._clean_ms = self._tick_ms = parts.started_ms
+        self._now_ms = self._clean_ms = self._tick_ms = context.started_ms
 
     def rows(self) -> list[Row]:
         return [
@@ -112,7 +112,7 @@ class Pop:
 
     # --- as a keeper of messages
 
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[PersistentTable, ...]:
         return (self._order,)
 
     def due(self) -> int:
@@ -145,11 +145,11 @@ class Pop:
         add_pop_metrics(registry, self)
 
     def _read_queues(self, topic: str) -> int:
-        config = self._parts.topics.get(topic)
+        config = self._context.topics.get(topic)
         return 0 if config is None else config.read_queue_nums
 
     def _has_group(self, group: str) -> bool:
-        return self._parts.groups.get(group) is not None
+        return self._context.groups.get(group) is not None
 
     def _present(self) -> int:
         """What time it is, for what is done outside a request: when a message came last, if that
@@ -170,7 +170,7 @@ class Pop:
             return Reply(ResponseCode.POLLING_TIMEOUT, _no_figures(), remark=remark)
         except SubscriptionError as error:
             return Reply(error.wire_code, remark=error.remark())
-        limit = self._parts.settings.current.broker.pop_batches_max
+        limit = self._context.settings.current.broker.pop_batches_max
         if len(self.journal.loans) >= limit:
             raise SystemBusy.over(
                 "too many batches of popped messages are not acknowledged",
@@ -190,9 +190,9 @@ class Pop:
             name = (topic, ask.group, queue_id)
             if queue is None or name in self._busy or (topic != ask.topic and _mixes(haul, topic)):
                 continue
-            if self._parts.offsets.take_reset(ask.group, topic, queue_id) is not None:
+            if self._context.offsets.take_reset(ask.group, topic, queue_id) is not None:
                 self._order.clear(topic, ask.group, queue_id)
-            offset = self._parts.offsets.get(ask.group, topic, queue_id)
+            offset = self._context.offsets.get(ask.group, topic, queue_id)
             if offset is None:
                 begin = self._begin(ask, name, queue, last)
                 if isinstance(begin, InThread):
@@ -211,7 +211,7 @@ class Pop:
     def _places(self, ask: PopAsk) -> Iterator[tuple[str, int]]:
         """The queues that a pop looks at, in order."""
         self._turn += 1
-        turn, topics = self._turn, self._parts.topics
+        turn, topics = self._turn, self._context.topics
         retries: list[tuple[str, int]] = []
         if not ask.ordered:
             names = self._waiting.retry_topics(ask.topic, ask.group)
@@ -221,7 +221,7 @@ class Pop:
                 config = topics.get(name)
                 if config is not None:
                     retries += [(name, queue_id) for queue_id in range(config.read_queue_nums)]
-        self._retry_share += self._parts.settings.current.broker.pop_retry_percent
+        self._retry_share += self._context.settings.current.broker.pop_retry_percent
         first = self._retry_share >= 100
         if first:
             self._retry_share -= 100
@@ -250,7 +250,7 @@ class Pop:
         high = queue.visible_max(self._store.confirmed)
         if offset == high or self._is_blocked(ask, name, now_ms):
             return None
-        config = self._parts.settings.current.broker
+        config = self._context.settings.current.broker
         crowded = self.journal.loans.in_flight[name] > config.pop_in_flight_max
         if haul.count >= ask.count_max or (config.pop_in_flight_limited and crowded):
             haul.rest += max(high - offset, 0)
@@ -288,10 +288,10 @@ class Pop:
             haul.taken.append(taken)
             haul.count += len(taken.offsets)
             haul.size += len(taken.data)
-        elif taken.next_offset != self._parts.offsets.get(
+        elif taken.next_offset != self._context.offsets.get(
             ask.group, taken.topic, taken.queue.queue_id
         ):
-            self._parts.offsets.commit(
+            self._context.offsets.commit(
                 ask.group, taken.topic, taken.queue.queue_id, taken.next_offset, self._now_ms
             )
             haul.moved = True
@@ -303,7 +303,7 @@ class Pop:
     ) -> InThread:
         """Have a queue read; nobody else of the group reads it meanwhile."""
         store, confirmed = self._store, self._store.confirmed
-        bytes_max = self._parts.settings.current.broker.pull_bytes_max
+        bytes_max = self._context.settings.current.broker.pull_bytes_max
         self._busy.add(name)
 
         def work() -> Taken | Exception:
@@ -332,7 +332,7 @@ class Pop:
         return InThread(work, then)
 
     def _read(self, ask: PopAsk, name: QueueName, taken: Taken, offset: int, last: bool) -> Answer:
-        offsets, now_ms = self._parts.offsets, self._present()
+        offsets, now_ms = self._context.offsets, self._present()
         here = offsets.get(ask.group, name[0], name[2])
         gone = taken.queue.gone or here != offset or offsets.has_reset(ask.group, name[0], name[2])
         if gone or self._is_blocked(ask, name, now_ms):
@@ -352,15 +352,15 @@ class Pop:
         if ask.from_first or name[0].startswith(RETRY_TOPIC_PREFIX):
             return self._commit_begin(name, queue.min_offset)
         look: Callable[[], bool] | None = None
-        if self._parts.settings.current.broker.pop_first_if_young:
-            look = self._parts.offsets.starts_young(name[0], name[2])
+        if self._context.settings.current.broker.pop_first_if_young:
+            look = self._context.offsets.starts_young(name[0], name[2])
         if look is not None:
             return InThread(look, lambda young: self._begun(ask, name, young, last))
         return self._commit_begin(name, self._newest(queue))
 
     def _begun(self, ask: PopAsk, name: QueueName, young: bool, last: bool) -> Answer:
         queue = self._store.queue(name[0], name[2])
-        if queue is not None and self._parts.offsets.get(name[1], name[0], name[2]) is None:
+        if queue is not None and self._context.offsets.get(name[1], name[0], name[2]) is None:
             self._commit_begin(name, 0 if young else self._newest(queue))
         return self._attempt(ask, last=last)
 
@@ -368,7 +368,7 @@ class Pop:
         return max(queue.visible_max(self._store.confirmed) - 1, 0)
 
     def _commit_begin(self, name: QueueName, offset: int) -> int:
-        self._parts.offsets.commit(name[1], name[0], name[2], offset, self._now_ms)
+        self._context.offsets.commit(name[1], name[0], name[2], offset, self._now_ms)
         return offset
 
     # --- answering
@@ -404,7 +404,7 @@ class Pop:
             ask.invisible_ms,
             revive_queue_id,
             kind_of(ask.topic),
-            self._parts.settings.current.broker.name,
+            self._context.settings.current.broker.name,
             0,
             0,
         )
@@ -426,17 +426,17 @@ class Pop:
         except PenstockError:
             self._order.restore(queue, before)
             raise
-        self._parts.outbox.put(Wake(self._order.due()))
+        self._context.effects.put(TickAt(self._order.due()))
         return counts
 
     def _hand_out(self, ask: PopAsk, taken: Taken, receipt: Receipt, now_ms: int) -> bytes:
         """Count what is given; the records as the client gets them."""
-        parts = self._parts
+        context = self._context
         behind_ms = max(now_ms - taken.stored_ms, 0)
-        parts.stats.got(ask.group, taken.topic, len(taken.offsets), len(taken.data), behind_ms)
+        context.stats.got(ask.group, taken.topic, len(taken.offsets), len(taken.data), behind_ms)
         if not ask.ordered:
-            parts.stats.popped(ask.group, ask.topic)
-        shown = parts.settings.current.broker.pop_retry_topic_shown
+            context.stats.popped(ask.group, ask.topic)
+        shown = context.settings.current.broker.pop_retry_topic_shown
         if taken.topic == ask.topic or shown:
             return taken.data
         receipt = receipt._replace(
@@ -452,12 +452,12 @@ class Pop:
             if haul.moved and haul.rest > 0:
                 # There is more to look at; others have their turn first.
                 return InThread(lambda: None, lambda _: self._attempt(ask, last=False))
-            line = self._waiting.line(ask, notify=False)
-            if line is not None:
-                again = functools.partial(self._again, ask)
-                return Hold(line, ask.deadline_ms, again, line.heard)
+            wait_queue = self._waiting.wait_queue(ask, notify=False)
+            if wait_queue is not None:
+                retry = functools.partial(self._again, ask)
+                return Suspend(wait_queue, ask.deadline_ms, retry, wait_queue.notifications)
             code = ResponseCode.POLLING_FULL
-        self._parts.stats.missed()
+        self._context.stats.missed()
         ext = _figures(ask, self._present(), 0, haul.rest, [])
         return Reply(code, ext, remark="NO_MESSAGE_IN_QUEUE")
 
@@ -465,7 +465,7 @@ class Pop:
         """A pop that waited: perhaps there is something now."""
         try:
             self._requests.readable(ask.topic, ask.queue_id)
-            group = self._parts.groups.get(ask.group)
+            group = self._context.groups.get(ask.group)
             if group is not None and not group.consume_enable:
                 raise NoPermission(f"the group {ask.group} may not consume any more")
         except PenstockError:

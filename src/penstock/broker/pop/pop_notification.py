@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.pop.ordered_pop import OrderedPops
 from penstock.broker.pop.pop_polling import ALL_QUEUES, Waiting
 from penstock.broker.pop.pop_reader import Taken, read
 from penstock.broker.pop.pop_request import Ask, Requests
 from penstock.broker.pull import ALL
-from penstock.rpc.answers import Answer, Hold, InThread, Reply
+from penstock.rpc.answers import Answer, InThread, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -24,13 +24,13 @@ class Looks:
 
     def __init__(
         self,
-        parts: Parts,
+        context: BrokerContext,
         requests: Requests,
         order: OrderedPops,
         waiting: Waiting,
         present: Callable[[], int],
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._requests = requests
         self._order = order
         self._waiting = waiting
@@ -55,19 +55,19 @@ class Looks:
         rest = self._rest(ask, now_ms)
         if rest > 0 or last or ask.deadline_ms <= now_ms:
             return _notified(found=rest > 0)
-        line = self._waiting.line(ask, notify=True)
-        if line is None:
+        wait_queue = self._waiting.wait_queue(ask, notify=True)
+        if wait_queue is None:
             return _notified(found=False, full=True)
 
-        def again(last: bool) -> Answer:
+        def retry(last: bool) -> Answer:
             self._requests.readable(ask.topic, ask.queue_id)
             now_ms = self._present()
             # Each message is worth telling one of those who wait.
-            if line.calling and self._rest(ask, now_ms) > line.woken:
-                self._parts.holds.call(line)
+            if wait_queue.waking and self._rest(ask, now_ms) > wait_queue.woken:
+                self._context.long_polling.wake_next(wait_queue)
             return self._look(ask, now_ms, last=last)
 
-        return Hold(line, ask.deadline_ms, again, line.heard)
+        return Suspend(wait_queue, ask.deadline_ms, retry, wait_queue.notifications)
 
     def _rest(self, ask: Ask, now_ms: int) -> int:
         """Messages that a pop could have."""
@@ -94,8 +94,8 @@ class Looks:
         queues = retries + own if self._turn % RETRY_EVERY == 0 else own + retries
         places = [(topic, queue, self._offset(ask, topic, queue)) for topic, queue in queues]
         rest = sum(max(self._high(queue) - offset, 0) for _, queue, offset in places)
-        store, confirmed = self._parts.store, self._parts.store.confirmed
-        bytes_max = self._parts.settings.current.broker.pull_bytes_max
+        store, confirmed = self._context.store, self._context.store.confirmed
+        bytes_max = self._context.settings.current.broker.pull_bytes_max
 
         def work() -> list[Taken]:
             found: list[Taken] = []
@@ -129,7 +129,7 @@ class Looks:
         for taken in found:
             behind_ms = max(self._present() - taken.stored_ms, 0)
             count, size = len(taken.offsets), len(taken.data)
-            self._parts.stats.got(ask.group, ask.topic, count, size, behind_ms)
+            self._context.stats.got(ask.group, ask.topic, count, size, behind_ms)
         return Reply(ext=ext, body=b"".join([taken.data for taken in found]), remark="FOUND")
 
     # --- figures
@@ -143,7 +143,7 @@ class Looks:
 
     def _queues(self, ask: Ask) -> Iterator[tuple[str, ConsumeQueue]]:
         """The queues that a pop looks at, those of the topic first."""
-        topics, store = self._parts.topics, self._parts.store
+        topics, store = self._context.topics, self._context.store
         names = [ask.topic]
         if not ask.ordered:
             names += self._waiting.retry_topics(ask.topic, ask.group)
@@ -160,11 +160,11 @@ class Looks:
                     yield name, queue
 
     def _offset(self, ask: Ask, topic: str, queue: ConsumeQueue) -> int:
-        offset = self._parts.offsets.get(ask.group, topic, queue.queue_id)
+        offset = self._context.offsets.get(ask.group, topic, queue.queue_id)
         return queue.min_offset if offset is None else max(offset, queue.min_offset)
 
     def _high(self, queue: ConsumeQueue) -> int:
-        return queue.visible_max(self._parts.store.confirmed)
+        return queue.visible_max(self._context.store.confirmed)
 
 
 def _notified(*, found: bool, full: bool = False) -> Reply:

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from operator import is_not
 from typing import Final
 
-from penstock.broker.context import Parts
-from penstock.broker.long_polling import Line
+from penstock.broker.context import BrokerContext
+from penstock.broker.long_polling import WaitQueue
 from penstock.broker.pop.pop_request import Ask
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire.codes import RETRY_TOPIC_PREFIX
@@ -26,44 +26,46 @@ ANY_LINE: Final = -2
 class Waiting:
     """The lines."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
-        self._lines: dict[tuple[str, str], dict[tuple[bool, int], Line]] = {}
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
+        self._wait_queues: dict[tuple[str, str], dict[tuple[bool, int], WaitQueue]] = {}
         self._tidy_ms = 0
 
     def retry_topics(self, topic: str, group: str) -> list[str]:
         """The names of the retry topics that the group pops from, the one in use first."""
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return []  # what is not acknowledged there comes back there
-        broker = self._parts.settings.current.broker
+        broker = self._context.settings.current.broker
         if not broker.pop_retry_topic_v2:
             return [retry_topic(topic, group, RetryKind.V1)]
         kinds = [RetryKind.V2, RetryKind.V1][: 2 if broker.pop_retry_topic_v1_read else 1]
         return [retry_topic(topic, group, kind) for kind in kinds]
 
-    def line(self, ask: Ask, *, notify: bool) -> Line | None:
+    def wait_queue(self, ask: Ask, *, notify: bool) -> WaitQueue | None:
         """Where a request waits; None if too many wait already."""
-        broker = self._parts.settings.current.broker
-        lines = self._lines.setdefault((ask.topic, ask.group), {})
-        line = lines.get((notify, ask.queue_id))
-        if line is None:
-            line = lines[notify, ask.queue_id] = Line()
-        full = len(line.waiting) > broker.pop_waiting_per_queue_max
-        if full or self._parts.holds.lined >= broker.pop_waiting_max:
+        broker = self._context.settings.current.broker
+        wait_queues = self._wait_queues.setdefault((ask.topic, ask.group), {})
+        wait_queue = wait_queues.get((notify, ask.queue_id))
+        if wait_queue is None:
+            wait_queue = wait_queues[notify, ask.queue_id] = WaitQueue()
+        full = len(wait_queue.waiting) > broker.pop_waiting_per_queue_max
+        if full or self._context.long_polling.in_wait_queues >= broker.pop_waiting_max:
             return None
-        topics = self._parts.topics
+        topics = self._context.topics
         names = [ask.topic, *self.retry_topics(ask.topic, ask.group)]
         origin = tuple(map(topics.get, names))
         # The very same: one that was deleted and made anew has other queues.
-        if len(origin) != len(line.origin) or any(map(is_not, origin, line.origin)):
-            line.origin = origin
-            line.listen_at(self._queues(ask, names))
+        if len(origin) != len(wait_queue.resolved_from) or any(
+            map(is_not, origin, wait_queue.resolved_from)
+        ):
+            wait_queue.resolved_from = origin
+            wait_queue.add_queues(self._queues(ask, names))
         # From now on, not from when the request is in the line: its turn may go on with a send.
-        self._parts.holds.listen(line)
-        return line
+        self._context.long_polling.watch(wait_queue)
+        return wait_queue
 
     def _queues(self, ask: Ask, names: list[str]) -> Iterator[ConsumeQueue]:
-        store, topics = self._parts.store, self._parts.topics
+        store, topics = self._context.store, self._context.topics
         for name in names:
             config = topics.get(name)
             if config is None:
@@ -78,14 +80,14 @@ class Waiting:
 
     def count(self, topic: str, group: str, queue_id: int) -> int:
         """How many pops wait in a line."""
-        line = self._lines.get((topic, group), {}).get((False, queue_id))
-        return 0 if line is None else len(line.waiting)
+        wait_queue = self._wait_queues.get((topic, group), {}).get((False, queue_id))
+        return 0 if wait_queue is None else len(wait_queue.waiting)
 
     def call(self, topic: str, group: str, queue_id: int) -> None:
         """A queue has something for whoever waits for it, or for any queue; first come."""
-        for (_, place), line in list(self._lines.get((topic, group), {}).items()):
+        for (_, place), wait_queue in list(self._wait_queues.get((topic, group), {}).items()):
             if place in (ALL_QUEUES, queue_id) or queue_id == ANY_LINE:
-                self._parts.holds.call(line)
+                self._context.long_polling.wake_next(wait_queue)
 
     def call_for(self, topic: str, group: str, place: tuple[str, int]) -> None:
         """As `call`, for a queue of the topic or of one of its retry topics."""
@@ -93,20 +95,20 @@ class Waiting:
 
     def listen(self, topic: str, group: str, queue: ConsumeQueue) -> None:
         """A retry queue of the group gets messages: hear of them."""
-        for line in self._lines.get((topic, group), {}).values():
-            line.listen_at((queue,))
-            if line.waiting:
-                self._parts.holds.listen(line)
+        for wait_queue in self._wait_queues.get((topic, group), {}).values():
+            wait_queue.add_queues((queue,))
+            if wait_queue.waiting:
+                self._context.long_polling.watch(wait_queue)
 
     def tick(self, now_ms: int) -> None:
         """Forget lines in which nobody waits."""
         if 0 <= now_ms - self._tidy_ms < TIDY_MS:
             return
         self._tidy_ms = now_ms
-        for name, lines in list(self._lines.items()):
-            for key, line in list(lines.items()):
-                if not line.waiting:
-                    self._parts.holds.dismiss(line)
-                    del lines[key]
-            if not lines:
-                del self._lines[name]
+        for name, wait_queues in list(self._wait_queues.items()):
+            for key, wait_queue in list(wait_queues.items()):
+                if not wait_queue.waiting:
+                    self._context.long_polling.unwatch(wait_queue)
+                    del wait_queues[key]
+            if not wait_queues:
+                del self._wait_queues[name]

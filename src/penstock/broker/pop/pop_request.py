@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.filter.filters import TAG
 from penstock.broker.pull import ALL, SubscriptionError, Wanted, expression_codes
 from penstock.errors import BadFilter, InvalidParameter, NoPermission, Refused
@@ -52,8 +52,8 @@ class LateRequest(Exception):  # noqa: N818  # no error of anybody: it has an an
 class Requests:
     """Reads requests of POP consumers."""
 
-    def __init__(self, parts: Parts) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext) -> None:
+        self._context = context
 
     def pop(self, command: Command) -> PopAsk:
         """POP_MESSAGE; LateRequest if nobody waits for the answer any more."""
@@ -113,22 +113,22 @@ class Requests:
 
     def allowed(self, command: Command) -> tuple[str, str, int]:
         """Group, topic and queue, if broker, topic and group allow to read them."""
-        parts = self._parts
+        context = self._context
         group, topic = command.text("consumerGroup"), command.text("topic")
         queue_id = command.i32("queueId")
-        broker = parts.settings.current.broker
+        broker = context.settings.current.broker
         if not broker.permission & PERM_READ:
             raise NoPermission(
                 f"the broker {broker.name} does not serve pops",
                 hint="its permission is set so (brokerPermission)",
             )
         self.readable(topic, queue_id)
-        if not parts.groups.find(group, command.now_ms).consume_enable:
+        if not context.groups.find(group, command.now_ms).consume_enable:
             raise NoPermission(
                 f"the group {group} may not consume",
                 hint="switch it on with mqadmin updateSubGroup -s true",
             )
-        if not parts.groups.may_read(group, topic):
+        if not context.groups.may_read(group, topic):
             raise NoPermission(
                 f"the group {group} may not read the topic {topic}",
                 hint="it was forbidden to this group; mqadmin can allow it again",
@@ -137,7 +137,7 @@ class Requests:
 
     def readable(self, topic: str, queue_id: int) -> TopicConfig:
         """The topic, if it may be read and has this queue."""
-        config = self._parts.topics.need(topic)
+        config = self._context.topics.need(topic)
         if not config.perm & PERM_READ:
             raise NoPermission(
                 f"the topic {topic} may not be read: its permission is {config.perm}",
@@ -155,10 +155,10 @@ class Requests:
             return ALL
         if kind == TAG:
             return Wanted(expression_codes(expression))
-        parts = self._parts
+        context = self._context
         try:
-            parts.filters.check_kind(kind, parts.settings.current.broker.property_filter)
-            return Wanted(filter=parts.filters.get(expression))
+            context.filters.check_kind(kind, context.settings.current.broker.property_filter)
+            return Wanted(filter=context.filters.get(expression))
         except Refused as error:
             bad = isinstance(error, BadFilter)
             code = ResponseCode.SUBSCRIPTION_PARSE_FAILED if bad else error.code

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.pop.checkpoints import NEVER, Loan
 from penstock.broker.pop.revive_log import Journal
 from penstock.errors import PenstockError, RecordError
@@ -54,13 +54,13 @@ class Revive:
 
     def __init__(
         self,
-        parts: Parts,
+        context: BrokerContext,
         journal: Journal,
         host: bytes,
         prepare: Callable[[str, str, ConsumeQueue], None],
     ) -> None:
-        self._parts = parts
-        self._store = parts.store
+        self._context = context
+        self._store = context.store
         self._journal = journal
         self._loans = journal.loans
         self._host = host
@@ -142,12 +142,12 @@ class Revive:
         """Why a batch does not matter any more, or None."""
         key = loan.key
         plain = plain_topic(key.topic, key.group)
-        if self._parts.topics.get(plain) is None or self._journal.is_deleted(loan):
+        if self._context.topics.get(plain) is None or self._journal.is_deleted(loan):
             return f"the topic {plain} was deleted"
         if self._store.queue(key.topic, key.queue_id) is None:
             return f"{key.topic} has no queue {key.queue_id} any more"
         try:
-            self._parts.groups.find(key.group, now_ms)
+            self._context.groups.find(key.group, now_ms)
         except PenstockError as error:
             return error.remark()
         return None
@@ -191,8 +191,8 @@ class Revive:
 
     def _copy(self, loan: Loan, data: bytes, now_ms: int) -> bool:
         """Store a message in the retry topic; False if the store refuses for now."""
-        key, copies = loan.key, self._parts.copies
-        if not copies.read(data):
+        key, rewriter = loan.key, self._context.rewriter
+        if not rewriter.read(data):
             self.lost += 1
             log.error("the message at the log offset %d is damaged", loan.place)
             return True
@@ -202,18 +202,18 @@ class Revive:
             self.lost += 1
             log.error("a message lent to %s has no way back: %s", key.group, error)
             return True
-        properties = copies.properties()
+        properties = rewriter.properties()
         properties.setdefault(PROPERTY_FIRST_POP_TIME, str(key.pop_ms))
-        reconsumed = copies.stored.reconsume_times + 1
+        reconsumed = rewriter.stored.reconsume_times + 1
         try:
-            status = copies.put(
+            status = rewriter.put(
                 queue, now_ms, properties=properties, reconsumed=reconsumed, store_host=self._host
             )
         except RecordError:  # its properties have no room for one more
-            status = copies.put(queue, now_ms, reconsumed=reconsumed, store_host=self._host)
+            status = rewriter.put(queue, now_ms, reconsumed=reconsumed, store_host=self._host)
         if status == ILLEGAL:
             self.lost += 1
-            log.error("a lent message can't be stored again: %s", copies.fault(status))
+            log.error("a lent message can't be stored again: %s", rewriter.fault(status))
             return True
         if status != PUT_OK:
             if not self._refused:
@@ -224,15 +224,15 @@ class Revive:
 
     def _retries(self, topic: str, group: str, now_ms: int) -> ConsumeQueue:
         """The queue of a group's retry topic for messages of this topic."""
-        parts = self._parts
+        context = self._context
         name = topic
         if not topic.startswith(RETRY_TOPIC_PREFIX):
-            v2 = parts.settings.current.broker.pop_retry_topic_v2
+            v2 = context.settings.current.broker.pop_retry_topic_v2
             name = retry_topic(topic, group, RetryKind.V2 if v2 else RetryKind.V1)
-        parts.topics.ensure(name, 1, PERM_READ_WRITE, now_ms)
-        if parts.offsets.get(group, name, 0) is None:
-            parts.offsets.commit(group, name, 0, 0, now_ms)
-        queue = parts.store.make_queue(name.encode(), 0)
+        context.topics.ensure(name, 1, PERM_READ_WRITE, now_ms)
+        if context.offsets.get(group, name, 0) is None:
+            context.offsets.commit(group, name, 0, 0, now_ms)
+        queue = context.store.make_queue(name.encode(), 0)
         assert queue is not None
         self._prepare(plain_topic(topic, group), group, queue)
         return queue

@@ -25,11 +25,11 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.pop.checkpoints import BATCH_MAX, Key, Loan, Loans
 from penstock.broker.pop.ordered_pop import OrderedPops, OrderedQueue
 from penstock.errors import BodyError, MessageIllegal, NotWriteable, PenstockError
-from penstock.rpc.answers import Wake
+from penstock.rpc.answers import TickAt
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import FOUND
 from penstock.store.put import ILLEGAL, PUT_OK
@@ -84,14 +84,14 @@ class Entry(NamedTuple):
 class Journal:
     """Writes and reads the revive log, and keeps `loans` and `order` equal to it."""
 
-    def __init__(self, parts: Parts, host: bytes, order: OrderedPops) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, host: bytes, order: OrderedPops) -> None:
+        self._context = context
         self._order = order
-        self._store = parts.store
-        broker = parts.settings.current.broker
+        self._store = context.store
+        broker = context.settings.current.broker
         self._broker_name = broker.name
         self.topic = REVIVE_TOPIC_PREFIX + broker.cluster
-        config = parts.topics.need(self.topic)
+        config = context.topics.need(self.topic)
         self.queues = [self._queue(queue_id) for queue_id in range(max(config.write_queue_nums, 1))]
         self.loans = Loans(len(self.queues))
         self._read_to = [0] * len(self.queues)
@@ -103,8 +103,8 @@ class Journal:
         self._turn = 0
         self.written: Counter[tuple[str, str, str]] = Counter()  # by (group, topic, type)
         self.read_again: Counter[tuple[str, str, str]] = Counter()
-        parts.persistence.before[parts.offsets.table.FILE] = self._make_durable
-        self._rebuild(parts.started_ms)
+        context.persistence.before[context.offsets.table.FILE] = self._make_durable
+        self._rebuild(context.started_ms)
 
     def _queue(self, queue_id: int) -> ConsumeQueue:
         queue = self._store.make_queue(self.topic.encode(), queue_id)
@@ -124,7 +124,7 @@ class Journal:
         self._write_check_point(loan, now_ms, next_offset)
         self.loans.add(loan)
         if self.loans.due() == loan.due_ms:
-            self._parts.outbox.put(Wake(loan.due_ms))
+            self._context.effects.put(TickAt(loan.due_ms))
         if next_offset is not None:
             self._move(loan.key, next_offset, loan.revive_queue_id, loan.entry, now_ms)
 
@@ -238,14 +238,14 @@ class Journal:
         self, key: Key | OrderedQueue, next_offset: int, queue_id: int, entry: int, now_ms: int
     ) -> None:
         """The group goes on behind what it has been lent with this entry."""
-        offsets = self._parts.offsets
+        offsets = self._context.offsets
         offsets.commit(key.group, key.topic, key.queue_id, next_offset, now_ms)
         offsets.table.commit(self.topic, PLACES_GROUP, queue_id, entry + 1, now_ms)
 
     def _make_durable(self) -> Callable[[], None] | None:
         """What has to be done before the offsets are written."""
         store, end = self._store, self._end
-        save = self._parts.persistence.save(self._order) if self._order.dirty else None
+        save = self._context.persistence.save(self._order) if self._order.dirty else None
         if store.flusher.flushed() >= end:
             return save
         store.path.settle()  # whatever was put in this turn has to be in the files
@@ -261,7 +261,7 @@ class Journal:
 
     def tick(self, now_ms: int) -> None:
         """Note how far the journal is done, and write batches again that stand in its way."""
-        table = self._parts.offsets.table
+        table = self._context.offsets.table
         for queue_id, queue in enumerate(self.queues):
             self._rewrite(queue_id, queue, now_ms)
             oldest = self.loans.oldest(queue_id)
@@ -302,8 +302,8 @@ class Journal:
         """Read what is open, at the start; this waits for the disk."""
         moves: list[tuple[int, int, int, Key | OrderedPop, int]] = []
         for queue_id, queue in enumerate(self.queues):
-            done = self._parts.offsets.get(REVIVE_GROUP, self.topic, queue_id)
-            moved = self._parts.offsets.get(PLACES_GROUP, self.topic, queue_id) or 0
+            done = self._context.offsets.get(REVIVE_GROUP, self.topic, queue_id)
+            moved = self._context.offsets.get(PLACES_GROUP, self.topic, queue_id) or 0
             self.taken_over &= moved == 0
             self._read_to[queue_id] = max(0 if done is None else done + 1, queue.min_offset)
             for entry in self._entries(queue_id, queue.max_offset):

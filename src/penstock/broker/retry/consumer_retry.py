@@ -13,10 +13,9 @@ import logging
 from collections import Counter
 from typing import Final
 
-from penstock.broker.context import Parts
-from penstock.broker.promises import promise
+from penstock.broker.context import BrokerContext
 from penstock.errors import NoPermission, Refused
-from penstock.rpc.answers import Answer, InThread, Reply
+from penstock.rpc.answers import Answer, InThread, Reply, reply_when_flushed
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -57,8 +56,8 @@ def group_of(topic: str) -> str:
 class Retry:
     """CONSUMER_SEND_MSG_BACK, and the end of sends that were retried too often."""
 
-    def __init__(self, parts: Parts, host: bytes) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, host: bytes) -> None:
+        self._context = context
         self._turn = 0
         self._host = host
         self.dead: Counter[tuple[str, str]] = Counter()  # dead letters by (group, topic)
@@ -78,10 +77,10 @@ class Retry:
     ) -> ConsumeQueue | None:
         """Where a message goes that is sent to a retry topic once too often; None for others."""
         group = group_of(topic)
-        config = self._parts.groups.find(group, now_ms)
+        config = self._context.groups.find(group, now_ms)
         most = config.retry_max_times if times_max is None else times_max
         # Who consumes in order has tried often enough: nothing comes back out of order.
-        if reconsumed <= most and not self._parts.locks.is_locked(group, now_ms):
+        if reconsumed <= most and not self._context.locks.is_locked(group, now_ms):
             return None
         properties[PROPERTY_DELAY] = "-1"
         self._note_dead(group, properties.get(PROPERTY_RETRY_TOPIC, topic), properties)
@@ -93,9 +92,9 @@ class Retry:
         """Store a message once more, for later or among the dead letters of its group."""
         offset, group = command.i64("offset"), command.text("group")
         level = command.i32("delayLevel")
-        parts = self._parts
-        config = parts.groups.find(group, command.now_ms)
-        broker = parts.settings.current.broker
+        context = self._context
+        config = context.groups.find(group, command.now_ms)
+        broker = context.settings.current.broker
         if not broker.permission & PERM_WRITE:
             raise NoPermission(
                 f"the broker {broker.name} takes no messages",
@@ -104,14 +103,14 @@ class Retry:
         if config.retry_queue_nums <= 0:  # the group wants no retries
             return Reply()
         queue = self._retries(config, command.now_ms)
-        confirmed = parts.store.confirmed
+        confirmed = context.store.confirmed
 
         def store(data: bytes | None) -> Answer:
             if data is None:
                 raise Refused(f"look message by offset failed, {offset}: none begins there")
             return self._store_again(data, queue, config, level, command)
 
-        return InThread(lambda: parts.store.lookup.record(offset, confirmed), store)
+        return InThread(lambda: context.store.lookup.record(offset, confirmed), store)
 
     def _store_again(
         self,
@@ -122,11 +121,11 @@ class Retry:
         command: Command,
     ) -> Answer:
         group, now_ms = config.group_name, command.now_ms
-        message, copies = decode_message(data), self._parts.copies
+        message, rewriter = decode_message(data), self._context.rewriter
         if message.topic in _WAITING:  # no consumer can have it
             raise Refused(f"the message at {message.physical_offset} still waits to be delivered")
-        copies.read(data)
-        refusal = self._parts.access.check_read(command, message.topic)
+        rewriter.read(data)
+        refusal = self._context.access.check_read(command, message.topic)
         if refusal is not None:
             return refusal
         properties = dict(message.properties)
@@ -141,8 +140,8 @@ class Retry:
             level = level or FIRST_LEVEL + message.reconsume_times
             properties[PROPERTY_DELAY] = str(level)
             real = queue.topic.decode()
-            queue = self._parts.delay.park(real, queue.queue_id, properties, level)
-        status = copies.put(
+            queue = self._context.delay.park(real, queue.queue_id, properties, level)
+        status = rewriter.put(
             queue,
             now_ms,
             properties=properties,
@@ -150,21 +149,21 @@ class Retry:
             store_host=self._host,
         )
         if status != PUT_OK:
-            raise copies.fault(status)
-        self._parts.stats.sent_back(group, topic)
+            raise rewriter.fault(status)
+        self._context.stats.sent_back(group, topic)
         if dead:
             self._note_dead(group, topic, properties)
         return self._stored(command)
 
     def _stored(self, command: Command) -> Answer:
         """The answer. The consumer then commits the original, so under sync flush it waits."""
-        return None if command.oneway else promise(self._parts.store, command, Reply())
+        return None if command.oneway else reply_when_flushed(self._context.store, command, Reply())
 
     # --- where they go
 
     def _retries(self, config: SubscriptionGroupConfig, now_ms: int) -> ConsumeQueue:
         """The next queue of a group's retry topic."""
-        topics, name = self._parts.topics, RETRY_TOPIC_PREFIX + config.group_name
+        topics, name = self._context.topics, RETRY_TOPIC_PREFIX + config.group_name
         topic = topics.ensure(name, config.retry_queue_nums, PERM_READ_WRITE, now_ms)
         queues = max(min(config.retry_queue_nums, topic.read_queue_nums), 1)
         self._turn += 1
@@ -175,8 +174,8 @@ class Retry:
     def dead_letters(self, group: str, now_ms: int) -> ConsumeQueue:
         """The queue of a group's dead letters."""
         name = DLQ_TOPIC_PREFIX + group
-        self._parts.topics.ensure(name, DEAD_LETTER_QUEUES, PERM_READ_WRITE, now_ms)
-        queue = self._parts.store.make_queue(name.encode(), 0)
+        self._context.topics.ensure(name, DEAD_LETTER_QUEUES, PERM_READ_WRITE, now_ms)
+        queue = self._context.store.make_queue(name.encode(), 0)
         assert queue is not None
         return queue
 

@@ -23,7 +23,7 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from penstock.broker.consumers.clients import Member
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     ASKED,
     CLOSED,
@@ -41,7 +41,7 @@ from penstock.broker.transaction.half_queues import NEVER, POLL_MS, RETRY_MS, Ha
 from penstock.broker.transaction.resolution import Endings
 from penstock.errors import PenstockError
 from penstock.metrics import Registry
-from penstock.rpc.answers import Tell, Wake
+from penstock.rpc.answers import NotifyClient, TickAt
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.wire.codes import (
     PROPERTY_REAL_QUEUE_ID,
@@ -88,9 +88,14 @@ class CheckBack:
     """The checks of a broker."""
 
     def __init__(
-        self, parts: Parts, halves: Halves, half_log: HalfLog, endings: Endings, host: bytes
+        self,
+        context: BrokerContext,
+        halves: Halves,
+        half_log: HalfLog,
+        endings: Endings,
+        host: bytes,
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._halves = halves
         self._log = half_log
         self._endings = endings
@@ -116,7 +121,7 @@ class CheckBack:
 
     def schedule(self, half: Half, record: HalfRecord) -> None:
         """See to it that a half is checked in time."""
-        settings = self._parts.settings.current
+        settings = self._context.settings.current
         due_ms = half.since_ms + record.immunity_ms(settings)
         if half.checks > 0:
             due_ms = max(due_ms, record.store_ms + settings.broker.transaction_check_ms)
@@ -139,7 +144,7 @@ class CheckBack:
         """An answer has come: ask about more halves if that has to wait for answers no longer."""
         if group.asked <= group.goes_on_at:
             group.goes_on_at = -1
-            self._parts.outbox.put(Wake(now_ms))
+            self._context.effects.put(TickAt(now_ms))
 
     def reset(self, half: Half, now_ms: int) -> None:
         """Count from the beginning, and ask soon."""
@@ -149,7 +154,7 @@ class CheckBack:
 
     def without_producer(self) -> int:
         """How many halves wait for a check and have nobody to be asked."""
-        clients = self._parts.clients
+        clients = self._context.clients
         return sum(
             sum(half.state == READY for half in group.ready)
             for group in list(self._halves.groups.values())
@@ -196,14 +201,14 @@ class CheckBack:
             if half.state != DOOMED:
                 self._make_ready(half, now_ms)
         elif half.state == RESTING:
-            if half.checks >= self._parts.settings.current.broker.transaction_checks_max:
+            if half.checks >= self._context.settings.current.broker.transaction_checks_max:
                 self._doom(half, now_ms)
             else:
                 self._make_ready(half, now_ms)
         elif half.state == READY:
             if self._connections(half.group):
                 self._set_due(
-                    half, now_ms + self._parts.settings.current.broker.transaction_check_ms
+                    half, now_ms + self._context.settings.current.broker.transaction_check_ms
                 )
             else:
                 self._doom(half, now_ms)
@@ -211,7 +216,7 @@ class CheckBack:
     def _count(self, half: Half, now_ms: int) -> None:
         half.checks += 1
         self.unknown += 1
-        if half.checks >= self._parts.settings.current.broker.transaction_checks_max:
+        if half.checks >= self._context.settings.current.broker.transaction_checks_max:
             self._doom(half, now_ms)
 
     def _rest(self, half: Half, due_ms: int) -> None:
@@ -225,14 +230,14 @@ class CheckBack:
         ready.append(half)
         if len(ready) > 2 * half.group.halves + _STALE_LEAST:
             half.group.ready = deque(one for one in ready if one.state == READY)
-        retain_ms = self._parts.settings.current.store.retain_hours * 3_600_000
+        retain_ms = self._context.settings.current.store.retain_hours * 3_600_000
         self._set_due(half, max(half.since_ms + retain_ms, now_ms + COME_BACK_MS))
 
     def _doom(self, half: Half, now_ms: int) -> None:
         half.state = DOOMED
         half.due_ms = NEVER
         self._doomed.append(half)
-        self._parts.outbox.put(Wake(now_ms))
+        self._context.effects.put(TickAt(now_ms))
 
     def _set_due(self, half: Half, due_ms: int) -> None:
         half.due_ms = due_ms
@@ -249,7 +254,7 @@ class CheckBack:
     def _connections(self, group: ProducerGroup) -> set[int]:
         found = self._connected.get(group.name)
         if found is None:
-            members = self._parts.clients.producers(group.name)
+            members = self._context.clients.producers(group.name)
             found = self._connected[group.name] = {member.client for member in members}
         return found
 
@@ -276,7 +281,7 @@ class CheckBack:
         return now_ms
 
     def _read(self, halves: list[Half]) -> "Future[list[bytes | None]]":
-        store, places = self._parts.store, [half.place for half in halves]
+        store, places = self._context.store, [half.place for half in halves]
         handed = store.log.handed
 
         def read(place: int) -> bytes | None:
@@ -339,7 +344,7 @@ class CheckBack:
         if data == _UNREADABLE:  # the others must not wait for it
             half.fixed = True
             if half.state in (READY, DOOMED):
-                interval_ms = self._parts.settings.current.broker.transaction_check_ms
+                interval_ms = self._context.settings.current.broker.transaction_check_ms
                 self._rest(half, now_ms + interval_ms)
             return False
         try:
@@ -379,13 +384,13 @@ class CheckBack:
         if status == ILLEGAL:
             half.fixed = True
         elif status != PUT_OK:
-            raise self._parts.copies.fault(status)
+            raise self._context.rewriter.fault(status)
 
     def _ask(self, half: Half, data: bytes | None, now_ms: int) -> None:
         """Ask a producer about a half; what was counted before is stored first."""
         if half.state != READY:
             return
-        members = self._parts.clients.producers(half.group.name)
+        members = self._context.clients.producers(half.group.name)
         if not members:
             half.group.ready.append(half)
             return
@@ -399,7 +404,7 @@ class CheckBack:
         self._tell(half, member, data)
         half.state, half.asked = ASKED, member.client
         half.group.asked += 1
-        interval_ms = self._parts.settings.current.broker.transaction_check_ms
+        interval_ms = self._context.settings.current.broker.transaction_check_ms
         self._set_due(half, now_ms + interval_ms)
 
     def _tell(self, half: Half, member: Member, data: bytes) -> None:
@@ -413,11 +418,13 @@ class CheckBack:
             "msgId": record.key,
             "transactionId": record.key,
             "offsetMsgId": encode_offset_id(self._host[:-4], port, half.place),
-            "bname": self._parts.settings.current.broker.name,
+            "bname": self._context.settings.current.broker.name,
         }
         body = self._shown(half, record, data)
         code = RequestCode.CHECK_TRANSACTION_STATE
-        self._parts.outbox.put(Tell(member.client, code, {k: v for k, v in ext.items() if v}, body))
+        self._context.effects.put(
+            NotifyClient(member.client, code, {k: v for k, v in ext.items() if v}, body)
+        )
         self.sent += 1
 
     def _shown(self, half: Half, record: HalfRecord, data: bytes) -> bytes:

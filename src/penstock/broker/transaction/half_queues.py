@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import ClassVar, Final, NamedTuple
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     NOWHERE,
     Half,
@@ -132,14 +132,14 @@ class Mark(NamedTuple):
 class HalfLog:
     """Reads and writes the two queues."""
 
-    def __init__(self, parts: Parts, halves: Halves, host: bytes) -> None:
-        self._parts = parts
-        self._store = parts.store
+    def __init__(self, context: BrokerContext, halves: Halves, host: bytes) -> None:
+        self._context = context
+        self._store = context.store
         self._halves = halves
         self._host = host
         self._record = Record()
         self.table = TransactionTable()
-        self.table.load(parts.persistence.file(self.table.FILE))
+        self.table.load(context.persistence.file(self.table.FILE))
         self.undone: list[int] = []
         """Appends that are done with and that no op message names yet."""
         self.refused = False
@@ -206,14 +206,14 @@ class HalfLog:
 
         The append before it is done with then.
         """
-        copies, halves = self._parts.copies, self._halves
-        copies.read(data)
-        properties = copies.properties()
+        rewriter, halves = self._context.rewriter, self._halves
+        rewriter.read(data)
+        properties = rewriter.properties()
         properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(half.checks)
         properties[PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET] = str(half.first)
         if not fits(properties):
             return ILLEGAL
-        status = copies.put(
+        status = rewriter.put(
             self.make_queue(),
             now_ms,
             properties=properties,
@@ -350,7 +350,7 @@ class HalfLog:
     def note_progress(self, now_ms: int) -> None:
         """Note how far the queues are done with, as far as that is on the disk."""
         self._take_step()
-        mark, store, offsets = self._mark, self._store, self._parts.offsets
+        mark, store, offsets = self._mark, self._store, self._context.offsets
         if mark is not None and mark.log_end <= store.flusher.flushed():
             for topic, offset in ((TOPIC_TRANS_HALF, mark.half), (TOPIC_TRANS_OP_HALF, mark.op)):
                 if offset != (offsets.get(GROUP_SYS_TRANS, topic, 0) or 0):

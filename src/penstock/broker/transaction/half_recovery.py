@@ -13,7 +13,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     COMMITTED,
     NOWHERE,
@@ -53,14 +53,14 @@ class HalfScan:
 
     def __init__(
         self,
-        parts: Parts,
+        context: BrokerContext,
         halves: Halves,
         half_log: HalfLog,
         schedule: Callable[[Half, HalfRecord], None],
     ) -> None:
-        self._parts = parts
+        self._context = context
         self._schedule = schedule
-        self._store = parts.store
+        self._store = context.store
         self._halves = halves
         self._log = half_log
         self._keys: dict[str, Half] = {}  # the last one of each unique id
@@ -92,7 +92,7 @@ class HalfScan:
         """Where the last run stood, if the queue has got that place."""
         if queue is None:
             return 0
-        wanted = self._parts.offsets.get(GROUP_SYS_TRANS, topic, 0)
+        wanted = self._context.offsets.get(GROUP_SYS_TRANS, topic, 0)
         if wanted is None:
             return queue.min_offset
         begin = min(max(wanted, queue.min_offset), queue.max_offset)

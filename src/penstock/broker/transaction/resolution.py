@@ -14,7 +14,7 @@ import logging
 from collections import Counter
 from typing import Final
 
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     ASKED,
     COMMITTED,
@@ -47,8 +47,8 @@ _LATENCY_BOUNDS_S: Final = (5, 60, 600, 3_600, 43_200, 86_400)  # RocketMQ's
 class Endings:
     """Ends halves, and counts how."""
 
-    def __init__(self, parts: Parts, half_log: HalfLog, host: bytes) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, half_log: HalfLog, host: bytes) -> None:
+        self._context = context
         self._log = half_log
         self._host = host
         self.committed: Counter[str] = Counter()  # by topic
@@ -61,9 +61,9 @@ class Endings:
 
         Raises a PenstockError if that can't be; the half is open then, unless its topic is gone.
         """
-        parts, copies = self._parts, self._parts.copies
-        copies.read(data)
-        properties = copies.properties()
+        context, rewriter = self._context, self._context.rewriter
+        rewriter.read(data)
+        properties = rewriter.properties()
         queue = self._destination(half, properties, now_ms)
         if queue is None:
             self.give_up(half, data, now_ms)
@@ -73,17 +73,17 @@ class Endings:
             )
         for name in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID):  # as Apache stores it
             properties.pop(name, None)
-        sys_flag = copies.stored.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT
+        sys_flag = rewriter.stored.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT
         topic = queue.topic.decode()
-        detour = parts.detours.wait(topic, queue.queue_id, properties, sys_flag, now_ms)
-        if detour is not None:
-            queue, sys_flag = detour.queue, detour.sys_flag
+        redirect = context.redirects.wait(topic, queue.queue_id, properties, sys_flag, now_ms)
+        if redirect is not None:
+            queue, sys_flag = redirect.queue, redirect.sys_flag
             properties.pop(PROPERTY_TRANSACTION_PREPARED, None)  # as Apache stores it
         checks = half.checks + (half.state == ASKED)
         status = ILLEGAL
         for shown in (with_checks(properties, checks), properties) if checks else (properties,):
             if status == ILLEGAL:  # the count is left out where it makes the message too long
-                status = copies.put(
+                status = rewriter.put(
                     queue,
                     now_ms,
                     properties=shown,
@@ -92,10 +92,10 @@ class Endings:
                     store_host=self._host,
                 )
         if status != PUT_OK:
-            raise copies.fault(status)
+            raise rewriter.fault(status)
         self._log.close(half, COMMITTED, now_ms)
         self.committed[half.topic] += 1
-        self.latency.observe(max(now_ms - copies.stored.born_ms, 0) // 1000)
+        self.latency.observe(max(now_ms - rewriter.stored.born_ms, 0) // 1000)
 
     def roll_back(self, half: Half, now_ms: int) -> None:
         """Let a half be forgotten."""
@@ -104,17 +104,17 @@ class Endings:
 
     def give_up(self, half: Half, data: bytes | None, now_ms: int) -> None:
         """Park a copy of a half and roll it back. Raises a PenstockError if the store refuses."""
-        copies = self._parts.copies
-        if data is None or not copies.read(data):
+        rewriter = self._context.rewriter
+        if data is None or not rewriter.read(data):
             log.error("the half at the log offset %d can't be read: rolled back", half.place)
             self.roll_back(half, now_ms)
             return
-        properties = with_checks(copies.properties(), half.checks)
+        properties = with_checks(rewriter.properties(), half.checks)
         name = TOPIC_TRANS_CHECK_MAX_TIME
-        self._parts.topics.ensure(name, _PARKING_QUEUES, PERM_READ_WRITE, now_ms)
-        queue = self._parts.store.make_queue(name.encode(), 0)
+        self._context.topics.ensure(name, _PARKING_QUEUES, PERM_READ_WRITE, now_ms)
+        queue = self._context.store.make_queue(name.encode(), 0)
         assert queue is not None
-        status = copies.put(
+        status = rewriter.put(
             queue,
             now_ms,
             properties=properties,
@@ -122,7 +122,7 @@ class Endings:
             store_host=self._host,
         )
         if status not in (PUT_OK, ILLEGAL):
-            raise copies.fault(status)
+            raise rewriter.fault(status)
         self.parked += status == PUT_OK
         log.warning(
             "a half of %s for %s is rolled back after %d checks and %s in %s: %s",
@@ -165,7 +165,7 @@ class Endings:
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         try:
             number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            return self._parts.copies.destination(topic, number, half.prepared, now_ms)
+            return self._context.rewriter.destination(topic, number, half.prepared, now_ms)
         except (ValueError, PenstockError) as error:
             log.error("a half has no place in %r: %s", topic, error)
             return None

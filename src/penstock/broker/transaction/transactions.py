@@ -13,8 +13,7 @@ and what ended stays ended: a request that comes again is answered, and nothing 
 from collections import Counter
 from typing import Final, NamedTuple
 
-from penstock.broker.context import Parts
-from penstock.broker.promises import promise
+from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.check_back import CheckBack
 from penstock.broker.transaction.half_messages import (
     COMMITTED,
@@ -40,7 +39,14 @@ from penstock.errors import (
     TransactionTooLate,
 )
 from penstock.metrics import Registry
-from penstock.rpc.answers import Answer, ClientId, InThread, Reply, Table
+from penstock.rpc.answers import (
+    Answer,
+    ClientId,
+    InThread,
+    PersistentTable,
+    Reply,
+    reply_when_flushed,
+)
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -94,14 +100,14 @@ class Handle(NamedTuple):
 class Transactions:
     """The transactions of a broker; `host` is its address as messages note it."""
 
-    def __init__(self, parts: Parts, host: bytes) -> None:
-        self._parts = parts
+    def __init__(self, context: BrokerContext, host: bytes) -> None:
+        self._context = context
         self._host = host
         self.halves = Halves()
-        self._log = HalfLog(parts, self.halves, host)
-        self._endings = Endings(parts, self._log, host)
-        self._checks = CheckBack(parts, self.halves, self._log, self._endings, host)
-        HalfScan(parts, self.halves, self._log, self._checks.schedule).run()
+        self._log = HalfLog(context, self.halves, host)
+        self._endings = Endings(context, self._log, host)
+        self._checks = CheckBack(context, self.halves, self._log, self._endings, host)
+        HalfScan(context, self.halves, self._log, self._checks.schedule).run()
         self._due_ms = 0
         self._behind: Counter[ClientId] = Counter()
         """Requests that wait until the record of a half is read."""
@@ -118,7 +124,7 @@ class Transactions:
         self, topic: str, queue_id: int, properties: dict[str, str], now_ms: int
     ) -> ConsumeQueue:
         """The queue where a half waits, its own place noted in its properties."""
-        config = self._parts.settings.current.broker
+        config = self._context.settings.current.broker
         if config.reject_transactions:
             raise NoPermission(
                 f"the broker {config.name} takes no transactional messages",
@@ -146,7 +152,9 @@ class Transactions:
         for name in (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET):
             properties.pop(name, None)  # it would look like a half that was appended again
         later = dict(properties)
-        self._parts.detours.wait(topic, queue_id, later, 0, now_ms)  # refuses what could never be
+        self._context.redirects.wait(
+            topic, queue_id, later, 0, now_ms
+        )  # refuses what could never be
         if not fits(later, SPARE_BYTES):
             raise MessageIllegal("the properties leave no room for those of a transaction")
         return self._log.make_queue()
@@ -180,7 +188,7 @@ class Transactions:
 
         Whoever commits halves one after another wants the messages in that order.
         """
-        store, handed, client = self._parts.store, self._parts.store.log.handed, command.client
+        store, handed, client = self._context.store, self._context.store.log.handed, command.client
         self._behind[client] += 1
 
         def read() -> bytes | Exception | None:
@@ -197,11 +205,11 @@ class Transactions:
                 raise found
             return self._end(command, handle, found if data is None else data)
 
-        return InThread(read if data is None else None, end, line=("transactions", client))
+        return InThread(read if data is None else None, end, ordered_by=("transactions", client))
 
     def _read_now(self, handle: Handle) -> bytes | None:
         """The record that a handle names, if it can be had without waiting for the disk."""
-        queue, store = self._log.queue, self._parts.store
+        queue, store = self._log.queue, self._context.store
         if queue is None:
             return None
         reader = store.reader
@@ -217,7 +225,7 @@ class Transactions:
         if record is None or data is None:
             raise Refused(f"no half begins at the log offset {handle.log_offset}")
         half = self._find(handle, record)
-        refusal = self._parts.access.check_write(command, record.topic)
+        refusal = self._context.access.check_write(command, record.topic)
         if refusal is not None:
             return refusal
         if half is None:
@@ -276,7 +284,7 @@ class Transactions:
         if handle.checked or not record.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS):
             return
         waited_ms = now_ms - half.since_ms
-        immunity_ms = record.immunity_ms(self._parts.settings.current)
+        immunity_ms = record.immunity_ms(self._context.settings.current)
         if waited_ms > immunity_ms:
             raise TransactionTooLate.over(
                 "the half is checked already, so only an answer to a check ends it",
@@ -300,7 +308,7 @@ class Transactions:
 
     def _search(self, command: Command, handle: Handle, record: HalfRecord) -> Answer:
         """Find out what became of a half that ended before the last start, or long ago."""
-        store, first, confirmed = self._parts.store, record.first, self._parts.store.log.handed
+        store, first, confirmed = self._context.store, record.first, self._context.store.log.handed
         indexed = store.index is not None and record.key
 
         def search() -> int | None:
@@ -331,14 +339,18 @@ class Transactions:
 
     def _answered(self, command: Command, remark: str) -> Answer:
         """The answer. Under sync flush it waits for the disk: it makes a promise."""
-        return None if command.oneway else promise(self._parts.store, command, Reply(remark=remark))
+        return (
+            None
+            if command.oneway
+            else reply_when_flushed(self._context.store, command, Reply(remark=remark))
+        )
 
     # --- checking anew
 
     def resume(self, command: Command) -> Answer:
         """RESUME_CHECK_HALF_MESSAGE."""
         offset = decode_offset_id(command.text("msgId")).offset
-        store, handed = self._parts.store, self._parts.store.log.handed
+        store, handed = self._context.store, self._context.store.log.handed
 
         def resume(data: bytes | None) -> Answer:
             if data is None:
@@ -360,28 +372,28 @@ class Transactions:
         self._checks.reset(half, command.now_ms)
         status = self._log.append_again(half, data, command.now_ms)
         if status != PUT_OK:
-            raise self._parts.copies.fault(status)
+            raise self._context.rewriter.fault(status)
         return self._answered(command, "the checks of the half are counted anew")
 
     def _unpark(self, command: Command, data: bytes) -> Answer:
         """Let a half that was given up become a new one."""
-        message, copies = decode_message(data), self._parts.copies
+        message, rewriter = decode_message(data), self._context.rewriter
         if message.topic != TOPIC_TRANS_CHECK_MAX_TIME:
             raise Refused(f"the message is no half: it lies in {message.topic}")
-        copies.read(data)
-        properties = copies.properties()
+        rewriter.read(data)
+        properties = rewriter.properties()
         properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)
         properties[PROPERTY_TRANSACTION_CHECK_TIMES] = "0"
-        status = copies.put(
+        status = rewriter.put(
             self._log.make_queue(), command.now_ms, properties=properties, store_host=self._host
         )
         if status != PUT_OK:
-            raise copies.fault(status)
+            raise rewriter.fault(status)
         return self._answered(command, "the half is open again")
 
     # --- time
 
-    def tables(self) -> tuple[Table, ...]:
+    def tables(self) -> tuple[PersistentTable, ...]:
         return (self._log.table,)
 
     def due(self) -> int:

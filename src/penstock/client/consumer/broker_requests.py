@@ -26,7 +26,7 @@ from penstock.client.consumer.process_queue import ProcessQueue
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.clock import Clock
 from penstock.errors import BodyError
-from penstock.transport.peer import Ask, Response
+from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
     ConsumeMessageDirectlyResult,
@@ -70,7 +70,7 @@ class Consuming(Protocol):
         """Hand a message to the handler, beside all queues; see `try_handler`."""
 
 
-def answer(consumer: Consuming, ask: Ask, address: str) -> Answer | bool:
+def answer(consumer: Consuming, ask: PeerRequest, address: str) -> Answer | bool:
     """For `Member.asked`: what a broker asks of this consumer's group; False for all else."""
     group = ask.ext.get("consumerGroup", ask.ext.get("group"))
     if group != consumer.group:
@@ -95,7 +95,7 @@ def _answer(body: object) -> Response:
     return Response(ResponseCode.SUCCESS, body=fastjson.encode(body))
 
 
-async def _reset(consumer: Consuming, ask: Ask, address: str) -> None:
+async def _reset(consumer: Consuming, ask: PeerRequest, address: str) -> None:
     topic = ask.ext.get("topic", "")
     try:
         table = _offset_table(ask.body)
@@ -116,7 +116,7 @@ def _offset_table(body: bytes) -> dict[MessageQueue, int]:
         return {MessageQueue(row.topic, row.broker_name, row.queue_id): row.offset for row in rows}
 
 
-async def _consume(consumer: Consuming, ask: Ask) -> Response:
+async def _consume(consumer: Consuming, ask: PeerRequest) -> Response:
     result = await consumer.consume_directly(ask.body, ask.ext.get("brokerName", ""))
     return _answer(result)
 
@@ -211,7 +211,7 @@ def _queue_info(
     )
 
 
-def _with_stacks(info: ConsumerRunningInfo, ask: Ask) -> ConsumerRunningInfo:
+def _with_stacks(info: ConsumerRunningInfo, ask: PeerRequest) -> ConsumerRunningInfo:
     if ask.ext.get("jstackEnable", "").lower() != "true":
         return info
     return ConsumerRunningInfo(

@@ -34,7 +34,7 @@ from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.topic_routes import Route
 from penstock.client.trace.trace_writer import Tracer, make_tracer
 from penstock.clock import pause
-from penstock.transport.peer import Ask
+from penstock.transport.peer import PeerRequest
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from penstock.wire.bodies.client_bodies import (
@@ -414,7 +414,7 @@ class ConsumerCore:
         if route.topic in self.topics():
             self.members_changed()
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         return broker_requests.answer(self, ask, address)
 
     # --- what brokers ask for (inbound.Consuming)

@@ -23,7 +23,7 @@ from penstock.client.received_message import ReceivedMessage
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
 from penstock.errors import BadSetting, InvalidParameter, PenstockError, TopicNotExist
-from penstock.transport.peer import Ask
+from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
 from penstock.wire.codes import group_fault
 
@@ -270,7 +270,7 @@ class AsyncPopConsumer(Lifetime):
         if self._push is not None:
             self._push.wake()
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         return False
 
     def _subscribe(self, topic: str, tags: str, sql: str | None, *, merge: bool = False) -> None:

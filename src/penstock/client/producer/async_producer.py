@@ -19,7 +19,7 @@ from penstock.client.received_message import ReceivedMessage
 from penstock.client.topic_routes import Route
 from penstock.client.trace.trace_writer import Tracer, make_tracer
 from penstock.errors import BadSetting, InvalidParameter, NoRoute, PenstockError
-from penstock.transport.peer import Ask
+from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
 from penstock.wire.codes import RequestCode, group_fault
 
@@ -277,7 +277,7 @@ class AsyncProducer(Lifetime):
     def route_changed(self, route: Route) -> None:
         self._sender.route_changed(route)
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         if ask.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
             return self._requests.asked(ask)
         return False

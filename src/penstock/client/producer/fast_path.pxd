@@ -1,6 +1,6 @@
 cimport cython
 from penstock.client.producer.send_codec cimport Flight, Line, encode_properties, plain_text, put_send
-from penstock.transport.pending_calls cimport Calls
+from penstock.transport.pending_calls cimport PendingCalls
 
 cdef long long _UNSENT_BYTES_MAX
 cdef long long _SLOW_MS
@@ -57,11 +57,11 @@ cdef class Launcher:
                              bint internal)
     @cython.locals(limit_ms="long long")
     cpdef Flight empty_flight(self, object message, str topic, object timeout_ms)
-    @cython.locals(ring=Ring, line=Line, calls=Calls)
+    @cython.locals(ring=Ring, line=Line, calls=PendingCalls)
     cpdef object depart(self, Flight flight)
     @cython.locals(opaque=int)
-    cpdef object write(self, Calls calls, Flight flight, Line line)
-    cpdef object put(self, Calls calls, Flight flight, Line line, int opaque, int command_flag)
+    cpdef object write(self, PendingCalls calls, Flight flight, Line line)
+    cpdef object put(self, PendingCalls calls, Flight flight, Line line, int opaque, int command_flag)
     @cython.locals(latency_ms="long long", line=Line)
     cpdef object landed(self, Flight flight, object result, object status)
     cpdef object crashed(self, Flight flight, object error)

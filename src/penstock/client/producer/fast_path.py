@@ -20,7 +20,7 @@ from penstock.client.producer.send_codec import (
 )
 from penstock.clock import Clock
 from penstock.errors import PenstockError
-from penstock.transport.pending_calls import Calls
+from penstock.transport.pending_calls import PendingCalls
 
 UNSENT_BYTES_MAX = 8 * 1024 * 1024
 """Unsent bytes of a connection above which messages wait outside of it."""
@@ -201,7 +201,7 @@ class Launcher:
             flight.line = line  # its turn is taken: no other is when it leaves
         self.depart_later(flight)
 
-    def write(self, calls: Calls, flight: Flight, line: Line) -> None:
+    def write(self, calls: PendingCalls, flight: Flight, line: Line) -> None:
         """Put its request out."""
         flight.line = line
         flight.sent_ms = flight.deadline_ms - flight.timeout_ms
@@ -215,7 +215,7 @@ class Launcher:
             raise
 
     def put(
-        self, calls: Calls, flight: Flight, line: Line, opaque: _int, command_flag: _int
+        self, calls: PendingCalls, flight: Flight, line: Line, opaque: _int, command_flag: _int
     ) -> None:
         """Write a request with this number."""
         if line.signs:

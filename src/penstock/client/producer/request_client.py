@@ -19,7 +19,7 @@ from penstock.client.messages import Message, MessageQueue, SendReceipt
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.clock import finish_within
 from penstock.errors import ClientClosed, MessageIllegal, NoReply, PenstockError, RecordError
-from penstock.transport.peer import Ask, Response
+from penstock.transport.peer import PeerRequest, Response
 from penstock.wire.codes import (
     MSG_TYPE_REPLY,
     PROPERTY_ARRIVE_TIME,
@@ -93,7 +93,7 @@ class Requests:
         finally:
             del self._waiting[correlation_id]
 
-    def asked(self, ask: Ask) -> Response | None:
+    def asked(self, ask: PeerRequest) -> Response | None:
         """Take a reply that a broker pushes (326); None if the request is something else."""
         if ask.code != RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
             return None
@@ -138,7 +138,7 @@ class Requests:
         self._again_ms = now_ms + BEAT_AGAIN_MS
         await session.beat()
 
-    def _decode(self, ask: Ask) -> ReceivedMessage:
+    def _decode(self, ask: PeerRequest) -> ReceivedMessage:
         """The reply as if it had been pulled."""
         ext, now_ms = ask.ext, self._session.clock.now_ms()
         properties = decode_properties(ext.get("properties", "").encode())

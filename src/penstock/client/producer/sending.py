@@ -50,7 +50,7 @@ from penstock.errors import (
     SendFailed,
     TooMuchInFlight,
 )
-from penstock.transport.peer import Ask, Connection
+from penstock.transport.peer import PeerConnection, PeerRequest
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
 from penstock.wire.codes import RETRYABLE_RESPONSES, TOPIC_AUTO_CREATE, ResponseCode
 from penstock.wire.fields import FLAG_ONEWAY
@@ -125,7 +125,7 @@ class Sender(Launcher):
             if route.topic == lines.name or (lines.template and route.topic == TOPIC_AUTO_CREATE):
                 del self._lines[topic]
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         return False
 
     # --- sending
@@ -415,13 +415,13 @@ class Sender(Launcher):
         self._names[topic] = name
         return lines
 
-    async def _connection(self, flight: Flight, line: Line) -> Connection:
+    async def _connection(self, flight: Flight, line: Line) -> PeerConnection:
         flight.line = line
         if line.peer is None:
             raise PeerUnreachable(f"no route names the broker {line.broker_name!r}")
         flight.sent_ms = self.clock.monotonic_ms()
         left_ms = flight.deadline_ms - flight.sent_ms
-        connection: Connection = await line.peer.writable(max(left_ms, 0))
+        connection: PeerConnection = await line.peer.writable(max(left_ms, 0))
         return connection
 
     def put_signed(self, flight: Flight, line: Line, opaque: int, command_flag: int) -> None:

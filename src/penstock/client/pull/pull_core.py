@@ -27,7 +27,7 @@ from penstock.client.pull.pull_queues import PulledQueues
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
 from penstock.errors import InvalidParameter
-from penstock.transport.peer import Ask
+from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.admin_bodies import ConsumeMessageDirectlyResult, ConsumerRunningInfo
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
 
@@ -242,7 +242,7 @@ class PullCore:
         if route.topic in self.subscriptions:
             self.members_changed()
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         return broker_requests.answer(self, ask, address)
 
     # --- what brokers ask for (inbound.Consuming)

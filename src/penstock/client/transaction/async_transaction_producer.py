@@ -34,7 +34,7 @@ from penstock.errors import (
     SendFailed,
     TransactionOpen,
 )
-from penstock.transport.peer import Ask
+from penstock.transport.peer import PeerRequest
 from penstock.wire.codes import (
     KEY_SEPARATOR,
     PROPERTY_MSG_REGION,
@@ -366,7 +366,7 @@ class AsyncTransactionProducer(AsyncProducer):
         if self._introduces:  # not sooner: without a NameServer the start would fail
             yield TOPIC_AUTO_CREATE
 
-    def asked(self, ask: Ask, address: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
         if ask.code == RequestCode.CHECK_TRANSACTION_STATE:
             return self._checks.asked(ask, address, self._session.name(self.group))
         return super().asked(ask, address)

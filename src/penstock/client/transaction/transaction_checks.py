@@ -16,7 +16,7 @@ from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.transaction.transaction_handle import Decision, TransactionHandle
 from penstock.clock import finish_within
 from penstock.errors import PenstockError, RecordError
-from penstock.transport.peer import Ask
+from penstock.transport.peer import PeerRequest
 from penstock.wire.codes import PROPERTY_PRODUCER_GROUP, RequestCode
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class Checks:
         """Ids of messages whose local work is under way here: nobody knows yet how it ends."""
         self._threads = asyncio.Semaphore(CHECK_THREADS_MAX)
 
-    def asked(self, ask: Ask, address: str, group: str) -> Answer | bool:
+    def asked(self, ask: PeerRequest, address: str, group: str) -> Answer | bool:
         """Take up CHECK_TRANSACTION_STATE; False if it is about another group's message."""
         try:
             [message] = decode_records(
@@ -149,7 +149,7 @@ class Checks:
         self._answered(handle, decision, message, address)
 
 
-def _asked_handle(ask: Ask, message: ReceivedMessage, address: str) -> TransactionHandle:
+def _asked_handle(ask: PeerRequest, message: ReceivedMessage, address: str) -> TransactionHandle:
     """The handle of the half that a broker asks about; ValueError if its offsets are no numbers."""
     message_id = message.message_id
     return TransactionHandle(

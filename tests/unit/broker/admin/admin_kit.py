@@ -14,16 +14,16 @@ from penstock.broker.consumers.clients import Clients, Member
 from penstock.broker.consumers.consumer_offsets import Offsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.queue_locks import QueueLocks
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.timers import Timers
-from penstock.broker.long_polling import Holds
-from penstock.broker.rewrite import Copies
+from penstock.broker.long_polling import LongPolling
+from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError, TopicNotExist
-from penstock.rpc.answers import Answer, InThread, Outbox, Registered, Relay, Reply
+from penstock.rpc.answers import Answer, CallClient, EffectQueue, InThread, RegisterTopics, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
@@ -93,27 +93,27 @@ class Bench:
     live: Live = field(default_factory=lambda: Live(Settings()))
     topics: PlainTopics = field(default_factory=PlainTopics)
     groups: PlainGroups = field(default_factory=PlainGroups)
-    outbox: Outbox = field(default_factory=Outbox)
+    effects: EffectQueue = field(default_factory=EffectQueue)
 
     def __post_init__(self) -> None:
         groups = cast(Groups, self.groups)
         self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
-        self.clients = Clients(self.live, groups, self.outbox)
+        self.clients = Clients(self.live, groups, self.effects)
         self.stats = Stats(self.store, self.topics.table, NOW_MS)
-        copies = Copies(self.store, cast(Topics, self.topics))
+        rewriter = MessageRewriter(self.store, cast(Topics, self.topics))
         self.delay = Delay(
-            DelayOffsetTable(), self.store, copies, self.live.current.store.delay_levels
+            DelayOffsetTable(), self.store, rewriter, self.live.current.store.delay_levels
         )
-        self.parts = Parts(
+        self.context = BrokerContext(
             settings=self.live, store=self.store,
             persistence=Persistence(self.store.disk, self.store.layout.root),
             topics=cast(Topics, self.topics), groups=groups, offsets=self.offsets, delay=self.delay,
-            copies=copies, clients=self.clients, locks=QueueLocks(self.live),
-            holds=Holds(self.store), stats=self.stats,
-            access=Access(self.live, AccessTable(), self.outbox),
-            outbox=self.outbox, address=ADDRESS, started_ms=NOW_MS,
+            rewriter=rewriter, clients=self.clients, locks=QueueLocks(self.live),
+            long_polling=LongPolling(self.store), stats=self.stats,
+            access=Access(self.live, AccessTable(), self.effects),
+            effects=self.effects, address=ADDRESS, started_ms=NOW_MS,
         )  # fmt: skip
-        self.parts.timers = Timers(self.parts)
+        self.context.timers = Timers(self.context)
 
     # --- what is there
 
@@ -142,7 +142,7 @@ class Bench:
             consume_from_where="CONSUME_FROM_LAST_OFFSET", subscription_data_set=subscriptions,
         )  # fmt: skip
         self.clients.register_consumer(data, known)
-        self.outbox.take()
+        self.effects.take()
         return known
 
     def change(self, **broker: Any) -> None:
@@ -172,21 +172,21 @@ def bench(root: Path) -> Iterator[Bench]:
 
 def ask(
     family: Any, code: int, body: Any = b"", *, now_ms: Any = NOW_MS, **ext: Any
-) -> Reply | Relay:
+) -> Reply | CallClient:
     """What a family of handlers answers, work in the pool included."""
     named = {name: str(value) for name, value in ext.items()}
     command = Command(code, named, body, peer="10.0.0.9:99", now_ms=now_ms)
     return finish(Router([family.rows()]).handle(command))
 
 
-def finish(answer: Answer) -> Reply | Relay:
+def finish(answer: Answer) -> Reply | CallClient:
     """Do what the pool does until there is an answer; refusals as the server makes them."""
     try:
-        while isinstance(answer, InThread | Registered):
+        while isinstance(answer, InThread | RegisterTopics):
             answer = answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
     except PenstockError as error:
         return refusal(error)
-    assert isinstance(answer, Reply | Relay)
+    assert isinstance(answer, Reply | CallClient)
     return answer
 
 

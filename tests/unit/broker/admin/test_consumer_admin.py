@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.admin.consumer_admin import RELAY_MS, STATUS_MS, ConsumerHandlers
-from penstock.rpc.answers import Relay, Reply
+from penstock.rpc.answers import CallClient, Reply
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
     Connection,
@@ -44,16 +44,16 @@ def made(tmp_path: Path) -> Iterator[Bench]:
         yield made
 
 
-def relay(made: Bench, code: int, **ext: object) -> Relay:
-    answer = ask(ConsumerHandlers(made.parts), code, **ext)
-    assert isinstance(answer, Relay)
+def relay(made: Bench, code: int, **ext: object) -> CallClient:
+    answer = ask(ConsumerHandlers(made.context), code, **ext)
+    assert isinstance(answer, CallClient)
     return answer
 
 
 def test_connected_consumers_of_a_group(made: Bench) -> None:
     made.consumer("coupons", "orders", client=1)
     made.consumer("coupons", "orders", client=2, language=LanguageCode.GO)
-    family, code = ConsumerHandlers(made.parts), RequestCode.GET_CONSUMER_CONNECTION_LIST
+    family, code = ConsumerHandlers(made.context), RequestCode.GET_CONSUMER_CONNECTION_LIST
     body = told(family, ConsumerConnection, code, consumerGroup="coupons")
     assert body.connection_set == [
         Connection(client_id="id1", client_addr="10.0.0.1:99", language="JAVA", version=V5_4_0),
@@ -68,7 +68,7 @@ def test_connected_consumers_of_a_group(made: Bench) -> None:
 
 def test_connected_producers(made: Bench) -> None:
     made.clients.register_producer("signup", member(3))
-    family = ConsumerHandlers(made.parts)
+    family = ConsumerHandlers(made.context)
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
     body = told(family, ProducerConnection, code, producerGroup="signup")
     assert [connection.client_id for connection in body.connection_set] == ["id3"]
@@ -88,7 +88,7 @@ def test_groups_of_a_topic_are_those_connected_and_those_with_progress(made: Ben
     made.consumer("coupons", "orders")
     made.offsets.commit("audit", "orders", 0, 1, NOW_MS)
     made.offsets.commit("mail", "sms", 0, 1, NOW_MS)
-    family = ConsumerHandlers(made.parts)
+    family = ConsumerHandlers(made.context)
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
     assert told(family, GroupList, code, topic="orders").group_list == ["audit", "coupons"]
     assert told(family, GroupList, code, topic="none").group_list == []
@@ -98,7 +98,7 @@ def test_groups_of_a_topic_are_those_connected_and_those_with_progress(made: Ben
 
 def test_subscription_of_a_group(made: Bench) -> None:
     made.consumer("coupons", "orders")
-    family, code = ConsumerHandlers(made.parts), RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
+    family, code = ConsumerHandlers(made.context), RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
     body = told(family, QuerySubscriptionResponseBody, code, group="coupons", topic="orders")
     assert body.subscription_data is not None
     assert body.subscription_data.sub_string == "*"
@@ -125,7 +125,7 @@ def test_running_info_is_asked_of_the_consumer_itself(made: Bench) -> None:
 )
 def test_consumer_that_is_not_there_or_too_old_can_not_be_asked(made: Bench, code: int) -> None:
     made.consumer("coupons", "orders", client=1, version=62)
-    family = ConsumerHandlers(made.parts)
+    family = ConsumerHandlers(made.context)
     for client_id in ("id1", "id9", ""):
         answer = reply(family, code, consumerGroup="coupons", clientId=client_id)
         assert answer.code == ResponseCode.SYSTEM_ERROR
@@ -145,7 +145,7 @@ def test_direct_consumption_carries_the_message(made: Bench) -> None:
     assert passed.ext["brokerName"] == BROKER
     assert (passed.ext["topicSysFlag"], passed.ext["groupSysFlag"]) == ("1", "0")
     gone = encode_offset_id(b"\x7f\0\0\1", 10911, offset + 1)
-    family = ConsumerHandlers(made.parts)
+    family = ConsumerHandlers(made.context)
     answer = reply(family, RequestCode.CONSUME_MESSAGE_DIRECTLY, msgId=gone, **fields)
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
@@ -170,11 +170,11 @@ def test_every_consumer_tells_its_offsets(made: Bench) -> None:
     assert first.ext == {"topic": "orders", "group": "coupons"}
     assert table(first.on_timeout) == {}
     second = finish(first.then(status(5)))
-    assert isinstance(second, Relay)
+    assert isinstance(second, CallClient)
     assert (second.client, second.deadline_ms) == (2, NOW_MS + 2 * STATUS_MS)
     assert table(second.on_timeout) == {"id1": {QUEUE: 5}}
     third = finish(second.then(Reply(body=b"{garbled")))
-    assert isinstance(third, Relay)
+    assert isinstance(third, CallClient)
     last = finish(third.then(status(6)))
     assert isinstance(last, Reply)
     assert table(last) == {"id1": {QUEUE: 5}, "id3": {QUEUE: 6}}
@@ -191,7 +191,7 @@ def test_one_named_consumer_tells_its_offsets(made: Bench) -> None:
 
 
 def test_offsets_of_nobody_are_refused(made: Bench) -> None:
-    family = ConsumerHandlers(made.parts)
+    family = ConsumerHandlers(made.context)
     answer = reply(family, STATUS, topic="orders", group="coupons")
     assert answer.code == ResponseCode.SYSTEM_ERROR
     made.consumer("coupons", "orders", version=28)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import BodyError
-from penstock.rpc.answers import Persist, Reply
+from penstock.rpc.answers import PersistSoon, Reply
 from penstock.store.tables import ConsumerOffsetTable, SubscriptionGroupTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList
@@ -56,9 +56,9 @@ def test_a_created_group_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> 
     )
     assert kit.groups.get("coupons") == config
     assert saved(kit).get("coupons") == config
-    assert kit.effects() == [Persist(kit.groups.table)]
+    assert kit.effects.take() == [PersistSoon(kit.groups.table)]
     assert create(kit, retry_max_times=3, consume_broadcast_enable=False) == Reply()
-    assert kit.effects() == []
+    assert kit.effects.take() == []
 
 
 def test_attributes_of_groups_are_checked(kit: TopicKit) -> None:
@@ -131,7 +131,7 @@ def test_reading_is_forbidden_and_allowed_again(kit: TopicKit) -> None:
 
     assert readable() is True
     assert readable(readable="false") is False
-    assert kit.effects() == [Persist(kit.groups.table)]
+    assert kit.effects.take() == [PersistSoon(kit.groups.table)]
     assert readable() is False
     assert table_of(kit.ask(GET_ALL)).forbidden_table == {"coupons": {"t": 4}}
     assert readable(readable="true") is True

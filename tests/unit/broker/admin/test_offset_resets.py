@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.admin.offset_resets import NO_CORRECTION, ResetHandlers
-from penstock.broker.long_polling import Held
-from penstock.rpc.answers import Hold, Tell
+from penstock.broker.long_polling import SuspendedRequest
+from penstock.rpc.answers import NotifyClient, Suspend
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
     QueryCorrectionOffsetBody,
@@ -40,7 +40,7 @@ def fields(**ext: object) -> dict[str, object]:
 
 
 def reset(made: Bench, **ext: object) -> dict[int, int]:
-    body = told(ResetHandlers(made.parts), ResetOffsetBody, RESET, **fields(**ext))
+    body = told(ResetHandlers(made.context), ResetOffsetBody, RESET, **fields(**ext))
     assert {(q.topic, q.broker_name) for q in body.offset_table} == {("orders", BROKER)}
     return {queue.queue_id: offset for queue, offset in body.offset_table.items()}
 
@@ -65,27 +65,27 @@ def test_reset_of_one_queue(made: Bench) -> None:
 
 @pytest.mark.parametrize("offset", [6, -2])
 def test_offset_outside_the_queue_is_refused(made: Bench, offset: int) -> None:
-    answer = reply(ResetHandlers(made.parts), RESET, **fields(queueId=0, offset=offset))
+    answer = reply(ResetHandlers(made.context), RESET, **fields(queueId=0, offset=offset))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "0 to 5" in (answer.remark or "")
     assert made.offsets.get("coupons", "orders", 0) == 5
 
 
 def test_reset_needs_topic_and_group(made: Bench) -> None:
-    family = ResetHandlers(made.parts)
+    family = ResetHandlers(made.context)
     assert reply(family, RESET, **fields(topic="none")).code == ResponseCode.TOPIC_NOT_EXIST
     answer = reply(family, RESET, **fields(group="none"))
     assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
 def test_pulls_that_wait_are_tried_again(made: Bench) -> None:
-    woken: list[Held] = []
-    made.parts.holds.wake = lambda held, last: woken.append(held)
+    woken: list[SuspendedRequest] = []
+    made.context.long_polling.on_wake(lambda held, last: woken.append(held))
     queue = made.store.queue("orders", 0)
     assert queue is not None
-    made.parts.holds.add(1, None, Hold(queue, NOW_MS + 99, lambda last: None))
+    made.context.long_polling.add(1, None, Suspend(queue, NOW_MS + 99, lambda last: None))
     reset(made, timestamp=0)
-    assert [held.hold.queue for held in woken] == [queue]
+    assert [held.suspend.queue for held in woken] == [queue]
 
 
 def test_old_way_tells_every_consumer(made: Bench) -> None:
@@ -93,9 +93,9 @@ def test_old_way_tells_every_consumer(made: Bench) -> None:
     made.consumer("coupons", "orders", client=1)
     made.consumer("coupons", "orders", client=2, language=LanguageCode.CPP)
     assert reset(made, timestamp=NOW_MS + 3) == {0: 3, 1: 0}
-    java, cpp = made.outbox.take()
-    assert isinstance(java, Tell)
-    assert isinstance(cpp, Tell)
+    java, cpp = made.effects.take()
+    assert isinstance(java, NotifyClient)
+    assert isinstance(cpp, NotifyClient)
     assert (java.client, java.code) == (1, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
     assert java.ext == {
         "topic": "orders", "group": "coupons", "timestamp": str(NOW_MS + 3), "isForce": "true",
@@ -117,7 +117,7 @@ def test_old_way_goes_forward_only_by_force(made: Bench) -> None:
 
 def test_old_way_needs_consumers_and_progress(made: Bench) -> None:
     made.change(server_side_reset=False)
-    family = ResetHandlers(made.parts)
+    family = ResetHandlers(made.context)
     assert reply(family, RESET, **fields()).code == ResponseCode.CONSUMER_NOT_ONLINE
     assert reply(family, RESET, **fields(group="new")).code == ResponseCode.SYSTEM_ERROR
     made.consumer("coupons", "orders", version=28)
@@ -126,7 +126,7 @@ def test_old_way_needs_consumers_and_progress(made: Bench) -> None:
 
 def clone(made: Bench, **ext: object) -> None:
     plain = {"srcGroup": "coupons", "destGroup": "mail", "offline": "false"}
-    answer = reply(ResetHandlers(made.parts), RequestCode.CLONE_GROUP_OFFSET, **{**plain, **ext})
+    answer = reply(ResetHandlers(made.context), RequestCode.CLONE_GROUP_OFFSET, **{**plain, **ext})
     assert answer.code == 0
 
 
@@ -157,7 +157,7 @@ def test_correction_is_the_lowest_offset_of_all_groups(made: Bench) -> None:
     def corrections(**ext: object) -> dict[int, int]:
         code = RequestCode.QUERY_CORRECTION_OFFSET
         plain = {"topic": "orders", "compareGroup": "coupons"}
-        family = ResetHandlers(made.parts)
+        family = ResetHandlers(made.context)
         return told(family, QueryCorrectionOffsetBody, code, **{**plain, **ext}).correction_offsets
 
     assert corrections() == {0: 1, 1: 0}

@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 
 
 def runtime(made: Bench, now_ms: int = NOW_MS) -> dict[str, str]:
-    family = RuntimeHandlers(made.parts)
+    family = RuntimeHandlers(made.context)
     return told(family, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO, now_ms=now_ms).table
 
 
@@ -82,7 +82,7 @@ def test_sizes_and_durations_as_people_read_them() -> None:
 
 def test_master_without_replicas(made: Bench) -> None:
     made.put("orders")
-    family = RuntimeHandlers(made.parts)
+    family = RuntimeHandlers(made.context)
     info = told(family, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
     assert info == HARuntimeInfo(
         master=True, master_commit_log_max_offset=made.store.log.end, in_sync_slave_nums=0
@@ -90,7 +90,7 @@ def test_master_without_replicas(made: Bench) -> None:
 
 
 def test_no_timers_are_waiting(made: Bench) -> None:
-    family = RuntimeHandlers(made.parts)
+    family = RuntimeHandlers(made.context)
     body = reply(family, RequestCode.GET_TIMER_CHECK_POINT).body
     assert TimerCheckpoint.unpack(body) == TimerCheckpoint()
     metrics = told(family, TimerMetricsSerializeWrapper, RequestCode.GET_TIMER_METRICS)
@@ -101,7 +101,7 @@ def test_no_timers_are_waiting(made: Bench) -> None:
 
 
 def test_settings_are_shown_and_changed(made: Bench) -> None:
-    family = SettingsHandlers(made.parts)
+    family = SettingsHandlers(made.context)
     shown = reply(family, RequestCode.GET_BROKER_CONFIG)
     values = parse_properties(shown.body)
     assert (values["brokerName"], values["brokerPermission"]) == ("broker-a", "6")
@@ -125,13 +125,13 @@ def test_settings_are_shown_and_changed(made: Bench) -> None:
 )
 def test_refused_change_changes_nothing(made: Bench, body: bytes, code: int) -> None:
     before = made.live.current
-    answer = reply(SettingsHandlers(made.parts), RequestCode.UPDATE_BROKER_CONFIG, body)
+    answer = reply(SettingsHandlers(made.context), RequestCode.UPDATE_BROKER_CONFIG, body)
     assert answer.code == code
     assert made.live.current == before
 
 
 def test_machinery_that_is_absent_is_refused_by_name(made: Bench) -> None:
-    family = SettingsHandlers(made.parts)
+    family = SettingsHandlers(made.context)
     for code, why in ABSENT.items():
         answer = reply(family, code)
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, why)
@@ -147,7 +147,7 @@ def test_expired_segments_go_at_any_hour(made: Bench) -> None:
         made.put("orders", body=b"x" * (SEGMENT_BYTES // 2))
     segments = [segment.path for segment in made.store.log.row.segments]
     assert len(segments) == 3
-    family, code = CleaningHandlers(made.parts), RequestCode.DELETE_EXPIRED_COMMITLOG
+    family, code = CleaningHandlers(made.context), RequestCode.DELETE_EXPIRED_COMMITLOG
     old_s = NOW_MS // 1000 - 73 * 3_600
     for path in segments:
         os.utime(path, (NOW_MS // 1000, NOW_MS // 1000))
@@ -165,13 +165,13 @@ def test_queue_files_of_deleted_messages_go(made: Bench) -> None:
     queue = made.store.queue("orders", 0)
     assert queue is not None
     assert queue.file_starts == [0, 50]
-    answer = reply(CleaningHandlers(made.parts), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    answer = reply(CleaningHandlers(made.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert answer.code == 0
     assert queue.file_starts == [0, 50]
     row = made.store.log.row
     while row.first <= made.store.log.end - 2 * SEGMENT_BYTES:
         row.drop_first()  # the log without its queues
-    reply(CleaningHandlers(made.parts), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    reply(CleaningHandlers(made.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert queue.min_offset > 0
 
 
@@ -181,7 +181,7 @@ def test_queues_without_a_topic_go(made: Bench) -> None:
         made.put(topic)
     lost = made.store.layout.queues / "lost"
     assert lost.exists()
-    answer = reply(CleaningHandlers(made.parts), RequestCode.CLEAN_UNUSED_TOPIC)
+    answer = reply(CleaningHandlers(made.context), RequestCode.CLEAN_UNUSED_TOPIC)
     assert answer.code == 0
     left = {queue.topic for queue in made.store.queues.rows}
     assert left == {b"orders", b"rmq_sys_wheel_timer"}
@@ -196,7 +196,7 @@ def test_many_topics_are_cleaned_a_few_at_a_time(made: Bench) -> None:
         made.store.queues.topics,
         set(made.store.queues.topics) - {name.encode() for name in names},
     )
-    answer = CleaningHandlers(made.parts).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
+    answer = CleaningHandlers(made.context).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
     assert len(stored) == TOPICS_AT_ONCE + 1 + len(own)
     made.topic(names[-1])  # somebody creates it meanwhile
     assert finish(answer) == Reply()

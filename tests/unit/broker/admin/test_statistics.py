@@ -33,11 +33,13 @@ def queue(topic: str, queue_id: int) -> MessageQueue:
 
 
 def consume_stats(made: Bench, **ext: object) -> ConsumeStats:
-    return told(StatisticsHandlers(made.parts), ConsumeStats, RequestCode.GET_CONSUME_STATS, **ext)
+    return told(
+        StatisticsHandlers(made.context), ConsumeStats, RequestCode.GET_CONSUME_STATS, **ext
+    )
 
 
 def test_counter_is_shown_in_its_windows(made: Bench) -> None:
-    family = StatisticsHandlers(made.parts)
+    family = StatisticsHandlers(made.context)
     code = RequestCode.VIEW_BROKER_STATS_DATA
     made.topic("orders")
     made.put("orders")
@@ -59,7 +61,7 @@ def test_topic_tells_the_ends_of_its_queues(made: Bench) -> None:
     made.put("orders", 1, ms=NOW_MS)
     made.put("orders", 1, ms=NOW_MS + 5)
     made.stats.tick(NOW_MS + 10_000)
-    family, code = StatisticsHandlers(made.parts), RequestCode.GET_TOPIC_STATS_INFO
+    family, code = StatisticsHandlers(made.context), RequestCode.GET_TOPIC_STATS_INFO
     table = told(family, TopicStatsTable, code, topic="orders")
     assert table.topic_put_tps == 0.2
     assert table.offset_table == {
@@ -125,7 +127,7 @@ def test_all_groups_tell_how_far_they_are(
     made.offsets.commit("mail", "sms", 0, 0, NOW_MS)
     made.offsets.commit("mail", "gone", 0, 9, NOW_MS)
     made.offsets.note_pull("mail", "sms", 0, 1)
-    family, code = StatisticsHandlers(made.parts), RequestCode.GET_BROKER_CONSUME_STATS
+    family, code = StatisticsHandlers(made.context), RequestCode.GET_BROKER_CONSUME_STATS
     body = told(family, ConsumeStatsList, code, isOrder="false")
     assert body.broker_addr == ADDRESS
     assert (body.total_diff, body.total_inflight_diff) == (2, 1)
@@ -142,7 +144,7 @@ def test_time_spans_of_a_group(made: Bench) -> None:
     for ms in (10, 20, 30):
         made.put("orders", 0, ms=NOW_MS + ms)
     made.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
-    family, code = StatisticsHandlers(made.parts), RequestCode.QUERY_CONSUME_TIME_SPAN
+    family, code = StatisticsHandlers(made.context), RequestCode.QUERY_CONSUME_TIME_SPAN
 
     def spans(group: str) -> list[QueueTimeSpan]:
         body = told(

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from penstock.broker.admin.slices import SLICE
-from penstock.broker.long_polling import Held
+from penstock.broker.long_polling import SuspendedRequest
 from penstock.errors import BodyError
-from penstock.rpc.answers import Hold, InThread, Persist, Register, Registered, Reply
+from penstock.rpc.answers import InThread, PersistSoon, RegisterSoon, RegisterTopics, Reply, Suspend
 from penstock.rpc.command import Command
 from penstock.store.tables import ConsumerOffsetTable, TopicTable
 from penstock.wire import fastjson
@@ -52,7 +52,7 @@ def test_a_created_topic_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> 
     )
     assert kit.topics.get("Orders") == config
     assert saved(kit).get("Orders") == config
-    assert kit.effects() == [Persist(kit.topics.table), Register()]
+    assert kit.effects.take() == [PersistSoon(kit.topics.table), RegisterSoon()]
 
 
 def test_a_created_topic_is_known_to_the_nameservers_when_the_answer_comes(kit: TopicKit) -> None:
@@ -60,11 +60,11 @@ def test_a_created_topic_is_known_to_the_nameservers_when_the_answer_comes(kit: 
     answer = kit.router.handle(Command(17, fields, now_ms=NOW_MS))
     assert isinstance(answer, InThread), "first it is written"
     known = answer.then(answer.work())
-    assert isinstance(known, Registered)
+    assert isinstance(known, RegisterTopics)
     assert (known.topics, known.deadline_ms) == (("Orders",), NOW_MS + 3_000)
     assert known.then() == Reply()
     again = kit.router.handle(Command(17, fields, now_ms=NOW_MS))
-    assert isinstance(again, Registered), "the one who was first may still wait"
+    assert isinstance(again, RegisterTopics), "the one who was first may still wait"
 
 
 def test_a_deleted_topic_is_answered_after_a_whole_registration(kit: TopicKit) -> None:
@@ -72,7 +72,7 @@ def test_a_deleted_topic_is_answered_after_a_whole_registration(kit: TopicKit) -
     answer = kit.router.handle(Command(215, {"topic": "Orders"}, now_ms=NOW_MS))
     assert isinstance(answer, InThread)
     known = answer.then(answer.work())
-    assert isinstance(known, Registered)
+    assert isinstance(known, RegisterTopics)
     assert (known.topics, known.deadline_ms) == ((), NOW_MS + 3_000)
 
 
@@ -95,7 +95,7 @@ def test_a_long_list_is_done_in_short_steps(kit: TopicKit, monkeypatch: pytest.M
         before = done
         answer = answer.then(answer.work())
         steps.append(done - before)
-    assert isinstance(answer, Registered)
+    assert isinstance(answer, RegisterTopics)
     assert answer.topics == tuple(names)
     assert max(steps) == SLICE
     assert sum(steps) == len(names)
@@ -105,10 +105,10 @@ def test_a_long_list_is_done_in_short_steps(kit: TopicKit, monkeypatch: pytest.M
 def test_creating_the_same_topic_again_changes_nothing(kit: TopicKit) -> None:
     kit.create("Orders")
     version = kit.topics.table.version
-    kit.effects()
+    kit.effects.take()
     assert kit.create("Orders") == Reply()
     assert kit.topics.table.version == version
-    assert kit.effects() == []
+    assert kit.effects.take() == []
 
 
 def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
@@ -147,7 +147,7 @@ def test_what_cant_be_is_refused(kit: TopicKit, change: dict[str, Any], says: st
     assert reply.code == INVALID
     assert says in (reply.remark or "")
     assert kit.topics.get("Orders") is None
-    assert kit.effects() == []
+    assert kit.effects.take() == []
 
 
 def test_attributes_are_set_changed_and_removed(kit: TopicKit) -> None:
@@ -197,9 +197,9 @@ def test_deleting_takes_config_progress_queues_and_retry_topics(kit: TopicKit) -
         kit.create(topic)
         kit.send(topic, "message")
         kit.offsets.commit("g", topic, 0, 1, NOW_MS)
-    kit.effects()
+    kit.effects.take()
     assert kit.ask(DELETE, {"topic": "Orders"}) == Reply()
-    assert Register() in kit.effects()
+    assert RegisterSoon() in kit.effects.take()
     progress = ConsumerOffsetTable()
     progress.load(kit.persistence.file(progress.FILE))
     for topic in ("Orders", "%RETRY%g_Orders"):
@@ -216,12 +216,12 @@ def test_deleting_takes_config_progress_queues_and_retry_topics(kit: TopicKit) -
 
 def test_who_waits_at_a_deleted_topic_is_woken(kit: TopicKit) -> None:
     kit.create("Orders")
-    woken: list[Held] = []
-    kit.holds.wake = lambda held, last: woken.append(held)
+    woken: list[SuspendedRequest] = []
+    kit.long_polling.on_wake(lambda held, last: woken.append(held))
     queue = kit.topics.readable("Orders", 0)
-    kit.holds.add(1, "ticket", Hold(queue, NOW_MS + 1000, lambda last: Reply()))
+    kit.long_polling.add(1, "response", Suspend(queue, NOW_MS + 1000, lambda last: Reply()))
     kit.ask(DELETE, {"topic": "Orders"})
-    assert [held.ticket for held in woken] == ["ticket"]
+    assert [held.pending_response for held in woken] == ["response"]
 
 
 def test_deleting_a_topic_that_is_not_there_succeeds(kit: TopicKit) -> None:

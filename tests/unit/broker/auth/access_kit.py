@@ -11,9 +11,9 @@ from penstock.broker.admin.auth_admin import AuthAdmin
 from penstock.broker.auth.access_control import Access
 from penstock.broker.auth.policies import Action, Decision, PolicyType, Resource, Rule
 from penstock.broker.auth.users import AccessTable, User
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.config import AccessConfig, Live, Settings
-from penstock.rpc.answers import InThread, Outbox, Reply
+from penstock.rpc.answers import EffectQueue, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Router
 from penstock.wire.signing import signed
@@ -34,12 +34,12 @@ class House:
     """A broker's access control; every user's password is its name twice."""
 
     def __init__(self, config: AccessConfig = ON) -> None:
-        self.outbox = Outbox()
+        self.effects = EffectQueue()
         self.table = AccessTable()
-        self.access = Access(Live(Settings(access=config)), self.table, self.outbox)
+        self.access = Access(Live(Settings(access=config)), self.table, self.effects)
         self.saved = 0
-        parts = cast(Parts, SimpleNamespace(access=self.access, persistence=self))
-        self.router = Router([AuthAdmin(parts).rows()])
+        context = cast(BrokerContext, SimpleNamespace(access=self.access, persistence=self))
+        self.router = Router([AuthAdmin(context).rows()])
 
     def add(self, name: str, *rules: Rule, type: str = "Normal", status: str = "enable") -> None:
         self.table.put_user(User.of(name, name * 2, type, status), 1)

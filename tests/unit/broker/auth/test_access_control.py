@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.auth.access_control import REMEMBERED_MAX, Access, Credentials
 from penstock.broker.auth.users import AccessTable
 from penstock.config import AccessConfig, BrokerConfig, Live, Settings
-from penstock.rpc.answers import Outbox, Persist
+from penstock.rpc.answers import EffectQueue, PersistSoon
 from penstock.wire.codes import RequestCode, ResponseCode
 
 from .access_kit import ON, PEER, House, command, rule
@@ -206,22 +206,22 @@ def test_the_users_of_the_settings_are_made_once(caplog: pytest.LogCaptureFixtur
     config = AccessConfig(
         authentication=True, initial_user="root:first:pass", internal_user="inner:second"
     )
-    outbox, table = Outbox(), AccessTable()
+    effects, table = EffectQueue(), AccessTable()
     live = Live(Settings(access=config, broker=BrokerConfig(cluster="c9")))
-    access = Access(live, table, outbox)
+    access = Access(live, table, effects)
     access.seed(7)
     assert table.users["root"].password == "first:pass"
     assert table.users["root"].is_super
     assert table.users["inner"].is_super
     assert access.internal() == Credentials("inner", "second")
-    assert outbox.take() == [Persist(table), Persist(table)]
+    assert effects.take() == [PersistSoon(table), PersistSoon(table)]
     access.seed(8)
-    assert outbox.take() == []
+    assert effects.take() == []
     assert not caplog.records
 
 
 def test_a_server_nobody_can_administer_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    access = Access(Live(Settings(access=ON)), AccessTable(), Outbox())
+    access = Access(Live(Settings(access=ON)), AccessTable(), EffectQueue())
     access.seed(7)
     assert "access.initial_user" in caplog.text
     assert access.internal() is None

@@ -11,12 +11,19 @@ from penstock.broker.consumers.clients import Clients, Member
 from penstock.broker.consumers.consumer_offsets import Offsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.queue_locks import QueueLocks
-from penstock.broker.context import Parts
+from penstock.broker.context import BrokerContext
 from penstock.broker.filter.filters import Filters
 from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError
-from penstock.rpc.answers import InThread, Outbox, Reply, Saved, Table, Tell
+from penstock.rpc.answers import (
+    EffectQueue,
+    InThread,
+    NotifyClient,
+    PersistentTable,
+    PersistTable,
+    Reply,
+)
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
@@ -62,14 +69,14 @@ def subscription(topic: str, *, version: int = 1, text: str = "*") -> Subscripti
     return SubscriptionData(topic=topic, sub_string=text, sub_version=version)
 
 
-def told(outbox: Outbox) -> list[tuple[int, str]]:
+def told(effects: EffectQueue) -> list[tuple[int, str]]:
     """(client, group) of the notifications since the last call; clients were told nothing else."""
-    tells = [effect for effect in outbox.take() if isinstance(effect, Tell)]
+    tells = [effect for effect in effects.take() if isinstance(effect, NotifyClient)]
     assert all((tell.code, tell.body) == (NOTIFY, b"") for tell in tells)
     return [(tell.client, tell.ext["consumerGroup"]) for tell in tells]
 
 
-def save(persistence: Persistence, table: Table) -> bool:
+def save(persistence: Persistence, table: PersistentTable) -> bool:
     """Write a table as a server does; whether that worked."""
     if table.dirty:
         try:
@@ -85,19 +92,19 @@ class Bench:
 
     store: MessageStore
     live: Live = field(default_factory=settings)
-    outbox: Outbox = field(default_factory=Outbox)
+    effects: EffectQueue = field(default_factory=EffectQueue)
 
     def __post_init__(self) -> None:
-        self.groups = Groups(SubscriptionGroupTable(), self.live, self.outbox)
-        self.topics = Topics(TopicTable(), self.store, self.live, self.outbox)
+        self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects)
+        self.topics = Topics(TopicTable(), self.store, self.live, self.effects)
         self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
-        self.clients = Clients(self.live, self.groups, self.outbox)
+        self.clients = Clients(self.live, self.groups, self.effects)
         self.locks = QueueLocks(self.live)
-        self.parts = cast(
-            Parts,
+        self.context = cast(
+            BrokerContext,
             SimpleNamespace(
                 settings=self.live, store=self.store, topics=self.topics, groups=self.groups,
-                offsets=self.offsets, clients=self.clients, locks=self.locks, outbox=self.outbox,
+                offsets=self.offsets, clients=self.clients, locks=self.locks, effects=self.effects,
                 filters=Filters(),
                 persistence=Persistence(self.store.disk, self.store.layout.root),
             ),
@@ -116,8 +123,8 @@ class Bench:
             code, named, body, client=client, peer="10.0.0.1:99", now_ms=now_ms, version=479
         )
         answer = self.router.handle(command)
-        if isinstance(answer, Saved):
-            answer = answer.then(save(self.parts.persistence, answer.table))
+        if isinstance(answer, PersistTable):
+            answer = answer.then(save(self.context.persistence, answer.table))
         if isinstance(answer, InThread):
             try:
                 answer = answer.then(answer.work())

@@ -15,7 +15,7 @@ from penstock.broker.consumers.allocation import (
     share_to_pull,
 )
 from penstock.config import Settings
-from penstock.rpc.answers import Reply, Routed
+from penstock.rpc.answers import QueryRoute, Reply
 from penstock.rpc.command import Command
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
@@ -150,7 +150,7 @@ def make_topic(made: House, topic: str = "T", queues: int = 4, perm: int = 6) ->
     config = TopicConfig(
         topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm
     )
-    made.parts.topics.put(config, NOW_MS)
+    made.context.topics.put(config, NOW_MS)
 
 
 def join(made: House, *client_ids: str) -> None:
@@ -179,7 +179,7 @@ def question(topic: str = "T", client_id: str = "c1", **fields: str) -> bytes:
 def assigned(made: House, body: bytes, route: TopicRouteData | None = None) -> list[str] | None:
     """Mode, broker and queue of what is assigned; None if nothing is said."""
     answer = made.broker.handle(Command(QUERY, {}, body, client=1, now_ms=made.now_ms))
-    if isinstance(answer, Routed):
+    if isinstance(answer, QueryRoute):
         answer = answer.then(route)
     reply = made.finish(answer)
     assert isinstance(reply, Reply)
@@ -284,7 +284,7 @@ def test_a_silent_nameserver_takes_no_queues_away(member: House) -> None:
     assert assigned(member, question()) is None, "whether there are other brokers is not known"
     assert len(assigned(member, question(), route(("broker-b", 2, 6))) or ()) == 2
     assert len(assigned(member, question()) or ()) == 2
-    member.parts.topics.delete("T", NOW_MS)
+    member.context.topics.delete("T", NOW_MS)
     assert assigned(member, question()) is None
     make_topic(member)
     assert assigned(member, question()) is None, "the topic was gone meanwhile"

@@ -7,7 +7,7 @@ import pytest
 from penstock.broker.consumers.clients import NEVER_MS, Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.config import Live
-from penstock.rpc.answers import Close, Outbox
+from penstock.rpc.answers import CloseConnection, EffectQueue
 from penstock.store.tables import SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionGroupConfig
 from tests.unit.broker.consumers.membership_kit import (
@@ -30,17 +30,17 @@ def live() -> Live:
 
 @pytest.fixture
 def groups(live: Live) -> Groups:
-    return Groups(SubscriptionGroupTable(), live, Outbox())
+    return Groups(SubscriptionGroupTable(), live, EffectQueue())
 
 
 @pytest.fixture
-def outbox() -> Outbox:
-    return Outbox()
+def effects() -> EffectQueue:
+    return EffectQueue()
 
 
 @pytest.fixture
-def clients(live: Live, groups: Groups, outbox: Outbox) -> Clients:
-    return Clients(live, groups, outbox)
+def clients(live: Live, groups: Groups, effects: EffectQueue) -> Clients:
+    return Clients(live, groups, effects)
 
 
 def ids(clients: Clients, group: str) -> list[str]:
@@ -48,37 +48,37 @@ def ids(clients: Clients, group: str) -> list[str]:
     return [] if found is None else sorted(m.client_id for m in found.members.values())
 
 
-def test_all_members_are_told_of_a_newcomer(clients: Clients, outbox: Outbox) -> None:
+def test_all_members_are_told_of_a_newcomer(clients: Clients, effects: EffectQueue) -> None:
     assert clients.register_consumer(consumer("g", "T"), member(1))
-    assert told(outbox) == [(1, "g")]
+    assert told(effects) == [(1, "g")]
     assert clients.register_consumer(consumer("g", "T"), member(2))
-    assert told(outbox) == [(1, "g"), (2, "g")]
+    assert told(effects) == [(1, "g"), (2, "g")]
     assert not clients.register_consumer(consumer("g", "T"), member(2, seen_ms=NOW_MS + 9))
-    assert told(outbox) == []
+    assert told(effects) == []
     assert ids(clients, "g") == ["id1", "id2"]
     found = clients.find_consumer("g", "id2")
     assert found is not None
     assert (found.client, found.seen_ms) == (2, NOW_MS + 9)
 
 
-def test_the_rest_is_told_when_one_leaves(clients: Clients, outbox: Outbox) -> None:
+def test_the_rest_is_told_when_one_leaves(clients: Clients, effects: EffectQueue) -> None:
     for client in (1, 2, 3):
         clients.register_consumer(consumer("g", "T"), member(client))
-    told(outbox)
+    told(effects)
     clients.unregister(2, "", "g")
-    assert told(outbox) == [(1, "g"), (3, "g")]
+    assert told(effects) == [(1, "g"), (3, "g")]
     clients.unregister(2, "", "g")
-    assert told(outbox) == []
+    assert told(effects) == []
     clients.disconnected(1)
-    assert told(outbox) == [(3, "g")]
+    assert told(effects) == [(3, "g")]
     clients.disconnected(3)
-    assert told(outbox) == []
+    assert told(effects) == []
     assert clients.consumer_group("g") is None
     assert list(clients.consumer_groups()) == []
 
 
 def test_broadcasters_and_silenced_groups_are_not_told(
-    clients: Clients, groups: Groups, outbox: Outbox
+    clients: Clients, groups: Groups, effects: EffectQueue
 ) -> None:
     silent = SubscriptionGroupConfig(group_name="s", notify_consumer_ids_changed_enable=False)
     groups.put(silent, NOW_MS)
@@ -87,23 +87,23 @@ def test_broadcasters_and_silenced_groups_are_not_told(
         assert clients.register_consumer(data, member(2))
         clients.unregister(1, "", data.group_name)
     clients.disconnected(2)
-    assert told(outbox) == []
+    assert told(effects) == []
 
 
-def test_topics_follow_the_newest_heartbeat(clients: Clients, outbox: Outbox) -> None:
+def test_topics_follow_the_newest_heartbeat(clients: Clients, effects: EffectQueue) -> None:
     clients.register_consumer(consumer("g", "T", "U"), member(1))
     clients.register_consumer(consumer("h", "U"), member(1))
     assert clients.groups_of_topic("U") == {"g", "h"}
-    told(outbox)
+    told(effects)
     assert clients.register_consumer(consumer("g", "T", "V"), member(1))
-    assert told(outbox) == [(1, "g")]
+    assert told(effects) == [(1, "g")]
     assert clients.subscription("g", "U") is None
     assert clients.subscription("g", "V") is not None
     assert clients.groups_of_topic("U") == {"h"}
     assert clients.subscription("nobody", "U") is None
 
 
-def test_subscriptions_change_by_version(clients: Clients, outbox: Outbox) -> None:
+def test_subscriptions_change_by_version(clients: Clients, effects: EffectQueue) -> None:
     def beat(version: int, text: str) -> bool:
         data = ConsumerData(
             group_name="g",
@@ -112,14 +112,14 @@ def test_subscriptions_change_by_version(clients: Clients, outbox: Outbox) -> No
         return clients.register_consumer(data, member(1))
 
     assert beat(5, "a")
-    told(outbox)
+    told(effects)
     assert not beat(4, "older")
     assert not beat(5, "same")
     assert clients.subscription("g", "T") == subscription("T", version=5, text="a")
     # The tags changed and not the topics: nobody has to share queues anew.
     assert not beat(6, "b")
     assert clients.subscription("g", "T") == subscription("T", version=6, text="b")
-    assert told(outbox) == []
+    assert told(effects) == []
 
 
 def test_known_subscriptions_stay_when_a_heartbeat_has_none(clients: Clients) -> None:
@@ -149,11 +149,11 @@ def test_group_is_as_its_newest_member_says(clients: Clients) -> None:
 
 
 def test_client_id_over_a_new_connection_is_the_same_consumer(
-    clients: Clients, outbox: Outbox
+    clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1, "me"))
     clients.register_producer("p", member(1, "me"))
-    told(outbox)
+    told(effects)
     assert not clients.register_consumer(consumer("g", "T"), member(2, "me"))
     clients.register_producer("p", member(2, "me"))
     group = clients.consumer_group("g")
@@ -166,11 +166,11 @@ def test_client_id_over_a_new_connection_is_the_same_consumer(
     assert found.client == 2, "a heartbeat over the old connection does not make it the newest"
     clients.disconnected(1)  # the half-open connection ends at last
     assert clients.find_consumer("g", "me") == found
-    assert told(outbox) == []
+    assert told(effects) == []
 
 
 def test_two_processes_with_one_client_id_do_not_displace_each_other(
-    clients: Clients, outbox: Outbox
+    clients: Clients, effects: EffectQueue
 ) -> None:
     data = consumer("b", "T", message_model="BROADCASTING")
     for beat in range(3):
@@ -190,34 +190,34 @@ def test_two_processes_with_one_client_id_do_not_displace_each_other(
 
 
 def test_the_rest_is_told_when_the_last_connection_of_a_client_id_goes(
-    clients: Clients, outbox: Outbox
+    clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1, "me"))
     clients.register_consumer(consumer("g", "T"), member(2, "me"))
     clients.register_consumer(consumer("g", "T"), member(3, "you"))
-    told(outbox)
+    told(effects)
     clients.unregister(2, "", "g")
-    assert told(outbox) == []
+    assert told(effects) == []
     clients.disconnected(1)
-    assert told(outbox) == [(3, "g")]
+    assert told(effects) == [(3, "g")]
 
 
 def test_connection_with_another_client_id_is_another_member(
-    clients: Clients, outbox: Outbox
+    clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1, "a"))
     clients.register_consumer(consumer("g", "T"), member(2, "b"))
-    told(outbox)
+    told(effects)
     assert clients.register_consumer(consumer("g", "T"), member(1, "b"))
-    assert sorted(told(outbox)) == [(1, "g"), (2, "g")]
+    assert sorted(told(effects)) == [(1, "g"), (2, "g")]
     assert ids(clients, "g") == ["b", "b"]
     clients.disconnected(2)
-    assert told(outbox) == []
+    assert told(effects) == []
     clients.disconnected(1)
     assert clients.consumer_group("g") is None
 
 
-def test_producers_come_and_go(clients: Clients, outbox: Outbox) -> None:
+def test_producers_come_and_go(clients: Clients, effects: EffectQueue) -> None:
     clients.register_producer("p", member(1))
     clients.register_producer("p", member(2))
     clients.register_producer("q", member(1))
@@ -230,40 +230,40 @@ def test_producers_come_and_go(clients: Clients, outbox: Outbox) -> None:
     clients.disconnected(2)
     assert clients.producers("p") == []
     assert set(clients.producer_groups()) == {"q"}
-    assert told(outbox) == []
+    assert told(effects) == []
 
 
-def test_silent_clients_are_forgotten_and_closed(clients: Clients, outbox: Outbox) -> None:
+def test_silent_clients_are_forgotten_and_closed(clients: Clients, effects: EffectQueue) -> None:
     assert clients.due() == NEVER_MS
     clients.register_consumer(consumer("g", "T"), member(1))
     clients.register_producer("p", member(1))
     clients.register_consumer(consumer("g", "T"), member(2, seen_ms=NOW_MS + 1))
-    told(outbox)
+    told(effects)
     assert clients.due() == NOW_MS + EXPIRE_MS
     clients.tick(NOW_MS + EXPIRE_MS - 1)
     assert ids(clients, "g") == ["id1", "id2"]
     clients.tick(NOW_MS + EXPIRE_MS)
     assert ids(clients, "g") == ["id2"]
     assert clients.producers("p") == []
-    effects = outbox.take()
-    assert [e.client for e in effects if isinstance(e, Close)] == [1]
-    outbox.effects = [e for e in effects if not isinstance(e, Close)]
-    assert told(outbox) == [(2, "g")]
+    taken = effects.take()
+    assert [e.client for e in taken if isinstance(e, CloseConnection)] == [1]
+    effects.pending = [e for e in taken if not isinstance(e, CloseConnection)]
+    assert told(effects) == [(2, "g")]
     assert clients.due() == NOW_MS + 1 + EXPIRE_MS
 
 
 def test_group_that_heartbeats_no_longer_name_leaves_the_connection_alone(
-    clients: Clients, outbox: Outbox
+    clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1))
     clients.register_producer("p", member(1))
     later = member(1, seen_ms=NOW_MS + 60_000)
     clients.register_producer("p", later)
-    told(outbox)
+    told(effects)
     clients.tick(NOW_MS + EXPIRE_MS)
     assert clients.consumer_group("g") is None
     assert clients.producers("p") == [later]
-    assert outbox.take() == []
+    assert effects.take() == []
 
 
 def test_time_of_expiry_may_change(clients: Clients, live: Live) -> None:
@@ -275,7 +275,9 @@ def test_time_of_expiry_may_change(clients: Clients, live: Live) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_left_of_clients_that_went(clients: Clients, outbox: Outbox, seed: int) -> None:
+def test_nothing_is_left_of_clients_that_went(
+    clients: Clients, effects: EffectQueue, seed: int
+) -> None:
     """Whatever happens in whatever order, the tables agree with a plain model."""
     rng = random.Random(seed)
     seats: dict[tuple[str, int], str] = {}  # (group, connection) → client id
@@ -294,7 +296,7 @@ def test_nothing_is_left_of_clients_that_went(clients: Clients, outbox: Outbox, 
             clients.disconnected(client)
             seats = {(g, c): i for (g, c), i in seats.items() if c != client}
         after = {i for (g, _), i in seats.items() if g == group}
-        notified = {g for _, g in told(outbox)}
+        notified = {g for _, g in told(effects)}
         assert (group in notified) == (before != after and bool(after))
         for one in ("g", "h"):
             found = clients.consumer_group(one)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import GroupNotExist
-from penstock.rpc.answers import Persist
+from penstock.rpc.answers import PersistSoon
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from tests.unit.broker.topic_kit import TopicKit, topic_kit
 from tests.unit.store.conftest import NOW_MS
@@ -30,9 +30,9 @@ def test_a_group_is_made_when_it_is_first_seen(kit: TopicKit) -> None:
     made = kit.groups.find("coupons", NOW_MS)
     assert made == SubscriptionGroupConfig(group_name="coupons")
     assert kit.groups.get("coupons") is made
-    assert kit.effects() == [Persist(kit.groups.table)]
+    assert kit.effects.take() == [PersistSoon(kit.groups.table)]
     assert kit.groups.find("coupons", NOW_MS) is made
-    assert kit.effects() == []
+    assert kit.effects.take() == []
 
 
 def test_without_auto_creation_only_system_groups_are_made(kit: TopicKit) -> None:
@@ -47,7 +47,7 @@ def test_without_auto_creation_only_system_groups_are_made(kit: TopicKit) -> Non
 def test_a_name_that_cant_be_makes_no_group(kit: TopicKit, group: str) -> None:
     with pytest.raises(GroupNotExist):
         kit.groups.find(group, NOW_MS)
-    assert kit.effects() == []
+    assert kit.effects.take() == []
 
 
 def test_reading_a_topic_can_be_forbidden_to_a_group(kit: TopicKit) -> None:
@@ -64,8 +64,8 @@ def test_reading_a_topic_can_be_forbidden_to_a_group(kit: TopicKit) -> None:
 def test_a_deleted_group_is_forgotten_with_what_was_forbidden(kit: TopicKit) -> None:
     kit.groups.find("g", NOW_MS)
     kit.groups.allow_reading("g", "t", allowed=False, now_ms=NOW_MS)
-    kit.effects()
+    kit.effects.take()
     kit.groups.delete("g", NOW_MS)
-    assert kit.effects() == [Persist(kit.groups.table)]
+    assert kit.effects.take() == [PersistSoon(kit.groups.table)]
     assert kit.groups.get("g") is None
     assert kit.groups.may_read("g", "t")

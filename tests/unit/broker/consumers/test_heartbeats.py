@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.consumers.heartbeats import HeartbeatHandlers
-from penstock.rpc.answers import Register
+from penstock.rpc.answers import RegisterSoon
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
     CheckClientRequestBody,
@@ -44,7 +44,7 @@ JAVA_BODY = (
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = make_bench(tmp_path)
-    bench.serve(HeartbeatHandlers(bench.parts))
+    bench.serve(HeartbeatHandlers(bench.context))
     yield bench
     bench.store.close()
 
@@ -77,7 +77,7 @@ def test_heartbeat_of_a_java_client(bench: Bench) -> None:
     )
     assert group.subscriptions["T"].code_set == {2592}
     assert [m.client for m in bench.clients.producers("CLIENT_INNER_PRODUCER")] == [1]
-    assert told(bench.outbox) == [(1, "g")]
+    assert told(bench.effects) == [(1, "g")]
 
 
 def test_heartbeat_makes_the_group_and_its_retry_topic(bench: Bench) -> None:
@@ -89,7 +89,7 @@ def test_heartbeat_makes_the_group_and_its_retry_topic(bench: Bench) -> None:
         assert bench.topics.get(f"%RETRY%{group}") == TopicConfig(
             topic_name=f"%RETRY%{group}", read_queue_nums=queues, write_queue_nums=queues, perm=6
         )
-    assert Register() in bench.outbox.take()
+    assert RegisterSoon() in bench.effects.take()
     assert set(bench.clients.producer_groups()) == {"p"}
 
 

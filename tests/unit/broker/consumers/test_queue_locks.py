@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, rule
 from penstock.broker.consumers.lock_requests import LockingHandlers
 from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.config import Live
-from penstock.rpc.answers import Answer, InThread, Persist, Register, Saved
+from penstock.rpc.answers import Answer, InThread, PersistSoon, PersistTable, RegisterSoon
 from penstock.rpc.command import Command
 from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
@@ -266,7 +266,7 @@ def test_a_damaged_file_is_no_reason_not_to_start(tmp_path: Path, live: Live, da
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = make_bench(tmp_path)
-    bench.serve(LockingHandlers(bench.parts))
+    bench.serve(LockingHandlers(bench.context))
     bench.topics.ensure("T", 3, 6, NOW_MS)
     yield bench
     bench.store.close()
@@ -295,16 +295,16 @@ def ask_to_lock(bench: Bench, client_id: str) -> Answer:
 
 def test_a_new_owner_is_on_the_disk_before_it_is_told(bench: Bench) -> None:
     first = ask_to_lock(bench, "me")
-    write = bench.parts.persistence.save(bench.locks)
+    write = bench.context.persistence.save(bench.locks)
     renewal = ask_to_lock(bench, "me")  # while the first is being written
     for answer in (first, renewal):
-        assert isinstance(answer, Saved)
+        assert isinstance(answer, PersistTable)
         assert answer.table is bench.locks
     write()
-    assert isinstance(first, Saved)
+    assert isinstance(first, PersistTable)
     first.then(True)
     again = QueueLocks(bench.live)
-    again.load(bench.parts.persistence.file(QueueLocks.FILE), NOW_MS)
+    again.load(bench.context.persistence.file(QueueLocks.FILE), NOW_MS)
     assert again.lock("g", "you", [Q0], NOW_MS) == []
     assert not bench.locks.dirty
     assert isinstance(ask_to_lock(bench, "me"), InThread), "nothing new: nothing is written"
@@ -333,16 +333,16 @@ def test_owners_are_told_also_when_the_disk_fails(bench: Bench, monkeypatch: Any
     reply = bench.ask(LOCK, wanted("me", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
     assert bench.locks.dirty  # to be tried again
-    assert isinstance(ask_to_lock(bench, "me"), Saved)
+    assert isinstance(ask_to_lock(bench, "me"), PersistTable)
 
 
 def test_unlock_request_gives_queues_back(bench: Bench) -> None:
     bench.ask(LOCK, wanted("me", Q0))
-    bench.outbox.take()
+    bench.effects.take()
     assert bench.ask(UNLOCK, wanted("me", Q0)).code == 0
-    assert bench.outbox.take() == [Persist(bench.locks)]
+    assert bench.effects.take() == [PersistSoon(bench.locks)]
     assert bench.ask(UNLOCK, wanted("me", Q0)).code == 0
-    assert bench.outbox.take() == []
+    assert bench.effects.take() == []
     reply = bench.ask(LOCK, wanted("you", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
 
@@ -384,15 +384,15 @@ def test_too_many_queues_at_once_are_refused(bench: Bench, code: int) -> None:
 
 def test_topics_with_an_order_config_are_ordered(bench: Bench) -> None:
     bench.topics.ensure("U", 1, 6, NOW_MS)
-    bench.outbox.take()
+    bench.effects.take()
     version = bench.topics.table.version
     bench.topics.mark_ordered({"T": "broker-a:2", "unknown": "broker-a:1"}, NOW_MS)
     assert [bench.topics.need(name).order for name in "TU"] == [True, False]
     assert bench.topics.get("unknown") is None
     assert bench.topics.table.version != version
-    assert bench.outbox.take() == [Persist(bench.topics.table), Register()]
+    assert bench.effects.take() == [PersistSoon(bench.topics.table), RegisterSoon()]
     # Each registration tells it again, and a config may be gone: nothing changes.
     bench.topics.mark_ordered({"T": "broker-a:2"}, NOW_MS)
     bench.topics.mark_ordered({}, NOW_MS)
     assert bench.topics.need("T").order
-    assert bench.outbox.take() == []
+    assert bench.effects.take() == []

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.broker.delay import delay_levels as delay_module
 from penstock.config import Settings, delays_ms
 from penstock.errors import DiskFull
-from penstock.rpc.answers import Persist, Reply
+from penstock.rpc.answers import PersistSoon, Reply
 from penstock.store.tables import DelayOffsetTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable, TopicConfig
@@ -127,13 +127,13 @@ def test_a_level_counts_more_than_a_timer(home: House) -> None:
 
 def test_a_send_that_makes_its_topic_announces_that_topic(home: House) -> None:
     named: list[str] = []
-    announced = home.parts.topics.announced
+    announced = home.context.topics.announced
 
     def note(topic: str, answer: Any, now_ms: int) -> Any:
         named.append(topic)
         return announced(topic, answer, now_ms)
 
-    home.parts.topics.announced = note  # type: ignore[method-assign]
+    home.context.topics.announced = note  # type: ignore[method-assign]
     assert park(home, 1, topic="New").code == 0
     assert named == ["New"]
 
@@ -200,7 +200,7 @@ def test_deliveries_come_promptly_and_wake_pulls(home: House) -> None:
     park(home, 2, body=b"second")
     home.pull(1, flags=6, suspendTimeoutMillis=15000)
     home.tick(700)
-    assert home.broker.parts.delay.due() == home.now_ms - 700 + 5000
+    assert home.broker.context.delay.due() == home.now_ms - 700 + 5000
     home.tick(4299)
     assert home.woken == []
     home.tick(1)
@@ -217,7 +217,7 @@ def test_a_turn_delivers_a_bounded_number(home: House, monkeypatch: pytest.Monke
         home.tick(0)
         counts.append(len(stored(home)))
         if len(stored(home)) < 25:
-            assert home.parts.delay.due() <= home.now_ms
+            assert home.context.delay.due() <= home.now_ms
     assert counts == [10, 20, 25, 25]
 
 
@@ -227,8 +227,8 @@ def test_a_refusing_store_makes_them_wait(home: House) -> None:
     let_pass(home, 500)
     home.store.path.refusal = DiskFull("full")
     home.now_ms += 600
-    home.parts.delay.tick(home.now_ms)
-    assert home.parts.delay.due() == home.now_ms + delay_module.RETRY_MS
+    home.context.delay.tick(home.now_ms)
+    assert home.context.delay.due() == home.now_ms + delay_module.RETRY_MS
     assert len(stored(home)) == 1
     home.store.path.refusal = None
     let_pass(home, 200)
@@ -308,26 +308,28 @@ def test_progress_is_noted_when_the_copies_are_durable(home: House) -> None:
     park(home, 1)
     let_pass(home, 3000)
     assert len(stored(home)) == 2
-    assert home.parts.delay.table.get(1) == 0
+    assert home.context.delay.table.get(1) == 0
     home.store.flusher.pump()
     home.tick(1)
-    assert home.parts.delay.table.get(1) == 1
-    home.broker.outbox.take()
+    assert home.context.delay.table.get(1) == 1
+    home.broker.effects.take()
     home.tick(10_000)
-    saved = [effect.table for effect in home.broker.outbox.take() if isinstance(effect, Persist)]
-    assert home.parts.delay.table in saved
+    saved = [
+        effect.table for effect in home.broker.effects.take() if isinstance(effect, PersistSoon)
+    ]
+    assert home.context.delay.table in saved
 
 
 def test_an_offset_that_the_queue_does_not_have_is_corrected(tmp_path: Path) -> None:
     with house(tmp_path) as home:
         home.send(body=b"x")
         park(home, 1, body=b"a")
-        home.parts.delay.table.commit(1, 77, home.now_ms)
-        home.parts.persistence.save(home.parts.delay.table)()
-        home.parts.delay.table.dirty = False
+        home.context.delay.table.commit(1, 77, home.now_ms)
+        home.context.persistence.save(home.context.delay.table)()
+        home.context.delay.table.dirty = False
     with house(tmp_path) as home:
         home.tick(0)
-        assert home.parts.delay.lines[0].offset == 1
+        assert home.context.delay.lines[0].offset == 1
         home.now_ms += 5000
         park(home, 1, body=b"b")
         let_pass(home, 1000)
@@ -339,10 +341,10 @@ def test_an_offset_that_the_queue_does_not_have_is_corrected(tmp_path: Path) -> 
 
 def test_a_message_of_a_deleted_topic_is_dropped(home: House) -> None:
     park(home, 1, topic="Gone")
-    home.parts.topics.delete("Gone", home.now_ms)
+    home.context.topics.delete("Gone", home.now_ms)
     let_pass(home, 1500)
-    assert home.parts.topics.get("Gone") is None
-    assert home.parts.delay.dropped == 1
+    assert home.context.topics.get("Gone") is None
+    assert home.context.delay.dropped == 1
     park(home, 1, topic="Gone", body=b"new life")
     let_pass(home, 1500)
     assert bodies(home, "Gone") == [b"new life"]
@@ -350,9 +352,9 @@ def test_a_message_of_a_deleted_topic_is_dropped(home: House) -> None:
 
 def test_a_topic_that_a_crash_forgot_is_made_anew(home: House) -> None:
     park(home, 1, topic="Lost", queue_id=3)
-    home.parts.topics.table.remove("Lost", home.now_ms)
+    home.context.topics.table.remove("Lost", home.now_ms)
     let_pass(home, 1500)
-    config = home.parts.topics.get("Lost")
+    config = home.context.topics.get("Lost")
     assert config is not None
     assert config.read_queue_nums == 4
     assert len(stored(home, "Lost", 3)) == 1
@@ -361,7 +363,7 @@ def test_a_topic_that_a_crash_forgot_is_made_anew(home: House) -> None:
 def test_in_a_smaller_topic_it_goes_where_consumers_look(home: House) -> None:
     park(home, 1, queue_id=3)
     smaller = TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2, perm=6)
-    home.parts.topics.put(smaller, home.now_ms)
+    home.context.topics.put(smaller, home.now_ms)
     let_pass(home, 1500)
     assert len(stored(home, "T", 1)) == 1
 
@@ -405,18 +407,18 @@ def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(
     with house(tmp_path) as home:
         home.now_ms = now_ms
         disk.slow = True
-        home.parts.delay.tick(home.now_ms)
-        assert home.parts.delay.due() == home.now_ms + delay_module.POLL_MS
+        home.context.delay.tick(home.now_ms)
+        assert home.context.delay.due() == home.now_ms + delay_module.POLL_MS
         assert home.store.care.pinned_from() == 0  # as long as nobody knows
         disk.work()
-        home.parts.delay.tick(home.now_ms + 5)
-        assert home.parts.delay.due() == now_ms + 5000
-        home.parts.delay.tick(now_ms + 4000)
+        home.context.delay.tick(home.now_ms + 5)
+        assert home.context.delay.due() == now_ms + 5000
+        home.context.delay.tick(now_ms + 4000)
         assert len(disk.jobs) == 1
         disk.work()
-        home.parts.delay.tick(now_ms + 4999)
+        home.context.delay.tick(now_ms + 4999)
         assert home.store.max_offset("T", 0) == 1
-        home.parts.delay.tick(now_ms + 5000)
+        home.context.delay.tick(now_ms + 5000)
         assert disk.jobs == []
         disk.slow = False
         assert bodies(home) == [b"x", b"cold"]
@@ -464,7 +466,7 @@ def test_tools_see_how_far_levels_are(home: House) -> None:
     table = fastjson.decode(home.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body, KVTable).table
     assert table["scheduleMessageOffset_1"] == "3,4"
     assert table["scheduleMessageOffset_4"] == "0,1"
-    home.parts.delay.finish(home.now_ms)
+    home.context.delay.finish(home.now_ms)
     told = home.ask(RequestCode.GET_ALL_DELAY_OFFSET).body
     assert fastjson.decode(told, DelayOffsetSerializeWrapper).offset_table == {1: 3}
 
@@ -476,7 +478,7 @@ def test_progress_is_read_from_the_file(tmp_path: Path) -> None:
         let_pass(home, 1500)
     table = DelayOffsetTable()
     with house(tmp_path) as home:
-        table.load(home.parts.persistence.file(DelayOffsetTable.FILE))
+        table.load(home.context.persistence.file(DelayOffsetTable.FILE))
         assert dict(table.offsets) == {1: 1}
 
 
@@ -485,8 +487,8 @@ def test_under_sync_flush_the_answer_waits(tmp_path: Path) -> None:
     with house(tmp_path, settings) as home:
         home.send()  # makes the topic
         frame = home.send_frame(properties={"DELAY": "1"})
-        home.turn.bind(memoryview(bytearray(frame)), BORN)
-        home.turn.serve(0, len(frame), home.now_ms)
-        assert home.turn.output.length == 0
+        home.request_loop.bind(memoryview(bytearray(frame)), BORN)
+        home.request_loop.serve(0, len(frame), home.now_ms)
+        assert home.request_loop.output.length == 0
         assert read_reply(home.broker.send.waiting.take()).code == 0
         assert read_reply(home.broker.send.late.take()).code == 10

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.delay.recall import read_handle
 from penstock.config import Settings
-from penstock.rpc.answers import Encoded
+from penstock.rpc.answers import EncodedReply
 from penstock.rpc.command import Command
 from penstock.wire.codes import RequestCode
 from tests.store_kit import small_config
@@ -68,9 +68,9 @@ def test_a_recalled_message_is_not_delivered(home: House) -> None:
     assert done.ext["msgId"] == answer.ext["transactionId"]
     let_pass(home, 7000)
     assert bodies(home) == [b"x", b"yes"]
-    assert home.parts.timers.figures.recalled == 1
-    assert home.parts.timers.feed.expected == {}
-    assert home.parts.timers.figures.counts == {}
+    assert home.context.timers.figures.recalled == 1
+    assert home.context.timers.feed.expected == {}
+    assert home.context.timers.figures.counts == {}
 
 
 def test_a_recall_is_stored_as_rocketmq_does(home: House) -> None:
@@ -164,7 +164,7 @@ def test_what_is_no_handle_is_refused(home: House, text: str) -> None:
 def test_a_strange_key_is_forgotten_with_its_recall(home: House) -> None:
     assert recall(home, handle("T", "broker-a", home.now_ms + 5000, "T+k")).code == 0
     let_pass(home, 7000)
-    assert home.parts.timers.feed.expected == {}
+    assert home.context.timers.feed.expected == {}
 
 
 def test_what_does_not_fit_is_refused(home: House) -> None:
@@ -188,7 +188,7 @@ def test_under_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
         RequestCode.RECALL_MESSAGE, {"topic": "T", "recallHandle": key}, now_ms=home.now_ms
     )
     answer = home.broker.handle(command)
-    assert isinstance(answer, Encoded)
+    assert isinstance(answer, EncodedReply)
     assert answer.offset == home.store.log.end
     home.close()
 

@@ -113,12 +113,12 @@ def test_what_rolled_late_is_pinned_after_a_crash(tmp_path: Path) -> None:
     now_ms = home.now_ms
     crash(home)
     home = open_house(tmp_path, now_ms, timer_roll_slots=600)
-    pinned = home.parts.timers.pinned_from()
+    pinned = home.context.timers.pinned_from()
     waiting = [(m.body, m.physical_offset) for m in stored(home, TIMER)]
     newest = dict(waiting)
     assert pinned is not None
     assert pinned <= min(newest.values())
-    units = [unit.offset for _, unit in home.parts.timers.files.log.scan(0)]
+    units = [unit.offset for _, unit in home.context.timers.files.log.scan(0)]
     assert units == sorted(units), "segments of the timer's log are deleted by their last unit"
     let_pass(home, 70_000)
     assert sorted(bodies(home)) == [b"far", b"near", b"x"]
@@ -160,8 +160,8 @@ def test_properties_that_leave_no_room_for_the_timers_own_are_refused(tmp_path: 
         taken += answer.code == 0
     assert 0 < taken < 17
     let_days_pass(home, 3_600_000, 30_000)
-    assert home.parts.timers.figures.rolled >= taken
-    assert home.parts.timers.figures.dropped == 0
+    assert home.context.timers.figures.rolled >= taken
+    assert home.context.timers.figures.dropped == 0
     assert len(bodies(home)) == 1 + taken
     home.close()
 
@@ -174,7 +174,7 @@ def test_a_timer_topic_that_is_made_anew_stops_nothing(tmp_path: Path) -> None:
     home.close()
     home = open_house(tmp_path, now_ms)
     let_pass(home, 100)
-    feed = home.parts.timers.feed
+    feed = home.context.timers.feed
     assert feed.start_offset == 1
     home.store.remove_queues(TIMER.encode())
     let_pass(home, 30_000)

@@ -10,7 +10,7 @@ from penstock.broker.delay import timer_prefetch
 from penstock.broker.delay import timers as timer_module
 from penstock.errors import DiskFull
 from penstock.metrics import Registry
-from penstock.rpc.answers import Wake
+from penstock.rpc.answers import TickAt
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import KVTable
 from penstock.wire.bodies.table_bodies import TimerCheckpoint, TimerMetricsSerializeWrapper
@@ -155,12 +155,12 @@ def test_within_a_millisecond_the_order_is_that_of_the_sends(home: House) -> Non
 
 def test_a_send_for_soon_wakes_the_server(home: House) -> None:
     home.tick(0)
-    home.broker.outbox.take()
+    home.broker.effects.take()
     send(home, 7)
-    wakes = [effect.ms for effect in home.broker.outbox.take() if isinstance(effect, Wake)]
+    wakes = [effect.ms for effect in home.broker.effects.take() if isinstance(effect, TickAt)]
     assert wakes == [home.now_ms + 7]
     send(home, 60_000)
-    assert not [e for e in home.broker.outbox.take() if isinstance(e, Wake)], "one is enough"
+    assert not [e for e in home.broker.effects.take() if isinstance(e, TickAt)], "one is enough"
 
 
 def test_a_turn_delivers_a_bounded_number(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,8 +250,8 @@ def test_a_refusing_store_makes_them_wait(home: House) -> None:
     let_pass(home, 500)
     home.store.path.refusal = DiskFull("full")
     home.now_ms += 600
-    home.parts.timers.tick(home.now_ms)
-    assert home.parts.timers.due() <= home.now_ms + timer_module.RETRY_MS
+    home.context.timers.tick(home.now_ms)
+    assert home.context.timers.due() <= home.now_ms + timer_module.RETRY_MS
     assert bodies(home)[1:] == []
     home.store.path.refusal = None
     let_pass(home, 200)
@@ -260,10 +260,10 @@ def test_a_refusing_store_makes_them_wait(home: House) -> None:
 
 def test_a_message_of_a_deleted_topic_is_dropped(home: House) -> None:
     send(home, 1000, topic="Gone")
-    home.parts.topics.delete("Gone", home.now_ms)
+    home.context.topics.delete("Gone", home.now_ms)
     let_pass(home, 1500)
-    assert home.parts.topics.get("Gone") is None
-    assert home.parts.timers.figures.dropped == 1
+    assert home.context.topics.get("Gone") is None
+    assert home.context.timers.figures.dropped == 1
     send(home, 1000, b"new life", topic="Gone")
     let_pass(home, 1500)
     assert bodies(home, "Gone") == [b"new life"]
@@ -273,10 +273,10 @@ def test_a_deleted_topic_does_not_come_back_by_rolling(tmp_path: Path) -> None:
     home = open_house(tmp_path, timer_roll_slots=600)
     send(home, HOUR_MS, topic="Gone")
     let_pass(home, 2000)
-    home.parts.topics.delete("Gone", home.now_ms)
+    home.context.topics.delete("Gone", home.now_ms)
     let_days_pass(home, 2 * HOUR_MS, 60_000)
-    assert home.parts.topics.get("Gone") is None
-    assert home.parts.timers.figures.dropped == 1
+    assert home.context.topics.get("Gone") is None
+    assert home.context.timers.figures.dropped == 1
     home.close()
 
 
@@ -304,7 +304,7 @@ def test_far_messages_roll_on_before_retention_takes_them(
         for segment in home.store.log.row.segments[:-1]:  # by the machine's clock before
             at = home.store.lookup.store_ms(segment.start) / 1000
             os.utime(segment.path, (at, at))
-        pin = home.parts.timers.pinned_from()
+        pin = home.context.timers.pinned_from()
         if pin is not None and pin < home.store.log.end:
             age_ms = home.now_ms - home.store.lookup.store_ms(home.store.log.begin())
             oldest_ms = max(oldest_ms, age_ms)
@@ -317,16 +317,16 @@ def test_far_messages_roll_on_before_retention_takes_them(
     assert int(last.properties["TIMER_ROLL_TIMES"]) >= days * 24 // retain_hours
     assert home.store.log.begin() > 0, "retention worked all the time"
     assert oldest_ms <= retain_hours * HOUR_MS + 8 * step_ms, "timers hold the log no longer"
-    assert home.parts.timers.figures.counts == {}
+    assert home.context.timers.figures.counts == {}
     home.close()
 
 
 def test_nothing_is_pinned_when_nothing_waits(home: House) -> None:
     send(home, 2000)
     let_pass(home, 1000)
-    assert home.parts.timers.pinned_from() is not None
+    assert home.context.timers.pinned_from() is not None
     let_pass(home, 5000)
-    assert home.parts.timers.pinned_from() is None
+    assert home.context.timers.pinned_from() is None
 
 
 # --- cold messages
@@ -349,10 +349,10 @@ def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(tmp_path: Path) 
     let_pass(home, home.now_ms % 1000 and 994)
     disk.work()
     home.now_ms = now_ms + 3999
-    home.parts.timers.tick(home.now_ms)
+    home.context.timers.tick(home.now_ms)
     assert bodies_now(home) == 1
     home.now_ms += 1
-    home.parts.timers.tick(home.now_ms)
+    home.context.timers.tick(home.now_ms)
     assert bodies_now(home) == 2
     disk.work()
     disk.slow = False
@@ -373,7 +373,7 @@ def test_figures_tell_what_waits(home: House) -> None:
     send(home, 50_000, topic="U")
     home.tick(20)
     registry = Registry()
-    home.parts.timers.add_metrics(registry)
+    home.context.timers.add_metrics(registry)
     text = registry.text()
     assert 'rocketmq_timing_messages{topic="U"} 2' in text
     assert 'rocketmq_timer_message_snapshot{timer_bound_s="5"} 1' in text
@@ -400,12 +400,12 @@ def test_counts_survive_a_restart_and_a_crash(tmp_path: Path) -> None:
     now_ms = home.now_ms
     home.close()
     home = open_house(tmp_path, now_ms)
-    assert home.parts.timers.figures.counts["T"].count == 2
+    assert home.context.timers.figures.counts["T"].count == 2
     send(home, 70_000)
     let_pass(home, 3000)
     crash(home)
     home = open_house(tmp_path, home.now_ms)
-    assert home.parts.timers.figures.counts["T"].count == 3
+    assert home.context.timers.figures.counts["T"].count == 3
     home.close()
 
 

@@ -99,7 +99,7 @@ def let_days_pass(home: House, ms: int, step_ms: int) -> None:
     while home.now_ms < end:
         home.tick(min(step_ms, end - home.now_ms))
         for _ in range(50):
-            if home.parts.timers.due() > home.now_ms:
+            if home.context.timers.due() > home.now_ms:
                 break
             home.tick(0)
         flush(home)
@@ -107,7 +107,7 @@ def let_days_pass(home: House, ms: int, step_ms: int) -> None:
 
 def crash(home: House) -> None:
     """End as by kill -9: the files stay as they are, nothing is persisted."""
-    home.parts.timers.files.close()
+    home.context.timers.files.close()
     home.store.flusher.stop()
     home.store.disk.close()
     home.store._lock.release()

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.filter import filtered_read
 from penstock.config import Settings
-from penstock.rpc.answers import Answer, Hold, Reply
+from penstock.rpc.answers import Answer, Reply, Suspend
 from penstock.wire.bodies.client_bodies import SubscriptionData, TopicConfig
 from tests.store_kit import small_config
 from tests.unit.broker.broker_kit import NOW_MS, House, bodies, house
@@ -25,7 +25,7 @@ def home(tmp_path: Path) -> Iterator[House]:
 
 def create_topic(home: House) -> None:
     config = TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2)
-    home.parts.topics.put(config, NOW_MS)
+    home.context.topics.put(config, NOW_MS)
 
 
 def fill(home: House, count: int, *, first: int = 0) -> None:
@@ -155,10 +155,10 @@ def test_the_subscription_of_the_heartbeat_filters(home: House) -> None:
 
 
 def test_a_held_pull_wakes_only_for_matching_messages(home: House) -> None:
-    assert isinstance(pull(home, 0, "n = 3", flags=6), Hold)
+    assert isinstance(pull(home, 0, "n = 3", flags=6), Suspend)
     fill(home, 3)
     assert home.woken == []
-    assert len(home.parts.holds) == 1
+    assert len(home.context.long_polling) == 1
     fill(home, 2, first=3)
     assert given(home.woken[0]) == [3]
     assert place(home.woken[0]) == (FOUND, 5)

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.config import BrokerConfig, Settings
-from penstock.rpc.answers import Answer, Hold, Persist, Reply
+from penstock.rpc.answers import Answer, PersistSoon, Reply, Suspend
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import BatchAck, BatchAckMessageRequestBody
 from penstock.wire.codes import POP_ORDER_REVIVE_QUEUE, RequestCode
@@ -57,9 +57,9 @@ class Popper:
         named = {name: str(value) for name, value in fields.items() if value is not None}
         return self.home.frame(encode(RequestCode.POP_MESSAGE, named, opaque=9, version=493))
 
-    def hold(self, wait_ms: int = 15_000, **ext: Any) -> Hold:
+    def hold(self, wait_ms: int = 15_000, **ext: Any) -> Suspend:
         answer = self.ask(pollTime=wait_ms, **ext)
-        assert isinstance(answer, Hold), answer
+        assert isinstance(answer, Suspend), answer
         return answer
 
     def pop(self, **ext: Any) -> list[Popped]:
@@ -193,6 +193,6 @@ def stored(home: House, topic: str = "T", queue_id: int = 0) -> list[StoredMessa
 
 def persist(home: House) -> None:
     """Write the tables whose time has come, as the server does."""
-    for effect in home.broker.outbox.take():
-        if isinstance(effect, Persist) and effect.table.dirty:
-            home.parts.persistence.save(effect.table)()
+    for effect in home.broker.effects.take():
+        if isinstance(effect, PersistSoon) and effect.table.dirty:
+            home.context.persistence.save(effect.table)()

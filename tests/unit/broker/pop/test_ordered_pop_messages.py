@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.rpc.answers import Hold, Reply
+from penstock.rpc.answers import Reply, Suspend
 from tests.unit.broker.broker_kit import House, bodies, house
 from tests.unit.broker.pop.pop_kit import Popped, Popper, let_pass, persist, reopen
 
@@ -37,12 +37,12 @@ def test_the_next_comes_when_all_are_acknowledged(home: House, popper: Popper) -
     assert texts(first) == [b"0", b"1"]
     assert {one.receipt.revive_queue_id for one in first} == {999}
     assert pop(popper) == []
-    assert home.parts.offsets.get("G", "T", 0) == 0
+    assert home.context.offsets.get("G", "T", 0) == 0
     assert popper.ack(first[1]).code == 0
-    assert home.parts.offsets.get("G", "T", 0) == 0
+    assert home.context.offsets.get("G", "T", 0) == 0
     assert pop(popper) == []
     assert popper.ack(first[0]).code == 0
-    assert home.parts.offsets.get("G", "T", 0) == 2
+    assert home.context.offsets.get("G", "T", 0) == 2
     assert texts(pop(popper)) == [b"2", b"3"]
 
 
@@ -58,13 +58,13 @@ def test_they_come_again_in_order(home: House, popper: Popper) -> None:
     assert answer.ext is not None
     assert answer.ext["orderCountInfo"] == "0 qo0%1 1;0 qo0%2 1;0 0 0"
     assert popper.ack(first[1]).code == 0  # outdated: ignored
-    assert home.parts.offsets.get("G", "T", 0) == 1
+    assert home.context.offsets.get("G", "T", 0) == 1
 
 
 def test_a_batch_is_acknowledged_in_order(home: House, popper: Popper) -> None:
     first = pop(popper, 3)
     assert popper.ack_batch(first).code == 0
-    assert home.parts.offsets.get("G", "T", 0) == 3
+    assert home.context.offsets.get("G", "T", 0) == 3
     assert texts(pop(popper)) == [b"3", b"4"]
 
 
@@ -90,7 +90,7 @@ def test_another_time_of_one_message(home: House, popper: Popper) -> None:
 def test_who_waits_is_told(home: House, popper: Popper) -> None:
     first = pop(popper)
     popper.hold(order="true", maxMsgNums=1)
-    assert isinstance(popper.notify(15_000, order="true"), Hold)
+    assert isinstance(popper.notify(15_000, order="true"), Suspend)
     popper.ack(first[0])
     assert home.woken == []
     popper.ack(first[1])
@@ -108,18 +108,18 @@ def test_an_acknowledgement_in_the_turn_of_the_pop_is_not_missed(
     """Both come in one read: the pop is held only when the acknowledgement was served."""
     (first,) = pop(popper, 1)
     hold = popper.hold(order="true", maxMsgNums=1)
-    home.parts.holds.drop(1)
+    home.context.long_polling.drop(1)
     popper.ack(first)
     assert home.woken == []
-    home.parts.holds.add(1, 9, hold)
+    home.context.long_polling.add(1, 9, hold)
     assert [bodies(reply) for reply in home.woken] == [[b"1"]]
-    assert len(home.parts.holds) == 0
+    assert len(home.context.long_polling) == 0
 
 
 def test_a_notification_knows_blocked_queues(home: House, popper: Popper) -> None:
     first = pop(popper)
     assert popper.notify(order="true") == Reply(ext={"hasMsg": "false", "pollingFull": "false"})
-    assert isinstance(popper.notify(60_000, order="true"), Hold)
+    assert isinstance(popper.notify(60_000, order="true"), Suspend)
     let_pass(home, 10_000)
     assert home.woken == [Reply(ext={"hasMsg": "true", "pollingFull": "false"})]
     assert len(first) == 2
@@ -133,7 +133,7 @@ def test_a_message_that_was_not_popped_is_refused(home: House, popper: Popper) -
 
 def test_a_reset_frees_the_queue(home: House, popper: Popper) -> None:
     pop(popper)
-    home.parts.offsets.reset("G", "T", {0: 1}, home.now_ms)
+    home.context.offsets.reset("G", "T", {0: 1}, home.now_ms)
     assert texts(pop(popper)) == [b"1", b"2"]
 
 

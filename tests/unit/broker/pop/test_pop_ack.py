@@ -7,7 +7,7 @@ import pytest
 
 from penstock.config import Settings
 from penstock.errors import DiskFull
-from penstock.rpc.answers import Encoded
+from penstock.rpc.answers import EncodedReply
 from penstock.rpc.command import Command
 from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.codes import RequestCode
@@ -170,7 +170,7 @@ def test_a_store_that_refuses_refuses_pops(home: House, popper: Popper) -> None:
     home.store.path.refusal = DiskFull("full")
     answer = popper.ask()
     assert answer.code == 14  # type: ignore[union-attr]
-    assert home.parts.offsets.get("G", "T", 0) == 1
+    assert home.context.offsets.get("G", "T", 0) == 1
     assert popper.ack(popped).code == 14
     let_pass(home, 300)
     home.store.path.refusal = None
@@ -193,7 +193,7 @@ def test_acknowledgements_wait_for_the_disk_under_sync_flush(tmp_path: Path) -> 
             "extraInfo": popped.receipt.format(),
         }  # fmt: skip
         answer = home.broker.handle(Command(RequestCode.ACK_MESSAGE, ext, now_ms=home.now_ms))
-        assert isinstance(answer, Encoded)
+        assert isinstance(answer, EncodedReply)
         assert answer.offset == home.store.log.end
 
 
@@ -202,7 +202,7 @@ def test_a_deleted_topic_ends_its_loans(home: House, popper: Popper) -> None:
     (popped, _) = popper.pop()
     assert home.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
     config = TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4)
-    home.parts.topics.put(config, home.now_ms)
+    home.context.topics.put(config, home.now_ms)
     send(home, b"other", b"another")
     assert popper.ack(popped).code in (0, 208)
     let_pass(home, 10_000)
@@ -216,7 +216,7 @@ def test_a_deleted_group_ends_its_loans(home: House, popper: Popper) -> None:
     assert live.broker.auto_create_groups
     send(home, b"a")
     popper.pop()
-    home.parts.groups.delete("G", home.now_ms)
+    home.context.groups.delete("G", home.now_ms)
     home.live.change({"autoCreateSubscriptionGroup": "false"})
     let_pass(home, 10_000)
     assert len(home.broker.pop.journal.loans) == 0
@@ -227,8 +227,8 @@ def test_counters(home: House, popper: Popper) -> None:
     send(home, b"a", b"b")
     popper.ack_all(popper.pop()[:1])
     key = ("T", "G")
-    assert home.parts.stats.acks[key].nums == 1
-    assert home.parts.stats.batches[key].nums == 1
+    assert home.context.stats.acks[key].nums == 1
+    assert home.context.stats.batches[key].nums == 1
     loans = home.broker.pop.journal.loans
     assert loans.in_flight == {("T", "G", 0): 1}
     assert sum(len(stored(home, REVIVE, n)) for n in range(8)) == 2

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.long_polling import Held
+from penstock.broker.long_polling import SuspendedRequest
 from penstock.broker.pop import pop_message as pop_module
 from penstock.broker.pop import revive
 from penstock.broker.pop.checkpoints import Key, Loan
 from penstock.broker.pop.pop_reader import read
 from penstock.errors import DiskFull
-from penstock.rpc.answers import Answer, Hold, InThread, Wake
+from penstock.rpc.answers import Answer, InThread, Suspend, TickAt
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import BatchAck, BatchAckMessageRequestBody
 from penstock.wire.codes import RequestCode
@@ -70,16 +70,16 @@ def serve_together(home: House, *frames: bytes) -> None:
     """Several requests of one connection in one turn, as the server does it: what is to wait is
     held first, then those are woken for whom something came."""
     data = b"".join(frames)
-    home.turn.bind(memoryview(bytearray(data)), BORN)
-    home.turn.come_from(1, "10.1.2.3:54321", BORN)
-    assert home.turn.serve(0, len(data), home.now_ms) == len(data)
-    home.turn.output.take()
-    deferred, home.turn.deferred = home.turn.deferred, []
+    home.request_loop.bind(memoryview(bytearray(data)), BORN)
+    home.request_loop.come_from(1, "10.1.2.3:54321", BORN)
+    assert home.request_loop.serve(0, len(data), home.now_ms) == len(data)
+    home.request_loop.output.take()
+    deferred, home.request_loop.deferred = home.request_loop.deferred, []
     for opaque, _, _, answer in deferred:
-        if isinstance(answer := home.finish(answer), Hold):
-            home.parts.holds.add(1, opaque, answer)
-    if home.turn.attend:
-        home.turn.attend = False
+        if isinstance(answer := home.finish(answer), Suspend):
+            home.context.long_polling.add(1, opaque, answer)
+    if home.request_loop.attend:
+        home.request_loop.attend = False
         home.store.attend()
 
 
@@ -115,17 +115,17 @@ def test_a_client_that_takes_no_answers_does_not_keep_others_waiting(
     popper.ack_all(popper.pop())
     popper.hold()
     popper.hold()
-    stuck: list[Held] = []
-    wake = home.parts.holds.wake
+    stuck: list[SuspendedRequest] = []
+    wake = home.wake
 
-    def wake_second(held: Held, last: bool) -> None:
+    def wake_second(held: SuspendedRequest, last: bool) -> None:
         if stuck:
             wake(held, last)
         else:
             stuck.append(held)
-            home.parts.holds.pass_on(held)
+            home.context.long_polling.pass_on(held)
 
-    home.parts.holds.wake = wake_second
+    home.context.long_polling.on_wake(wake_second)
     send(home, b"a")
     assert [bodies(reply) for reply in home.woken] == [[b"a"]]
 
@@ -202,7 +202,7 @@ def test_an_open_pop_in_order_survives_a_kill(tmp_path: Path) -> None:
         home = reopen(home, root, crash=True)
         popper = Popper(home)
         assert fifo(popper) == []
-        assert home.parts.offsets.get("G", "T", 0) == 1
+        assert home.context.offsets.get("G", "T", 0) == 1
         popper.ack(popped[1])
         assert [one.body for one in fifo(popper)] == [b"c"]
     finally:
@@ -264,9 +264,9 @@ def test_acknowledging_an_unknown_pop_passes_over_nothing(home: House, popper: P
     popped = fifo(popper)
     home.broker.pop._order.clear("T", "G", 0)  # as a file that was lost
     assert popper.ack(popped[2]).code == 0
-    assert home.parts.offsets.get("G", "T", 0) == 0
+    assert home.context.offsets.get("G", "T", 0) == 0
     assert popper.ack(popped[0]).code == 0
-    assert home.parts.offsets.get("G", "T", 0) == 1
+    assert home.context.offsets.get("G", "T", 0) == 1
 
 
 def test_a_message_that_does_not_exist_yet_is_not_acknowledged_in_order(
@@ -283,9 +283,9 @@ def test_a_message_that_does_not_exist_yet_is_not_acknowledged_in_order(
 
 def test_the_server_wakes_for_a_time_that_became_shorter(home: House, popper: Popper) -> None:
     (first,) = fifo(popper, invisibleTime=60_000)
-    home.broker.outbox.take()
+    home.broker.effects.take()
     popper.change(first, 5)
-    assert Wake(home.now_ms + 5) in home.broker.outbox.take()
+    assert TickAt(home.now_ms + 5) in home.broker.effects.take()
 
 
 def test_a_clock_set_back_does_not_block_a_queue(home: House, popper: Popper) -> None:
@@ -357,7 +357,7 @@ def test_a_copy_that_was_not_noted_is_on_the_disk_before_offsets(
 
     monkeypatch.setattr(home.broker.pop.journal, "_write_acks", refuse)
     let_pass(home, 10_000)
-    home.parts.persistence.save(home.parts.offsets.table)()
+    home.context.persistence.save(home.context.offsets.table)()
     assert synced[-1] == home.store.log.end
 
 
@@ -388,7 +388,7 @@ def test_what_cannot_be_read_keeps_nobody_back(
 def test_a_group_of_an_impossible_name_stops_nothing(home: House, popper: Popper) -> None:
     journal = home.broker.pop.journal
     group = "G" * 250
-    home.parts.groups.table.put(home.parts.groups.find("G", 0), 0)
+    home.context.groups.table.put(home.context.groups.find("G", 0), 0)
     loan = Loan(Key("T", group, 0, 0, home.now_ms), 1_000, [0], 0)
     journal.lend(loan, home.now_ms)
     popper.pop()

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.rpc.answers import Hold, Reply
+from penstock.rpc.answers import Reply, Suspend
 from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.codes import RequestCode
 from tests.unit.broker.broker_kit import House, bodies, house
@@ -103,7 +103,7 @@ def test_the_journal_is_written_as_rocketmq_does(home: House, popper: Popper) ->
 def test_progress_is_seen_by_tools(home: House, popper: Popper) -> None:
     send(home, b"a", b"b")
     popper.pop(maxMsgNums=1)
-    assert home.parts.offsets.get("G", "T", 0) == 1
+    assert home.context.offsets.get("G", "T", 0) == 1
     reply = home.ask(
         RequestCode.QUERY_CONSUMER_OFFSET, {"consumerGroup": "G", "topic": "T", "queueId": "0"}
     )
@@ -169,7 +169,7 @@ def test_a_late_pop_is_not_served(home: House, popper: Popper) -> None:
 
 def test_rights_are_checked(home: House, popper: Popper) -> None:
     send(home, b"a")
-    home.parts.topics.put(
+    home.context.topics.put(
         TopicConfig(topic_name="T", read_queue_nums=4, write_queue_nums=4, perm=2), home.now_ms
     )
     answer = popper.ask()
@@ -206,7 +206,7 @@ def test_tags_are_filtered(home: House, popper: Popper) -> None:
     popped = popper.pop(exp="b || x", expType="TAG")
     assert [one.body for one in popped] == [b"2", b"4"]
     assert [one.receipt.queue_offset for one in popped] == [2, 4]
-    assert home.parts.offsets.get("G", "T", 0) == 5
+    assert home.context.offsets.get("G", "T", 0) == 5
     let_pass(home, 10_000)
     home.store.settle()
     assert popper.bodies(exp="b || x", expType="TAG") == [b"2", b"4"]
@@ -248,7 +248,7 @@ def test_the_second_kind_of_retry_topics(tmp_path: Path) -> None:
         assert popper.bodies(maxMsgNums=1) == [b"b"]
         let_pass(home, 10_000)
         home.store.settle()
-        assert home.parts.topics.get("%RETRY%G+T") is not None
+        assert home.context.topics.get("%RETRY%G+T") is not None
         found = [one for _ in range(2) for one in popper.pop()]
         assert sorted((one.body, str(one.receipt.kind)) for one in found) == [
             (b"a", "1"), (b"b", "2"),
@@ -323,6 +323,6 @@ def test_a_reset_works_for_pops(home: House, popper: Popper) -> None:
     assert home.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
     assert popper.bodies() == [b"1", b"2"]
     held = popper.ask(pollTime=15_000)
-    assert isinstance(held, Hold)
+    assert isinstance(held, Suspend)
     assert home.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, ext).code == 0
     assert bodies(home.woken[0]) == [b"1", b"2"]

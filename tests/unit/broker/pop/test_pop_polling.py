@@ -9,7 +9,7 @@ import pytest
 from penstock.broker.pop import pop_message as pop_module
 from penstock.broker.pop import pop_polling
 from penstock.broker.pop.pop_reader import Taken, read
-from penstock.rpc.answers import Answer, Hold, InThread, Reply
+from penstock.rpc.answers import Answer, InThread, Reply, Suspend
 from penstock.wire.codes import RequestCode
 from tests.unit.broker.broker_kit import House, bodies, house
 from tests.unit.broker.pop.pop_kit import Popper, let_pass, pop_settings
@@ -121,7 +121,7 @@ def test_groups_do_not_wait_for_each_other(home: House, popper: Popper) -> None:
 def test_what_comes_back_wakes(home: House, popper: Popper) -> None:
     send(home, b"a")
     popper.pop(invisibleTime=5000)
-    assert home.parts.topics.get("%RETRY%G_T") is None
+    assert home.context.topics.get("%RETRY%G_T") is None
     popper.hold(queueId=3)
     let_pass(home, 5000)
     assert bodies(home.woken[0]) == [b"a"]
@@ -139,8 +139,8 @@ def test_too_many_do_not_wait(tmp_path: Path) -> None:
             popper = Popper(home)
             for _ in range(3):
                 answer = popper.ask(queueId=queue_id, pollTime=1000)
-                if home.parts.holds.lined < 5:
-                    assert isinstance(answer, Hold)
+                if home.context.long_polling.in_wait_queues < 5:
+                    assert isinstance(answer, Suspend)
         for queue_id in (1, 3):
             answer = popper.ask(queueId=queue_id, pollTime=1000)
             assert isinstance(answer, Reply)
@@ -151,8 +151,12 @@ def test_too_many_do_not_wait(tmp_path: Path) -> None:
 
 def test_who_is_gone_is_not_waited_for(home: House, popper: Popper) -> None:
     popper.hold()
-    home.parts.holds.drop(1)
-    assert (waiting(popper), home.parts.holds.lined, len(home.parts.holds)) == (0, 0, 0)
+    home.context.long_polling.drop(1)
+    assert (
+        waiting(popper),
+        home.context.long_polling.in_wait_queues,
+        len(home.context.long_polling),
+    ) == (0, 0, 0)
     popper.hold()
     send(home, b"a")
     assert len(home.woken) == 1
@@ -161,8 +165,8 @@ def test_who_is_gone_is_not_waited_for(home: House, popper: Popper) -> None:
 def test_idle_lines_are_forgotten(home: House, popper: Popper) -> None:
     popper.hold(1000)
     let_pass(home, pop_polling.TIDY_MS + 2000)
-    assert home.broker.pop._waiting._lines == {}
-    assert home.parts.holds._by_queue == {}
+    assert home.broker.pop._waiting._wait_queues == {}
+    assert home.context.long_polling._by_queue == {}
     popper.hold()
     send(home, b"a")
     assert bodies(home.woken[-1]) == [b"a"]
@@ -175,11 +179,11 @@ def test_a_deleted_topic_ends_the_waiting(home: House, popper: Popper) -> None:
 
     def wake(held: Any, last: bool) -> None:
         try:
-            held.hold.again(last)
+            held.suspend.retry(last)
         except Exception as error:
             woken.append(error)
 
-    home.parts.holds.wake = wake
+    home.context.long_polling.on_wake(wake)
     assert home.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
     assert [type(error).__name__ for error in woken] == ["TopicNotExist"] * 3
 
@@ -187,9 +191,9 @@ def test_a_deleted_topic_ends_the_waiting(home: House, popper: Popper) -> None:
 def test_a_topic_made_anew_is_waited_for(home: House, popper: Popper) -> None:
     popper.hold(1000)
     home.tick(2000)
-    config = home.parts.topics.need("T")
+    config = home.context.topics.need("T")
     assert home.ask(RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": "T"}).code == 0
-    home.parts.topics.put(config, home.now_ms)
+    home.context.topics.put(config, home.now_ms)
     popper.hold()
     send(home, b"new")
     assert bodies(home.woken[-1]) == [b"new"]
@@ -202,7 +206,7 @@ def test_notifications_tell_of_messages(home: House, popper: Popper) -> None:
     no = Reply(ext={"hasMsg": "false", "pollingFull": "false"})
     yes = Reply(ext={"hasMsg": "true", "pollingFull": "false"})
     assert popper.notify() == no
-    assert isinstance(popper.notify(15_000), Hold)
+    assert isinstance(popper.notify(15_000), Suspend)
     send(home, b"a", queue_id=2)
     assert home.woken == [yes]
     assert popper.notify() == yes
@@ -210,19 +214,19 @@ def test_notifications_tell_of_messages(home: House, popper: Popper) -> None:
     assert popper.notify(queueId=1) == no
     popper.pop(invisibleTime=5000)
     assert popper.notify() == no
-    assert isinstance(popper.notify(15_000), Hold)
+    assert isinstance(popper.notify(15_000), Suspend)
     let_pass(home, 5000)
     assert home.woken[1:] == [yes]
     assert popper.notify() == yes
     popper.pop()
-    assert isinstance(popper.notify(1000), Hold)
+    assert isinstance(popper.notify(1000), Suspend)
     let_pass(home, 1000)
     assert home.woken[2:] == [no]
 
 
 def test_each_message_tells_one(home: House, popper: Popper) -> None:
     for _ in range(10):
-        assert isinstance(popper.notify(15_000), Hold)
+        assert isinstance(popper.notify(15_000), Suspend)
     send(home, b"a", b"b", b"c", queue_id=2)
     assert len(home.woken) == 3
     send(home, b"d", queue_id=1)
@@ -317,5 +321,5 @@ def test_a_reset_while_reading_counts(home: House, popper: Popper) -> None:
     send(home, b"a", b"b")
     job = begin(popper)
     found = job.work()
-    home.parts.offsets.reset("G", "T", {0: 2}, home.now_ms)
+    home.context.offsets.reset("G", "T", {0: 2}, home.now_ms)
     assert bodies(home.finish(job.then(found))) == [b"b"]

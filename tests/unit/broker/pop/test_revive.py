@@ -121,12 +121,12 @@ def test_a_reset_is_not_undone_by_a_restart(tmp_path: Path) -> None:
     popper = Popper(home)
     popper.ack_all(popper.pop(maxMsgNums=2))
     popper.pop(maxMsgNums=1)
-    home.parts.offsets.reset("G", "T", {0: 1}, home.now_ms)
+    home.context.offsets.reset("G", "T", {0: 1}, home.now_ms)
     let_pass(home, 6_000)
     persist(home)
     home = reopen(home, root, crash=True)
     try:
-        assert home.parts.offsets.get("G", "T", 0) == 1
+        assert home.context.offsets.get("G", "T", 0) == 1
         assert Popper(home).bodies() == [b"1", b"2", b"3"]
     finally:
         home.close()
@@ -182,7 +182,7 @@ def test_the_journal_is_read_from_the_first_open_batch(home: House) -> None:
     home.tick(1)
     (open_one,) = home.broker.pop.journal.loans
     for queue_id in range(8):
-        place = home.parts.offsets.get(REVIVE_GROUP, REVIVE, queue_id)
+        place = home.context.offsets.get(REVIVE_GROUP, REVIVE, queue_id)
         end = home.store.max_offset(REVIVE, queue_id)
         assert place == (open_one.entry if queue_id == open_one.revive_queue_id else end) - 1
 
@@ -212,7 +212,7 @@ def test_a_batch_that_stays_open_is_written_again(
         popper = Popper(home)
         (loan,) = home.broker.pop.journal.loans
         assert loan.open_offsets() == [1]
-        assert home.parts.offsets.get("G", "T", 0) == 202  # not back to that of the old batch
+        assert home.context.offsets.get("G", "T", 0) == 202  # not back to that of the old batch
         let_pass(home, 3_600_000)
         home.store.settle()
         assert popper.bodies() == [b"longer"]
@@ -369,7 +369,7 @@ def put(home: House, tag: str, body: Any, queue_id: int, **properties: str) -> N
 
 def test_batches_of_the_broker_before_us_come_back(home: House) -> None:
     send(home, b"0", b"1", b"2")
-    home.parts.offsets.commit("G", "T", 0, 3, home.now_ms)
+    home.context.offsets.commit("G", "T", 0, 3, home.now_ms)
     popper = Popper(home)
     assert popper.pop() == []
     pop_ms = home.now_ms - 5_000
@@ -389,7 +389,7 @@ def test_an_acknowledgement_before_its_batch_is_kept(tmp_path: Path) -> None:
     root = tmp_path / "store"
     home = House(root)
     send(home, b"0", b"1")
-    home.parts.offsets.commit("G", "T", 0, 2, home.now_ms)
+    home.context.offsets.commit("G", "T", 0, 2, home.now_ms)
     (message, _) = stored(home)
     pop_ms = home.now_ms
     home.now_ms += 1_000
@@ -442,11 +442,11 @@ def test_offsets_are_written_after_the_journal(
         Popper(home).pop()
         synced: list[int] = []
         monkeypatch.setattr(home.store, "sync_log", synced.append)
-        work = home.parts.persistence.save(home.parts.offsets.table)
+        work = home.context.persistence.save(home.context.offsets.table)
         assert synced == []
         work()
         assert synced == [home.store.log.end]
         monkeypatch.undo()
         home.store.flusher.pump()
-        home.parts.persistence.save(home.parts.offsets.table)()
+        home.context.persistence.save(home.context.offsets.table)()
         assert synced == [home.store.log.end]

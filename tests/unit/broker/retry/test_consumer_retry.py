@@ -10,7 +10,7 @@ import pytest
 from penstock.broker.retry.consumer_retry import group_of
 from penstock.config import Settings, delays_ms
 from penstock.errors import DiskFull, MessageIllegal, PenstockError
-from penstock.rpc.answers import Encoded, InThread, Reply
+from penstock.rpc.answers import EncodedReply, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import refusal
 from penstock.wire import fastjson
@@ -53,7 +53,7 @@ def hand_back(
 
 
 def group(home: House, **fields: Any) -> None:
-    home.parts.groups.put(SubscriptionGroupConfig(group_name="G", **fields), home.now_ms)
+    home.context.groups.put(SubscriptionGroupConfig(group_name="G", **fields), home.now_ms)
 
 
 def send(home: House, **rest: Any) -> StoredMessage:
@@ -99,7 +99,7 @@ def test_sixteen_times_and_then_to_the_dead_letters(home: House) -> None:
     assert dead.properties["RETRY_TOPIC"] == "T"
     assert dead.properties["ORIGIN_MESSAGE_ID"] == origin
     assert dead.properties["DELAY"] == "0"
-    config = home.parts.topics.get(DEAD)
+    config = home.context.topics.get(DEAD)
     assert config is not None
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
     assert home.broker.retry.dead == {("G", "T"): 1}
@@ -194,9 +194,9 @@ def test_refusals(home: House) -> None:
     set_broker(home, permission=4)
     assert hand_back(home, message).code == ResponseCode.NO_PERMISSION
     set_broker(home, permission=6)
-    config = home.parts.topics.get(RETRY)
+    config = home.context.topics.get(RETRY)
     assert config is not None
-    home.parts.topics.put(msgspec.structs.replace(config, perm=4), home.now_ms)
+    home.context.topics.put(msgspec.structs.replace(config, perm=4), home.now_ms)
     assert hand_back(home, message).code == ResponseCode.NO_PERMISSION
 
 
@@ -230,7 +230,7 @@ def test_tools_see_what_was_handed_back(home: House) -> None:
     minute = fastjson.decode(told.body, BrokerStatsData).stats_minute
     assert minute is not None
     assert minute.sum == 2
-    home.parts.stats.forget_group("G")
+    home.context.stats.forget_group("G")
     assert home.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext).code != 0
 
 
@@ -250,7 +250,7 @@ def test_under_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
             if flag:
                 assert answer is None
             else:
-                assert isinstance(answer, Encoded)
+                assert isinstance(answer, EncodedReply)
                 assert answer.offset == home.store.log.end
                 assert read_reply(answer.data).code == 0
                 assert read_reply(answer.late).code == ResponseCode.FLUSH_DISK_TIMEOUT
@@ -310,7 +310,7 @@ def test_what_was_tried_too_often_goes_to_the_dead_letters(
 
 def test_a_group_that_consumes_in_order_gives_up_at_once(home: House) -> None:
     queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
-    home.parts.locks.lock("G", "c1", [queue], home.now_ms)
+    home.context.locks.lock("G", "c1", [queue], home.now_ms)
     assert send_back(home, reconsumed=1, times_max=16, DELAY="3").code == 0
     assert len(stored(home, DEAD)) == 1
     home.now_ms += 61_000  # the lease is over
@@ -355,6 +355,6 @@ def test_only_messages_that_may_be_read_are_handed_back(
         asked.append(topic)
         return Reply(ResponseCode.NO_PERMISSION)
 
-    monkeypatch.setattr(home.parts.access, "check_read", check_read)
+    monkeypatch.setattr(home.context.access, "check_read", check_read)
     assert hand_back(home, message).code == ResponseCode.NO_PERMISSION
     assert asked == ["T"]

@@ -188,7 +188,7 @@ def test_after_five_unknown_checks_it_is_rolled_back_and_parked(
     assert home.open == 0
     assert home.end(sent).code == 201
     assert home.end(sent, ROLLBACK).remark == "done before: rolled back"
-    topic = home.parts.topics.get(PARKED)
+    topic = home.context.topics.get(PARKED)
     assert topic is not None
     assert (topic.read_queue_nums, topic.perm) == (1, 6)
 
@@ -196,7 +196,7 @@ def test_after_five_unknown_checks_it_is_rolled_back_and_parked(
 def test_no_topic_for_parked_halves_before_the_first(home: Trade) -> None:
     home.half()
     home.let_pass(100_000)
-    assert home.parts.topics.get(PARKED) is None
+    assert home.context.topics.get(PARKED) is None
 
 
 @pytest.mark.parametrize("most", [1, 2, 7])

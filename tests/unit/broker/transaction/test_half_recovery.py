@@ -368,7 +368,7 @@ def test_a_half_that_apache_appended_again(home: Trade, passed: bool) -> None:
     again = put_half(home, "K", TRANSACTION_CHECK_TIMES="1")
     third = put_half(home, "K", TRANSACTION_CHECK_TIMES="2")
     if passed:  # Apache notes that it is past the older ones
-        home.parts.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 2, home.now_ms)
+        home.context.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 2, home.now_ms)
         home.save()
     home = home.restart()
     assert home.open == 1
@@ -398,7 +398,7 @@ def test_apache_commits_by_the_first_handle_what_it_appended_again(home: Trade) 
     again = put_half(home, "K", TRANSACTION_CHECK_TIMES="1")
     put_real(home, first)
     put_op(home, b"0,")
-    home.parts.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 1, home.now_ms)
+    home.context.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 1, home.now_ms)
     home.save()
     home = home.restart()
     assert home.open == 0
@@ -416,7 +416,7 @@ def test_a_half_that_apache_leaves_in_peace(home: Trade, ended: bool) -> None:
     put_half(home, "K", TRAN_PREPARED_QUEUE_OFFSET="0", **immune)
     if ended:
         put_op(home, b"0,")
-    home.parts.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 1, home.now_ms)
+    home.context.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 1, home.now_ms)
     home.save()
     home = home.restart()
     assert home.open == (1 if ended else 2)
@@ -428,8 +428,8 @@ def test_a_half_that_apache_leaves_in_peace(home: Trade, ended: bool) -> None:
 
 def test_progress_beyond_the_queue_is_not_believed(home: Trade) -> None:
     home.half(b"x")
-    home.parts.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 99, home.now_ms)
-    home.parts.offsets.table.commit(OP, "CID_RMQ_SYS_TRANS", 0, 99, home.now_ms)
+    home.context.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 99, home.now_ms)
+    home.context.offsets.table.commit(OP, "CID_RMQ_SYS_TRANS", 0, 99, home.now_ms)
     home.save()
     home = home.restart()
     assert home.transactions.halves.position == 1

@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.transaction import check_back, half_messages
 from penstock.errors import ReadFailed
-from penstock.rpc.answers import InThread, Reply, Wake
+from penstock.rpc.answers import InThread, Reply, TickAt
 from penstock.rpc.command import Command
 from penstock.wire.codes import RequestCode
 from tests.unit.broker.transaction.test_half_recovery import note, put_half, put_op, put_real
@@ -215,12 +215,12 @@ def test_a_half_that_can_t_be_moved_does_not_keep_the_broker_busy(
 def test_peace_ends_when_the_log_would_be_deleted(home: Trade) -> None:
     home.half(properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "9" * 18})
     home.let_pass(10_000)
-    assert home.parts.transactions.pinned_from() is not None
+    assert home.context.transactions.pinned_from() is not None
     home.now_ms += 72 * HOUR_MS
     home.let_pass(300_000)
     assert home.open == 0
     assert home.bodies(PARKED) == [b"x"]
-    assert home.parts.transactions.pinned_from() is None
+    assert home.context.transactions.pinned_from() is None
 
 
 def test_producers_have_time_to_come_back_after_a_long_break(home: Trade) -> None:
@@ -265,8 +265,8 @@ def test_whoever_answers_fast_is_asked_on(home: Trade, monkeypatch: pytest.Monke
     assert len(checks) == 4
     for check in checks[:2]:
         home.end(check.handle, checked=True)
-    effects = home.broker.outbox.take()
-    assert Wake(home.now_ms) in effects
+    effects = home.broker.effects.take()
+    assert TickAt(home.now_ms) in effects
     home.tick(1)
     assert len(home.checks()) == 2
 

@@ -142,7 +142,7 @@ class TransactionMachine(RuleBasedStateMachine):
 
     @rule()
     def go(self) -> None:
-        for members in self.home.parts.clients.producer_groups().values():
+        for members in self.home.context.clients.producer_groups().values():
             for member in members:
                 self.home.go(member.client)
 

@@ -10,7 +10,7 @@ import pytest
 from penstock.config import Settings
 from penstock.errors import DiskFull
 from penstock.metrics import Registry
-from penstock.rpc.answers import Encoded, InThread, Reply
+from penstock.rpc.answers import EncodedReply, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.codes import RequestCode
@@ -261,7 +261,9 @@ def test_the_right_on_its_topic_is_needed(home: Trade, monkeypatch: pytest.Monke
         asked.append(topic)
         return Reply(16)
 
-    monkeypatch.setattr(type(home.parts.access), "check_write", lambda _, *args: check_write(*args))
+    monkeypatch.setattr(
+        type(home.context.access), "check_write", lambda _, *args: check_write(*args)
+    )
     assert home.end(sent, checked=True, fields={"topic": HALF}).code == 16
     assert asked == ["T"]
     monkeypatch.undo()
@@ -283,7 +285,7 @@ def test_an_old_half_is_read_by_the_pool(home: Trade, monkeypatch: pytest.Monkey
 
 def test_a_half_of_a_deleted_topic_is_parked(home: Trade) -> None:
     sent = home.half(b"x")
-    home.parts.topics.delete("T", home.now_ms)
+    home.context.topics.delete("T", home.now_ms)
     answer = home.end(sent)
     assert answer.code == 17
     assert PARKED in (answer.remark or "")
@@ -295,7 +297,7 @@ def test_a_half_of_a_deleted_topic_is_parked(home: Trade) -> None:
 def test_in_a_smaller_topic_it_goes_where_consumers_look(home: Trade) -> None:
     sent = home.half(b"x", queue_id=3)
     smaller = TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2, perm=6)
-    home.parts.topics.put(smaller, home.now_ms)
+    home.context.topics.put(smaller, home.now_ms)
     home.end(sent)
     assert home.bodies(queue_id=1) == [b"x"]
 
@@ -399,7 +401,7 @@ def test_under_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
             }  # fmt: skip
             command = Command(RequestCode.END_TRANSACTION, ext, now_ms=home.now_ms)
             answer = home.broker.handle(command)
-            assert isinstance(answer, Encoded)
+            assert isinstance(answer, EncodedReply)
             assert answer.offset == home.store.log.end > half.physical_offset + half.size
             assert read_reply(answer.data).remark == remark
             assert read_reply(answer.late).code == 10
@@ -449,7 +451,7 @@ def test_the_tags_that_others_pull_do_not_matter(home: Trade) -> None:
     home.send(body=b"0", tag="blue")
     first, _ = home.half(b"1", tag="red"), home.half(b"2", tag="blue")
     home.pull(subscription="blue")
-    assert isinstance(home.broker.handle(home.end_command(first)), Reply | Encoded)
+    assert isinstance(home.broker.handle(home.end_command(first)), Reply | EncodedReply)
     assert home.bodies() == [b"0", b"1"]
 
 
@@ -464,7 +466,7 @@ def test_ends_wait_for_one_before_them_that_is_read_in_a_thread(
     behind = home.broker.handle(home.end_command(second))
     assert isinstance(ahead, InThread)
     assert isinstance(behind, InThread)
-    assert ahead.line == behind.line
+    assert ahead.ordered_by == behind.ordered_by
     assert ahead.work is not None
     assert behind.work is None
     assert home.broker.handle(home.end_command(third, client=2)).code == 0  # type: ignore[union-attr]
@@ -486,4 +488,4 @@ def test_a_record_that_can_t_be_read_ends_the_waiting_too(
         patch.setattr(home.store.lookup, "record", fail)
         with pytest.raises(OSError, match="no"):
             home.end(sent)
-    assert isinstance(home.broker.handle(home.end_command(sent)), Reply | Encoded)
+    assert isinstance(home.broker.handle(home.end_command(sent)), Reply | EncodedReply)

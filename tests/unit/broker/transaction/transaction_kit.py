@@ -10,7 +10,7 @@ from penstock.broker.consumers.clients import Member
 from penstock.broker.transaction.transactions import Transactions
 from penstock.config import Settings
 from penstock.errors import PenstockError
-from penstock.rpc.answers import Reply, Tell
+from penstock.rpc.answers import NotifyClient, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import refusal
 from penstock.wire.codes import RequestCode
@@ -70,7 +70,7 @@ class Trade(House):
 
     @property
     def transactions(self) -> Transactions:
-        return self.parts.transactions
+        return self.context.transactions
 
     @property
     def open(self) -> int:
@@ -134,7 +134,7 @@ class Trade(House):
     def come(self, client: int = PRODUCER, group: str = "P") -> None:
         """A producer connects, or beats its heart."""
         member = Member(client, f"p{client}", "10.0.0.1:1", 0, 493, self.now_ms)
-        self.parts.clients.register_producer(group, member)
+        self.context.clients.register_producer(group, member)
 
     def go(self, client: int = PRODUCER) -> None:
         self.broker.disconnected(client, self.now_ms)
@@ -148,7 +148,7 @@ class Trade(House):
         while self.now_ms < end:
             wake = max(min(self.broker.due(), self.now_ms + 1000), self.now_ms + 1)
             if beat:
-                for group, members in self.parts.clients.producer_groups().items():
+                for group, members in self.context.clients.producer_groups().items():
                     for member in members:
                         self.come(member.client, group)
             self.tick(min(wake, end) - self.now_ms)
@@ -159,8 +159,9 @@ class Trade(House):
         """The checks that were sent since this was asked last."""
         return [
             Check(effect.client, dict(effect.ext), decode_message(effect.body))
-            for effect in self.broker.outbox.take()
-            if isinstance(effect, Tell) and effect.code == RequestCode.CHECK_TRANSACTION_STATE
+            for effect in self.broker.effects.take()
+            if isinstance(effect, NotifyClient)
+            and effect.code == RequestCode.CHECK_TRANSACTION_STATE
         ]
 
     # --- what lies in the store
@@ -183,7 +184,7 @@ class Trade(House):
         return self.bodies(OP)
 
     def progress(self, topic: str) -> int | None:
-        return self.parts.offsets.get(SYSTEM_GROUP, topic, 0)
+        return self.context.offsets.get(SYSTEM_GROUP, topic, 0)
 
     # --- ends and beginnings
 
@@ -197,7 +198,7 @@ class Trade(House):
         """Write the tables, as the server does every few seconds."""
         for table in self.broker._tables():
             if table.dirty:
-                self.parts.persistence.save(table)()
+                self.context.persistence.save(table)()
 
     def kill(self) -> None:
         """End as by kill -9: the files stay as they are."""

@@ -13,7 +13,7 @@ from penstock.client.consumer.offset_store import RemoteOffsets
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.messages import MessageQueue
 from penstock.testing.clock import VirtualClock
-from penstock.transport.peer import Ask, Response
+from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
     ConsumeMessageDirectlyResult,
@@ -28,8 +28,8 @@ from tests.unit.client.consumer.consumer_kit import QUEUE, messages, work
 OTHER = MessageQueue("Orders", "broker-a", 2)
 
 
-def asked(code: int, body: bytes = b"", **ext: str) -> Ask:
-    return Ask(code, ext, body, None, False, 1, 0, 0, 0, cast(Any, None))
+def asked(code: int, body: bytes = b"", **ext: str) -> PeerRequest:
+    return PeerRequest(code, ext, body, None, False, 1, 0, 0, 0, cast(Any, None))
 
 
 class Consumer:
@@ -61,7 +61,7 @@ class Consumer:
         return ConsumeMessageDirectlyResult(consume_result="CR_SUCCESS")
 
 
-def answer_to(consumer: Consumer, ask: Ask) -> Response | None:
+def answer_to(consumer: Consumer, ask: PeerRequest) -> Response | None:
     """The answer, waited for where that has to be."""
     found = broker_requests.answer(consumer, ask, "broker:1")
     assert not isinstance(found, bool)

@@ -13,7 +13,7 @@ from penstock.client.producer.sending import Sender
 from penstock.client.topic_routes import Route
 from penstock.errors import ClientClosed, NoRoute, PeerError, PeerUnreachable
 from penstock.testing.clock import VirtualClock
-from penstock.transport.pending_calls import Calls
+from penstock.transport.pending_calls import PendingCalls
 from penstock.wire.bodies.client_bodies import BrokerData, QueueData, TopicRouteData
 from penstock.wire.frame import FRAME_BYTES_MAX, JSON, Request
 from penstock.wire.message import decode_properties
@@ -33,14 +33,14 @@ class Broker:
         self.up = True
         self.connects = True
         self.seen: list[Frame] = []
-        self._calls = Calls(
+        self._calls = PendingCalls(
             address, FRAME_BYTES_MAX, lambda ms: None, lambda: None, lambda: None
         )  # fmt: skip
         self.connection: Any = self
         self.transport: Any = object()
 
     @property
-    def calls(self) -> Calls | None:
+    def calls(self) -> PendingCalls | None:
         return self._calls if self.up and self.connects else None
 
     async def writable(self, timeout_ms: int) -> Any:

@@ -22,7 +22,7 @@ from penstock.errors import (
     Refused,
 )
 from penstock.testing.clock import VirtualClock
-from penstock.transport.peer import Ask
+from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.client_bodies import BrokerData, QueueData, TopicRouteData
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import decode_properties, encode_properties
@@ -92,7 +92,7 @@ class Sends:
         return SendReceipt(SendStatus.SEND_OK, "ID", "", queue or MessageQueue("T", "a", 0), 0)
 
 
-def _push(properties: dict[str, str], **ext: str) -> Ask:
+def _push(properties: dict[str, str], **ext: str) -> PeerRequest:
     fields = {
         "producerGroup": "g", "topic": "C_REPLY_TOPIC", "defaultTopic": "TBW102",
         "defaultTopicQueueNums": "4", "queueId": "3", "sysFlag": "0", "bornTimestamp": "11",
@@ -101,7 +101,7 @@ def _push(properties: dict[str, str], **ext: str) -> Ask:
         "storeTimestamp": "12", **ext,
     }  # fmt: skip
     code = RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT
-    return Ask(code, fields, b"reply", None, False, 1, 0, 0, 0, cast(Any, None))
+    return PeerRequest(code, fields, b"reply", None, False, 1, 0, 0, 0, cast(Any, None))
 
 
 def _made() -> tuple[Requests, Home]:
@@ -241,7 +241,7 @@ def test_hosts_that_are_no_addresses_do_no_harm() -> None:
 
 def test_other_requests_are_left_to_others() -> None:
     requests, _ = _made()
-    ask = Ask(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {}, b"", None, True, 1, 0, 0, 0,
+    ask = PeerRequest(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {}, b"", None, True, 1, 0, 0, 0,
               cast(Any, None))  # fmt: skip
     assert requests.asked(ask) is None
 

@@ -19,7 +19,7 @@ from penstock.errors import (
     PeerTimeout,
     QueueNotOurs,
 )
-from penstock.transport.peer import Ask, Response
+from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
     ConsumerRunningInfo,
@@ -57,7 +57,7 @@ class Scene:
         return sorted(message.body.decode() for message in await self.poll(count_max))
 
     def stored(self, queue_id: int = 0) -> int | None:
-        return self.home.parts.offsets.get("G", "T", queue_id)
+        return self.home.context.offsets.get("G", "T", queue_id)
 
 
 @pytest.fixture
@@ -237,7 +237,7 @@ def test_what_was_fetched_before_a_seek_does_not_come_after_it(play: Any) -> Non
 
 def test_a_position_that_the_broker_does_not_have_is_moved(play: Any) -> None:
     async def body(scene: Scene) -> None:
-        scene.home.parts.offsets.commit("G", "T", 0, 50, scene.home.now_ms)
+        scene.home.context.offsets.commit("G", "T", 0, 50, scene.home.now_ms)
         scene.consumer.assign(Q[:1])
         await scene.session.elapse(100)
         assert await scene.consumer.position(Q[0]) == 1
@@ -436,7 +436,7 @@ def test_subscriptions_are_in_heartbeats(play: Any) -> None:
 
 
 def asked(scene: Scene, code: int, body: bytes = b"", **ext: str) -> Any:
-    ask = Ask(code, ext, body, None, False, 1, 0, 493, 0, None)  # type: ignore[arg-type]
+    ask = PeerRequest(code, ext, body, None, False, 1, 0, 493, 0, None)  # type: ignore[arg-type]
     return scene.session.members[0].asked(ask, BROKER)
 
 

@@ -32,7 +32,7 @@ from penstock.errors import (
     refusal,
 )
 from penstock.testing.clock import VirtualClock
-from penstock.transport.peer import Ask, Response
+from penstock.transport.peer import PeerRequest, Response
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import encode_properties
 from penstock.wire.record import Record
@@ -130,7 +130,9 @@ def _made(check: Check | None = None) -> tuple[AsyncTransactionProducer, Home, V
     return producer, home, clock
 
 
-def _ask(body: bytes = b"half", message_id: str = "7F0000010539", group: str = "ns%g") -> Ask:
+def _ask(
+    body: bytes = b"half", message_id: str = "7F0000010539", group: str = "ns%g"
+) -> PeerRequest:
     record = Record()
     properties = {"UNIQ_KEY": message_id, "PGROUP": group, "TRAN_MSG": "true"}
     record.fill(b"ns%T", body, encode_properties(properties))
@@ -143,10 +145,10 @@ def _ask(body: bytes = b"half", message_id: str = "7F0000010539", group: str = "
         "bname": "broker-a",
     }  # fmt: skip
     code = RequestCode.CHECK_TRANSACTION_STATE
-    return Ask(code, ext, bytes(data), None, True, 1, 0, 0, 0, cast(Any, None))
+    return PeerRequest(code, ext, bytes(data), None, True, 1, 0, 0, 0, cast(Any, None))
 
 
-async def _answer(producer: AsyncTransactionProducer, ask: Ask) -> None:
+async def _answer(producer: AsyncTransactionProducer, ask: PeerRequest) -> None:
     work = producer.asked(ask, "10.0.0.9:10911")
     assert isinstance(work, Awaitable)
     assert await work is None
@@ -405,10 +407,31 @@ def test_questions_of_others_and_nonsense() -> None:
     producer, _, _ = _made(lambda message: True)
     assert producer.asked(_ask(group="ns%other"), "x") is False
     broken = _ask()
-    assert producer.asked(Ask(broken.code, {**broken.ext, "commitLogOffset": "x"}, broken.body,
-                              None, True, 1, 0, 0, 0, cast(Any, None)), "x") is None  # fmt: skip
-    assert producer.asked(Ask(broken.code, broken.ext, b"junk", None, True, 1, 0, 0, 0,
-                              cast(Any, None)), "x") is None  # fmt: skip
+    assert (
+        producer.asked(
+            PeerRequest(
+                broken.code,
+                {**broken.ext, "commitLogOffset": "x"},
+                broken.body,
+                None,
+                True,
+                1,
+                0,
+                0,
+                0,
+                cast(Any, None),
+            ),
+            "x",
+        )
+        is None
+    )
+    assert (
+        producer.asked(
+            PeerRequest(broken.code, broken.ext, b"junk", None, True, 1, 0, 0, 0, cast(Any, None)),
+            "x",
+        )
+        is None
+    )
 
 
 def _gated() -> tuple[asyncio.Event, Callable[[ReceivedMessage], Awaitable[bool]]]:

@@ -56,7 +56,7 @@ class Sink:
         """The broker dies before it has written them to its disk."""
 
         def forget(house: Any) -> None:
-            table = house._broker().parts.offsets.table
+            table = house._broker().context.offsets.table
             assert table.queues(CONTROL_TOPIC, self._group())
             table.remove(CONTROL_TOPIC, self._group(), 0)
 
@@ -66,7 +66,7 @@ class Sink:
         """What a driver says that is late."""
 
         def put(house: Any) -> None:
-            house._broker().parts.offsets.table.commit(
+            house._broker().context.offsets.table.commit(
                 CONTROL_TOPIC, self._group(), queue_id, number, 0
             )
 
