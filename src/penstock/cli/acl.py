@@ -12,13 +12,19 @@ if TYPE_CHECKING:
 _POLICIES = click.Choice(["Custom", "Default"], case_sensitive=False)
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 _policy = click.option(
-    "--policy", type=_POLICIES, default="Custom", show_default=True,
+    "--policy",
+    type=_POLICIES,
+    default="Custom",
+    show_default=True,
     help="Default rules are asked only where no Custom rule fits.",
-)  # fmt: skip
+)
 _source = click.option(
-    "--from", "sources", multiple=True, metavar="ADDRESS",
+    "--from",
+    "sources",
+    multiple=True,
+    metavar="ADDRESS",
     help="Only from this address or network (10.0.0.0/8); may be given several times.",
-)  # fmt: skip
+)
 
 
 @click.group(no_args_is_help=True)
@@ -107,9 +113,15 @@ def list_rules(brokers: Brokers, part: str, resource: str, as_json: bool) -> Non
 
 
 def _put(
-    brokers: Brokers, user: str, resource: str, actions: str, *, sources: tuple[str, ...],
-    policy: str, decision: str,
-) -> None:  # fmt: skip
+    brokers: Brokers,
+    user: str,
+    resource: str,
+    actions: str,
+    *,
+    sources: tuple[str, ...],
+    policy: str,
+    decision: str,
+) -> None:
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import AclInfo, PolicyEntryInfo, PolicyInfo
     from penstock.wire.codes import RequestCode

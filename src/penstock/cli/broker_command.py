@@ -19,13 +19,21 @@ from penstock.cli import startup
 @click.option("--data", help="Directory of the store.  [default: penstock-data/broker-a]")
 @click.option("--announce", metavar="HOST", help="Address that clients are told.")
 @startup.log_option
-@click.option("--supervised", type=int, hidden=True, metavar="PID",
-              help="End when this parent process ends.")  # fmt: skip
+@click.option(
+    "--supervised", type=int, hidden=True, metavar="PID", help="End when this parent process ends."
+)
 def broker(
-    config_file: Path | None, nameservers: str | None, host: str | None, port: int | None,
-    name: str | None, cluster: str | None, data: str | None, announce: str | None, log_form: str,
+    config_file: Path | None,
+    nameservers: str | None,
+    host: str | None,
+    port: int | None,
+    name: str | None,
+    cluster: str | None,
+    data: str | None,
+    announce: str | None,
+    log_form: str,
     supervised: int | None,
-) -> int:  # fmt: skip
+) -> int:
     """Run a broker until SIGTERM or Ctrl-C; a line on stdout says when it is ready."""
     if supervised is not None:
         startup.end_with(supervised)

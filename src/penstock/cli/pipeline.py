@@ -78,9 +78,13 @@ def run() -> None:
 
 def _command(found: "Pipeline") -> click.Command:
     def call(
-        cluster: Cluster, master: str | None, checkpoint: str | None, trigger: str | None,
-        conf: tuple[str, ...], **options: Any,
-    ) -> None:  # fmt: skip
+        cluster: Cluster,
+        master: str | None,
+        checkpoint: str | None,
+        trigger: str | None,
+        conf: tuple[str, ...],
+        **options: Any,
+    ) -> None:
         """Set up and run."""
         from penstock.spark.pipelines.running import run_pipeline
 
@@ -91,9 +95,15 @@ def _command(found: "Pipeline") -> click.Command:
             )
         with _session(found.name, master, settings) as spark, _progress() as tell, _usage():
             ended = run_pipeline(
-                found, options, spark=spark, connection=_connection(cluster),
-                checkpoint=checkpoint, trigger=trigger, say=_say, tell=tell,
-            )  # fmt: skip
+                found,
+                options,
+                spark=spark,
+                connection=_connection(cluster),
+                checkpoint=checkpoint,
+                trigger=trigger,
+                say=_say,
+                tell=tell,
+            )
         if not ended:
             _say("stopped; started again it goes on where it was")
 
@@ -110,16 +120,26 @@ def _with_running(command: F) -> F:
     result: Any = command
     for option in reversed(
         (
-            click.option("--master", help="Spark's master: local[2], spark://…, yarn, k8s://….  "
-                         "[default: local[*]]"),
-            click.option("--checkpoint", metavar="PATH",
-                         help="Where Spark keeps how far it has come."),
-            click.option("--trigger", help='once, available-now (all that is there, then end), or '
-                         'an interval: "10 seconds".'),
-            click.option("--conf", multiple=True, metavar="KEY=VALUE",
-                         help="A setting of Spark's; may be given several times."),
+            click.option(
+                "--master",
+                help="Spark's master: local[2], spark://…, yarn, k8s://….  [default: local[*]]",
+            ),
+            click.option(
+                "--checkpoint", metavar="PATH", help="Where Spark keeps how far it has come."
+            ),
+            click.option(
+                "--trigger",
+                help="once, available-now (all that is there, then end), or "
+                'an interval: "10 seconds".',
+            ),
+            click.option(
+                "--conf",
+                multiple=True,
+                metavar="KEY=VALUE",
+                help="A setting of Spark's; may be given several times.",
+            ),
         )
-    ):  # fmt: skip
+    ):
         result = option(result)
     return result  # type: ignore[no-any-return]
 
@@ -129,9 +149,14 @@ def _click_option(option: "Option") -> Callable[[Any], Any]:
         return click.option(option.flag, option.name, is_flag=True, help=option.help)
     kind: Any = click.Choice(option.choices) if option.choices else option.kind
     return click.option(
-        option.flag, option.name, type=kind, required=option.required, default=option.default,
-        show_default=option.default not in (None, ""), help=option.help,
-    )  # fmt: skip
+        option.flag,
+        option.name,
+        type=kind,
+        required=option.required,
+        default=option.default,
+        show_default=option.default not in (None, ""),
+        help=option.help,
+    )
 
 
 @contextmanager
@@ -186,9 +211,11 @@ def _progress() -> Iterator[Tell]:
                 tasks[name] = bars.add_task("")
             rows[name] = rows.get(name, 0) + batch.rows
             bars.update(
-                tasks[name], completed=rows[name], total=rows[name] + (batch.lag or 0),
+                tasks[name],
+                completed=rows[name],
+                total=rows[name] + (batch.lag or 0),
                 description=f"{batch}, {rows[name]:,} in all",
-            )  # fmt: skip
+            )
 
         yield tell
 
@@ -262,10 +289,14 @@ def _description(found: "Pipeline") -> dict[str, Any]:
         "trigger": found.trigger,
         "options": [
             {
-                "name": option.name, "flag": option.flag, "kind": _kind(option),
-                "default": option.default, "needed": option.required, "help": option.help,
+                "name": option.name,
+                "flag": option.flag,
+                "kind": _kind(option),
+                "default": option.default,
+                "needed": option.required,
+                "help": option.help,
             }
             for option in found.options
         ],
         "writes": [{"where": table.where, "what": table.text} for table in found.tables],
-    }  # fmt: skip
+    }

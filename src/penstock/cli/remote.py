@@ -144,28 +144,60 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 _ACCESS = (
-    click.option("--access-key", default="", envvar="PENSTOCK_CLIENT_ACCESS_KEY",
-                 help="User to sign as.  [env: PENSTOCK_CLIENT_ACCESS_KEY]"),
-    click.option("--secret-key", default="", envvar="PENSTOCK_CLIENT_SECRET_KEY",
-                 help="Its password.  [env: PENSTOCK_CLIENT_SECRET_KEY]"),
+    click.option(
+        "--access-key",
+        default="",
+        envvar="PENSTOCK_CLIENT_ACCESS_KEY",
+        help="User to sign as.  [env: PENSTOCK_CLIENT_ACCESS_KEY]",
+    ),
+    click.option(
+        "--secret-key",
+        default="",
+        envvar="PENSTOCK_CLIENT_SECRET_KEY",
+        help="Its password.  [env: PENSTOCK_CLIENT_SECRET_KEY]",
+    ),
     click.option("--tls", is_flag=True, help="Connect by TLS."),
-    click.option("--tls-ca", default="", metavar="FILE",
-                 help="PEM file of authorities that servers are checked against."),
-    click.option("--timeout-ms", type=click.IntRange(1), default=5_000, show_default=True,
-                 help="How long to wait for an answer."),
-)  # fmt: skip
+    click.option(
+        "--tls-ca",
+        default="",
+        metavar="FILE",
+        help="PEM file of authorities that servers are checked against.",
+    ),
+    click.option(
+        "--timeout-ms",
+        type=click.IntRange(1),
+        default=5_000,
+        show_default=True,
+        help="How long to wait for an answer.",
+    ),
+)
 _BROKERS = (
-    click.option("-b", "--broker", "addresses", multiple=True, metavar="HOST:PORT",
-                 help=f"A broker; may be given several times.  [default: {DEFAULT_BROKER}]"),
-    click.option("-n", "--nameserver", metavar="HOST:PORT",
-                 help="Instead: all brokers that this NameServer knows..."),
+    click.option(
+        "-b",
+        "--broker",
+        "addresses",
+        multiple=True,
+        metavar="HOST:PORT",
+        help=f"A broker; may be given several times.  [default: {DEFAULT_BROKER}]",
+    ),
+    click.option(
+        "-n",
+        "--nameserver",
+        metavar="HOST:PORT",
+        help="Instead: all brokers that this NameServer knows...",
+    ),
     click.option("-c", "--cluster", help="... in this cluster, if there are several."),
-)  # fmt: skip
+)
 _CLUSTER = (
-    click.option("-n", "--nameserver", metavar="HOST:PORT[;...]", envvar="NAMESRV_ADDR",
-                 help="The NameServers.  [env: NAMESRV_ADDR; default: 127.0.0.1:9876]"),
+    click.option(
+        "-n",
+        "--nameserver",
+        metavar="HOST:PORT[;...]",
+        envvar="NAMESRV_ADDR",
+        help="The NameServers.  [env: NAMESRV_ADDR; default: 127.0.0.1:9876]",
+    ),
     click.option("--namespace", default="", help="Put in front of all names of topics and groups."),
-)  # fmt: skip
+)
 
 
 def on_brokers(command: F) -> F:

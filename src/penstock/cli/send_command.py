@@ -47,9 +47,13 @@ class Job:
         from penstock.client.messages import Message
 
         shape = Message(
-            self.topic, tags=self.tags, keys=self.keys, properties=self.properties,
-            delay=self.delay, deliver_at=self.at,
-        )  # fmt: skip
+            self.topic,
+            tags=self.tags,
+            keys=self.keys,
+            properties=self.properties,
+            delay=self.delay,
+            deliver_at=self.at,
+        )
         if isinstance(self.body, bytes):
             for _ in range(self.count):
                 yield replace(shape, body=self.body)
@@ -76,26 +80,53 @@ def _read_properties(
 @click.argument("topic")
 @click.argument("body")
 @click.option("-t", "--tags", help="The tag that consumers choose by.")
-@click.option("-k", "--keys", multiple=True, metavar="KEY",
-              help="A key to look the message up by; may be given several times.")  # fmt: skip
-@click.option("-p", "--property", "properties", multiple=True, metavar="NAME=VALUE",
-              callback=_read_properties,
-              help="A property; may be given several times.")  # fmt: skip
-@click.option("--delay", metavar="DURATION", callback=to_duration,
-              help="Deliver it after this time: 30s, 10m, 2h.")  # fmt: skip
-@click.option("--at", metavar="TIME", callback=to_moment,
-              help="Deliver it at this time: 2026-08-01T12:00.")  # fmt: skip
+@click.option(
+    "-k",
+    "--keys",
+    multiple=True,
+    metavar="KEY",
+    help="A key to look the message up by; may be given several times.",
+)
+@click.option(
+    "-p",
+    "--property",
+    "properties",
+    multiple=True,
+    metavar="NAME=VALUE",
+    callback=_read_properties,
+    help="A property; may be given several times.",
+)
+@click.option(
+    "--delay",
+    metavar="DURATION",
+    callback=to_duration,
+    help="Deliver it after this time: 30s, 10m, 2h.",
+)
+@click.option(
+    "--at", metavar="TIME", callback=to_moment, help="Deliver it at this time: 2026-08-01T12:00."
+)
 @click.option("--ordering-key", help="Messages with the same key go to one queue, in order.")
-@click.option("--count", type=click.IntRange(1), default=1, show_default=True,
-              help="How often to send it.")  # fmt: skip
+@click.option(
+    "--count", type=click.IntRange(1), default=1, show_default=True, help="How often to send it."
+)
 @click.option("--lines", is_flag=True, help="Each line that is not empty is a message.")
 @click.option("--group", default="penstock", show_default=True, help="The producer group.")
 @json_option
 def send(
-    cluster: Cluster, topic: str, body: str, tags: str | None, keys: tuple[str, ...],
-    properties: dict[str, str], delay: timedelta | None, at: datetime | None,
-    ordering_key: str | None, count: int, lines: bool, group: str, as_json: bool,
-) -> int:  # fmt: skip
+    cluster: Cluster,
+    topic: str,
+    body: str,
+    tags: str | None,
+    keys: tuple[str, ...],
+    properties: dict[str, str],
+    delay: timedelta | None,
+    at: datetime | None,
+    ordering_key: str | None,
+    count: int,
+    lines: bool,
+    group: str,
+    as_json: bool,
+) -> int:
     """Send BODY to TOPIC and print the receipt.
 
     A BODY of - is read from stdin, @FILE from a file. Of several messages the number is printed;

@@ -36,13 +36,20 @@ _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST
 
 PORT = click.IntRange(1, PORT_MAX)
 config_option = click.option(
-    "-c", "--config", "config_file", type=click.Path(path_type=Path, dir_okay=False),
+    "-c",
+    "--config",
+    "config_file",
+    type=click.Path(path_type=Path, dir_okay=False),
     help="Settings: penstock.toml, or a file with RocketMQ's names such as broker.conf.",
-)  # fmt: skip
+)
 log_option = click.option(
-    "--log", "log_form", type=click.Choice(["text", "json"]), default="text", show_default=True,
+    "--log",
+    "log_form",
+    type=click.Choice(["text", "json"]),
+    default="text",
+    show_default=True,
     help="Form of the log lines on stderr.",
-)  # fmt: skip
+)
 
 
 def load_settings(

@@ -118,10 +118,19 @@ def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **
 @click.option("--body-bytes", type=int, default=400, show_default=True, help="Cut bodies here.")
 @click.option("--salvage", is_flag=True, help="Walk the log and pass over what is damaged.")
 def dump(
-    directory: Path, as_json: bool, topic: str | None, queue_id: int | None, offset: int | None,
-    physical: int | None, key: str | None, count: int, bodies: bool, body_bytes: int,
-    salvage: bool, **sizes: int,
-) -> int:  # fmt: skip
+    directory: Path,
+    as_json: bool,
+    topic: str | None,
+    queue_id: int | None,
+    offset: int | None,
+    physical: int | None,
+    key: str | None,
+    count: int,
+    bodies: bool,
+    body_bytes: int,
+    salvage: bool,
+    **sizes: int,
+) -> int:
     """Print messages: of a queue, of a topic, from a place of the log, or by key.
 
     What can't be read is told on stderr, and the exit code is then 2.
@@ -145,9 +154,12 @@ def dump(
         f
         for f in found
         if f.message is None
-        or (topic in (None, f.message.topic) and queue_id in (None, f.message.queue_id)
-            and (offset is None or f.message.queue_offset >= offset))
-    )  # fmt: skip
+        or (
+            topic in (None, f.message.topic)
+            and queue_id in (None, f.message.queue_id)
+            and (offset is None or f.message.queue_offset >= offset)
+        )
+    )
     bad = 0
     for one in islice(wanted, count or None):
         if one.message is None:
@@ -165,9 +177,11 @@ def _open(directory: Path, sizes: dict[str, int]) -> "StoreFiles":
     from penstock.store.tools.inspection import SizeHints, StoreFiles
 
     hints = SizeHints(
-        sizes["segment_bytes"], sizes["queue_entries"], sizes["index_slots"],
+        sizes["segment_bytes"],
+        sizes["queue_entries"],
+        sizes["index_slots"],
         sizes["index_entries"],
-    )  # fmt: skip
+    )
     return StoreFiles(directory, hints)
 
 

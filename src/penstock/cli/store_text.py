@@ -19,30 +19,43 @@ def print_figures(figures: Figures) -> None:
     rows = [
         ("store", figures.root),
         ("state", figures.state),
-        ("log", f"{figures.segments} segments of {size_text(sizes.segment_bytes)}, offsets "
-                f"{figures.log_begin:,} to {figures.log_end:,} "
-                f"({size_text(figures.log_end - figures.log_begin)})"),
+        (
+            "log",
+            f"{figures.segments} segments of {size_text(sizes.segment_bytes)}, offsets "
+            f"{figures.log_begin:,} to {figures.log_end:,} "
+            f"({size_text(figures.log_end - figures.log_begin)})",
+        ),
         ("records", f"{figures.records:,}{exact}"),
         ("times", f"{time_text(figures.first_ms)} to {time_text(figures.last_ms)}"),
         ("on disk", size_text(figures.disk_bytes)),
-        ("sizes", f"queue files of {sizes.queue_file_entries:,} entries, index files of "
-                  f"{sizes.index_slots:,} slots and {sizes.index_entries:,} entries; from "
-                  f"{figures.sizes_from}"),
-    ]  # fmt: skip
+        (
+            "sizes",
+            f"queue files of {sizes.queue_file_entries:,} entries, index files of "
+            f"{sizes.index_slots:,} slots and {sizes.index_entries:,} entries; from "
+            f"{figures.sizes_from}",
+        ),
+    ]
     checkpoint = figures.checkpoint
     if checkpoint is None:
         rows.append(("checkpoint", "none"))
     else:
-        rows.append(("checkpoint", f"log {time_text(checkpoint.log_ms)}, queues "
-                     f"{time_text(checkpoint.queues_ms)}, index {time_text(checkpoint.index_ms)}, "
-                     f"confirmed to {checkpoint.confirmed:,}"))  # fmt: skip
+        rows.append(
+            (
+                "checkpoint",
+                f"log {time_text(checkpoint.log_ms)}, queues "
+                f"{time_text(checkpoint.queues_ms)}, index {time_text(checkpoint.index_ms)}, "
+                f"confirmed to {checkpoint.confirmed:,}",
+            )
+        )
     rows.append(("tables", ", ".join(figures.tables) or "none"))
     for name, text in rows:
         print(f"{name:>10}  {text}")
     _print_queues(figures)
     for index in figures.index:
-        print(f"{'index':>10}  {index.name}: {index.entries:,} entries, {index.slots_used:,} slots "
-              f"used, {time_text(index.begin_ms)} to {time_text(index.end_ms)}")  # fmt: skip
+        print(
+            f"{'index':>10}  {index.name}: {index.entries:,} entries, {index.slots_used:,} slots "
+            f"used, {time_text(index.begin_ms)} to {time_text(index.end_ms)}"
+        )
 
 
 def _print_queues(figures: Figures) -> None:
@@ -53,8 +66,10 @@ def _print_queues(figures: Figures) -> None:
     width = max(5, *(len(queue.topic) for queue in figures.queues))
     print(f"\n{'topic':<{width}}  queue  {'min offset':>12}  {'max offset':>12}  {'messages':>12}")
     for q in figures.queues:
-        print(f"{q.topic:<{width}}  {q.queue_id:>5}  {q.min_offset:>12,}  {q.max_offset:>12,}  "
-              f"{q.count:>12,}")  # fmt: skip
+        print(
+            f"{q.topic:<{width}}  {q.queue_id:>5}  {q.min_offset:>12,}  {q.max_offset:>12,}  "
+            f"{q.count:>12,}"
+        )
     if figures.index:
         print()
 
@@ -65,13 +80,17 @@ def print_verification(
     """`store verify`."""
     for problem in problems:
         count = f" [{problem.count}x]" if problem.count > 1 else ""
-        print(f"{problem.severity}: {problem.file} @{problem.offset}: {problem.text} "
-              f"({problem.kind}){count}")  # fmt: skip
+        print(
+            f"{problem.severity}: {problem.file} @{problem.offset}: {problem.text} "
+            f"({problem.kind}){count}"
+        )
     if unprinted:
         print(f"… and {unprinted} more (--limit)")
-    print(f"{totals.records:,} records ({size_text(totals.record_bytes)}), "
-          f"{totals.queue_entries:,} entries of {totals.queues} queues, "
-          f"{totals.index_entries:,} index entries checked; {state_of(files)}")  # fmt: skip
+    print(
+        f"{totals.records:,} records ({size_text(totals.record_bytes)}), "
+        f"{totals.queue_entries:,} entries of {totals.queues} queues, "
+        f"{totals.index_entries:,} index entries checked; {state_of(files)}"
+    )
     if totals.damage:
         print(f"DAMAGED: {totals.damage:,} problems, {totals.notes:,} notes")
     else:

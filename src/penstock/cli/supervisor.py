@@ -85,9 +85,12 @@ class Child:
     async def _run_once(self) -> int:
         # In a session of its own Ctrl-C reaches only us, and we end the children in order.
         process = await asyncio.create_subprocess_exec(
-            *self._command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            start_new_session=True, env=self._environ,
-        )  # fmt: skip
+            *self._command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=self._environ,
+        )
         self._process = process
         if self._stopping.is_set():
             self._signal(signal.SIGTERM)

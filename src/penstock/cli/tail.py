@@ -48,18 +48,30 @@ def _read_start(context: click.Context, option: click.Parameter, text: str) -> "
 @click.command(short_help="Follow a topic without being one of its consumers.")
 @on_cluster
 @click.argument("topic")
-@click.option("--from", "start_at", default="last", show_default=True, callback=_read_start,
-              metavar="first|last|TIME",
-              help="Where to begin; 10m is ten minutes ago.")  # fmt: skip
+@click.option(
+    "--from",
+    "start_at",
+    default="last",
+    show_default=True,
+    callback=_read_start,
+    metavar="first|last|TIME",
+    help="Where to begin; 10m is ten minutes ago.",
+)
 @click.option("-t", "--tags", default="*", help='Only messages with these tags: "a || b".')
 @click.option("--sql", help="Only messages that this SQL92 expression takes.")
 @click.option("--count", type=click.IntRange(1), help="End after so many messages.")
 @click.option("--group", help="The group to tell brokers that check rights.")
 @json_option
 def tail(
-    cluster: Cluster, topic: str, start_at: "StartAt", tags: str, sql: str | None,
-    count: int | None, group: str | None, as_json: bool,
-) -> int:  # fmt: skip
+    cluster: Cluster,
+    topic: str,
+    start_at: "StartAt",
+    tags: str,
+    sql: str | None,
+    count: int | None,
+    group: str | None,
+    as_json: bool,
+) -> int:
     """Print the messages of TOPIC as they come, until Ctrl-C.
 
     No group's progress changes. Messages of one queue are in order; --json prints each as a line.
@@ -71,9 +83,16 @@ def tail(
 
 
 async def _follow(
-    cluster: Cluster, topic: str, start_at: "StartAt", tags: str, sql: str | None,
-    count: int | None, group: str | None, *, as_json: bool,
-) -> None:  # fmt: skip
+    cluster: Cluster,
+    topic: str,
+    start_at: "StartAt",
+    tags: str,
+    sql: str | None,
+    count: int | None,
+    group: str | None,
+    *,
+    as_json: bool,
+) -> None:
     from penstock.wire.codes import GROUP_TOOLS_CONSUMER
 
     show = _as_json if as_json else _as_text

@@ -23,8 +23,9 @@ def topic() -> None:
 
 @topic.command(name="list")
 @on_cluster
-@click.option("-a", "--all", "everything", is_flag=True,
-              help="Also retry, dead letter and system topics.")  # fmt: skip
+@click.option(
+    "-a", "--all", "everything", is_flag=True, help="Also retry, dead letter and system topics."
+)
 @click.option("-c", "--cluster", "in_cluster", help="Only of this cluster.")
 @json_option
 def list_topics(cluster: Cluster, everything: bool, in_cluster: str | None, as_json: bool) -> None:
@@ -35,13 +36,16 @@ def list_topics(cluster: Cluster, everything: bool, in_cluster: str | None, as_j
         return
     rows = [
         (
-            info.name, info.kind.value, _same(s.message_type for s in info.brokers.values()),
+            info.name,
+            info.kind.value,
+            _same(s.message_type for s in info.brokers.values()),
             _same(str(s.read_queues) for s in info.brokers.values()),
             _same(str(s.write_queues) for s in info.brokers.values()),
-            _same(s.perm_text for s in info.brokers.values()), ", ".join(info.brokers),
+            _same(s.perm_text for s in info.brokers.values()),
+            ", ".join(info.brokers),
         )
         for info in topics
-    ]  # fmt: skip
+    ]
     print_rows(("TOPIC", "KIND", "TYPE", "READ", "WRITE", "PERM", "BROKERS"), rows)
 
 
@@ -53,20 +57,40 @@ def list_topics(cluster: Cluster, everything: bool, in_cluster: str | None, as_j
 @click.option("--write-queues", type=_COUNT, help="... as those to write to.")
 @click.option("--perm", type=click.Choice(["rw", "r", "w", "-"]), help="What clients may do.")
 @click.option("--type", "message_type", type=_TYPES, help="Which messages it takes.")
-@click.option("--attribute", "attributes", multiple=True, metavar="NAME=VALUE",
-              help="Another attribute of RocketMQ's; without VALUE it is taken away.")  # fmt: skip
-@click.option("--order/--no-order", default=None,
-              help="Keep its queues in the route while a broker is away.")  # fmt: skip
+@click.option(
+    "--attribute",
+    "attributes",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Another attribute of RocketMQ's; without VALUE it is taken away.",
+)
+@click.option(
+    "--order/--no-order", default=None, help="Keep its queues in the route while a broker is away."
+)
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
-@click.option("-b", "--broker", "brokers", multiple=True, metavar="NAME",
-              help="Only on this broker; may be given several times.")  # fmt: skip
+@click.option(
+    "-b",
+    "--broker",
+    "brokers",
+    multiple=True,
+    metavar="NAME",
+    help="Only on this broker; may be given several times.",
+)
 @json_option
 def create(
-    cluster: Cluster, name: str, queues: int | None, read_queues: int | None,
-    write_queues: int | None, perm: str | None, message_type: str | None,
-    attributes: tuple[str, ...], order: bool | None, in_cluster: str | None,
-    brokers: tuple[str, ...], as_json: bool,
-) -> None:  # fmt: skip
+    cluster: Cluster,
+    name: str,
+    queues: int | None,
+    read_queues: int | None,
+    write_queues: int | None,
+    perm: str | None,
+    message_type: str | None,
+    attributes: tuple[str, ...],
+    order: bool | None,
+    in_cluster: str | None,
+    brokers: tuple[str, ...],
+    as_json: bool,
+) -> None:
     """Create the topic NAME; of one that exists, change what is given."""
     changes: dict[str, str | None] = {}
     for text in attributes:
@@ -78,9 +102,16 @@ def create(
     async def work() -> "TopicInfo":
         async with cluster.admin() as admin:
             return await admin.create_topic(
-                name, queues=queues, read_queues=read_queues, write_queues=write_queues, perm=perm,
-                order=order, attributes=changes, cluster=in_cluster, brokers=brokers,
-            )  # fmt: skip
+                name,
+                queues=queues,
+                read_queues=read_queues,
+                write_queues=write_queues,
+                perm=perm,
+                order=order,
+                attributes=changes,
+                cluster=in_cluster,
+                brokers=brokers,
+            )
 
     info = run(work())
     if as_json:
@@ -167,24 +198,32 @@ def _print_description(found: "TopicDescription") -> None:
         ("BROKER", "ADDRESS", "READ", "WRITE", "PERM", "TYPE", "ORDER"),
         [
             (
-                broker, " ".join(found.addresses.get(broker, {}).values()) or "-",
-                str(settings.read_queues), str(settings.write_queues), settings.perm_text,
-                settings.message_type, "yes" if settings.order else "no",
+                broker,
+                " ".join(found.addresses.get(broker, {}).values()) or "-",
+                str(settings.read_queues),
+                str(settings.write_queues),
+                settings.perm_text,
+                settings.message_type,
+                "yes" if settings.order else "no",
             )
             for broker, settings in info.brokers.items()
         ],
-    )  # fmt: skip
+    )
     print()
     print_rows(
         ("BROKER", "QUEUE", "FIRST", "NEXT", "MESSAGES", "LAST STORED"),
         [
             (
-                state.queue.broker_name, str(state.queue.queue_id), str(state.min_offset),
-                str(state.max_offset), str(state.count), time_text(state.updated_ms or 0),
+                state.queue.broker_name,
+                str(state.queue.queue_id),
+                str(state.min_offset),
+                str(state.max_offset),
+                str(state.count),
+                time_text(state.updated_ms or 0),
             )
             for state in found.queues
         ],
-    )  # fmt: skip
+    )
     print()
     print("consumed by: " + (", ".join(found.groups) or "nobody"))
 

@@ -45,27 +45,51 @@ or with RocketMQ's mqadmin:
 
 @click.command(short_help="Run a NameServer and brokers, ready to be used.")
 @startup.config_option
-@click.option("--data", type=click.Path(path_type=Path, file_okay=False),
-              help="Directory of everything that is kept.  [default: penstock-data]")  # fmt: skip
+@click.option(
+    "--data",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Directory of everything that is kept.  [default: penstock-data]",
+)
 @click.option(
     "--host", help="Address to listen on.  [default: 127.0.0.1; with a broker.conf 0.0.0.0]"
 )
-@click.option("--nameserver-port", type=startup.PORT,
-              help="Port of the NameServer.  [default: 9876]")  # fmt: skip
-@click.option("--broker-port", type=startup.PORT,
-              help="Port of the first broker, the next +10, +20, …  [default: 10911]")  # fmt: skip
-@click.option("--brokers", type=click.IntRange(1, BROKERS_MAX), default=1, show_default=True,
-              help="Number of brokers; each is a process and uses a core of its own.")  # fmt: skip
-@click.option("--console-port", type=startup.PORT, default=8080, show_default=True,
-              help="Port of the console (which is still to come).")  # fmt: skip
+@click.option(
+    "--nameserver-port", type=startup.PORT, help="Port of the NameServer.  [default: 9876]"
+)
+@click.option(
+    "--broker-port",
+    type=startup.PORT,
+    help="Port of the first broker, the next +10, +20, …  [default: 10911]",
+)
+@click.option(
+    "--brokers",
+    type=click.IntRange(1, BROKERS_MAX),
+    default=1,
+    show_default=True,
+    help="Number of brokers; each is a process and uses a core of its own.",
+)
+@click.option(
+    "--console-port",
+    type=startup.PORT,
+    default=8080,
+    show_default=True,
+    help="Port of the console (which is still to come).",
+)
 @click.option("--no-console", is_flag=True, help="Start no console.")
 @click.option("--announce", metavar="HOST", help="Address that clients are told.")
 @startup.log_option
 def up(
-    config_file: Path | None, data: Path | None, host: str | None, nameserver_port: int | None,
-    broker_port: int | None, brokers: int, console_port: int, no_console: bool,
-    announce: str | None, log_form: str,
-) -> int:  # fmt: skip
+    config_file: Path | None,
+    data: Path | None,
+    host: str | None,
+    nameserver_port: int | None,
+    broker_port: int | None,
+    brokers: int,
+    console_port: int,
+    no_console: bool,
+    announce: str | None,
+    log_form: str,
+) -> int:
     """Run a NameServer and brokers until SIGTERM or Ctrl-C.
 
     A line on stdout that starts with "penstock is up" says when all are ready.

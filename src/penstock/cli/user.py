@@ -25,8 +25,13 @@ def user() -> None:
 @user.command()
 @on_brokers
 @click.argument("name")
-@click.option("--password", prompt=True, hide_input=True, confirmation_prompt=True,
-              help="Its secret key; asked for if not given.")  # fmt: skip
+@click.option(
+    "--password",
+    prompt=True,
+    hide_input=True,
+    confirmation_prompt=True,
+    help="Its secret key; asked for if not given.",
+)
 @click.option("--super", "is_super", is_flag=True, help="May do everything.")
 def create(brokers: Brokers, name: str, password: str, is_super: bool) -> None:
     """Create a user."""

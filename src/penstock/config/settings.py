@@ -13,8 +13,11 @@ from penstock.config.store_settings import StoreConfig
 Role = Literal["broker", "nameserver"]
 
 _BOOLS = {"true": True, "yes": True, "on": True, "1": True} | {
-    "false": False, "no": False, "off": False, "0": False
-}  # fmt: skip
+    "false": False,
+    "no": False,
+    "off": False,
+    "0": False,
+}
 
 
 class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

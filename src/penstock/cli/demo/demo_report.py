@@ -101,12 +101,17 @@ class Findings:
             ("the spike", f"minute {self.story.began + timedelta(minutes=SPIKE_MINUTE):%H:%M}"),
             ("batches of Spark", f"{batches:,} of four queries"),
             ("lake", f"{self.lake_rows:,} rows, {self.lake_messages:,} different messages"),
-            ("minutes counted", f"{len({key[0] for key in self.figures.counts}):,}, "
-                                f"{self.wrong_minutes:,} wrong"),
-            ("alerts", f"{sum(self.alerts.values()):,} for users whose steps are missing, "
-                       f"{self.wrong_alerts:,} wrong"),
+            (
+                "minutes counted",
+                f"{len({key[0] for key in self.figures.counts}):,}, {self.wrong_minutes:,} wrong",
+            ),
+            (
+                "alerts",
+                f"{sum(self.alerts.values()):,} for users whose steps are missing, "
+                f"{self.wrong_alerts:,} wrong",
+            ),
             ("unreadable", f"{self.unreadable:,} kept apart, {UNREADABLE:,} sent"),
-        ]  # fmt: skip
+        ]
         verdict = "each message once" if self.good else "SOMETHING IS WRONG"
         console.print(_table(f"Penstock on Spark: {verdict} ({seconds:.0f} s in all)", rows))
 
@@ -121,12 +126,16 @@ class Findings:
             accepted = sum(count for key, count in kinds.items() if key[2] == ACCEPTED)
             steps = [self.figures.latencies.get((minute, name)) for name in STEP_NAMES]
             cells = ["" if row is None else _percentiles(row) for row in steps]
-            stuck = sum(self.alerts[u] for u, m in _stuck(self.story).items()
-                        if m == self._number(minute))  # fmt: skip
+            stuck = sum(
+                self.alerts[u] for u, m in _stuck(self.story).items() if m == self._number(minute)
+            )
             table.add_row(
-                f"{minute:%H:%M}", f"{accepted:,}", f"{sum(kinds.values()) - accepted:,}", *cells,
+                f"{minute:%H:%M}",
+                f"{accepted:,}",
+                f"{sum(kinds.values()) - accepted:,}",
+                *cells,
                 f"{stuck:,}" if steps[0] else "",
-            )  # fmt: skip
+            )
         return table
 
     def _number(self, minute: datetime) -> int:

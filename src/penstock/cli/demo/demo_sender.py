@@ -69,10 +69,16 @@ def frame(number: int) -> bytes:
     """The request that sends a message."""
     topic, queue_id = load.lane(number)
     ext = {
-        "a": "demo", "b": topic.decode(), "c": "TBW102", "d": str(load.QUEUES),
-        "e": str(queue_id), "f": "0", "g": "0", "h": "0",
+        "a": "demo",
+        "b": topic.decode(),
+        "c": "TBW102",
+        "d": str(load.QUEUES),
+        "e": str(queue_id),
+        "f": "0",
+        "g": "0",
+        "h": "0",
         "i": load.properties(number).decode(),
-    }  # fmt: skip
+    }
     body = load.body(number)
     return encode(
         RequestCode.SEND_MESSAGE_V2, ext, body, opaque=number & 0x7FFFFFFF, encoding=BINARY

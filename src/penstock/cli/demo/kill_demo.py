@@ -61,8 +61,12 @@ class ReadBack(NamedTuple):
 @click.command()
 @click.option("--messages", type=click.IntRange(min=1), help="How many (default: a million).")
 @click.option("--sync-flush", is_flag=True, help="Acknowledge only what is on the disk.")
-@click.option("--dir", "parent", type=click.Path(path_type=Path, file_okay=False, exists=True),
-              help="Where the temporary store goes (default: the system's place).")  # fmt: skip
+@click.option(
+    "--dir",
+    "parent",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where the temporary store goes (default: the system's place).",
+)
 @click.option("--seed", type=int, help="For the moment of the kill.")
 def broker(messages: int | None, sync_flush: bool, parent: Path | None, seed: int | None) -> int:
     """Send a million messages to a broker, kill it, recover, verify, show the figures."""
@@ -109,20 +113,29 @@ def _run(
     rows = [
         ("acknowledged before the kill", f"{written.acknowledged:,} messages"),
         ("start of the broker", f"{written.ready_seconds:.2f} s"),
-        ("sending", f"{written.seconds:.1f} s: {rate:,.0f} messages/s, "
-                    f"{rate * per_message / _MIB:,.0f} MiB/s of log, over TCP from one process"),
+        (
+            "sending",
+            f"{written.seconds:.1f} s: {rate:,.0f} messages/s, "
+            f"{rate * per_message / _MIB:,.0f} MiB/s of log, over TCP from one process",
+        ),
         ("broker's CPU", f"{written.cpu_us:.1f} µs per message"),
         ("flush", "sync (group commit)" if sync_flush else "async"),
-        ("memory of the broker", f"{written.rss_bytes / _MIB:,.0f} MiB resident (mapped files "
-                                 f"included), {written.private_bytes / _MIB:,.0f} MiB private"),
+        (
+            "memory of the broker",
+            f"{written.rss_bytes / _MIB:,.0f} MiB resident (mapped files "
+            f"included), {written.private_bytes / _MIB:,.0f} MiB private",
+        ),
         ("recovery", f"{recovery_seconds:.2f} s, {report.records:,} records replayed"),
         ("read back", f"{back.messages:,} messages in {back.seconds:.1f} s, {back.wrong:,} wrong"),
         ("keys looked up", f"{KEYS_SAMPLED:,}, {back.keys_missed:,} missed"),
-        ("verified", f"{totals.records:,} records, {totals.queue_entries:,} queue entries, "
-                     f"{totals.index_entries:,} index entries in {took[0]:.1f} s; "
-                     f"damage: {totals.damage:,}"),
+        (
+            "verified",
+            f"{totals.records:,} records, {totals.queue_entries:,} queue entries, "
+            f"{totals.index_entries:,} index entries in {took[0]:.1f} s; "
+            f"damage: {totals.damage:,}",
+        ),
         ("lost", f"{back.lost:,}"),
-    ]  # fmt: skip
+    ]
     _show(rows, good=good, seconds=time.monotonic() - began)
     return 0 if good else 1
 
@@ -231,9 +244,13 @@ def _read_back(
     for number in chance.sample(range(everywhere), min(KEYS_SAMPLED, everywhere)):
         topic, _ = load.lane(number)
         hits = store.lookup.by_key(
-            topic.decode(), load.key(number), begin_ms=0, end_ms=1 << 60, most=4,
+            topic.decode(),
+            load.key(number),
+            begin_ms=0,
+            end_ms=1 << 60,
+            most=4,
             confirmed=store.confirmed,
-        )  # fmt: skip
+        )
         missed += not any(load.body(number) in hit for hit in hits)
     return ReadBack(messages, lost, wrong, missed, seconds)
 

@@ -19,10 +19,14 @@ _FILLER = bytes(range(32, 127)) * 4
 def config(*, sync_flush: bool) -> StoreConfig:
     """Small segments, so that the log rolls. Nothing may be deleted, however full the disk is."""
     return StoreConfig(
-        segment_bytes=64 * 1024 * 1024, index_slots=1_000_000, index_entries=4_000_000,
-        sync_flush=sync_flush, disk_clean_percent=100, disk_force_percent=100,
+        segment_bytes=64 * 1024 * 1024,
+        index_slots=1_000_000,
+        index_entries=4_000_000,
+        sync_flush=sync_flush,
+        disk_clean_percent=100,
+        disk_force_percent=100,
         disk_refuse_percent=100,
-    )  # fmt: skip
+    )
 
 
 def toml(*, sync_flush: bool) -> str:

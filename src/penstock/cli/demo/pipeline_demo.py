@@ -47,15 +47,35 @@ disk_refuse_percent = 100
 
 
 @click.command()
-@click.option("--users", "usual", type=click.IntRange(min=10), default=USUAL_PER_MINUTE,
-              show_default=True, help="Registrations in a usual minute of the story.")  # fmt: skip
-@click.option("--seconds", type=click.FloatRange(min=5), default=SECONDS, show_default=True,
-              help="How long the story takes.")  # fmt: skip
+@click.option(
+    "--users",
+    "usual",
+    type=click.IntRange(min=10),
+    default=USUAL_PER_MINUTE,
+    show_default=True,
+    help="Registrations in a usual minute of the story.",
+)
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=5),
+    default=SECONDS,
+    show_default=True,
+    help="How long the story takes.",
+)
 @click.option("--seed", type=int, default=7, show_default=True, help="Of the story.")
-@click.option("--picture", type=click.Path(path_type=Path, dir_okay=False), default=PICTURE,
-              show_default=True, help="Where the picture goes: .png, .svg or .pdf.")  # fmt: skip
-@click.option("--dir", "parent", type=click.Path(path_type=Path, file_okay=False, exists=True),
-              help="Where the temporary files go (default: the system's place).")  # fmt: skip
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default=PICTURE,
+    show_default=True,
+    help="Where the picture goes: .png, .svg or .pdf.",
+)
+@click.option(
+    "--dir",
+    "parent",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Where the temporary files go (default: the system's place).",
+)
 def pipeline(usual: int, seconds: float, seed: int, picture: Path, parent: Path | None) -> int:
     """Tell a story of registrations with a spike, and follow it with pipelines on Spark."""
     from penstock.cli.demo.story import write_story
@@ -133,9 +153,12 @@ class Demonstration:
         print("== comparing with what was sent", flush=True)
         with for_people():
             findings = Findings.gather(
-                self._spark, self._story, output=self._output, lake=self._lake,
+                self._spark,
+                self._story,
+                output=self._output,
+                lake=self._lake,
                 address=self._address,
-            )  # fmt: skip
+            )
         findings.show(told_s=self._told_s, batches=self._batches, seconds=time.monotonic() - began)
         title = f"{sum(self._story.counts.values()):,} registrations, a spike, three services"
         draw(findings.figures, picture, title=title)
@@ -150,19 +173,25 @@ class Demonstration:
 
         options = {
             "registration": {
-                "output": self._output, "late": f"{LATE_S}s", "stuck_after": f"{STUCK_AFTER_S}s",
-                "group": "registration", "delivery": "transactional",
+                "output": self._output,
+                "late": f"{LATE_S}s",
+                "stuck_after": f"{STUCK_AFTER_S}s",
+                "group": "registration",
+                "delivery": "transactional",
             },
             "lake": {"lake": self._lake, "topics": f"{REGISTRATIONS},{STEPS}", "group": "lake"},
-        }  # fmt: skip
+        }
         queries: list[StreamingQuery] = []
         with for_people():
             for name, given in options.items():
                 found = find_pipeline(name)
                 job = Job(
-                    options=found.check(given), connection={"nameserver": self._address},
-                    trigger=Trigger.parse(LIVE), say=print, rows=self._rows,
-                )  # fmt: skip
+                    options=found.check(given),
+                    connection={"nameserver": self._address},
+                    trigger=Trigger.parse(LIVE),
+                    say=print,
+                    rows=self._rows,
+                )
                 queries += found.start(self._spark, job)
         return queries
 

@@ -112,9 +112,13 @@ def write_story(seed: int, usual_per_minute: int) -> Story:
 
 
 def _register(
-    story: Story, chance: random.Random, services: Sequence["Service"], start: float, user: str,
+    story: Story,
+    chance: random.Random,
+    services: Sequence["Service"],
+    start: float,
+    user: str,
     at: float,
-) -> None:  # fmt: skip
+) -> None:
     channel = chance.choices(CHANNELS, _CHANNEL_WEIGHTS)[0]
     outcome = "rejected" if chance.random() < REJECTED else ACCEPTED
     body = body_of(Registration(user, channel, outcome, moment(start + at)))
