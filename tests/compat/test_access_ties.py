@@ -454,5 +454,5 @@ def test_our_commands_administer_apache(
     listed = json.loads(run("acl", "list", *at, "--user", "dora", "--json")[1])
     assert [entry["resource"] for entry in listed] == ["*"]
     assert run("user", "delete", "dora", *at)[0] == 0
-    assert run("user", "get", "dora", *at) == (1, "penstock: there is no user dora\n")
+    assert run("user", "get", "dora", *at) == (1, "penstock: user dora does not exist\n")
     assert run("user", "list", *at, "--secret-key", "wrong")[0] == 1

@@ -1,4 +1,4 @@
-"""The program as a user meets it: help at once, figures and JSON, errors in one line."""
+"""The command line: help is fast, output is text or JSON, errors are one line."""
 
 import json
 import os
@@ -36,7 +36,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("arguments", [("--help",), ("store", "--help")])
-def test_help_answers_at_once(arguments: tuple[str, ...]) -> None:
+def test_help_is_fast(arguments: tuple[str, ...]) -> None:
     best = 10.0
     for _ in range(6):  # the machine may be busy: its own CPU time counts, the best of a few
         began = children_cpu_seconds()
@@ -97,13 +97,13 @@ def test_verify_of_a_damaged_store(tmp_path: Path) -> None:
     assert answer["problems"][0]["kind"] == "log.crc"
 
 
-def test_progress_goes_to_stderr_and_only_when_asked(root: Path) -> None:
+def test_progress_goes_to_stderr_and_only_on_request(root: Path) -> None:
     shown = run("store", "verify", root, "--json", "--progress")
     assert "log" in shown.stderr
     assert json.loads(shown.stdout)["good"] is True
 
 
-def test_dump_by_queue_key_and_place(root: Path) -> None:
+def test_dump_by_queue_key_and_log_offset(root: Path) -> None:
     lines = run("store", "dump", root, "--topic", "orders", "--queue", 1, "--from", 5,
                 "--count", 2, "--json", "--bodies").stdout.splitlines()  # fmt: skip
     messages = [json.loads(line) for line in lines]
@@ -119,7 +119,7 @@ def test_dump_by_queue_key_and_place(root: Path) -> None:
     assert at.stdout.splitlines()[1] == "    message…"
 
 
-def test_dump_inflates_and_shows_hex(tmp_path: Path) -> None:
+def test_dump_decompresses_and_shows_hex(tmp_path: Path) -> None:
     store = MessageStore(tmp_path, kit.CONFIG, now_ms=kit.START_MS)
     kit.fill(store, kit.COMPRESSED + 1)
     record = Record()
@@ -131,7 +131,7 @@ def test_dump_inflates_and_shows_hex(tmp_path: Path) -> None:
     assert json.loads(lines[-1])["body_hex"] == "00ff10"
 
 
-def test_dump_salvages(tmp_path: Path) -> None:
+def test_dump_skips_damaged_records(tmp_path: Path) -> None:
     placed = kit.make_store(tmp_path)
     kit.flip_log(tmp_path, placed[3][0] + 5)
     stopped = run("store", "dump", tmp_path)
@@ -142,7 +142,7 @@ def test_dump_salvages(tmp_path: Path) -> None:
     assert len(salvaged.stdout.splitlines()) == kit.COUNT - 1
 
 
-def test_a_closed_pipe_is_no_error(root: Path) -> None:
+def test_a_closed_pipe_is_not_an_error(root: Path) -> None:
     command = f"{sys.executable} -m penstock.cli.main store dump {root} --count 0 | head -1"
     result = subprocess.run(command, shell=True, capture_output=True, text=True)
     assert "Traceback" not in result.stderr
@@ -163,14 +163,14 @@ def test_debug_shows_the_traceback(tmp_path: Path) -> None:
     assert "Traceback" in result.stderr
 
 
-def test_wrong_usage_says_how(root: Path) -> None:
+def test_wrong_usage_is_explained(root: Path) -> None:
     result = run("store", "dump", root, "--key", "k1")
     assert result.returncode == 2
-    assert "--key need --topic" in result.stderr
+    assert "--key require --topic" in result.stderr
     assert run("nonsense").returncode == 2
 
 
-def test_without_a_compiled_kernel_it_says_so_once(root: Path) -> None:
+def test_uncompiled_runs_are_reported_once(root: Path) -> None:
     result = run("store", "verify", root, env={"PENSTOCK_PURE": "1"})
     assert result.returncode == 0
     (line,) = result.stderr.splitlines()

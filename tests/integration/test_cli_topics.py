@@ -49,7 +49,7 @@ def run(
 # --- topics
 
 
-def test_a_topic_from_its_creation_to_its_end(up: Up) -> None:
+def test_create_describe_and_delete_a_topic(up: Up) -> None:
     made = run(up, "topic", "create", "life", "--queues", 3, "--type", "fifo").stdout
     assert made.splitlines() == [
         f"topic life is on {name}: 3 queues to write, 3 to read, rw, FIFO"
@@ -127,7 +127,7 @@ def test_an_error_names_similar_topics(up: Up) -> None:
     assert up.address in error
 
 
-def test_servers_that_are_not_there() -> None:
+def test_unreachable_servers() -> None:
     result = run(None, "topic", "list", "-n", "127.0.0.1:1", code=1)
     assert result.stderr.startswith("penstock: no NameServer answers: 127.0.0.1:1: can't connect")
 
@@ -140,7 +140,7 @@ def test_servers_that_are_not_there() -> None:
         (("topic", "create", "x", "-b", "broker-z"), "know no master broker-z"),
     ],
 )
-def test_what_can_not_be_done_is_one_line(up: Up, arguments: tuple[str, ...], text: str) -> None:
+def test_a_failure_is_one_line(up: Up, arguments: tuple[str, ...], text: str) -> None:
     error = run(up, *arguments, code=1).stderr
     assert text in error
     assert len(error.splitlines()) == 1
@@ -167,7 +167,7 @@ def test_wrong_usage(arguments: tuple[str, ...]) -> None:
 # --- send and tail
 
 
-def test_one_message_there_and_back(up: Up) -> None:
+def test_send_and_tail_one_message(up: Up) -> None:
     run(up, "topic", "create", "single", "--queues", 1, "-b", "broker-a")
     said = run(
         up, "send", "single", "grüße", "-t", "hello", "-k", "k1", "-k", "k2", "-p", "colour=blue"
@@ -202,7 +202,7 @@ def test_bodies_from_stdin_and_files(up: Up, tmp_path: Path) -> None:
     assert told[1]["body_base64"] == "/wA="
 
 
-def test_what_stdin_may_be(up: Up) -> None:
+def test_kinds_of_stdin(up: Up) -> None:
     run(up, "topic", "create", "stdins", "--queues", 1, "-b", "broker-a")
     with open(os.devnull) as nothing:  # a device that no loop can wait for
         result = subprocess.run(
@@ -216,13 +216,13 @@ def test_what_stdin_may_be(up: Up) -> None:
         ["bash", "-c", closed], capture_output=True, text=True, env=environment(up)
     )
     assert result.returncode == 2
-    assert "stdin, which is closed" in result.stderr
+    assert "stdin is closed" in result.stderr
     long = run(up, "send", "stdins", "-", "--lines", stdin="a\n" + "b" * 5_000_000, code=1).stderr
-    assert long.startswith("penstock: 1 messages were sent; a line of stdin is longer than")
+    assert long.startswith("penstock: 1 messages were sent, then: a line of stdin is longer than")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_body_that_does_not_come_can_be_interrupted(up: Up, number: signal.Signals) -> None:
+def test_waiting_for_a_body_can_be_interrupted(up: Up, number: signal.Signals) -> None:
     with subprocess.Popen(
         command("send", "never", "-"), stdin=subprocess.PIPE, stderr=subprocess.PIPE,
         env=environment(up),
@@ -250,7 +250,7 @@ def test_a_line_of_tail_is_one_message(up: Up) -> None:
     assert line.endswith("@0 a\\nb\tc\\x1b[31m\n")
 
 
-def test_filters_choose(up: Up) -> None:
+def test_filters(up: Up) -> None:
     run(up, "topic", "create", "filtered", "--queues", 1, "-b", "broker-a")
     for number, tag in enumerate("abab"):
         run(up, "send", "filtered", number, "-t", tag, "-p", f"n={number}")
@@ -267,9 +267,7 @@ def test_a_delayed_message_can_be_recalled_by_its_handle(up: Up) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_tail_follows_until_it_is_told_to_end(
-    up: Up, tmp_path: Path, number: signal.Signals
-) -> None:
+def test_tail_runs_until_a_signal(up: Up, tmp_path: Path, number: signal.Signals) -> None:
     topic = f"followed-{number}"
     run(up, "topic", "create", topic, "--queues", 2)
     out, errors = tmp_path / "out", tmp_path / "errors"
@@ -294,7 +292,7 @@ def test_tail_follows_until_it_is_told_to_end(
     assert run(up, "topic", "describe", topic).stdout.endswith("consumed by: nobody\n")
 
 
-def test_tail_ends_quietly_where_nobody_reads_on(up: Up) -> None:
+def test_tail_ends_when_its_reader_is_gone(up: Up) -> None:
     run(up, "topic", "create", "piped", "--queues", 1)
     run(up, "send", "piped", "hello", "--count", 50)
     program = " ".join(command("tail", "piped", "--from", "first"))
@@ -309,7 +307,7 @@ def test_tail_ends_quietly_where_nobody_reads_on(up: Up) -> None:
 # --- a broker that is away
 
 
-def test_what_is_told_when_one_of_two_brokers_is_away(tmp_path: Path) -> None:
+def test_an_unreachable_broker_is_reported(tmp_path: Path) -> None:
     with (
         NameServer(tmp_path / "names") as names,
         Broker(tmp_path / "a", tmp_path / "sa", names.address, brokerName="broker-a") as here,
@@ -318,7 +316,7 @@ def test_what_is_told_when_one_of_two_brokers_is_away(tmp_path: Path) -> None:
         at: tuple[str, ...] = ("-n", names.address)
         run(None, "topic", "create", "halved", "--queues", 1, *at)
         run(None, "send", "halved", "old", "--count", 4, *at)
-        os.kill(away.pid, signal.SIGSTOP)  # it is there, and does not answer
+        os.kill(away.pid, signal.SIGSTOP)  # it accepts connections but does not respond
         at = (*at, "--timeout-ms", "2000")
         listed = run(None, "topic", "list", *at)
         assert re.search(r"^halved .* broker-a$", listed.stdout, re.MULTILINE)
@@ -347,10 +345,10 @@ def test_what_is_told_when_one_of_two_brokers_is_away(tmp_path: Path) -> None:
             None, "user", "create", "eve", "--password", "hidden12", "-b", here.address, "-b",
             "127.0.0.1:1", code=1,
         ).stderr  # fmt: skip
-        assert f"done on {here.address}" in created
+        assert f"succeeded on {here.address}" in created
 
 
-def test_tail_goes_on_after_a_broker_was_killed_and_started_again(tmp_path: Path) -> None:
+def test_tail_continues_after_a_broker_was_killed_and_restarted(tmp_path: Path) -> None:
     with (
         NameServer(tmp_path / "names") as names,
         Broker(tmp_path / "b", tmp_path / "s", names.address, flushDiskType="SYNC_FLUSH") as broker,

@@ -25,7 +25,7 @@ PROBLEM = "^penstock: (?!running uncompiled)"
 
 
 class Program:
-    """A penstock process whose lines can be waited for."""
+    """A penstock process; `line` waits for a line of its output."""
 
     def __init__(self, *arguments: object, env: dict[str, str] | None = None) -> None:
         command = [sys.executable, "-m", "penstock.cli.main", *map(str, arguments)]
@@ -126,7 +126,7 @@ def is_running(pid: int) -> bool:
 
 
 def registered(port: int) -> str:
-    """What a NameServer knows of its cluster."""
+    """The cluster information of a NameServer."""
 
     async def ask() -> bytes:
         peer = Peer(f"{LOOPBACK}:{port}")
@@ -146,7 +146,9 @@ def up(start: Start, port: int, data: Path, *more: object) -> Program:
     )  # fmt: skip
 
 
-def test_up_brings_all_up_and_sigterm_ends_all(start: Start, port: int, tmp_path: Path) -> None:
+def test_up_starts_all_servers_and_sigterm_stops_them(
+    start: Start, port: int, tmp_path: Path
+) -> None:
     program = up(start, port, tmp_path / "d", "--brokers", 2)
     ready = program.line("")
     assert ready.startswith("penstock is up")
@@ -168,15 +170,13 @@ def test_up_brings_all_up_and_sigterm_ends_all(start: Start, port: int, tmp_path
     assert not any(map(is_open, (port, port + 1, port + 11)))
 
 
-def test_a_killed_broker_is_started_again_and_said_so(
-    start: Start, port: int, tmp_path: Path
-) -> None:
+def test_a_killed_broker_is_restarted_and_logged(start: Start, port: int, tmp_path: Path) -> None:
     program = up(start, port, tmp_path)
     program.line("^penstock is up")
     (child,) = program.children()
     os.kill(child, signal.SIGKILL)
-    assert "broker-a was killed by SIGKILL" in program.line("starting it again", program.err)
-    program.line("broker-a is up again", program.err)
+    assert "broker-a was killed by SIGKILL" in program.line("restarting in", program.err)
+    program.line("broker-a is ready again", program.err)
     assert is_open(port + 1)
     (heir,) = program.children()
     assert heir != child
@@ -184,7 +184,7 @@ def test_a_killed_broker_is_started_again_and_said_so(
     assert not is_running(heir)
 
 
-def test_a_killed_supervisor_leaves_nobody_behind(start: Start, port: int, tmp_path: Path) -> None:
+def test_a_killed_supervisor_leaves_no_process(start: Start, port: int, tmp_path: Path) -> None:
     program = up(start, port, tmp_path, "--brokers", 2)
     program.line("^penstock is up")
     children = program.children()
@@ -196,7 +196,7 @@ def test_a_killed_supervisor_leaves_nobody_behind(start: Start, port: int, tmp_p
 
 
 @pytest.mark.parametrize("more", [0, 1])
-def test_up_in_front_of_a_used_port_is_one_clear_line(
+def test_a_port_in_use_is_reported_in_one_line(
     start: Start, port: int, tmp_path: Path, more: int
 ) -> None:
     with socket.create_server((LOOPBACK, port + more)):
@@ -209,7 +209,7 @@ def test_up_in_front_of_a_used_port_is_one_clear_line(
     assert not is_open(port)
 
 
-def test_nameserver_and_broker_each_say_that_they_are_ready(
+def test_nameserver_and_broker_report_that_they_are_ready(
     start: Start, port: int, tmp_path: Path
 ) -> None:
     nameserver = start("nameserver", "--port", port)
@@ -224,7 +224,7 @@ def test_nameserver_and_broker_each_say_that_they_are_ready(
     assert nameserver.stop(signal.SIGINT) == 0
 
 
-def test_a_broker_reads_rocketmqs_file_and_tells_what_it_ignores(
+def test_a_broker_reads_broker_conf_and_logs_ignored_settings(
     start: Start, port: int, tmp_path: Path
 ) -> None:
     conf = tmp_path / "broker.conf"
@@ -234,16 +234,16 @@ def test_a_broker_reads_rocketmqs_file_and_tells_what_it_ignores(
     )
     broker = start("broker", "-c", conf, "--log", "json")
     assert broker.line("").startswith(f"penstock broker old is ready on {LOOPBACK}:{port}")
-    unknown = json.loads(broker.line("brokerNam ", broker.err))
+    unknown = json.loads(broker.line("brokerNam;", broker.err))
     assert unknown["level"] == "warning"
     assert unknown["process"] == "old"
     assert "did you mean brokerName?" in unknown["message"]
-    idle = json.loads(broker.line("sendMessageThreadPoolNums", broker.err))
-    assert "no effect in Penstock" in idle["message"]
+    ignored = json.loads(broker.line("sendMessageThreadPoolNums", broker.err))
+    assert "no effect in Penstock" in ignored["message"]
     assert broker.stop() == 0
 
 
-def test_two_brokers_do_not_share_a_store(start: Start, port: int, tmp_path: Path) -> None:
+def test_two_brokers_can_not_share_a_store(start: Start, port: int, tmp_path: Path) -> None:
     start("broker", "--port", port, "--data", tmp_path).line("is ready")
     second = start("broker", "--port", port + 5, "--data", tmp_path)
     assert second.process.wait(PATIENCE_S) == 1
@@ -253,14 +253,14 @@ def test_two_brokers_do_not_share_a_store(start: Start, port: int, tmp_path: Pat
 @pytest.mark.parametrize(
     ("arguments", "env", "message"),
     [
-        (("broker", "--data", "FILE/below"), {}, "File exists; choose another --data"),
+        (("broker", "--data", "FILE/below"), {}, "File exists; set --data to another directory"),
         (("broker", "-c", "missing.toml"), {}, "No such file or directory: missing.toml"),
-        (("broker", "--nameservers", "nowhere"), {}, "--nameservers can't be 'nowhere'"),
-        (("nameserver",), {"PENSTOCK_NAMESERVER_PORT": "x"}, "PENSTOCK_NAMESERVER_PORT can't be"),
+        (("broker", "--nameservers", "nowhere"), {}, "--nameservers must be a list of host:port"),
+        (("nameserver",), {"PENSTOCK_NAMESERVER_PORT": "x"}, "PENSTOCK_NAMESERVER_PORT must be"),
         (("up", "--brokers", "3", "--broker-port", "65520"), {}, "choose a lower --broker-port"),
     ],
 )
-def test_what_can_not_start_says_why_in_one_line(
+def test_a_failed_start_is_explained_in_one_line(
     start: Start, port: int, tmp_path: Path,
     arguments: tuple[str, ...], env: dict[str, str], message: str,
 ) -> None:  # fmt: skip
@@ -272,7 +272,7 @@ def test_what_can_not_start_says_why_in_one_line(
     assert "Traceback" not in "".join(program.heard)
 
 
-def test_open_files_are_raised_to_what_is_allowed(start: Start, port: int, tmp_path: Path) -> None:
+def test_the_limit_of_open_files_is_raised(start: Start, port: int, tmp_path: Path) -> None:
     program = start("broker", "--port", port, "--data", tmp_path)
     program.line("is ready")
     limits = Path(f"/proc/{program.process.pid}/limits").read_text()

@@ -1,92 +1,96 @@
-"""`penstock acl …`: what users may do."""
+"""`penstock acl …`: access rules of users."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.remote import Brokers, on_brokers, print_rows
+from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from penstock.wire.bodies.cluster_bodies import AclInfo
 
+F = TypeVar("F", bound=Callable[..., Any])
 _POLICIES = click.Choice(["Custom", "Default"], case_sensitive=False)
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+
 _policy = click.option(
     "--policy",
     type=_POLICIES,
     default="Custom",
     show_default=True,
-    help="Default rules are asked only where no Custom rule fits.",
+    help="Kind of rule. A Default rule applies only if no Custom rule matches.",
 )
 _source = click.option(
     "--from",
     "sources",
     multiple=True,
     metavar="ADDRESS",
-    help="Only from this address or network (10.0.0.0/8); may be given several times.",
+    help="Limit the rule to this address or network (10.0.0.0/8). Can be repeated.",
 )
 
 
 @click.group(no_args_is_help=True)
 def acl() -> None:
-    """What users may do. Speaks to running brokers, Apache's too.
+    """Manage the access rules of running brokers, Penstock's or Apache's.
 
-    RESOURCE is Topic:NAME, Group:NAME or Cluster:NAME, where NAME may end in *, or * for all.
-    ACTIONS are some of Pub,Sub,Create,Update,Delete,Get,List, or All. The most specific rule
-    decides; between equals a denial does.
+    RESOURCE is Topic:NAME, Group:NAME or Cluster:NAME, where NAME may end in *; or * for all.
+    ACTIONS is a list such as Pub,Sub of Pub, Sub, Create, Update, Delete, Get and List; or All.
+    The most specific rule applies; between equally specific rules a denial does.
     """
 
 
-@acl.command()
-@on_brokers
-@click.argument("user")
-@click.argument("resource")
-@click.argument("actions")
-@_source
-@_policy
-def grant(
-    brokers: Brokers, user: str, resource: str, actions: str, sources: tuple[str, ...], policy: str
-) -> None:
-    """Let USER do ACTIONS with RESOURCE; replaces what was said about RESOURCE."""
-    _put(brokers, user, resource, actions, sources=sources, policy=policy, decision="Allow")
+def _rule_command(command: F) -> F:
+    """Add the arguments and options of the commands that set a rule."""
+    result: Any = command
+    for parameter in (
+        _policy,
+        _source,
+        click.argument("actions"),
+        click.argument("resource"),
+        click.argument("user"),
+        broker_options,
+    ):
+        result = parameter(result)
+    return result  # type: ignore[no-any-return]
 
 
 @acl.command()
-@on_brokers
-@click.argument("user")
-@click.argument("resource")
-@click.argument("actions")
-@_source
-@_policy
-def deny(
-    brokers: Brokers, user: str, resource: str, actions: str, sources: tuple[str, ...], policy: str
-) -> None:
-    """Keep USER from ACTIONS with RESOURCE; replaces what was said about RESOURCE."""
-    _put(brokers, user, resource, actions, sources=sources, policy=policy, decision="Deny")
+@_rule_command
+def grant(brokers: BrokerOptions, **rule: Any) -> None:
+    """Allow USER the ACTIONS on RESOURCE. Replaces the rule for RESOURCE."""
+    _put(brokers, **rule, decision="Allow")
 
 
 @acl.command()
-@on_brokers
+@_rule_command
+def deny(brokers: BrokerOptions, **rule: Any) -> None:
+    """Deny USER the ACTIONS on RESOURCE. Replaces the rule for RESOURCE."""
+    _put(brokers, **rule, decision="Deny")
+
+
+@acl.command()
+@broker_options
 @click.argument("user")
 @click.argument("resource", required=False, default="")
 @_policy
-def delete(brokers: Brokers, user: str, resource: str, policy: str) -> None:
-    """Delete the rule about RESOURCE, or all rules of USER."""
+def delete(brokers: BrokerOptions, user: str, resource: str, policy: str) -> None:
+    """Delete the rule for RESOURCE, or all rules of USER."""
     from penstock.wire.codes import RequestCode
 
     ext = {"subject": _subject(user), "policyType": policy}
     if resource:
         ext["resource"] = resource
     for address, _ in brokers.ask_each(RequestCode.AUTH_DELETE_ACL, ext):
-        print(f"deleted {resource or 'all rules'} of {user} on {address}")
+        rules = f"the rule for {resource}" if resource else "all rules"
+        print(f"deleted {rules} of user {user} on {address}")
 
 
 @acl.command()
-@on_brokers
+@broker_options
 @click.argument("user")
-@_json
-def get(brokers: Brokers, user: str, as_json: bool) -> None:
-    """Show the rules of one user."""
+@json_option
+def get(brokers: BrokerOptions, user: str, as_json: bool) -> None:
+    """Show the rules of a user."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import AclInfo
     from penstock.wire.codes import RequestCode
@@ -96,11 +100,11 @@ def get(brokers: Brokers, user: str, as_json: bool) -> None:
 
 
 @acl.command(name="list")
-@on_brokers
-@click.option("--user", "part", default="", help="Only users whose name contains this.")
-@click.option("--resource", default="", help="Only rules whose resource contains this.")
-@_json
-def list_rules(brokers: Brokers, part: str, resource: str, as_json: bool) -> None:
+@broker_options
+@click.option("--user", "part", default="", help="Only users whose name contains this text.")
+@click.option("--resource", default="", help="Only rules whose resource contains this text.")
+@json_option
+def list_rules(brokers: BrokerOptions, part: str, resource: str, as_json: bool) -> None:
     """List the rules of all users."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import AclInfo
@@ -113,11 +117,11 @@ def list_rules(brokers: Brokers, part: str, resource: str, as_json: bool) -> Non
 
 
 def _put(
-    brokers: Brokers,
+    brokers: BrokerOptions,
+    *,
     user: str,
     resource: str,
     actions: str,
-    *,
     sources: tuple[str, ...],
     policy: str,
     decision: str,
@@ -158,9 +162,7 @@ def _print(acls: "list[AclInfo]", *, as_json: bool) -> None:
         for entry in policy.entries or []
     ]
     if as_json:
-        import json
-
-        print(json.dumps(rows, indent=2, ensure_ascii=False))
+        print_json(rows)
     else:
         heads = ("USER", "POLICY", "RESOURCE", "ACTIONS", "FROM", "DECISION")
-        print_rows(heads, [list(row.values()) for row in rows])
+        print_table(heads, [list(row.values()) for row in rows])

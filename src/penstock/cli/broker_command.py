@@ -1,4 +1,4 @@
-"""`penstock broker`: one broker in this process."""
+"""`penstock broker`: runs one broker in this process."""
 
 from pathlib import Path
 
@@ -9,18 +9,18 @@ from penstock.cli import startup
 
 @click.command(short_help="Run a broker.")
 @startup.config_option
-@click.option("-n", "--nameservers", help="NameServers to register with: host:port, separated by ;")
+@click.option("-n", "--nameservers", help="NameServers: host:port, separated by ;")
 @click.option(
-    "--host", help="Address to listen on.  [default: 127.0.0.1; with a broker.conf 0.0.0.0]"
+    "--host", help="Address to listen on.  [default: 127.0.0.1, or 0.0.0.0 with a broker.conf]"
 )
 @click.option("--port", type=startup.PORT, help="Port to listen on.  [default: 10911]")
-@click.option("--name", help="Name of the broker.  [default: broker-a]")
-@click.option("--cluster", help="Name of its cluster.  [default: DefaultCluster]")
+@click.option("--name", help="Broker name.  [default: broker-a]")
+@click.option("--cluster", help="Cluster name.  [default: DefaultCluster]")
 @click.option("--data", help="Directory of the store.  [default: penstock-data/broker-a]")
-@click.option("--announce", metavar="HOST", help="Address that clients are told.")
+@click.option("--announce", metavar="HOST", help="Address that clients connect to.")
 @startup.log_option
 @click.option(
-    "--supervised", type=int, hidden=True, metavar="PID", help="End when this parent process ends."
+    "--supervised", type=int, hidden=True, metavar="PID", help="Stop when this parent process ends."
 )
 def broker(
     config_file: Path | None,
@@ -34,7 +34,10 @@ def broker(
     log_form: str,
     supervised: int | None,
 ) -> int:
-    """Run a broker until SIGTERM or Ctrl-C; a line on stdout says when it is ready."""
+    """Run a broker until SIGTERM or Ctrl-C.
+
+    One line on stdout reports that it is ready.
+    """
     if supervised is not None:
         startup.end_with(supervised)
     flags = {
@@ -56,7 +59,7 @@ def broker(
     from penstock.server.service import serve_broker
 
     def ready() -> None:
-        where = config.nameservers or "no NameServer: clients can't find it"
+        where = config.nameservers or "no NameServer (clients can't find it; use --nameservers)"
         startup.say(
             f"penstock broker {config.name} is ready on {config.host}:{config.port}, data in "
             f"{config.data}, registered with {where}"

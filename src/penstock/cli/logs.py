@@ -1,6 +1,6 @@
-"""Logs of the servers, on stderr: lines for people, or with `--log json` one object per line.
+"""Log output of the servers on stderr: text lines, or with `--log json` one object per line.
 
-Only the standard library's logging: modules say `logging.getLogger(__name__)` and nothing more.
+Modules use the standard library's `logging.getLogger(__name__)` and configure nothing.
 """
 
 import logging
@@ -19,11 +19,11 @@ _COLOURS = {
 }
 _PACKAGE = "penstock."
 _ONE_LINE = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {9: "\t", 10: "\\n"}
-"""What peers send stands in messages: it must not forge lines nor speak to the terminal."""
+"""Control characters are escaped: data from peers must not forge lines or control the terminal."""
 
 
 def log_to_stderr(form: str, who: str, *, debug: bool = False) -> None:
-    """Send all logs to stderr, in the form `text` or `json`; `who` is this process in each line."""
+    """Log to stderr in the format `text` or `json`; `who` names this process in each line."""
     colours = sys.stderr.isatty() and "NO_COLOR" not in os.environ
     handler = logging.StreamHandler()
     handler.setFormatter(JsonLines(who) if form == "json" else TextLines(who, colours=colours))
@@ -34,7 +34,7 @@ def log_to_stderr(form: str, who: str, *, debug: bool = False) -> None:
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-31 12:00:00.123 INFO  broker-a store.care: deleting 2 segments`."""
+    """`2026-01-31 12:00:00.123 INFO  broker-a store.retention: deleting 2 segments`."""
 
     def __init__(self, who: str, *, colours: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """`{"time":…,"level":"info","process":"broker-a","logger":"store.care","message":…}`."""
+    """`{"time":…,"level":"info","process":"broker-a","logger":"store.retention","message":…}`."""
 
     def __init__(self, who: str) -> None:
         super().__init__()

@@ -1,9 +1,10 @@
-"""The program `penstock`: finds the command, runs it, turns what went wrong into one clear line.
+"""The program `penstock`: finds the command, runs it, and prints an error as one line.
 
-Each noun is a module of its own and is imported only when it is called, and each command imports
-what it needs when it runs: `penstock --help` costs little more than starting Python.
+Each noun has its own module, which is imported when the command is called. A command imports what
+it needs when it runs, so that `penstock --help` takes little longer than starting Python.
 
-Exit codes: 0 good, 1 could not be done, 2 wrong usage or (from the store tools) damage found.
+Exit codes: 0 success, 1 failure, 2 wrong usage or (from the store tools) corruption, 130
+interrupted.
 """
 
 import importlib
@@ -15,28 +16,31 @@ import click
 from penstock import __version__
 from penstock.errors import PenstockError
 
-# name → (module:attribute, the line in the list of commands)
+# name → (module:attribute, short help)
 COMMANDS = {
-    "acl": ("penstock.cli.acl:acl", "Say what users may do: grant, deny, list, get, delete."),
+    "acl": ("penstock.cli.acl:acl", "Manage access rules: grant, deny, list, get, delete."),
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
-        "See it work: a killed broker, a pipeline on Spark.",
+        "Show a broker that survives kill -9, and a Spark pipeline.",
     ),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
-    "pipeline": ("penstock.cli.pipeline:pipeline", "Run pipelines on Spark: list, describe, run."),
+    "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),
     "send": ("penstock.cli.send_command:send", "Send messages to a topic."),
-    "store": ("penstock.cli.store_command:store", "Look into a store's files: stat, verify, dump."),
-    "tail": ("penstock.cli.tail:tail", "Follow a topic without being one of its consumers."),
-    "topic": ("penstock.cli.topic:topic", "Topics of brokers: list, create, describe, delete."),
-    "up": ("penstock.cli.up:up", "Run a NameServer and brokers, ready to be used."),
-    "user": ("penstock.cli.user:user", "Users of brokers: create, update, list, get, delete."),
+    "store": (
+        "penstock.cli.store_command:store",
+        "Inspect store files: stat, verify, dump.",
+    ),
+    "tail": ("penstock.cli.tail:tail", "Print the messages of a topic as they arrive."),
+    "topic": ("penstock.cli.topic:topic", "Manage topics: list, create, describe, delete."),
+    "up": ("penstock.cli.up:up", "Run a NameServer and brokers on this machine."),
+    "user": ("penstock.cli.user:user", "Manage users: create, update, list, get, delete."),
 }
 INTERRUPTED = 130
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called, not when they are listed."""
+    """A group that imports a command when it is called, not when it is listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return sorted(COMMANDS)
@@ -56,17 +60,17 @@ class LazyGroup(click.Group):
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="penstock")
-@click.option("--debug", is_flag=True, help="Show the traceback of an error.")
+@click.option("--debug", is_flag=True, help="Log more, and print the traceback of an error.")
 def cli(debug: bool) -> None:
-    """A message broker that speaks Apache RocketMQ's protocol and stores its files."""
+    """A message broker that is compatible with Apache RocketMQ's protocol and store."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command and return the exit code."""
     arguments = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in arguments or os.environ.get("PENSTOCK_DEBUG") == "1"
     try:
-        # --debug may stand anywhere: who has just seen an error appends it to the same line.
+        # --debug may be anywhere: after an error users append it to the same command line.
         rest = ["--debug"] * debug + [a for a in arguments if a != "--debug"]
         code = cli.main(rest, prog_name="penstock", standalone_mode=False)
         sys.stdout.flush()
@@ -77,7 +81,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (KeyboardInterrupt, click.Abort):
         print("penstock: interrupted", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:  # `penstock store dump … | head` has seen enough
+    except BrokenPipeError:  # as in `penstock store dump … | head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -93,7 +97,10 @@ def _one_line(error: Exception) -> str:
     elif isinstance(error, OSError):
         text = f"{error.strerror or error}" + (f": {error.filename}" if error.filename else "")
     else:
-        text = f"a bug of Penstock: {type(error).__name__}: {error}; --debug shows where"
+        text = (
+            f"internal error, probably a bug in Penstock: {type(error).__name__}: {error}; "
+            "run the command again with --debug for the traceback"
+        )
     return " ".join(text.split())
 
 

@@ -1,4 +1,4 @@
-"""`penstock nameserver`: one NameServer in this process."""
+"""`penstock nameserver`: runs one NameServer in this process."""
 
 from pathlib import Path
 
@@ -11,12 +11,15 @@ from penstock.cli import startup
 @startup.config_option
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1]")
 @click.option("--port", type=startup.PORT, help="Port to listen on.  [default: 9876]")
-@click.option("--data", help="Directory of the KV file; without one it is kept in memory only.")
+@click.option("--data", help="Directory of the KV config.  [default: kept in memory only]")
 @startup.log_option
 def nameserver(
     config_file: Path | None, host: str | None, port: int | None, data: str | None, log_form: str
 ) -> int:
-    """Run a NameServer until SIGTERM or Ctrl-C; a line on stdout says when it is ready."""
+    """Run a NameServer until SIGTERM or Ctrl-C.
+
+    One line on stdout reports that it is ready.
+    """
     flags = {
         "nameserver.host": ("--host", host),
         "nameserver.port": ("--port", port),

@@ -1,6 +1,5 @@
-"""`penstock pipeline …`: ready pipelines on Spark."""
+"""`penstock pipeline …`: ready-made Spark pipelines."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -8,7 +7,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from penstock.cli.remote import Cluster, json_option, on_cluster, print_rows
+from penstock.cli.remote import (
+    ClusterOptions,
+    cluster_options,
+    json_option,
+    print_json,
+    print_table,
+)
 from penstock.errors import BadSetting
 
 if TYPE_CHECKING:
@@ -18,12 +23,12 @@ if TYPE_CHECKING:
     from penstock.spark.pipelines.running import Option, Pipeline
 
 F = TypeVar("F", bound=Callable[..., Any])
-Tell = Callable[["Batch"], None]
+ReportBatch = Callable[["Batch"], None]
 
 
 @click.group(no_args_is_help=True)
 def pipeline() -> None:
-    """Ready pipelines on Spark: list, describe, run. They need penstock[spark]."""
+    """Run ready-made Spark pipelines. Needs penstock[spark]."""
 
 
 @pipeline.command(name="list")
@@ -32,30 +37,30 @@ def list_pipelines(as_json: bool) -> None:
     """List pipelines."""
     found = [_find(name) for name in _names()]
     if as_json:
-        print(json.dumps({each.name: each.summary for each in found}, indent=2))
+        print_json({each.name: each.summary for each in found})
         return
-    print_rows(("PIPELINE", "WHAT IT DOES"), [(each.name, each.summary) for each in found])
+    print_table(("PIPELINE", "WHAT IT DOES"), [(each.name, each.summary) for each in found])
 
 
 @pipeline.command()
 @click.argument("name")
 @json_option
 def describe(name: str, as_json: bool) -> None:
-    """Show what a pipeline does, its options, and what it writes."""
+    """Show what a pipeline does, its options and its output."""
     found = _find(name)
     if as_json:
-        print(json.dumps(_description(found), indent=2, ensure_ascii=False))
+        print_json(_description(found))
         return
     print(f"{found.name}: {found.summary}\n")
     rows = [(option.flag, _kind(option), _default(option), option.help) for option in found.options]
-    rows.append(("--trigger", "text", found.trigger, "When batches begin."))
-    print_rows(("OPTION", "KIND", "DEFAULT", ""), rows)
+    rows.append(("--trigger", "text", found.trigger, "When batches start."))
+    print_table(("OPTION", "KIND", "DEFAULT", ""), rows)
     print()
-    print_rows(("WRITES", ""), [(table.where, table.text) for table in found.tables])
+    print_table(("WRITES", ""), [(table.where, table.text) for table in found.tables])
 
 
-class _Runs(click.Group):
-    """A command for each pipeline, with its options."""
+class _RunGroup(click.Group):
+    """A group with one command per pipeline."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return _names()
@@ -71,25 +76,28 @@ class _Runs(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@pipeline.group(cls=_Runs, no_args_is_help=True)
+@pipeline.group(cls=_RunGroup, no_args_is_help=True)
 def run() -> None:
-    """Run a pipeline until it ends, or until Ctrl-C or SIGTERM; started again it goes on."""
+    """Run a pipeline until it ends, or until Ctrl-C or SIGTERM.
+
+    A stopped pipeline continues where it was when it is run again.
+    """
 
 
 def _command(found: "Pipeline") -> click.Command:
     def call(
-        cluster: Cluster,
+        cluster: ClusterOptions,
         master: str | None,
         checkpoint: str | None,
         trigger: str | None,
         conf: tuple[str, ...],
         **options: Any,
     ) -> None:
-        """Set up and run."""
+        """Start Spark and run the pipeline."""
         from penstock.spark.pipelines.running import run_pipeline
 
         settings = _settings(conf)
-        with _usage():  # Spark takes ten seconds to start
+        with _usage():  # check the options first: Spark takes ten seconds to start
             found.job(
                 options, connection=_connection(cluster), checkpoint=checkpoint, trigger=trigger
             )
@@ -105,9 +113,9 @@ def _command(found: "Pipeline") -> click.Command:
                 tell=tell,
             )
         if not ended:
-            _say("stopped; started again it goes on where it was")
+            _say("stopped; run the command again to continue")
 
-    full: Any = _with_running(on_cluster(call))
+    full: Any = _run_options(cluster_options(call))
     for option in reversed(found.options):
         full = _click_option(option)(full)
     made = click.command(found.name, help=found.summary)(full)
@@ -115,28 +123,26 @@ def _command(found: "Pipeline") -> click.Command:
     return made
 
 
-def _with_running(command: F) -> F:
-    """The options that every pipeline has."""
+def _run_options(command: F) -> F:
+    """Add the options that every pipeline has."""
     result: Any = command
     for option in reversed(
         (
             click.option(
                 "--master",
-                help="Spark's master: local[2], spark://…, yarn, k8s://….  [default: local[*]]",
+                help="Spark master: local[2], spark://…, yarn or k8s://….  [default: local[*]]",
             ),
-            click.option(
-                "--checkpoint", metavar="PATH", help="Where Spark keeps how far it has come."
-            ),
+            click.option("--checkpoint", metavar="PATH", help="Directory of Spark's checkpoint."),
             click.option(
                 "--trigger",
-                help="once, available-now (all that is there, then end), or "
-                'an interval: "10 seconds".',
+                help="When batches start: once, available-now (all available messages, then stop), "
+                'or an interval such as "10 seconds".',
             ),
             click.option(
                 "--conf",
                 multiple=True,
                 metavar="KEY=VALUE",
-                help="A setting of Spark's; may be given several times.",
+                help="Spark setting. Can be repeated.",
             ),
         )
     ):
@@ -161,20 +167,20 @@ def _click_option(option: "Option") -> Callable[[Any], Any]:
 
 @contextmanager
 def _session(name: str, master: str | None, conf: dict[str, str]) -> "Iterator[SparkSession]":
-    """A session that ends with the command."""
+    """A Spark session that is stopped after the command."""
     from penstock.spark.pipelines.query_errors import for_people
     from penstock.spark.pipelines.running import stop_signals
     from penstock.spark.session import spark_session
 
     _say("starting Spark")
-    # A JVM whose starter is gone before they have met stays for ever: so a signal waits that long.
+    # A JVM whose parent ends before they have connected never ends, so signals wait until then.
     with for_people(), stop_signals() as stop:
         spark = spark_session(f"penstock {name}", master=master, conf=conf)
-    if not _debug():  # what goes wrong comes as an exception, without its Java stack
+    if not _debug():  # errors are raised as exceptions; Spark's log would repeat them
         spark.sparkContext.setLogLevel("OFF")
     try:
         if stop.is_set():
-            _say("stopped before anything was done")
+            _say("stopped before the pipeline started")
             raise click.exceptions.Exit(0)
         yield spark
     finally:
@@ -183,7 +189,7 @@ def _session(name: str, master: str | None, conf: dict[str, str]) -> "Iterator[S
 
 @contextmanager
 def _usage() -> Iterator[None]:
-    """Options that can't be are wrong usage: exit code 2."""
+    """Report invalid options as wrong usage (exit code 2)."""
     try:
         yield
     except BadSetting as error:
@@ -193,8 +199,8 @@ def _usage() -> Iterator[None]:
 
 
 @contextmanager
-def _progress() -> Iterator[Tell]:
-    """A line for each batch on stdout, or a bar where stdout is a terminal."""
+def _progress() -> Iterator[ReportBatch]:
+    """Print a line per batch on stdout, or show a bar if stdout is a terminal."""
     if not sys.stdout.isatty():
         yield lambda batch: print(batch, flush=True)
         return
@@ -214,7 +220,7 @@ def _progress() -> Iterator[Tell]:
                 tasks[name],
                 completed=rows[name],
                 total=rows[name] + (batch.lag or 0),
-                description=f"{batch}, {rows[name]:,} in all",
+                description=f"{batch}, {rows[name]:,} in total",
             )
 
         yield tell
@@ -224,8 +230,8 @@ def _say(line: str) -> None:
     print(f"penstock: {line}", file=sys.stderr, flush=True)
 
 
-def _connection(cluster: Cluster) -> dict[str, str]:
-    """The same servers as options of format `penstock`."""
+def _connection(cluster: ClusterOptions) -> dict[str, str]:
+    """The cluster options as options of Spark's format `penstock`."""
     options = {
         "nameserver": cluster.nameserver,
         "namespace": cluster.namespace,
@@ -241,7 +247,7 @@ def _connection(cluster: Cluster) -> dict[str, str]:
 def _settings(conf: tuple[str, ...]) -> dict[str, str]:
     for text in conf:
         if not text.partition("=")[1]:
-            raise click.UsageError(f"--conf {text}: not as KEY=VALUE")
+            raise click.UsageError(f"--conf must be KEY=VALUE, not {text!r}")
     return dict(text.split("=", 1) for text in conf)
 
 
@@ -266,7 +272,7 @@ def _find(name: str) -> "Pipeline":
         if error.name is None or error.name.startswith("penstock"):
             raise
         raise click.ClickException(
-            f"pipelines need Spark, and {error.name} is not installed: pip install penstock[spark]"
+            f"pipelines need Spark, but {error.name} is not installed; install penstock[spark]"
         ) from None
 
 
@@ -278,7 +284,7 @@ def _kind(option: "Option") -> str:
 
 def _default(option: "Option") -> str:
     if option.required:
-        return "needed"
+        return "required"
     return "-" if option.default in (None, "", False) else str(option.default)
 
 

@@ -1,9 +1,10 @@
-"""What commands share that speak to running servers: which ones, signed by whom, over TLS or not.
+"""Options and output of the commands that talk to running servers.
 
-They speak the protocol only, so they serve Apache's servers as well.
+The commands use only the protocol, so they also work with Apache RocketMQ.
 """
 
 import asyncio
+import json
 import logging
 import signal
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -27,8 +28,8 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 @dataclass(frozen=True, slots=True)
-class Access:
-    """How servers are spoken to."""
+class ConnectionOptions:
+    """How to connect to servers."""
 
     access_key: str
     secret_key: str
@@ -37,12 +38,12 @@ class Access:
     timeout_ms: int
 
     def keywords(self) -> "ClientKeywords":
-        """What a client is told."""
+        """The same options as keyword arguments of a client."""
         from penstock.config import TlsConfig
         from penstock.transport.tls import outgoing_context
 
         if bool(self.access_key) != bool(self.secret_key):
-            raise click.UsageError("--access-key and --secret-key belong together")
+            raise click.UsageError("--access-key and --secret-key must be given together")
         context = outgoing_context(TlsConfig(outgoing=self.tls, outgoing_ca=self.tls_ca))
         return {
             "access_key": self.access_key,
@@ -53,25 +54,25 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster(Access):
-    """The servers that some NameServers know."""
+class ClusterOptions(ConnectionOptions):
+    """The cluster, by its NameServers."""
 
     nameserver: str | None
     namespace: str
 
     def keywords(self) -> "ClientKeywords":
-        return {**Access.keywords(self), "namespace": self.namespace}
+        return {**ConnectionOptions.keywords(self), "namespace": self.namespace}
 
     def admin(self) -> "AsyncAdmin":
-        """The tools for these servers."""
+        """A client for administration."""
         from penstock.client.admin.async_admin import AsyncAdmin
 
         return AsyncAdmin(self.nameserver, **self.keywords())
 
 
 @dataclass(frozen=True, slots=True)
-class Brokers(Access):
-    """Brokers by their addresses, or all that a NameServer knows."""
+class BrokerOptions(ConnectionOptions):
+    """Brokers, by their addresses or by a NameServer and a cluster."""
 
     addresses: Sequence[str]
     nameserver: str | None
@@ -80,11 +81,14 @@ class Brokers(Access):
     def ask_each(
         self, code: int, ext: Mapping[str, str], body: bytes = b""
     ) -> list[tuple[str, bytes]]:
-        """Address and body of the answer of each broker; an error tells where it was done."""
+        """Ask every broker; returns (address, response body) of each.
+
+        If one fails, the error names the brokers that have executed the request.
+        """
         return run(self._ask(code, ext, body, only_first=False))
 
     def ask_first(self, code: int, ext: Mapping[str, str]) -> bytes:
-        """The body of one broker's answer: users and rules are the same on all."""
+        """The response body of the first broker: users and rules are the same on all."""
         return run(self._ask(code, ext, b"", only_first=True))[0][1]
 
     async def _ask(
@@ -104,25 +108,33 @@ class Brokers(Access):
                     if not found:
                         raise
                     done = ", ".join(address for address, _ in found)
-                    raise type(error)(f"{error.message}; done on {done}", hint=error.hint) from None
+                    raise type(error)(
+                        f"{error.message} (succeeded on {done})", hint=error.hint
+                    ) from None
             return found
 
     async def _find(self, admin: "AsyncAdmin") -> list[str]:
-        """The addresses of one cluster."""
+        """The addresses of the brokers of one cluster."""
         brokers = await admin.brokers(self.cluster)
         clusters = sorted({broker.cluster for broker in brokers})
         if len(clusters) != 1:
-            known = ", ".join(clusters) or "none"
+            if not clusters:
+                raise BadSetting(
+                    f"NameServer {self.nameserver} knows no broker"
+                    + (f" of cluster {self.cluster}" if self.cluster else ""),
+                    hint="check the name with mqadmin clusterList, and that the brokers are up",
+                )
             raise BadSetting(
-                f"{self.nameserver} knows these clusters: {known}", hint="choose one by --cluster"
+                f"NameServer {self.nameserver} has several clusters: {', '.join(clusters)}",
+                hint="choose one with --cluster",
             )
         return [broker.address for broker in brokers]
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` comes to; SIGTERM ends it as Ctrl-C does, with its connections closed.
+    """Run `work` and return its result. SIGTERM interrupts it as Ctrl-C does.
 
-    What a client warns of, such as a broker that is left out, goes to stderr.
+    Warnings of the client, such as an unreachable broker, go to stderr.
     """
     warnings = logging.StreamHandler()
     warnings.setFormatter(logging.Formatter("penstock: %(message)s"))
@@ -143,76 +155,78 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         log.removeHandler(warnings)
 
 
-_ACCESS = (
+_CONNECTION_OPTIONS = (
     click.option(
         "--access-key",
         default="",
         envvar="PENSTOCK_CLIENT_ACCESS_KEY",
-        help="User to sign as.  [env: PENSTOCK_CLIENT_ACCESS_KEY]",
+        help="User name.  [env: PENSTOCK_CLIENT_ACCESS_KEY]",
     ),
     click.option(
         "--secret-key",
         default="",
         envvar="PENSTOCK_CLIENT_SECRET_KEY",
-        help="Its password.  [env: PENSTOCK_CLIENT_SECRET_KEY]",
+        help="Password.  [env: PENSTOCK_CLIENT_SECRET_KEY]",
     ),
-    click.option("--tls", is_flag=True, help="Connect by TLS."),
+    click.option("--tls", is_flag=True, help="Connect with TLS."),
     click.option(
         "--tls-ca",
         default="",
         metavar="FILE",
-        help="PEM file of authorities that servers are checked against.",
+        help="PEM file of trusted CAs.  [default: certificates are not verified]",
     ),
     click.option(
         "--timeout-ms",
         type=click.IntRange(1),
         default=5_000,
         show_default=True,
-        help="How long to wait for an answer.",
+        help="Timeout of one request.",
     ),
 )
-_BROKERS = (
+_BROKER_OPTIONS = (
     click.option(
         "-b",
         "--broker",
         "addresses",
         multiple=True,
         metavar="HOST:PORT",
-        help=f"A broker; may be given several times.  [default: {DEFAULT_BROKER}]",
+        help=f"Broker address. Can be repeated.  [default: {DEFAULT_BROKER}]",
     ),
     click.option(
         "-n",
         "--nameserver",
         metavar="HOST:PORT",
-        help="Instead: all brokers that this NameServer knows...",
+        help="Use all brokers of a cluster of this NameServer, instead of --broker.",
     ),
-    click.option("-c", "--cluster", help="... in this cluster, if there are several."),
+    click.option("-c", "--cluster", help="The cluster, if the NameServer has several."),
 )
-_CLUSTER = (
+_CLUSTER_OPTIONS = (
     click.option(
         "-n",
         "--nameserver",
         metavar="HOST:PORT[;...]",
         envvar="NAMESRV_ADDR",
-        help="The NameServers.  [env: NAMESRV_ADDR; default: 127.0.0.1:9876]",
+        help="NameServer addresses.  [env: NAMESRV_ADDR; default: 127.0.0.1:9876]",
     ),
-    click.option("--namespace", default="", help="Put in front of all names of topics and groups."),
+    click.option("--namespace", default="", help="Namespace of topics and groups."),
 )
 
 
-def on_brokers(command: F) -> F:
-    """The options that choose brokers; the command gets them as its first argument."""
+def broker_options(command: F) -> F:
+    """Add the options that choose brokers; the command receives them as its first argument."""
 
-    def check(brokers: Brokers) -> None:
+    def check(brokers: BrokerOptions) -> None:
         if brokers.addresses and brokers.nameserver:
-            raise click.UsageError("--broker and --nameserver exclude each other")
+            raise click.UsageError("--broker and --nameserver can't be used together")
 
-    return _with_options(command, Brokers, (*_BROKERS, *_ACCESS), check)
+    return _with_options(command, BrokerOptions, (*_BROKER_OPTIONS, *_CONNECTION_OPTIONS), check)
 
 
-def on_cluster(command: F) -> F:
-    """The options that choose the NameServers; the command gets them as its first argument."""
-    return _with_options(command, Cluster, (*_CLUSTER, *_ACCESS), lambda cluster: None)
+def cluster_options(command: F) -> F:
+    """Add the options that choose NameServers; the command receives them as its first argument."""
+    return _with_options(
+        command, ClusterOptions, (*_CLUSTER_OPTIONS, *_CONNECTION_OPTIONS), lambda cluster: None
+    )
 
 
 def _with_options(
@@ -222,9 +236,9 @@ def _with_options(
 
     @wraps(command)
     def call(**arguments: Any) -> Any:
-        chosen = kind(**{name: arguments.pop(name) for name in names})
-        check(chosen)
-        return command(chosen, **arguments)
+        group = kind(**{name: arguments.pop(name) for name in names})
+        check(group)
+        return command(group, **arguments)
 
     result: Any = call
     for option in reversed(options):
@@ -232,8 +246,13 @@ def _with_options(
     return result  # type: ignore[no-any-return]
 
 
-def print_rows(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table for people."""
+def print_json(value: object) -> None:
+    """Print a value as indented JSON."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def print_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Print a table with aligned columns."""
     widths = [max(len(line[i]) for line in (heads, *rows)) for i in range(len(heads))]
     for line in (heads, *rows):
         print(

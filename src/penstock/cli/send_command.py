@@ -1,4 +1,4 @@
-"""`penstock send`: messages from the command line."""
+"""`penstock send`: sends messages from the command line."""
 
 import asyncio
 import json
@@ -15,25 +15,25 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.remote import Cluster, json_option, on_cluster, run
-from penstock.cli.times import to_duration, to_moment
+from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
+from penstock.cli.times import to_duration, to_time
 
 if TYPE_CHECKING:
     from penstock.client.messages import Message, SendReceipt
     from penstock.client.producer.async_producer import AsyncProducer
 
-AHEAD_MAX = 1_000
-"""Messages that may wait for their receipt."""
+IN_FLIGHT_MAX = 1_000
+"""The maximum number of messages in flight."""
 LINE_BYTES_MAX = 4 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What is to be sent, and how often."""
+class SendJob:
+    """What to send, and how often."""
 
     topic: str
     body: str | bytes
-    """The whole body, or where its lines come from."""
+    """The body, or the source of the lines: a text, - or @FILE."""
     tags: str | None
     keys: tuple[str, ...]
     properties: dict[str, str]
@@ -43,7 +43,7 @@ class Job:
     count: int
 
     async def messages(self) -> AsyncIterator["Message"]:
-        """One message after the other, read as they are sent."""
+        """The messages, read while they are sent."""
         from penstock.client.messages import Message
 
         shape = Message(
@@ -59,7 +59,7 @@ class Job:
                 yield replace(shape, body=self.body)
             return
         async for line in _lines(self.body):
-            for _ in range(self.count if line else 0):  # a message has a body
+            for _ in range(self.count if line else 0):  # empty lines are not sent
                 yield replace(shape, body=line)
 
 
@@ -76,16 +76,16 @@ def _read_properties(
 
 
 @click.command(short_help="Send messages to a topic.")
-@on_cluster
+@cluster_options
 @click.argument("topic")
 @click.argument("body")
-@click.option("-t", "--tags", help="The tag that consumers choose by.")
+@click.option("-t", "--tags", help="Tag of the message.")
 @click.option(
     "-k",
     "--keys",
     multiple=True,
     metavar="KEY",
-    help="A key to look the message up by; may be given several times.",
+    help="Key for message queries. Can be repeated.",
 )
 @click.option(
     "-p",
@@ -94,26 +94,33 @@ def _read_properties(
     multiple=True,
     metavar="NAME=VALUE",
     callback=_read_properties,
-    help="A property; may be given several times.",
+    help="Property of the message. Can be repeated.",
 )
 @click.option(
     "--delay",
     metavar="DURATION",
     callback=to_duration,
-    help="Deliver it after this time: 30s, 10m, 2h.",
+    help="Deliver the message after this time: 30s, 10m, 2h.",
 )
 @click.option(
-    "--at", metavar="TIME", callback=to_moment, help="Deliver it at this time: 2026-08-01T12:00."
+    "--at",
+    metavar="TIME",
+    callback=to_time,
+    help="Deliver the message at this time: 2026-08-01T12:00.",
 )
-@click.option("--ordering-key", help="Messages with the same key go to one queue, in order.")
+@click.option("--ordering-key", help="Messages with the same key go to the same queue, in order.")
 @click.option(
-    "--count", type=click.IntRange(1), default=1, show_default=True, help="How often to send it."
+    "--count",
+    type=click.IntRange(1),
+    default=1,
+    show_default=True,
+    help="How many times to send the message.",
 )
-@click.option("--lines", is_flag=True, help="Each line that is not empty is a message.")
-@click.option("--group", default="penstock", show_default=True, help="The producer group.")
+@click.option("--lines", is_flag=True, help="Send each non-empty line as a message.")
+@click.option("--group", default="penstock", show_default=True, help="Producer group.")
 @json_option
 def send(
-    cluster: Cluster,
+    cluster: ClusterOptions,
     topic: str,
     body: str,
     tags: str | None,
@@ -129,62 +136,66 @@ def send(
 ) -> int:
     """Send BODY to TOPIC and print the receipt.
 
-    A BODY of - is read from stdin, @FILE from a file. Of several messages the number is printed;
-    --json prints each receipt as a line. Exit code 1: some were not acknowledged.
+    If BODY is -, it is read from stdin; if it is @FILE, from a file. For several messages only
+    their number is printed; --json prints each receipt as a line of JSON. The exit code is 1 if a
+    message was not acknowledged.
     """
     if delay is not None and at is not None:
-        raise click.UsageError("--delay and --at exclude each other")
+        raise click.UsageError("--delay and --at can't be used together")
     if body == "-" and sys.stdin is None:
-        raise click.UsageError("a body of - is read from stdin, which is closed")
-    # Read before the loop runs: there a read that waits for a terminal would not hear Ctrl-C.
-    content = body if lines else _whole(body)
-    job = Job(topic, content, tags, keys, properties, delay, at, ordering_key, count)
+        raise click.UsageError("BODY is -, but stdin is closed")
+    # Read before the loop runs: in the loop a blocking read from a terminal would ignore Ctrl-C.
+    content = body if lines else _read_body(body)
+    job = SendJob(topic, content, tags, keys, properties, delay, at, ordering_key, count)
     return run(_send(cluster, group, job, as_json=as_json))
 
 
-async def _send(cluster: Cluster, group: str, job: Job, *, as_json: bool) -> int:
+async def _send(cluster: ClusterOptions, group: str, job: SendJob, *, as_json: bool) -> int:
     from penstock.client.producer.async_producer import AsyncProducer
     from penstock.errors import PenstockError
 
     began = time.monotonic()
     sent: list[SendReceipt] = []
-    total = less_safe = 0
+    total = degraded = 0
     async with AsyncProducer(cluster.nameserver, group=group, **cluster.keywords()) as producer:
         try:
             async for receipt in _receipts(producer, job):
                 total += 1
-                less_safe += bool(receipt.status)
+                degraded += bool(receipt.status)
                 sent = [receipt]
                 if as_json:
                     print(json.dumps(_as_json(receipt)), flush=True)
         except PenstockError as error:
-            others = f"{total:,} messages were sent; " if total else ""
-            raise type(error)(others + error.message, hint=error.hint) from None
+            before = f"{total:,} messages were sent, then: " if total else ""
+            raise type(error)(before + error.message, hint=error.hint) from None
     if as_json:
         return 0
     if total == 1:
         print(_as_text(sent[0]))
     else:
         print(f"sent {total:,} messages to {job.topic} in {time.monotonic() - began:.2f} s")
-        if less_safe:
-            print(f"{less_safe:,} of them less safely than they should be; --json tells each")
+        if degraded:
+            print(
+                f"warning: the broker reported reduced durability for {degraded:,} messages; "
+                "--json shows the status of each"
+            )
     return 0
 
 
-async def _receipts(producer: "AsyncProducer", job: Job) -> AsyncIterator["SendReceipt"]:
-    """The receipts in the order of the messages, some way behind the sending.
+async def _receipts(producer: "AsyncProducer", job: SendJob) -> AsyncIterator["SendReceipt"]:
+    """The receipts, in the order of the messages.
 
-    After a failure no more are sent; it is raised when all that were under way have ended.
+    After a failure no more messages are sent. It is raised when all messages in flight are done.
     """
     from penstock.errors import PenstockError
 
-    ahead_max = AHEAD_MAX if job.ordering_key is None else 0
+    in_flight_max = IN_FLIGHT_MAX if job.ordering_key is None else 0
     waiting: deque[asyncio.Future[SendReceipt]] = deque()
     failure: PenstockError | None = None
     try:
         async for message in job.messages():
             waiting.append(producer.submit(message, ordering_key=job.ordering_key))
-            while waiting and (waiting[0].done() or len(waiting) > ahead_max):
+            while waiting and (waiting[0].done() or len(waiting) > in_flight_max):
                 yield await waiting.popleft()
     except PenstockError as error:
         failure = error
@@ -206,7 +217,7 @@ def _as_text(receipt: "SendReceipt") -> str:
         f"{queue.broker_name}, offset {receipt.queue_offset}"
     ]
     if receipt.status:
-        lines.append(f"less safely than it should be: {receipt.status.name}")
+        lines.append(f"warning: the broker reported reduced durability: {receipt.status.name}")
     if receipt.recall_handle:
         lines.append(f"recall handle: {receipt.recall_handle}")
     return "\n".join(lines)
@@ -226,7 +237,7 @@ def _as_json(receipt: "SendReceipt") -> dict[str, object]:
     }
 
 
-def _whole(text: str) -> bytes:
+def _read_body(text: str) -> bytes:
     if text == "-":
         return sys.stdin.buffer.read()
     if text.startswith("@"):
@@ -235,8 +246,8 @@ def _whole(text: str) -> bytes:
 
 
 async def _lines(text: str) -> AsyncIterator[bytes]:
-    """The lines of a text, a file or stdin, without their ends; stdin may take its time."""
-    if text == "-" and _may_wait(sys.stdin.fileno()):
+    """The lines of a text, a file or stdin, without line ends; stdin is read as it arrives."""
+    if text == "-" and _can_wait(sys.stdin.fileno()):
         reader = asyncio.StreamReader(limit=LINE_BYTES_MAX)
         loop = asyncio.get_running_loop()
         same = os.dup(sys.stdin.fileno())
@@ -247,7 +258,7 @@ async def _lines(text: str) -> AsyncIterator[bytes]:
             while line := await _next_line(reader):
                 yield line.rstrip(b"\r\n")
         finally:
-            # The shell that goes on with this terminal does not expect another mode.
+            # The shell that uses this terminal afterwards expects blocking mode.
             os.set_blocking(same, True)
             os.close(same)
             transport.close()
@@ -264,8 +275,8 @@ async def _lines(text: str) -> AsyncIterator[bytes]:
             yield line
 
 
-def _may_wait(number: int) -> bool:
-    """Whether a loop can wait for what comes there: not for files and devices as /dev/null."""
+def _can_wait(number: int) -> bool:
+    """Whether the loop can wait for input: not for files and devices such as /dev/null."""
     mode = os.fstat(number).st_mode
     return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or os.isatty(number)
 
@@ -277,6 +288,6 @@ async def _next_line(reader: asyncio.StreamReader) -> bytes:
         return await reader.readline()
     except ValueError:
         raise MessageIllegal(
-            f"a line of stdin is longer than {LINE_BYTES_MAX} bytes, the most of a message",
+            f"a line of stdin is longer than {LINE_BYTES_MAX} bytes, the maximum size of a body",
             hint="send shorter lines",
         ) from None

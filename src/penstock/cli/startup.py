@@ -1,4 +1,4 @@
-"""What the commands that start a server share: options, settings, limits of the process."""
+"""Shared by the commands that start a server: options, settings, process limits."""
 
 import ctypes
 import errno
@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 _PR_SET_PDEATHSIG = 1
 _UNUSABLE = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST, errno.ENOSPC)
-"""How a directory that can't be written to shows."""
+"""Errors of a directory that can't be created or written."""
 
 PORT = click.IntRange(1, PORT_MAX)
 config_option = click.option(
@@ -40,7 +40,7 @@ config_option = click.option(
     "--config",
     "config_file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Settings: penstock.toml, or a file with RocketMQ's names such as broker.conf.",
+    help="Settings file: penstock.toml, or RocketMQ's broker.conf or namesrv.conf.",
 )
 log_option = click.option(
     "--log",
@@ -48,14 +48,17 @@ log_option = click.option(
     type=click.Choice(["text", "json"]),
     default="text",
     show_default=True,
-    help="Form of the log lines on stderr.",
+    help="Format of the log lines on stderr.",
 )
 
 
 def load_settings(
     config_file: Path | None, role: Role, flags: Mapping[str, tuple[str, object]]
 ) -> LoadedSettings:
-    """Defaults, then NAMESRV_ADDR, the file, PENSTOCK_… variables and flags, in this order."""
+    """Load the settings: defaults, NAMESRV_ADDR, the file, PENSTOCK_… variables, options.
+
+    Each source overrides those before it.
+    """
     layers = [from_namesrv_addr(os.environ)]
     if config_file is not None:
         layers.append(_read_file(config_file, role))
@@ -77,7 +80,7 @@ def _read_file(path: Path, role: Role) -> Layer:
 
 
 def prepare(loaded: LoadedSettings, log_form: str, who: str, *, warn: bool = True) -> None:
-    """Make this process a server: logs, open files; say what is odd about the settings."""
+    """Set up logging, log warnings about the settings, and raise the limit of open files."""
     context = click.get_current_context(silent=True)
     debug = context is not None and bool(context.find_root().params.get("debug"))
     log_to_stderr(log_form, who, debug=debug)
@@ -87,27 +90,27 @@ def prepare(loaded: LoadedSettings, log_form: str, who: str, *, warn: bool = Tru
 
 
 def raise_open_files() -> None:
-    """Allow as many open files as the system lets us: a connection is one, a store has many."""
+    """Raise the limit of open files to the maximum: connections and mapped files need many."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
         except (OSError, ValueError) as error:
-            log.warning("the limit of %d open files can't be raised to %d: %s", soft, hard, error)
+            log.warning("can't raise the limit of open files from %d to %d: %s", soft, hard, error)
 
 
 def end_with(parent: int) -> None:
-    """Get SIGTERM when the parent process ends, however it ends."""
+    """Receive SIGTERM when the parent process ends, even if it is killed."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0) != 0:
         code = ctypes.get_errno()
         raise OSError(code, f"prctl: {os.strerror(code)}")
-    if os.getppid() != parent:  # it ended before we could ask
+    if os.getppid() != parent:  # it has ended already
         sys.exit(1)
 
 
 def serve(server: Callable[[], Coroutine[Any, Any, None]]) -> None:
-    """Run a server until it is told to stop; a port in use becomes a sentence."""
+    """Run a server until it stops; explain common errors such as a port in use."""
     from penstock.server.service import run
 
     try:
@@ -117,18 +120,18 @@ def serve(server: Callable[[], Coroutine[Any, Any, None]]) -> None:
 
 
 def explained(error: OSError) -> OSError:
-    """The error, with the next step in it where people often meet it."""
+    """Add the next step to the message of a common error."""
     if error.errno == errno.EADDRINUSE:
-        text = f"{error.strerror}; stop the other server or choose another port"
+        text = f"{error.strerror}; stop the other server, or choose another port"
     elif error.errno == errno.EADDRNOTAVAIL:
-        text = f"{error.strerror}; choose an address of this machine (--host)"
+        text = f"{error.strerror}; set --host to an address of this machine"
     elif error.errno in _UNUSABLE and error.filename:
-        text = f"{error.filename} can't be used: {error.strerror}; choose another --data"
+        text = f"can't use {error.filename}: {error.strerror}; set --data to another directory"
     else:
         return error
     return OSError(error.errno, text)
 
 
 def say(line: str) -> None:
-    """A line on stdout, at once: others wait for it."""
+    """Print a line on stdout and flush it: other processes wait for it."""
     print(line, flush=True)

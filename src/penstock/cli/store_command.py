@@ -1,4 +1,4 @@
-"""`penstock store …`: look into a store's files. Read-only, also on a live or a damaged store."""
+"""`penstock store …`: inspects store files, read-only, even of a running broker."""
 
 import sys
 from collections.abc import Callable
@@ -18,21 +18,22 @@ DAMAGED = 2
 
 @click.group(no_args_is_help=True)
 def store() -> None:
-    """Look into a store's files. Nothing is written or locked: a live store does not notice.
+    """Inspect the files of a store. Nothing is written or locked.
 
-    Damaged stores are welcome. DIR is the directory that holds commitlog/.
+    The broker may be running, and the store may be corrupt. DIR is the directory that contains
+    commitlog/.
     """
 
 
-def _on_a_store(command: F) -> F:
-    """The argument and options that all of them have."""
+def _store_options(command: F) -> F:
+    """Add the argument and options that all store commands have."""
     options = (
         click.argument("directory", metavar="DIR", type=click.Path(path_type=Path)),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text."),
-        click.option("--segment-bytes", type=int, default=0, help="Size of a log file, if known."),
-        click.option("--queue-entries", type=int, default=0, help="Entries of a queue file."),
-        click.option("--index-slots", type=int, default=0, help="Slots of an index file."),
-        click.option("--index-entries", type=int, default=0, help="Entries of an index file."),
+        click.option("--segment-bytes", type=int, default=0, help="Size of a CommitLog file."),
+        click.option("--queue-entries", type=int, default=0, help="Entries per queue file."),
+        click.option("--index-slots", type=int, default=0, help="Slots per index file."),
+        click.option("--index-entries", type=int, default=0, help="Entries per index file."),
     )
     for option in reversed(options):
         command = option(command)
@@ -40,16 +41,16 @@ def _on_a_store(command: F) -> F:
 
 
 _progress = click.option(
-    "--progress/--no-progress", default=None, help="Show bars (default: on a terminal)."
+    "--progress/--no-progress", default=None, help="Show progress bars.  [default: on a terminal]"
 )
 
 
-@store.command(short_help="What a store holds, and how it was left.")
-@_on_a_store
-@click.option("--exact", is_flag=True, help="Count the records by walking the whole log.")
+@store.command(short_help="Show the contents and the state of a store.")
+@_store_options
+@click.option("--exact", is_flag=True, help="Count the records by reading the whole CommitLog.")
 @_progress
 def stat(directory: Path, as_json: bool, exact: bool, progress: bool | None, **sizes: int) -> None:
-    """What a store holds: log, queues, index, checkpoint, how it was left."""
+    """Show the CommitLog, queues, index, checkpoint and shutdown state of a store."""
     from penstock.cli.terminal import progress_bars, say_if_uncompiled
     from penstock.store.tools.survey import survey
 
@@ -67,13 +68,14 @@ def stat(directory: Path, as_json: bool, exact: bool, progress: bool | None, **s
 
 
 @store.command(short_help="Check every record, queue entry and index entry.")
-@_on_a_store
-@click.option("--limit", type=int, default=50, show_default=True, help="Problems to print at most.")
+@_store_options
+@click.option("--limit", type=int, default=50, show_default=True, help="Problems to print.")
 @_progress
 def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **sizes: int) -> int:
-    """Check every record, queue entry and index entry. Exit code 0: good, 2: damaged.
+    """Check every record, queue entry and index entry.
 
-    The torn tail of a crashed or live store is a note and not damage: recovery cuts it.
+    The exit code is 0 if the store is good, and 2 if it is damaged. An incomplete end of the log of
+    a crashed or running broker is a note, not damage: recovery truncates it.
     """
     from penstock.cli.terminal import progress_bars, say_if_uncompiled
     from penstock.store.tools.verify import Verification
@@ -106,17 +108,23 @@ def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **
     return DAMAGED if totals.damage else 0
 
 
-@store.command(short_help="Print messages, by queue, place or key.")
-@_on_a_store
+@store.command(short_help="Print messages by queue, log offset or key.")
+@_store_options
 @click.option("--topic", help="Only messages of this topic.")
-@click.option("--queue", "queue_id", type=int, help="Only messages of this queue of the topic.")
-@click.option("--from", "offset", type=int, help="Begin at this queue offset.")
-@click.option("--at", "physical", type=int, help="Begin at this offset of the log.")
-@click.option("--key", help="Messages of the topic with this key or unique id, newest first.")
-@click.option("--count", type=int, default=10, show_default=True, help="At most; 0 for all.")
-@click.option("--bodies", is_flag=True, help="Show bodies, as text or else as hex.")
-@click.option("--body-bytes", type=int, default=400, show_default=True, help="Cut bodies here.")
-@click.option("--salvage", is_flag=True, help="Walk the log and pass over what is damaged.")
+@click.option("--queue", "queue_id", type=int, help="Only messages of this queue.")
+@click.option("--from", "offset", type=int, help="Start at this queue offset.")
+@click.option("--at", "physical", type=int, help="Start at this CommitLog offset.")
+@click.option("--key", help="Only messages with this key or unique id, newest first.")
+@click.option(
+    "--count",
+    type=int,
+    default=10,
+    show_default=True,
+    help="Messages to print; 0: all.",
+)
+@click.option("--bodies", is_flag=True, help="Print bodies, as text or hex.")
+@click.option("--body-bytes", type=int, default=400, show_default=True, help="Truncate bodies.")
+@click.option("--salvage", is_flag=True, help="Scan the CommitLog and skip damaged records.")
 def dump(
     directory: Path,
     as_json: bool,
@@ -131,15 +139,15 @@ def dump(
     salvage: bool,
     **sizes: int,
 ) -> int:
-    """Print messages: of a queue, of a topic, from a place of the log, or by key.
+    """Print messages of a queue or topic, from a CommitLog offset, or with a key.
 
-    What can't be read is told on stderr, and the exit code is then 2.
+    Unreadable records are reported on stderr, and the exit code is then 2.
     """
     from penstock.cli import store_text
     from penstock.store.tools import dump as find
 
     if (queue_id is not None or key or offset is not None) and not topic:
-        raise click.UsageError("--queue, --from and --key need --topic")
+        raise click.UsageError("--queue, --from and --key require --topic")
     files = _open(directory, sizes)
     if key and topic:
         found = find.find_key(files, topic, key)

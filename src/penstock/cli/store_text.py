@@ -1,4 +1,4 @@
-"""The store tools' findings as text for people, and messages as values for JSON."""
+"""The output of the store tools: text, and messages as values for JSON."""
 
 import sys
 from typing import Any
@@ -13,8 +13,8 @@ from penstock.wire.message import StoredMessage
 
 
 def print_figures(figures: Figures) -> None:
-    """`store stat`."""
-    exact = "" if figures.records_exact else " (by the queues; --exact counts)"
+    """Print the output of `store stat`."""
+    exact = "" if figures.records_exact else " (estimated from the queues; --exact counts them)"
     sizes = figures.sizes
     rows = [
         ("store", figures.root),
@@ -31,8 +31,8 @@ def print_figures(figures: Figures) -> None:
         (
             "sizes",
             f"queue files of {sizes.queue_file_entries:,} entries, index files of "
-            f"{sizes.index_slots:,} slots and {sizes.index_entries:,} entries; from "
-            f"{figures.sizes_from}",
+            f"{sizes.index_slots:,} slots and {sizes.index_entries:,} entries (from "
+            f"{figures.sizes_from})",
         ),
     ]
     checkpoint = figures.checkpoint
@@ -44,7 +44,7 @@ def print_figures(figures: Figures) -> None:
                 "checkpoint",
                 f"log {time_text(checkpoint.log_ms)}, queues "
                 f"{time_text(checkpoint.queues_ms)}, index {time_text(checkpoint.index_ms)}, "
-                f"confirmed to {checkpoint.confirmed:,}",
+                f"confirm offset {checkpoint.confirmed:,}",
             )
         )
     rows.append(("tables", ", ".join(figures.tables) or "none"))
@@ -77,7 +77,7 @@ def _print_queues(figures: Figures) -> None:
 def print_verification(
     files: StoreFiles, totals: Totals, problems: list[Problem], unprinted: int
 ) -> None:
-    """`store verify`."""
+    """Print the output of `store verify`."""
     for problem in problems:
         count = f" [{problem.count}x]" if problem.count > 1 else ""
         print(
@@ -85,7 +85,7 @@ def print_verification(
             f"({problem.kind}){count}"
         )
     if unprinted:
-        print(f"… and {unprinted} more (--limit)")
+        print(f"… and {unprinted} more (see --limit)")
     print(
         f"{totals.records:,} records ({size_text(totals.record_bytes)}), "
         f"{totals.queue_entries:,} entries of {totals.queues} queues, "
@@ -98,7 +98,7 @@ def print_verification(
 
 
 def print_message(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> None:
-    """`store dump`: a line, and the body under it if asked for."""
+    """Print a line per message for `store dump`, and optionally its body below."""
     parts = [
         f"{message.topic}/{message.queue_id} #{message.queue_offset}",
         f"at {message.physical_offset}",
@@ -120,7 +120,7 @@ def print_message(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> No
 
 
 def as_dict(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> dict[str, Any]:
-    """`store dump --json`."""
+    """A message of `store dump --json`."""
     fields = {name: getattr(message, name) for name in StoredMessage.__dataclass_fields__}
     del fields["body"]
     fields |= {
@@ -134,7 +134,7 @@ def as_dict(message: StoredMessage, *, bodies: bool, cut_bytes: int) -> dict[str
 
 
 def _body(message: StoredMessage, cut_bytes: int) -> dict[str, Any]:
-    """The body inflated, as text if it can be printed and else as hex; cut if it is long."""
+    """The decompressed body, as text if it is printable, else as hex; truncated if it is long."""
     body, problem = plain_body(message)
     shown: dict[str, Any] = {}
     if problem is not None:
@@ -142,7 +142,7 @@ def _body(message: StoredMessage, cut_bytes: int) -> dict[str, Any]:
     piece = body[:cut_bytes]
     cut = "…" if len(body) > len(piece) else ""
     try:
-        # A cut may go through a character: up to three bytes of it may be missing at the end.
+        # The end may be inside a character, of which up to three bytes may be missing.
         text = piece.decode() if not cut else piece.decode("utf-8", "ignore")
         if cut and len(text.encode()) < len(piece) - 3:
             text = "\0"

@@ -1,8 +1,9 @@
-"""Keeps the processes of `penstock up`: the NameServer here, every broker a child of its own.
+"""Supervises `penstock up`: the NameServer runs in this process, each broker in a child process.
 
-A child says on its stdout when it is ready. One that does not come up at the start ends everything;
-one that dies later is started again, after a pause that doubles as long as it keeps dying. Children
-ask the kernel for SIGTERM when we end (`startup.end_with`), so not even SIGKILL leaves one behind.
+A child reports on its stdout that it is ready. If a child fails before that, everything stops. A
+child that ends later is restarted after a delay, which doubles while the child keeps failing.
+Children receive SIGTERM from Linux when this process ends (`startup.end_with`), so that none is
+left behind even after SIGKILL.
 """
 
 from __future__ import annotations
@@ -24,23 +25,23 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-PAUSE_S = 0.5
-PAUSE_S_MAX = 30.0
+DELAY_S = 0.5
+DELAY_S_MAX = 30.0
 STEADY_S = 60.0
-"""A child that lived this long has recovered: its next pause is the shortest again."""
+"""After running for this long a child counts as recovered, and its delay is reset."""
 CLOSING_S = 30.0
-"""What a store may take to close, beyond the time for unsent answers; then the child is killed."""
+"""How long a store may take to close, in addition to `stop_ms`; then the child is killed."""
 READY = "penstock broker "
 
 
-class ChildError(PenstockError):
-    """A child that ended before it was ready for the first time."""
+class ChildStartError(PenstockError):
+    """A child process ended before it was ready for the first time."""
 
-    hint = "its own message stands above"
+    hint = "see its error message above"
 
 
-class Child:
-    """One child process, started again whenever it ends."""
+class ChildProcess:
+    """A child process that is restarted whenever it ends."""
 
     def __init__(self, name: str, command: Sequence[str], environ: Mapping[str, str]) -> None:
         self.name = name
@@ -50,26 +51,26 @@ class Child:
         self._stopping = asyncio.Event()
         self._process: Process | None = None
 
-    async def keep(self) -> None:
-        """Run the child until `stop`; raises ChildError if it does not come up at first."""
+    async def supervise(self) -> None:
+        """Run the child until `stop`; raises ChildStartError if it fails before it is ready."""
         loop = asyncio.get_running_loop()
-        pause_s = PAUSE_S
+        delay_s = DELAY_S
         while not self._stopping.is_set():
             began = loop.time()
             code = await self._run_once()
             if self._stopping.is_set():
                 return
             if not self.ready.is_set():
-                raise ChildError(f"{self.name} did not start: it {_ending(code)}")
+                raise ChildStartError(f"{self.name} did not start: it {_exit_reason(code)}")
             if loop.time() - began >= STEADY_S:
-                pause_s = PAUSE_S
-            log.error("%s %s: starting it again in %.1f s", self.name, _ending(code), pause_s)
+                delay_s = DELAY_S
+            log.error("%s %s; restarting in %.1f s", self.name, _exit_reason(code), delay_s)
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stopping.wait(), pause_s)
-            pause_s = min(pause_s * 2, PAUSE_S_MAX)
+                await asyncio.wait_for(self._stopping.wait(), delay_s)
+            delay_s = min(delay_s * 2, DELAY_S_MAX)
 
     def stop(self) -> None:
-        """Ask the child to end, and do not start it again."""
+        """Send SIGTERM to the child, and do not restart it."""
         self._stopping.set()
         self._signal(signal.SIGTERM)
 
@@ -83,7 +84,7 @@ class Child:
                 self._process.send_signal(number)
 
     async def _run_once(self) -> int:
-        # In a session of its own Ctrl-C reaches only us, and we end the children in order.
+        # In a new session the child does not receive Ctrl-C: this process stops it in order.
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.DEVNULL,
@@ -100,39 +101,39 @@ class Child:
             if not text.startswith(READY):
                 print(text, file=sys.stderr)
             elif self.ready.is_set():
-                log.warning("%s is up again (process %d)", self.name, process.pid)
+                log.warning("%s is ready again (process %d)", self.name, process.pid)
             else:
                 self.ready.set()
         return await process.wait()
 
 
 async def supervise(
-    settings: Settings, children: Sequence[Child], on_up: Callable[[], None]
+    settings: Settings, children: Sequence[ChildProcess], on_up: Callable[[], None]
 ) -> None:
-    """Run a NameServer and the children until SIGTERM or SIGINT; `on_up` once all are ready."""
+    """Run a NameServer and the children until a signal; call `on_up` when all are ready."""
     from penstock.server.nameserver_service import NameServerService
 
     stopped = asyncio.Event()
     _catch_signals(stopped, children)
     nameserver = NameServerService(settings)
     await nameserver.start()
-    keepers = [asyncio.create_task(child.keep()) for child in children]
+    supervisors = [asyncio.create_task(child.supervise()) for child in children]
     stop = asyncio.create_task(stopped.wait())
     ready = asyncio.create_task(_all_ready(children))
     try:
-        await _first_of(ready, stop, *keepers)
+        await _first_of(ready, stop, *supervisors)
         if not stopped.is_set():
             on_up()
-            await _first_of(stop, *keepers)
+            await _first_of(stop, *supervisors)
     finally:
         ready.cancel()
         stop.cancel()
-        await _stop_children(children, keepers, settings.server.stop_ms / 1000 + CLOSING_S)
+        await _stop_children(children, supervisors, settings.server.stop_ms / 1000 + CLOSING_S)
         await nameserver.stop()
 
 
-def _catch_signals(stopped: asyncio.Event, children: Sequence[Child]) -> None:
-    """The first signal stops everything in order; the second does not wait for the children."""
+def _catch_signals(stopped: asyncio.Event, children: Sequence[ChildProcess]) -> None:
+    """The first signal stops everything in order; the second kills the children."""
 
     def caught() -> None:
         if stopped.is_set():
@@ -145,32 +146,32 @@ def _catch_signals(stopped: asyncio.Event, children: Sequence[Child]) -> None:
         loop.add_signal_handler(number, caught)
 
 
-async def _all_ready(children: Sequence[Child]) -> None:
+async def _all_ready(children: Sequence[ChildProcess]) -> None:
     for child in children:
         await child.ready.wait()
 
 
 async def _first_of(*futures: asyncio.Future[Any]) -> None:
-    """Wait until one is done; the error of a done one is raised."""
+    """Wait until one is done, and raise its error if it failed."""
     done, _ = await asyncio.wait(futures, return_when=asyncio.FIRST_COMPLETED)
     for future in done:
         future.result()
 
 
 async def _stop_children(
-    children: Sequence[Child], keepers: Sequence[asyncio.Task[None]], patience_s: float
+    children: Sequence[ChildProcess], supervisors: Sequence[asyncio.Task[None]], timeout_s: float
 ) -> None:
     for child in children:
         child.stop()
-    _, late = await asyncio.wait(keepers, timeout=patience_s)
+    _, late = await asyncio.wait(supervisors, timeout=timeout_s)
     if late:
-        log.error("children did not end within %.0f s and are killed", patience_s)
+        log.error("killing the brokers: they did not stop within %.0f s", timeout_s)
         for child in children:
             child.kill()
-    await asyncio.gather(*keepers, return_exceptions=True)
+    await asyncio.gather(*supervisors, return_exceptions=True)
 
 
-def _ending(code: int) -> str:
+def _exit_reason(code: int) -> str:
     if code >= 0:
         return f"ended with exit code {code}"
     with contextlib.suppress(ValueError):

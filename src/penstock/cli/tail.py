@@ -1,4 +1,4 @@
-"""`penstock tail`: what comes to a topic, as it comes."""
+"""`penstock tail`: prints the messages of a topic as they arrive."""
 
 import asyncio
 import base64
@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.remote import Cluster, json_option, on_cluster, run
-from penstock.cli.times import read_duration, read_moment
+from penstock.cli.remote import ClusterOptions, cluster_options, json_option, run
+from penstock.cli.times import read_duration, read_time
 
 if TYPE_CHECKING:
     from penstock.client.admin.admin_follow import StartAt
@@ -24,7 +24,7 @@ _CONTROLS = {
     for code in (*range(0x20), *range(0x7F, 0xA0), 0x2028, 0x2029)
     if chr(code) != "\t"
 }
-"""A message is one line, and does not command the terminal."""
+"""Control characters are escaped: a message is one line and can't control the terminal."""
 
 
 def _read_start(context: click.Context, option: click.Parameter, text: str) -> "StartAt":
@@ -36,17 +36,17 @@ def _read_start(context: click.Context, option: click.Parameter, text: str) -> "
         ago = read_duration(text)
     except ValueError:
         try:
-            return read_moment(text)
+            return read_time(text)
         except ValueError as error:
-            raise click.BadParameter(f"{error}; or 10m ago as 10m, or first, or last") from None
+            raise click.BadParameter(f"{error}, or an age such as 10m, or first or last") from None
     try:
         return datetime.now().astimezone() - ago
     except OverflowError:
-        raise click.BadParameter(f"{text} ago is too long ago; from the start is first") from None
+        raise click.BadParameter(f"{text} is too long ago; use first") from None
 
 
-@click.command(short_help="Follow a topic without being one of its consumers.")
-@on_cluster
+@click.command(short_help="Print the messages of a topic as they arrive.")
+@cluster_options
 @click.argument("topic")
 @click.option(
     "--from",
@@ -55,15 +55,15 @@ def _read_start(context: click.Context, option: click.Parameter, text: str) -> "
     show_default=True,
     callback=_read_start,
     metavar="first|last|TIME",
-    help="Where to begin; 10m is ten minutes ago.",
+    help="Where to start. TIME is a time or an age such as 10m.",
 )
 @click.option("-t", "--tags", default="*", help='Only messages with these tags: "a || b".')
-@click.option("--sql", help="Only messages that this SQL92 expression takes.")
-@click.option("--count", type=click.IntRange(1), help="End after so many messages.")
-@click.option("--group", help="The group to tell brokers that check rights.")
+@click.option("--sql", help="Only messages that match this SQL92 expression.")
+@click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
+@click.option("--group", help="Group to present to brokers that check access rules.")
 @json_option
 def tail(
-    cluster: Cluster,
+    cluster: ClusterOptions,
     topic: str,
     start_at: "StartAt",
     tags: str,
@@ -72,9 +72,10 @@ def tail(
     group: str | None,
     as_json: bool,
 ) -> int:
-    """Print the messages of TOPIC as they come, until Ctrl-C.
+    """Print the messages of TOPIC as they arrive, until Ctrl-C.
 
-    No group's progress changes. Messages of one queue are in order; --json prints each as a line.
+    Consumer groups are not affected. The messages of one queue are printed in order. --json prints
+    each message as a line of JSON.
     """
     work = _follow(cluster, topic, start_at, tags, sql, count, group, as_json=as_json)
     with contextlib.suppress(KeyboardInterrupt):
@@ -83,7 +84,7 @@ def tail(
 
 
 async def _follow(
-    cluster: Cluster,
+    cluster: ClusterOptions,
     topic: str,
     start_at: "StartAt",
     tags: str,
@@ -111,7 +112,7 @@ async def _follow(
 
 
 def _end_with_reader() -> None:
-    """End where the output goes to a pipe and nobody reads it any more, as in `tail … | head`."""
+    """Stop when the reader of the output pipe has gone, as in `tail … | head`."""
     task = asyncio.current_task()
     assert task is not None
     if stat.S_ISFIFO(os.fstat(sys.stdout.fileno()).st_mode):

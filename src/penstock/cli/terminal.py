@@ -1,4 +1,4 @@
-"""What commands share on a terminal: progress bars, figures as text, the notice of slowness."""
+"""Output on a terminal: progress bars, sizes and times as text, the notice of uncompiled code."""
 
 import contextlib
 import os
@@ -12,19 +12,19 @@ Progress = Callable[[str, int, int], None]
 
 
 def say_if_uncompiled() -> None:
-    """One line on stderr where the kernel runs as plain Python; for commands that do real work."""
+    """Print a line on stderr if the compiled core is not used; for commands that do real work."""
     if penstock.compiled():
         return
     if os.environ.get("PENSTOCK_PURE") == "1":
-        text = "running uncompiled because PENSTOCK_PURE=1 is set: slower"
+        text = "running uncompiled, which is slower, because PENSTOCK_PURE=1 is set"
     else:
-        text = "running uncompiled: everything works, slower; install a C compiler and reinstall"
+        text = "running uncompiled, which is slower; install a C compiler and reinstall Penstock"
     print(f"penstock: {text}", file=sys.stderr)
 
 
 @contextlib.contextmanager
 def progress_bars(wanted: bool | None = None) -> Iterator[Progress]:
-    """Bars on stderr, one for each `what` that is told; none unless wanted or on a terminal."""
+    """Show progress bars on stderr, one per `what`; by default only on a terminal."""
     if not (sys.stderr.isatty() if wanted is None else wanted):
         yield lambda what, done, of: None
         return
@@ -51,7 +51,7 @@ def progress_bars(wanted: bool | None = None) -> Iterator[Progress]:
 
 
 def size_text(count: float) -> str:
-    """A number of bytes for people."""
+    """A number of bytes as text, with a unit."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if abs(count) < 1024 or unit == "GiB":
             break
@@ -60,7 +60,7 @@ def size_text(count: float) -> str:
 
 
 def time_text(ms: int) -> str:
-    """A time for people, local; a dash where none is known."""
+    """A time as text, in local time; a dash if it is unknown."""
     if not 0 < ms < 1 << 47:
         return "-"
     return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds")

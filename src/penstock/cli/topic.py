@@ -1,11 +1,17 @@
-"""`penstock topic …`: the topics of a cluster."""
+"""`penstock topic …`: topics of a cluster."""
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from penstock.cli.remote import Cluster, json_option, on_cluster, print_rows, run
+from penstock.cli.remote import (
+    ClusterOptions,
+    cluster_options,
+    json_option,
+    print_json,
+    print_table,
+    run,
+)
 
 if TYPE_CHECKING:
     from penstock.client.admin.async_admin import TopicDescription, TopicInfo
@@ -18,54 +24,64 @@ _COUNT = click.IntRange(1, 65_536)
 
 @click.group(no_args_is_help=True)
 def topic() -> None:
-    """Topics of running brokers, Apache's too: list, create, describe, delete."""
+    """Manage the topics of running brokers, Penstock's or Apache's."""
 
 
 @topic.command(name="list")
-@on_cluster
+@cluster_options
 @click.option(
-    "-a", "--all", "everything", is_flag=True, help="Also retry, dead letter and system topics."
+    "-a", "--all", "everything", is_flag=True, help="Include retry, dead letter and system topics."
 )
-@click.option("-c", "--cluster", "in_cluster", help="Only of this cluster.")
+@click.option("-c", "--cluster", "in_cluster", help="Only topics of this cluster.")
 @json_option
-def list_topics(cluster: Cluster, everything: bool, in_cluster: str | None, as_json: bool) -> None:
+def list_topics(
+    cluster: ClusterOptions, everything: bool, in_cluster: str | None, as_json: bool
+) -> None:
     """List topics."""
     topics = run(_list(cluster, everything, in_cluster))
     if as_json:
-        print(json.dumps([_topic_json(info) for info in topics], indent=2, ensure_ascii=False))
+        print_json([_topic_json(info) for info in topics])
         return
     rows = [
         (
             info.name,
             info.kind.value,
-            _same(s.message_type for s in info.brokers.values()),
-            _same(str(s.read_queues) for s in info.brokers.values()),
-            _same(str(s.write_queues) for s in info.brokers.values()),
-            _same(s.perm_text for s in info.brokers.values()),
+            _distinct(s.message_type for s in info.brokers.values()),
+            _distinct(str(s.read_queues) for s in info.brokers.values()),
+            _distinct(str(s.write_queues) for s in info.brokers.values()),
+            _distinct(s.perm_text for s in info.brokers.values()),
             ", ".join(info.brokers),
         )
         for info in topics
     ]
-    print_rows(("TOPIC", "KIND", "TYPE", "READ", "WRITE", "PERM", "BROKERS"), rows)
+    print_table(("TOPIC", "KIND", "TYPE", "READ", "WRITE", "PERM", "BROKERS"), rows)
 
 
 @topic.command()
-@on_cluster
+@cluster_options
 @click.argument("name")
-@click.option("-q", "--queues", type=_COUNT, help="Queues on each broker.  [default: 8]")
-@click.option("--read-queues", type=_COUNT, help="Queues to read from, if not the same...")
-@click.option("--write-queues", type=_COUNT, help="... as those to write to.")
-@click.option("--perm", type=click.Choice(["rw", "r", "w", "-"]), help="What clients may do.")
-@click.option("--type", "message_type", type=_TYPES, help="Which messages it takes.")
+@click.option("-q", "--queues", type=_COUNT, help="Number of queues on each broker.  [default: 8]")
+@click.option("--read-queues", type=_COUNT, help="Number of read queues on each broker.")
+@click.option("--write-queues", type=_COUNT, help="Number of write queues on each broker.")
+@click.option(
+    "--perm",
+    type=click.Choice(["rw", "r", "w", "-"]),
+    help="Permission: read, write, both or none.",
+)
+@click.option(
+    "--type", "message_type", type=_TYPES, help="Type of messages that the topic accepts."
+)
 @click.option(
     "--attribute",
     "attributes",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Another attribute of RocketMQ's; without VALUE it is taken away.",
+    help="Set another topic attribute; without VALUE, remove it. Can be repeated.",
 )
 @click.option(
-    "--order/--no-order", default=None, help="Keep its queues in the route while a broker is away."
+    "--order/--no-order",
+    default=None,
+    help="Keep the queues of a broker in the route while it is down.",
 )
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
 @click.option(
@@ -74,11 +90,11 @@ def list_topics(cluster: Cluster, everything: bool, in_cluster: str | None, as_j
     "brokers",
     multiple=True,
     metavar="NAME",
-    help="Only on this broker; may be given several times.",
+    help="Only on this broker. Can be repeated.",
 )
 @json_option
 def create(
-    cluster: Cluster,
+    cluster: ClusterOptions,
     name: str,
     queues: int | None,
     read_queues: int | None,
@@ -91,7 +107,7 @@ def create(
     brokers: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Create the topic NAME; of one that exists, change what is given."""
+    """Create the topic NAME. If it exists, change the given settings."""
     changes: dict[str, str | None] = {}
     for text in attributes:
         attribute, _, value = text.partition("=")
@@ -115,7 +131,7 @@ def create(
 
     info = run(work())
     if as_json:
-        print(json.dumps(_topic_json(info), indent=2, ensure_ascii=False))
+        print_json(_topic_json(info))
         return
     for broker, settings in info.brokers.items():
         print(
@@ -125,11 +141,11 @@ def create(
 
 
 @topic.command()
-@on_cluster
+@cluster_options
 @click.argument("name")
 @json_option
-def describe(cluster: Cluster, name: str, as_json: bool) -> None:
-    """Show where a topic is, what is in its queues, and who consumes it."""
+def describe(cluster: ClusterOptions, name: str, as_json: bool) -> None:
+    """Show the brokers, queues and consumer groups of a topic."""
 
     async def work() -> "TopicDescription":
         async with cluster.admin() as admin:
@@ -137,20 +153,20 @@ def describe(cluster: Cluster, name: str, as_json: bool) -> None:
 
     found = run(work())
     if as_json:
-        print(json.dumps(_description_json(found), indent=2, ensure_ascii=False))
+        print_json(_description_json(found))
     else:
         _print_description(found)
 
 
 @topic.command()
-@on_cluster
+@cluster_options
 @click.argument("name")
 @click.option("-c", "--cluster", "in_cluster", help="Only on brokers of this cluster.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-def delete(cluster: Cluster, name: str, in_cluster: str | None, yes: bool) -> None:
-    """Delete a topic with its messages, from brokers and NameServers.
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
+def delete(cluster: ClusterOptions, name: str, in_cluster: str | None, yes: bool) -> None:
+    """Delete a topic and its messages from brokers and NameServers.
 
-    Without --cluster it is deleted in all clusters. The question names the brokers.
+    Without --cluster it is deleted in all clusters. The confirmation names the brokers.
     """
 
     async def where() -> list[str]:
@@ -170,7 +186,9 @@ def delete(cluster: Cluster, name: str, in_cluster: str | None, yes: bool) -> No
     print(f"deleted topic {name} on {', '.join(run(work())) or 'the NameServers'}")
 
 
-async def _list(cluster: Cluster, everything: bool, in_cluster: str | None) -> "list[TopicInfo]":
+async def _list(
+    cluster: ClusterOptions, everything: bool, in_cluster: str | None
+) -> "list[TopicInfo]":
     from penstock.client.admin.async_admin import TopicKind
 
     async with cluster.admin() as admin:
@@ -178,8 +196,8 @@ async def _list(cluster: Cluster, everything: bool, in_cluster: str | None) -> "
         return await admin.topics(kind=kind, cluster=in_cluster)
 
 
-def _same(texts: Any) -> str:
-    """What all have in common, or all that they have."""
+def _distinct(texts: Any) -> str:
+    """The distinct values, separated by slashes."""
     return "/".join(dict.fromkeys(texts))
 
 
@@ -192,9 +210,9 @@ def _print_description(found: "TopicDescription") -> None:
         f"topic {info.name} ({info.kind.value}): {total:,} messages in {len(found.queues)} queues"
     )
     for broker in found.unreachable:
-        print(f"{broker} can't be reached: what it has is missing here")
+        print(f"{broker} can't be reached; its queues are not listed")
     print()
-    print_rows(
+    print_table(
         ("BROKER", "ADDRESS", "READ", "WRITE", "PERM", "TYPE", "ORDER"),
         [
             (
@@ -210,7 +228,7 @@ def _print_description(found: "TopicDescription") -> None:
         ],
     )
     print()
-    print_rows(
+    print_table(
         ("BROKER", "QUEUE", "FIRST", "NEXT", "MESSAGES", "LAST STORED"),
         [
             (

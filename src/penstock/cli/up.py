@@ -1,4 +1,4 @@
-"""`penstock up`: a NameServer and brokers on this machine, ready to be used."""
+"""`penstock up`: runs a NameServer and brokers on this machine."""
 
 import os
 import string
@@ -15,7 +15,7 @@ from penstock.config.sources import LoadedSettings
 from penstock.errors import BadSetting
 
 PORTS_APART = 10
-"""From one broker's port to the next: +1 is for replication, +2 for the probe."""
+"""The distance between the ports of two brokers: +1 is for replication, +2 for the probe."""
 BROKERS_MAX = len(string.ascii_lowercase)
 _WILDCARDS = ("0.0.0.0", "::", "")
 
@@ -43,15 +43,15 @@ or with RocketMQ's mqadmin:
 """
 
 
-@click.command(short_help="Run a NameServer and brokers, ready to be used.")
+@click.command(short_help="Run a NameServer and brokers on this machine.")
 @startup.config_option
 @click.option(
     "--data",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Directory of everything that is kept.  [default: penstock-data]",
+    help="Directory of all stored data.  [default: penstock-data]",
 )
 @click.option(
-    "--host", help="Address to listen on.  [default: 127.0.0.1; with a broker.conf 0.0.0.0]"
+    "--host", help="Address to listen on.  [default: 127.0.0.1, or 0.0.0.0 with a broker.conf]"
 )
 @click.option(
     "--nameserver-port", type=startup.PORT, help="Port of the NameServer.  [default: 9876]"
@@ -59,24 +59,24 @@ or with RocketMQ's mqadmin:
 @click.option(
     "--broker-port",
     type=startup.PORT,
-    help="Port of the first broker, the next +10, +20, …  [default: 10911]",
+    help="Port of the first broker; the others use +10, +20, …  [default: 10911]",
 )
 @click.option(
     "--brokers",
     type=click.IntRange(1, BROKERS_MAX),
     default=1,
     show_default=True,
-    help="Number of brokers; each is a process and uses a core of its own.",
+    help="Number of brokers. Each is a process and uses one core.",
 )
 @click.option(
     "--console-port",
     type=startup.PORT,
     default=8080,
     show_default=True,
-    help="Port of the console (which is still to come).",
+    help="Port of the web console (not available yet).",
 )
-@click.option("--no-console", is_flag=True, help="Start no console.")
-@click.option("--announce", metavar="HOST", help="Address that clients are told.")
+@click.option("--no-console", is_flag=True, help="Do not start the web console.")
+@click.option("--announce", metavar="HOST", help="Address that clients connect to.")
 @startup.log_option
 def up(
     config_file: Path | None,
@@ -92,9 +92,9 @@ def up(
 ) -> int:
     """Run a NameServer and brokers until SIGTERM or Ctrl-C.
 
-    A line on stdout that starts with "penstock is up" says when all are ready.
+    A line on stdout that starts with "penstock is up" reports that all servers are ready.
     """
-    from penstock.cli.supervisor import Child, supervise
+    from penstock.cli.supervisor import ChildProcess, supervise
     from penstock.cli.terminal import say_if_uncompiled
 
     flags = {
@@ -105,23 +105,25 @@ def up(
         "broker.announce": ("--announce", announce),
     }
     loaded = startup.load_settings(config_file, "broker", flags)
-    plan = Plan(loaded, data, brokers)
+    layout = ClusterLayout(loaded, data, brokers)
     startup.prepare(loaded, log_form, "penstock")
     say_if_uncompiled()
 
     async def main() -> None:
         children = [
-            Child(name, plan.command(place, config_file, log_form), plan.environ(place))
-            for place, name in enumerate(plan.names)
+            ChildProcess(
+                name, layout.command(number, config_file, log_form), layout.environ(number)
+            )
+            for number, name in enumerate(layout.names)
         ]
-        await supervise(plan.settings, children, lambda: startup.say(plan.announcement()))
+        await supervise(layout.settings, children, lambda: startup.say(layout.announcement()))
 
     startup.serve(main)
     return 0
 
 
-class Plan:
-    """Who listens where and keeps its data where."""
+class ClusterLayout:
+    """The addresses and data directories of the servers of `penstock up`."""
 
     def __init__(self, loaded: LoadedSettings, data: Path | None, brokers: int) -> None:
         settings = loaded.settings
@@ -135,8 +137,8 @@ class Plan:
         last = broker.port + PORTS_APART * (brokers - 1) + 2
         if last > PORT_MAX:
             raise BadSetting(
-                f"{brokers} brokers from port {broker.port} on need ports up to {last}, the "
-                f"highest is {PORT_MAX}",
+                f"{brokers} brokers from port {broker.port} need ports up to {last}; the highest "
+                f"port is {PORT_MAX}",
                 hint="choose a lower --broker-port",
             )
         nameserver = settings.nameserver
@@ -146,44 +148,46 @@ class Plan:
             nameserver = msgspec.structs.replace(nameserver, data=str(self.base / "nameserver"))
         self.settings: Settings = msgspec.structs.replace(settings, nameserver=nameserver)
 
-    def port(self, place: int) -> int:
-        return self.settings.broker.port + PORTS_APART * place
+    def port(self, number: int) -> int:
+        return self.settings.broker.port + PORTS_APART * number
 
-    def folder(self, place: int) -> Path:
+    def directory(self, number: int) -> Path:
         if self._own_data:
             return Path(self.settings.broker.data)
-        return self.base / self.names[place]
+        return self.base / self.names[number]
 
-    def command(self, place: int, config_file: Path | None, log_form: str) -> list[str]:
-        """`penstock broker` for one of the brokers."""
+    def command(self, number: int, config_file: Path | None, log_form: str) -> list[str]:
+        """The command line of one broker."""
         broker = self.settings.broker
         command = [sys.executable, "-P", "-m", "penstock.cli.main", "broker"]
         if config_file is not None:
             command += ["--config", str(config_file)]
-        command += ["--nameservers", self._reached(self.settings.nameserver.host)]
-        command += ["--host", broker.host, "--port", str(self.port(place))]
-        command += ["--name", self.names[place], "--data", str(self.folder(place))]
+        command += ["--nameservers", self._nameserver_address(self.settings.nameserver.host)]
+        command += ["--host", broker.host, "--port", str(self.port(number))]
+        command += ["--name", self.names[number], "--data", str(self.directory(number))]
         command += ["--announce", broker.announce] if broker.announce else []
         return [*command, "--log", log_form, "--supervised", str(os.getpid())]
 
-    def environ(self, place: int) -> dict[str, str]:
-        """A probe port of its own for each, where the settings name one."""
+    def environ(self, number: int) -> dict[str, str]:
+        """The environment of one broker: each needs its own probe port."""
         environ = dict(os.environ)
         probe = self.settings.broker.probe_port
         if probe > 0:
-            environ["PENSTOCK_BROKER_PROBE_PORT"] = str(probe + PORTS_APART * place)
+            environ["PENSTOCK_BROKER_PROBE_PORT"] = str(probe + PORTS_APART * number)
         return environ
 
     def announcement(self) -> str:
-        """The ready line, and what to copy and paste."""
+        """The ready line, followed by examples to copy."""
         broker = self.settings.broker
-        address = self._reached(broker.announce or self.settings.nameserver.host)
+        address = self._nameserver_address(broker.announce or self.settings.nameserver.host)
         host = broker.announce or broker.host
-        brokers = ", ".join(f"{n} {host}:{self.port(place)}" for place, n in enumerate(self.names))
-        where = self.folder(0) if self._own_data else self.base
+        brokers = ", ".join(
+            f"{name} {host}:{self.port(number)}" for number, name in enumerate(self.names)
+        )
+        where = self.directory(0) if self._own_data else self.base
         line = f"penstock is up: NameServer {address}, {brokers}; data in {where.absolute()}"
         return line + "\n" + EXAMPLE.format(address=address, cluster=broker.cluster)
 
-    def _reached(self, host: str) -> str:
+    def _nameserver_address(self, host: str) -> str:
         host = "127.0.0.1" if host in _WILDCARDS else host
         return f"{host}:{self.settings.nameserver.port}"

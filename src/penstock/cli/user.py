@@ -1,39 +1,39 @@
-"""`penstock user …`: the users that brokers know."""
+"""`penstock user …`: users of brokers."""
 
 from typing import TYPE_CHECKING
 
 import click
 
-from penstock.cli.remote import Brokers, on_brokers, print_rows
+from penstock.cli.remote import BrokerOptions, broker_options, json_option, print_json, print_table
 
 if TYPE_CHECKING:
     from penstock.wire.bodies.cluster_bodies import UserInfo
 
 _HIDDEN = "******"
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
-_show = click.option("--show-password", is_flag=True, help="Print passwords too.")
+
+_show = click.option("--show-password", is_flag=True, help="Show passwords.")
 
 
 @click.group(no_args_is_help=True)
 def user() -> None:
-    """Users of brokers, who sign their requests. Speaks to running brokers, Apache's too.
+    """Manage the users of running brokers, Penstock's or Apache's.
 
-    Who may do this is a super user, or has the right to change (Update) or see (Get) the cluster.
+    This needs a super user, or the permission to change (Update) or read (Get) the cluster.
     """
 
 
 @user.command()
-@on_brokers
+@broker_options
 @click.argument("name")
 @click.option(
     "--password",
     prompt=True,
     hide_input=True,
     confirmation_prompt=True,
-    help="Its secret key; asked for if not given.",
+    help="Password, which is also the secret key. Prompted for if omitted.",
 )
-@click.option("--super", "is_super", is_flag=True, help="May do everything.")
-def create(brokers: Brokers, name: str, password: str, is_super: bool) -> None:
+@click.option("--super", "is_super", is_flag=True, help="Create a super user.")
+def create(brokers: BrokerOptions, name: str, password: str, is_super: bool) -> None:
     """Create a user."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import UserInfo
@@ -46,21 +46,27 @@ def create(brokers: Brokers, name: str, password: str, is_super: bool) -> None:
 
 
 @user.command()
-@on_brokers
+@broker_options
 @click.argument("name")
-@click.option("--password", help="A new password.")
-@click.option("--super/--normal", "is_super", default=None, help="Whether it may do everything.")
-@click.option("--enable/--disable", "enabled", default=None, help="Whether it may do anything.")
+@click.option("--password", help="Set a new password.")
+@click.option("--super/--normal", "is_super", default=None, help="Change the type of the user.")
+@click.option("--enable/--disable", "enabled", default=None, help="Enable or disable the user.")
 def update(
-    brokers: Brokers, name: str, password: str | None, is_super: bool | None, enabled: bool | None
+    brokers: BrokerOptions,
+    name: str,
+    password: str | None,
+    is_super: bool | None,
+    enabled: bool | None,
 ) -> None:
-    """Change a user: whatever is given."""
+    """Change the given properties of a user."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
     if password is None and is_super is None and enabled is None:
-        raise click.UsageError("nothing to change: give --password, --super, --disable ...")
+        raise click.UsageError(
+            "nothing to change; give --password, --super, --normal, --enable or --disable"
+        )
     info = UserInfo(
         username=name,
         password=password,
@@ -73,10 +79,10 @@ def update(
 
 
 @user.command()
-@on_brokers
+@broker_options
 @click.argument("name")
-def delete(brokers: Brokers, name: str) -> None:
-    """Delete a user and what it may do."""
+def delete(brokers: BrokerOptions, name: str) -> None:
+    """Delete a user and its access rules."""
     from penstock.wire.codes import RequestCode
 
     for address, _ in brokers.ask_each(RequestCode.AUTH_DELETE_USER, {"username": name}):
@@ -84,30 +90,30 @@ def delete(brokers: Brokers, name: str) -> None:
 
 
 @user.command()
-@on_brokers
+@broker_options
 @click.argument("name")
 @_show
-@_json
-def get(brokers: Brokers, name: str, show_password: bool, as_json: bool) -> int:
-    """Show one user."""
+@json_option
+def get(brokers: BrokerOptions, name: str, show_password: bool, as_json: bool) -> int:
+    """Show a user."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import UserInfo
     from penstock.wire.codes import RequestCode
 
     body = brokers.ask_first(RequestCode.AUTH_GET_USER, {"username": name})
     if not body:
-        click.echo(f"penstock: there is no user {name}", err=True)
+        click.echo(f"penstock: user {name} does not exist", err=True)
         return 1
     _print([fastjson.decode(body, UserInfo)], show_password=show_password, as_json=as_json)
     return 0
 
 
 @user.command(name="list")
-@on_brokers
-@click.option("--filter", "part", default="", help="Only those whose name contains this.")
+@broker_options
+@click.option("--filter", "part", default="", help="Only users whose name contains this text.")
 @_show
-@_json
-def list_users(brokers: Brokers, part: str, show_password: bool, as_json: bool) -> None:
+@json_option
+def list_users(brokers: BrokerOptions, part: str, show_password: bool, as_json: bool) -> None:
     """List users."""
     from penstock.wire import fastjson
     from penstock.wire.bodies.cluster_bodies import UserInfo
@@ -129,8 +135,6 @@ def _print(users: "list[UserInfo]", *, show_password: bool, as_json: bool) -> No
         for info in users
     ]
     if as_json:
-        import json
-
-        print(json.dumps(shown, indent=2, ensure_ascii=False))
+        print_json(shown)
     else:
-        print_rows(("USER", "TYPE", "STATUS", "PASSWORD"), [list(row.values()) for row in shown])
+        print_table(("USER", "TYPE", "STATUS", "PASSWORD"), [list(row.values()) for row in shown])

@@ -1,4 +1,4 @@
-"""Log lines for people and for machines."""
+"""Log lines as text and as JSON."""
 
 import json
 import logging
@@ -27,11 +27,11 @@ def test_a_text_line_has_time_level_process_and_logger() -> None:
     assert "\033" not in line
 
 
-def test_colours_are_for_terminals() -> None:
+def test_colours_are_only_for_terminals() -> None:
     assert "\033[33mWARNING" in TextLines("broker-a", colours=True).format(record("x"))
 
 
-def test_what_a_peer_sent_can_not_forge_a_line() -> None:
+def test_data_from_a_peer_can_not_forge_a_line() -> None:
     line = TextLines("broker-a", colours=False).format(record("%s", "a\nb\x1b[31m"))
     assert line.endswith(r"a\nb\x1b[31m")
 

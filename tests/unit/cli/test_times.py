@@ -4,7 +4,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from penstock.cli.times import read_duration, read_moment
+from penstock.cli.times import read_duration, read_time
 
 
 @pytest.mark.parametrize(
@@ -16,26 +16,26 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "5", "s", "-5s", "5 s", "5x", "1h 30m", "9" * 30 + "d"])
-def test_what_is_no_duration(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is no duration|too long"):
+def test_invalid_durations(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a duration|too long"):
         read_duration(text)
 
 
-def test_moments() -> None:
-    assert read_moment("2026-08-01T12:00:00+00:00") == datetime(2026, 8, 1, 12, tzinfo=UTC)
-    assert read_moment("1700000000000").timestamp() == 1_700_000_000
-    local = read_moment("2026-08-01T12:00")
+def test_times() -> None:
+    assert read_time("2026-08-01T12:00:00+00:00") == datetime(2026, 8, 1, 12, tzinfo=UTC)
+    assert read_time("1700000000000").timestamp() == 1_700_000_000
+    local = read_time("2026-08-01T12:00")
     assert local.tzinfo is not None
     assert local.replace(tzinfo=None) == datetime(2026, 8, 1, 12)
 
 
 @pytest.mark.parametrize("text", ["", "yesterday", "12:99", "9" * 30])
-def test_what_is_no_moment(text: str) -> None:
-    with pytest.raises(ValueError, match="is no time"):
-        read_moment(text)
+def test_invalid_times(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a time"):
+        read_time(text)
 
 
 @pytest.mark.parametrize("text", ["1794804755", "20260801", "0"])
 def test_seconds_and_dates_are_not_taken_for_milliseconds(text: str) -> None:
     with pytest.raises(ValueError, match="13 digits"):
-        read_moment(text)
+        read_time(text)

@@ -145,7 +145,7 @@ def test_a_signal_while_spark_starts_does_not_leave_it_behind(
     monkeypatch.setattr("penstock.spark.session.spark_session", start)
     command = ["pipeline", "run", "insight", "--output", "/tmp/out", "--lake", "/nowhere"]
     assert main(command) == 0
-    assert "stopped before anything was done" in capsys.readouterr().err
+    assert "stopped before the pipeline started" in capsys.readouterr().err
     session.stop.assert_called_once_with()
 
 

@@ -113,7 +113,7 @@ def test_what_is_no_trigger(text: str) -> None:
         (("--topics", "a", "--max-rows", "0"), "less than 1"),
         (("--topics", "a", "--start", "yesterday"), "startingOffsets"),
         (("--topics", "a", "--trigger", "soon"), "no trigger"),
-        (("--topics", "a", "--conf", "x"), "not as KEY=VALUE"),
+        (("--topics", "a", "--conf", "x"), "must be KEY=VALUE"),
     ],
 )
 def test_options_are_wrong_before_spark_starts(
