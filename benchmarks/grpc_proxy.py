@@ -36,7 +36,7 @@ def make_client_environment(folder: Path) -> Path:
 def proxy(folder: Path, namesrv: str) -> Iterator[str]:
     """A running proxy; gives its address."""
     folder.mkdir(parents=True)
-    (folder / "pom.xml").write_text(_POM.format(version=maven.LATEST))
+    (folder / "pom.xml").write_text(_POM.format(version=maven.V5_4))
     subprocess.run(
         ["mvn", "-q", "-B", "dependency:build-classpath", "-Dmdep.outputFile=classpath.txt"],
         cwd=folder, check=True,

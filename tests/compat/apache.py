@@ -125,7 +125,7 @@ class Server:
             f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
         )
         command = maven.java_command(self._main_class, "-c", str(self._conf_file), jvm=flags)
-        return command, maven.java_environment(maven.LATEST)
+        return command, maven.java_environment(maven.V5_4)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._timeout

@@ -17,7 +17,7 @@ Line = dict[str, Any]
 
 
 def produce(
-    namesrv: str, counts: Mapping[str, int], *, seed: int = 1, version: str = maven.LATEST
+    namesrv: str, counts: Mapping[str, int], *, seed: int = 1, version: str = maven.V5_4
 ) -> list[Line]:
     """Send `counts[topic]` messages to each topic; one line per acknowledged message.
 
@@ -33,7 +33,7 @@ def consume_all(
     topics: Iterable[str],
     *,
     commit_as: str | None = None,
-    version: str = maven.LATEST,
+    version: str = maven.V5_4,
 ) -> list[Line]:
     """Every message of `topics`; with `commit_as`, also commit that group's offsets to the end.
 
@@ -47,7 +47,7 @@ def consume_all(
 
 
 def query_keys(
-    namesrv: str, topic: str, keys: Iterable[str], *, version: str = maven.LATEST
+    namesrv: str, topic: str, keys: Iterable[str], *, version: str = maven.V5_4
 ) -> list[Line]:
     """What the broker's index finds for each key: lines as of consume_all, plus ``key``."""
     return _run(version, "penstock.QueryKey", namesrv, topic, ",".join(keys))
@@ -59,7 +59,7 @@ def mqadmin(namesrv: str, command: str, *args: str) -> str:
     The tool ends well even when the command fails: look at the text.
     """
     main_class = "org.apache.rocketmq.tools.command.MQAdminStartup"
-    return maven.run_java(maven.LATEST, main_class, command, "-n", namesrv, *args)
+    return maven.run_java(maven.V5_4, main_class, command, "-n", namesrv, *args)
 
 
 def _run(version: str, main_class: str, *args: str) -> list[Line]:

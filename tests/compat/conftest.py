@@ -14,10 +14,10 @@ from .session import Java
 
 # Release and whether headers are binary. Between them the first two have everything once.
 VARIANTS = {
-    "5.4.0-json": (maven.LATEST, False),
-    "4.9.8-binary": (maven.OLD, True),
-    "5.4.0-binary": (maven.LATEST, True),
-    "4.9.8-json": (maven.OLD, False),
+    "5.4.0-json": (maven.V5_4, False),
+    "4.9.8-binary": (maven.V4_9, True),
+    "5.4.0-binary": (maven.V5_4, True),
+    "4.9.8-json": (maven.V4_9, False),
 }
 
 
@@ -51,7 +51,7 @@ def client(
     impatient = dict.fromkeys(
         ("rocketmq.client.rebalance.waitInterval", "rocketmq.client.unlockDelayTimeMills"), "1000"
     )
-    properties = impatient if version == maven.OLD else {}
+    properties = impatient if version == maven.V4_9 else {}
     with Java(directory, version, binary=binary, properties=properties) as jvm:
         yield jvm
 
@@ -68,7 +68,7 @@ def start_java(java: None, tmp_path: Path) -> Iterator[Callable[..., Java]]:
     """Starts further JVMs for one test, which may kill them."""
     started: list[Java] = []
 
-    def start(version: str = maven.LATEST, **options: object) -> Java:
+    def start(version: str = maven.V5_4, **options: object) -> Java:
         started.append(Java(tmp_path / f"java-{len(started)}", version, **options))  # type: ignore[arg-type]
         return started[-1]
 

@@ -1,11 +1,11 @@
 """Loads the golden fixtures, and asks the real decoders to read bytes of ours.
 
-``load(version)`` returns the document of one RocketMQ version ("5.4.0" or "4.9.8"). Bytes are hex
-strings, everywhere. Every case has a unique ``name`` within its section; ``cases`` gives a section
-by name. A section holds inputs (set by golden_inputs.py) and outputs (made by RocketMQ):
+``load(version)`` returns the document of one RocketMQ version ("5.5.1", "5.4.0" or "4.9.8"). Bytes
+are hex strings, everywhere. Every case has a unique ``name`` within its section; ``cases`` gives a
+section by name. A section holds inputs (set by golden_inputs.py) and outputs (made by RocketMQ):
 
 ``rocketmq``, ``version_number``
-    "5.4.0" / "4.9.8" and what that release puts into the header field ``version``: 493 / 409.
+    The release, and what it puts into the header field ``version``: 515, 493 and 409.
 
 ``frames``: commands as NettyEncoder writes them
     Inputs: ``code flag opaque version language(name) remark(or null) ext(or null) body(or null)``;
@@ -29,7 +29,7 @@ by name. A section holds inputs (set by golden_inputs.py) and outputs (made by R
 
 ``properties_to_text``: ``properties`` (object, values may be null) -> ``text``
 ``text_to_properties``: ``text`` (may be null) -> ``properties``
-    5.4.0 ends every property with 0x02; 4.9.8 writes 0x02 only between properties.
+    5.x ends every property with 0x02; 4.9.8 writes 0x02 only between properties.
 
 ``batches``: ``messages`` (each ``flag body properties``) -> ``hex``
 

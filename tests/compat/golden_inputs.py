@@ -13,7 +13,7 @@ Case = dict[str, Any]
 CHINESE = "\u4e2d\u6587\u6d88\u606f"
 EMOJI = "\U0001f680"  # a surrogate pair in UTF-16, four bytes in UTF-8
 
-_VERSION_NUMBER = {"5.4.0": 493, "4.9.8": 409}
+_VERSION_NUMBER = {"5.5.1": 515, "5.4.0": 493, "4.9.8": 409}
 _TEXT = " ".join(f"line {i}: the quick brown fox {CHINESE}" for i in range(150))[:4700].encode()
 _BODIES = {
     "empty": b"",

@@ -18,12 +18,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 JAVA_DIR = Path(__file__).parent / "java"
-LATEST = "5.4.0"
-OLD = "4.9.8"
-VERSIONS = (LATEST, OLD)
+V4_9 = "4.9.8"
+V5_4 = "5.4.0"
+V5_5 = "5.5.1"
+VERSIONS = (V5_4, V5_5, V4_9)
+SERVER_VERSIONS = (V5_4, V5_5)
+"""The releases whose broker and NameServer are on Maven Central."""
 
-# Published without broker and name server; see the profiles in pom.xml.
-_CLIENT_ONLY = frozenset({OLD})
+# 5.5.1 has no client, tools and NameServer: those of 5.5.0 belong to it.
+_CLIENT_RELEASES = {V5_5: "5.5.0"}
 
 _OLD_BUILD_S = 24 * 3600
 
@@ -47,7 +50,7 @@ def maven_available() -> bool:
 
 
 @functools.cache
-def classpath(version: str = LATEST) -> str:
+def classpath(version: str = V5_4) -> str:
     """The class path of our programs and RocketMQ `version`; builds them where needed."""
     root = _cache_root() / version
     root.mkdir(parents=True, exist_ok=True)
@@ -66,7 +69,7 @@ def java_command(main_class: str, *args: str, jvm: Sequence[str] = JVM_FLAGS) ->
     return ["java", *jvm, main_class, *args]
 
 
-def java_environment(version: str = LATEST) -> dict[str, str]:
+def java_environment(version: str = V5_4) -> dict[str, str]:
     """The environment with RocketMQ `version` and our programs on the class path."""
     # Settings of a RocketMQ user on this machine must not reach the tests.
     kept = {k: v for k, v in os.environ.items() if k not in ("NAMESRV_ADDR", "JAVA_TOOL_OPTIONS")}
@@ -134,10 +137,14 @@ def _build(version: str, build: Path) -> list[str]:
             shutil.rmtree(old)
     shutil.rmtree(build, ignore_errors=True)
     goals = ["compile", "dependency:build-classpath"]
-    properties = [f"-Drocketmq.version={version}", f"-DbuildDirectory={build}"]
+    properties = [
+        f"-Drocketmq.version={_CLIENT_RELEASES.get(version, version)}",
+        f"-Drocketmq.broker.version={version}",
+        f"-DbuildDirectory={build}",
+    ]
     # Written last by Maven, so that its presence means the build is whole.
     properties.append(f"-Dmdep.outputFile={build / 'classpath.txt'}")
-    if version in _CLIENT_ONLY:
+    if version not in SERVER_VERSIONS:
         properties.append("-DclientOnly")
     for mode in (["-o"], []):
         command = ["mvn", "-q", "-B", *mode, *properties, *goals]

@@ -62,7 +62,7 @@ class AdminShell:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=self.home,
-                env=maven.java_environment(maven.LATEST),
+                env=maven.java_environment(maven.V5_4),
                 text=True,
             )
         return self

@@ -1,6 +1,6 @@
 """One JVM that runs real RocketMQ clients by commands: the program Session of tests/compat/java.
 
-    with Java(tmp, maven.LATEST, binary=True) as java:
+    with Java(tmp, maven.V5_4, binary=True) as java:
         java.do("producer.start", producer="p", namesrv=address)
         java.do("producer.send", producer="p", messages=[{"topic": "t", "body": "x"}])
 
@@ -44,7 +44,7 @@ class Java:
     def __init__(
         self,
         directory: Path,
-        version: str = maven.LATEST,
+        version: str = maven.V5_4,
         *,
         binary: bool = False,
         properties: Mapping[str, str] | None = None,

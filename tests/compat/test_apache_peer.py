@@ -35,7 +35,7 @@ def test_apache_serves_its_own_clients(tmp_path: Path) -> None:
 
         assert "apache" in clients.mqadmin(names.address, "clusterList")
 
-        old = clients.consume_all(names.address, ["peer-c"], version=maven.OLD)
+        old = clients.consume_all(names.address, ["peer-c"], version=maven.V4_9)
         assert _by(old, where, what) == _by(
             [line for line in acked if line["topic"] == "peer-c"], where, what
         )

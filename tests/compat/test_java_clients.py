@@ -138,7 +138,7 @@ def test_chinese_and_emoji_everywhere(
 
 
 def test_compressed_bodies(client: Java, house: House, fresh: str) -> None:
-    codecs = ["ZLIB", "LZ4", "ZSTD"] if client.version == maven.LATEST else ["ZLIB"]
+    codecs = ["ZLIB", "LZ4", "ZSTD"] if client.version != maven.V4_9 else ["ZLIB"]
     acked = []
     for codec in codecs:
         client.do("producer.start", producer=codec, namesrv=house.namesrv, compress_with=codec)

@@ -22,10 +22,10 @@ pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("jav
 REFUSED = int(ResponseCode.NO_PERMISSION)
 NOT_SUPPORTED = int(ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 TLS = [
-    ("permissive", maven.LATEST),
-    ("enforcing", maven.OLD),
-    ("permissive", maven.OLD),
-    ("enforcing", maven.LATEST),
+    ("permissive", maven.V5_4),
+    ("enforcing", maven.V4_9),
+    ("permissive", maven.V4_9),
+    ("enforcing", maven.V5_4),
 ]
 ROOT = {"user": "root", "password": "root-secret"}
 ALICE = {"user": "alice", "password": "alice-secret-密码"}

@@ -31,8 +31,10 @@ from penstock.wire.message_ids import (
     month_start_ms,
 )
 
-VERSIONS = ("5.4.0", "4.9.8")
+VERSIONS = ("5.5.1", "5.4.0", "4.9.8")
 MODULES = (client_bodies, admin_bodies, cluster_bodies, table_bodies, registration_bodies)
+ADDED_BY_5_5 = b',"pullOffsetTable":{}'
+"""A member of the consumer offsets that we leave out; RocketMQ reads it as empty then."""
 SAME_SHAPE = {"UnlockBatchRequestBody": "LockBatchRequestBody"}
 
 Case = dict[str, Any]
@@ -81,8 +83,8 @@ def test_all_forms_of_a_body_say_the_same(version: str, case: Case) -> None:
 def test_body_is_written_as_rocketmq_writes_it(version: str, case: Case) -> None:
     text = case["text"].encode()
     ours = fastjson.encode(fastjson.decode(text, kind_of(case)))
-    if version == "5.4.0":
-        assert ours == text
+    if version != "4.9.8":
+        assert ours == text.replace(ADDED_BY_5_5, b"")
     else:  # we write the members that 5.x added, and empty lists where 4.x has null
         assert is_part_of(fastjson.read(text), fastjson.read(ours))
 
