@@ -422,7 +422,7 @@ def test_a_topic_that_is_missing_is_said_and_taken_when_it_appears(
         site = Site(tools, house, fresh)
         one = Member(site, "one", heartbeat_ms=1_000)
         async with joined(one):
-            await until(lambda: f"no broker has the topic '{fresh}', say" in caplog.text)
+            await until(lambda: f"no broker has the topic '{fresh}'" in caplog.text)
             await asyncio.to_thread(site.create)
             await until(lambda: shared(one.queues()), within_s=10)
             await asyncio.to_thread(site.send, 10)

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from penstock.client.client_options import ClientKeywords, ClientOptions
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.topic_routes import Route
 from penstock.errors import ClientClosed, ClientForked, NoNameServer, NoPermission, NoRoute
 from penstock.testing.clock import VirtualClock
@@ -40,7 +40,7 @@ class World:
 
     def __init__(self, topics: Iterable[str] = ("Orders",)) -> None:
         self.topics = set(topics)
-        self.asked: list[Frame] = []
+        self.requests: list[Frame] = []
         self.heard = asyncio.Event()
         self.broker = ""
         self.replica = ""
@@ -51,7 +51,7 @@ class World:
     async def names(self, wire: Wire) -> None:
         while True:
             frame = await wire.read()
-            self.asked.append(frame)
+            self.requests.append(frame)
             if frame.code == RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER:
                 wire.answer(frame, body=fastjson.encode(TopicList(topic_list=sorted(self.topics))))
             elif frame.ext["topic"] in self.topics:
@@ -75,7 +75,7 @@ class World:
             if frame.flag & 1:
                 self.answers.put_nowait(frame)
                 continue
-            self.asked.append(frame)
+            self.requests.append(frame)
             self.heard.set()
             if frame.code == RequestCode.GET_MAX_OFFSET:
                 wire.answer(frame, 16, remark="not you")
@@ -83,17 +83,19 @@ class World:
                 wire.answer(frame)
 
     def beats(self) -> list[HeartbeatData]:
-        beats = [frame for frame in self.asked if frame.code == RequestCode.HEART_BEAT]
+        beats = [frame for frame in self.requests if frame.code == RequestCode.HEART_BEAT]
         return [fastjson.decode(frame.body, HeartbeatData) for frame in beats]
 
     def count(self, code: int) -> int:
-        return sum(frame.code == code for frame in self.asked)
+        return sum(frame.code == code for frame in self.requests)
 
 
 class Group:
     """A member that answers one request code."""
 
-    def __init__(self, answer: Answer | bool = False, topics: Iterable[str] = ("Orders",)) -> None:
+    def __init__(
+        self, answer: MemberResponse | bool = False, topics: Iterable[str] = ("Orders",)
+    ) -> None:
         self.answer = answer
         self._topics = topics
         self.routes: list[Route] = []
@@ -110,7 +112,7 @@ class Group:
     def route_changed(self, route: Route) -> None:
         self.routes.append(route)
 
-    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
         return self.answer if ask.code == 307 else False
 
 
@@ -137,7 +139,7 @@ def test_a_dead_nameserver_is_passed_over_and_then_asked_last(run: Run) -> None:
     async def body(world: World, session: Session) -> None:
         route = await session.route("Orders")
         assert len(route.write_queues) == 4
-        assert session.names._in_order()[0] != DEAD
+        assert session.nameservers._in_order()[0] != DEAD
 
     run(with_world(body, DEAD))
 
@@ -155,9 +157,9 @@ def test_nobody_answers_names_everybody_with_the_reason(run: Run) -> None:
 
 def test_an_unknown_topic_names_who_was_asked_and_similar_topics(run: Run) -> None:
     async def body(world: World, session: Session) -> None:
-        with pytest.raises(NoRoute, match=r"'Order', say .*similar topics: Orders") as caught:
+        with pytest.raises(NoRoute, match=r"'Order' .*similar topics: Orders") as caught:
             await session.route("Order")
-        assert session.names.addresses[0] in str(caught.value)
+        assert session.nameservers.addresses[0] in str(caught.value)
         assert caught.value.retry
 
     run(with_world(body, topics=("Orders", "Payments")))
@@ -203,18 +205,18 @@ def test_heartbeats_name_all_groups_and_leaving_tells_brokers(run: Run) -> None:
     async def body(world: World, session: Session) -> None:
         group = Group()
         await session.join(group)
-        (beat,) = world.beats()
-        assert beat.client_id == session.client_id
-        assert [data.group_name for data in beat.producer_data_set] == ["senders"]
-        assert [data.group_name for data in beat.consumer_data_set] == ["readers"]
+        (send_heartbeats,) = world.beats()
+        assert send_heartbeats.client_id == session.client_id
+        assert [data.group_name for data in send_heartbeats.producer_data_set] == ["senders"]
+        assert [data.group_name for data in send_heartbeats.consumer_data_set] == ["readers"]
         assert session.versions == {world.broker: 493}
         await session.leave(group)
-        gone = [f.ext for f in world.asked if f.code == RequestCode.UNREGISTER_CLIENT]
+        gone = [f.ext for f in world.requests if f.code == RequestCode.UNREGISTER_CLIENT]
         assert gone == [
             {"clientID": session.client_id, "producerGroup": "senders"},
             {"clientID": session.client_id, "consumerGroup": "readers"},
         ]
-        await session.beat()
+        await session.send_heartbeats()
         assert len(world.beats()) == 1
 
     run(with_world(body))
@@ -234,13 +236,13 @@ def test_heartbeats_go_on(run: Run) -> None:
 def test_a_broker_that_lost_us_hears_of_us_before_it_is_asked(run: Run) -> None:
     async def body(world: World, session: Session) -> None:
         await session.join(Group())
-        await session.beat_at("a")
+        await session.ensure_heartbeat("a")
         assert len(world.beats()) == 1
         assert world.wire is not None
         world.wire.writer.transport.abort()
         while session.broker("a").connected:
             await asyncio.sleep(0)
-        await session.beat_at("a")
+        await session.ensure_heartbeat("a")
         assert len(world.beats()) == 2
 
     run(with_world(body))
@@ -302,7 +304,7 @@ def test_a_session_of_another_process_or_a_closed_one_says_so(
         pid = os.getpid()
         with monkeypatch.context() as patch:
             patch.setattr(os, "getpid", lambda: pid + 1)
-            with pytest.raises(ClientForked, match=f"made in process {pid}"):
+            with pytest.raises(ClientForked, match=f"belongs to process {pid}"):
                 await session.route("Orders")
         await session.close()
         await session.close()
@@ -357,9 +359,9 @@ def test_nameservers_are_read_from_a_url_again_and_again(run: Run) -> None:
             with listing(lambda: ";".join(lists)) as url:
                 session = new_session(url, clock=clock)
                 await session.start()
-                assert session.names.addresses == (DEAD,)
+                assert session.nameservers.addresses == (DEAD,)
                 lists[:] = [DEAD, names.address]
-                while len(session.names.addresses) < 2:
+                while len(session.nameservers.addresses) < 2:
                     await clock.elapse(120_000)
                 assert (await session.route("Orders")).topic == "Orders"
                 lists[:] = ["nonsense"]
@@ -372,7 +374,7 @@ def test_nameservers_are_read_from_a_url_again_and_again(run: Run) -> None:
 def test_a_url_that_can_not_be_read_is_named(run: Run) -> None:
     async def body() -> None:
         session = new_session(f"http://{DEAD}/list")
-        with pytest.raises(NoNameServer, match=rf"http://{DEAD}/list can't be read"):
+        with pytest.raises(NoNameServer, match=rf"cannot read http://{DEAD}/list:"):
             await session.start()
         await session.close()
 
@@ -415,14 +417,14 @@ def test_a_topic_that_is_refused_does_not_keep_others_from_being_fresh(
     async def body(world: World, session: Session) -> None:
         group = Group()
         await session.join(group)
-        ask = session.names.find_route
+        ask = session.nameservers.find_route
 
         async def find_route(topic: str) -> TopicRouteData | None:
             if topic == "Forbidden":
                 raise NoPermission("not you")
             return await ask(topic)
 
-        monkeypatch.setattr(session.names, "find_route", find_route)
+        monkeypatch.setattr(session.nameservers, "find_route", find_route)
         group._topics = ("Forbidden", "Orders")
         world.queues = 2
         await session.refresh()
@@ -448,10 +450,10 @@ def test_a_broker_that_does_not_know_us_is_told_alone(run: Run) -> None:
     async def body(world: World, session: Session) -> None:
         await session.join(Group())
         session.brokers["b"] = {0: DEAD}
-        await asyncio.gather(session.beat_at("b"), session.beat_at("b"))
+        await asyncio.gather(session.ensure_heartbeat("b"), session.ensure_heartbeat("b"))
         assert len(world.beats()) == 1, "a dead broker is no reason to bother the others"
-        assert session.is_known_at("a")
-        assert not session.is_known_at("b")
+        assert session.is_registered_at("a")
+        assert not session.is_registered_at("b")
 
     run(with_world(body))
 
@@ -480,7 +482,7 @@ def test_leaving_does_not_wait_for_one_broker_after_another(run: Run) -> None:
         await session.join(group)
         peers = session._peers
         session._peers = {name: Slow(name) for name in ("x", "y")}  # type: ignore[misc]
-        session._beaten = {"x", "y"}
+        session._registered = {"x", "y"}
         await session.leave(group)
         session._peers = peers
         assert sorted(told) == ["x", "x", "y", "y"]
@@ -515,7 +517,9 @@ def test_the_same_process_number_elsewhere_is_another_client(
     async def body() -> None:
         ids = set()
         for _ in range(2):  # two containers: process 1 each, and often the same address
-            monkeypatch.setattr("penstock.client.client_session._numbers", itertools.count(1))
+            monkeypatch.setattr(
+                "penstock.client.client_session._instance_numbers", itertools.count(1)
+            )
             session = new_session(DEAD)
             await session.start()
             ids.add(session.client_id)
@@ -534,7 +538,7 @@ def test_a_list_that_is_no_http_is_said_as_any_other(
     async def body() -> None:
         monkeypatch.setattr("penstock.client.nameserver_client._read_url", no_http)
         session = new_session("http://127.0.0.1:1/list")
-        with pytest.raises(NoNameServer, match=r"can't be read.*SSH-2\.0"):
+        with pytest.raises(NoNameServer, match=r"cannot read.*SSH-2\.0"):
             await session.start()
 
     run(body())
@@ -553,7 +557,7 @@ def test_a_refresh_under_way_ends_with_the_session(
             asked.set()
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(session.names, "find_route", silent)
+        monkeypatch.setattr(session.nameservers, "find_route", silent)
         await clock.elapse(30_000)
         assert asked.is_set()
         await asyncio.wait_for(session.close(), 10)

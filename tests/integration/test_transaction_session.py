@@ -46,7 +46,7 @@ def test_a_transaction_producer_is_known_once_there_is_a_nameserver(run: Run) ->
         async with serving(world.names) as names, serving(world.serve_broker) as broker:
             world.broker = broker.address
             async with AsyncTransactionProducer(names.address, group="g", clock=clock):
-                while not world.asked:
+                while not world.requests:
                     await asyncio.sleep(0)
                 world.topics.add("TBW102")
                 while not world.beats():

@@ -1,6 +1,6 @@
-"""Clients of RocketMQ and Penstock clusters: asynchronous ones, and the same for code that blocks.
+"""Clients of RocketMQ and Penstock clusters: asyncio classes and their synchronous counterparts.
 
-Everything here is loaded when it is asked for. What they have to say goes to the logger "penstock".
+Classes are imported on first use. All loggers are below "penstock".
 """
 
 import logging

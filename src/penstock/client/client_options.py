@@ -1,7 +1,7 @@
-"""What every client is told: where the NameServers are, who it is, how it is trusted.
+"""Options that all clients share: NameServers, client id, credentials, TLS, timeouts.
 
-Each client class takes these as keywords beside its own (`Unpack[ClientKeywords]`), so that editors
-and mypy know them all; `ClientOptions.of` checks them once.
+Every client class accepts them as keyword arguments (`Unpack[ClientKeywords]`) besides its own, so
+editors and mypy know all of them. `ClientOptions.of` validates them.
 """
 
 import os
@@ -20,7 +20,7 @@ TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
 
 class ClientKeywords(TypedDict, total=False):
-    """The keywords that all clients share."""
+    """Keyword arguments that all clients share."""
 
     namespace: str
     access_key: str
@@ -37,11 +37,11 @@ class ClientKeywords(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClientOptions:
-    """The same, checked and complete.
+    """The validated options of one client.
 
-    `nameservers` are addresses, or one URL at which a list of addresses is read again and again.
-    `ssl=True` hides the traffic without checking who answers, as RocketMQ's clients do by default.
-    `trace` may name the topic that traces go to.
+    `nameservers` holds addresses, or one URL from which a list of addresses is read periodically.
+    `ssl=True` encrypts without checking certificates, as RocketMQ's clients do by default.
+    `trace_topic` is None if tracing is off.
     """
 
     nameservers: tuple[str, ...] = (NAMESERVER_DEFAULT,)
@@ -61,12 +61,12 @@ class ClientOptions:
     def of(
         cls, nameservers: str | Sequence[str] | None, keywords: ClientKeywords
     ) -> "ClientOptions":
-        """Options from what a caller gave; raises BadSetting."""
+        """Validate keyword arguments; raises BadSetting, TypeError."""
         given = dict(keywords)
         unknown = sorted(given.keys() - ClientKeywords.__annotations__.keys())
         if unknown:
             known = ", ".join(sorted(ClientKeywords.__annotations__))
-            raise TypeError(f"unknown option {unknown[0]!r}; all clients take {known}")
+            raise TypeError(f"unknown option {unknown[0]!r}; options of all clients are {known}")
         context = keywords.get("ssl")
         trace = keywords.get("trace", False)
         options = cls(
@@ -75,7 +75,7 @@ class ClientOptions:
             access_key=keywords.get("access_key", ""),
             secret_key=keywords.get("secret_key", ""),
             security_token=keywords.get("security_token"),
-            ssl=_unchecked() if context is True else context or None,
+            ssl=_unverified_context() if context is True else context or None,
             instance_name=keywords.get("instance_name", ""),
             timeout_ms=_positive("timeout_ms", keywords.get("timeout_ms", 3_000)),
             route_refresh_ms=_positive(
@@ -87,13 +87,13 @@ class ClientOptions:
         )
         if bool(options.access_key) != bool(options.secret_key):
             raise BadSetting(
-                "access_key and secret_key belong together", hint="give both, or none of them"
+                "access_key and secret_key belong together", hint="give both or neither"
             )
         return options
 
 
 def _addresses(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Addresses from a list, from text with `;` or `,` between them, or from the environment."""
+    """Addresses from a list, from a string separated by `;` or `,`, or from the environment."""
     if given is None:
         given = os.environ.get(NAMESERVER_VARIABLE) or NAMESERVER_DEFAULT
     if isinstance(given, str):
@@ -102,22 +102,26 @@ def _addresses(given: str | Sequence[str] | None) -> tuple[str, ...]:
         given = given.replace(",", ";").split(";")
     addresses = tuple(text.strip() for text in given if text.strip())
     if not addresses:
-        raise BadSetting("no NameServer is named", hint='give one as "host:port"')
+        raise BadSetting("no NameServer is given", hint='give one as "host:port"')
     for address in addresses:
         try:
             split_address(address)
         except ValueError as error:
-            raise BadSetting(f"NameServer {error}", hint='for example "localhost:9876"') from None
+            raise BadSetting(
+                f"bad NameServer address: {error}", hint='for example "localhost:9876"'
+            ) from None
     return addresses
 
 
 def _positive(name: str, value: int) -> int:
     if value <= 0:
-        raise BadSetting(f"{name} is {value}: it must be more than 0 ms", hint="give milliseconds")
+        raise BadSetting(
+            f"{name} is {value}; it must be greater than 0", hint="the unit is milliseconds"
+        )
     return value
 
 
-def _unchecked() -> tls.SSLContext:
+def _unverified_context() -> tls.SSLContext:
     context = tls.SSLContext(tls.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = tls.CERT_NONE

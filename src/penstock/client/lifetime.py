@@ -1,4 +1,4 @@
-"""`async with`, for all that is started and closed."""
+"""`async with` for objects that have `start` and `close`."""
 
 from abc import ABC, abstractmethod
 from types import TracebackType
@@ -6,7 +6,7 @@ from typing import Self
 
 
 class Lifetime(ABC):
-    """A client from its start to its end."""
+    """Starts on entering a block and closes on leaving it."""
 
     @abstractmethod
     async def start(self) -> None: ...

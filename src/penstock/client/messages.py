@@ -1,4 +1,4 @@
-"""What a producer hands over and what it gets back."""
+"""Messages to send and the receipts of sends."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,10 @@ __all__ = ["Message", "MessageQueue", "SendReceipt", "SendStatus"]
 
 
 class SendStatus(IntEnum):
-    """How a send ended, with RocketMQ's names; all but SEND_OK are stored, and less safely."""
+    """Result of a send, by RocketMQ's names.
+
+    The message is stored with any status. All but SEND_OK tell that a flush or replica timed out.
+    """
 
     SEND_OK = 0
     FLUSH_DISK_TIMEOUT = 10
@@ -26,10 +29,10 @@ class SendStatus(IntEnum):
 class Message:
     """A message to send.
 
-    `keys` are for looking it up; `properties` are the application's own. At most one of
-    `delay_level` (RocketMQ's 1 to 18), `delay` (from when the broker takes it) and `deliver_at`
-    (a moment; a datetime without zone is local time) lets it wait. `wait_stored=False` lets the
-    broker answer before the message is on its disk or its replicas.
+    `keys` are indexed for queries; `properties` belong to the application. At most one of
+    `delay_level` (RocketMQ's 1 to 18), `delay` (counted from the arrival at the broker) and
+    `deliver_at` (a naive datetime is local time) delays the delivery. With `wait_stored=False` the
+    broker responds without waiting for the flush and the replicas.
     """
 
     topic: str
@@ -45,16 +48,16 @@ class Message:
 
     def __post_init__(self) -> None:
         if not self.topic:
-            raise MessageIllegal("a message without a topic", hint="name the topic it goes to")
+            raise MessageIllegal("the message has no topic", hint="give the topic to send to")
         if isinstance(self.keys, str):
             self.keys = (self.keys,)
         if isinstance(self.body, str):
             self.body = self.body.encode()
-        waits = (self.delay_level > 0) + (self.delay is not None) + (self.deliver_at is not None)
-        if waits > 1:
+        delays = (self.delay_level > 0) + (self.delay is not None) + (self.deliver_at is not None)
+        if delays > 1:
             raise MessageIllegal(
-                "a message with more than one time to wait",
-                hint="give one of delay_level, delay and deliver_at",
+                "the message has more than one delay",
+                hint="give only one of delay_level, delay and deliver_at",
             )
 
     @property
@@ -64,7 +67,7 @@ class Message:
 
 
 class SendReceipt(Struct, frozen=True):
-    """Proof that a broker has taken a message."""
+    """The broker's acknowledgement of a stored message."""
 
     status: SendStatus
     message_id: str

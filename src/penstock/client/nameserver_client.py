@@ -1,7 +1,8 @@
-"""The NameServers of a client: asked one after another until one answers, the last good one first.
+"""Requests to the NameServers: tried one after another until one answers.
 
-They are independent of each other, so any of them will do. A list that was given as a URL is read
-anew every two minutes, as RocketMQ's clients do.
+NameServers are independent of each other, so any of them can answer. The one that answered last is
+tried first. A list of addresses given as a URL is read again every two minutes, as RocketMQ's
+clients do.
 """
 
 import asyncio
@@ -23,11 +24,11 @@ log = logging.getLogger(__name__)
 LIST_REFRESH_MS = 120_000
 LIST_TIMEOUT_S = 3.0
 LIST_BYTES_MAX = 64 * 1024
-NEAREST = 3
+SIMILAR_TOPICS_MAX = 3
 
 
-class NameServers:
-    """Whoever of them answers."""
+class NameServerClient:
+    """The NameServers of one client."""
 
     def __init__(self, options: ClientOptions, clock: Clock, sign: Sign | None) -> None:
         self._options = options
@@ -37,18 +38,18 @@ class NameServers:
         self._url = first if first.startswith(("http://", "https://")) else None
         self.addresses: tuple[str, ...] = () if self._url else options.nameservers
         self._peers: dict[str, Peer] = {}
-        self._good = ""
-        self._refresher: asyncio.Task[None] | None = None
+        self._last_good = ""  # address of the NameServer that answered last
+        self._refresh_task: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Read the list of addresses, if it is one to be read."""
+        """Read the list of addresses if it is given as a URL."""
         if self._url is not None:
             await self._read_list(self._url)
-            self._refresher = asyncio.ensure_future(self._refresh(self._url))
+            self._refresh_task = asyncio.ensure_future(self._keep_list_fresh(self._url))
 
     async def close(self) -> None:
-        if self._refresher is not None:
-            self._refresher.cancel()
+        if self._refresh_task is not None:
+            self._refresh_task.cancel()
         peers, self._peers = self._peers, {}
         for peer in peers.values():
             await peer.close()
@@ -61,7 +62,7 @@ class NameServers:
         *,
         timeout_ms: int | None = None,
     ) -> Response:
-        """The answer of the first that gives one; raises NoNameServer."""
+        """The response of the first NameServer that answers; raises NoNameServer."""
         failures: list[PenstockError] = []
         for address in self._in_order():
             try:
@@ -74,9 +75,9 @@ class NameServers:
             if answer.code == ResponseCode.SYSTEM_BUSY:
                 failures.append(refusal(answer.code, answer.remark, address))
                 continue
-            if address != self._good:
-                log.info("NameServer %s answers", address)
-                self._good = address
+            if address != self._last_good:
+                log.info("using NameServer %s", address)
+                self._last_good = address
             return answer
         reasons = "; ".join(error.message for error in failures) or f"{self._url} lists none"
         raise NoNameServer(f"no NameServer answers: {reasons}", attempts=tuple(failures))
@@ -84,7 +85,7 @@ class NameServers:
     async def call_all(
         self, code: int, ext: Mapping[str, str] | None = None, body: bytes = b""
     ) -> None:
-        """For what each of them has to know; raises what the first failure stands for."""
+        """Send a request to every NameServer; raises the first failure."""
         for address in self.addresses:
             answer = await self._peer(address).call(
                 code, ext, body, timeout_ms=self._options.timeout_ms
@@ -93,7 +94,7 @@ class NameServers:
                 raise refusal(answer.code, answer.remark, address)
 
     async def find_route(self, topic: str) -> TopicRouteData | None:
-        """The route of a topic (a name as servers know it); None if there is none."""
+        """The route of a topic (name with namespace); None if there is none."""
         answer = await self.call(
             RequestCode.GET_ROUTEINFO_BY_TOPIC, {"topic": topic, "acceptStandardJsonOnly": "true"}
         )
@@ -101,27 +102,27 @@ class NameServers:
             return fastjson.decode(answer.body, TopicRouteData)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        raise refusal(answer.code, answer.remark, self._good)
+        raise refusal(answer.code, answer.remark, self._last_good)
 
     async def no_route(self, topic: str) -> NoRoute:
-        """The error for a topic without a route: who was asked, and what it may have meant."""
+        """The error for a topic without a route; it names the NameServers and similar topics."""
         from difflib import get_close_matches
 
-        message = f"no broker has the topic {topic!r}, say the NameServers {self.text()}"
+        message = f"no broker has the topic {topic!r} (NameServers: {self.text()})"
         answer = await self.call(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         if answer.code == ResponseCode.SUCCESS and answer.body:
             topics = fastjson.decode(answer.body, TopicList).topic_list
-            near = get_close_matches(topic, topics, NEAREST, cutoff=0.6)
-            if near:
-                message += "; similar topics: " + ", ".join(sorted(near))
+            similar = get_close_matches(topic, topics, SIMILAR_TOPICS_MAX, cutoff=0.6)
+            if similar:
+                message += "; similar topics: " + ", ".join(sorted(similar))
         return NoRoute(message)
 
     def text(self) -> str:
-        """All addresses, for messages."""
+        """All addresses, for error messages."""
         return ", ".join(self.addresses) or str(self._url)
 
     def _in_order(self) -> list[str]:
-        return sorted(self.addresses, key=lambda address: address != self._good)
+        return sorted(self.addresses, key=lambda address: address != self._last_good)
 
     def _peer(self, address: str) -> Peer:
         peer = self._peers.get(address)
@@ -131,13 +132,13 @@ class NameServers:
             )
         return peer
 
-    async def _refresh(self, url: str) -> None:
+    async def _keep_list_fresh(self, url: str) -> None:
         while True:
             await pause(self._clock, LIST_REFRESH_MS)
             try:
                 await self._read_list(url)
             except NoNameServer as error:
-                log.warning("the list of NameServers stays the old one: %s", error)
+                log.warning("keeping the previous list of NameServers: %s", error)
 
     async def _read_list(self, url: str) -> None:
         loop = asyncio.get_running_loop()
@@ -147,17 +148,17 @@ class NameServers:
             for address in addresses:
                 split_address(address)
         except (OSError, ValueError, http.client.HTTPException) as error:
-            raise NoNameServer(f"{url} can't be read: {error}") from None
+            raise NoNameServer(f"cannot read {url}: {error}") from None
         if not addresses:
             raise NoNameServer(f"{url} lists no NameServer")
         if addresses != self.addresses:
-            log.info("NameServers by %s: %s", url, ", ".join(addresses))
+            log.info("NameServers listed by %s: %s", url, ", ".join(addresses))
             self.addresses = addresses
             for address in self._peers.keys() - set(addresses):
                 await self._peers.pop(address).close()
 
 
 def _read_url(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=LIST_TIMEOUT_S) as answer:  # http(s) only: names.py
+    with urllib.request.urlopen(url, timeout=LIST_TIMEOUT_S) as answer:  # http(s): see __init__
         data: bytes = answer.read(LIST_BYTES_MAX)
         return data.decode()

@@ -1,6 +1,6 @@
-"""Namespaces: the same names for several tenants. `orders` of the tenant `acme` is `acme%orders`.
+"""Namespaces: topic `orders` of namespace `acme` is `acme%orders` on the wire.
 
-Prefixes of retry and dead letter topics stay in front; system topics belong to everybody.
+The prefixes of retry and dead letter topics stay in front. System topics have no namespace.
 """
 
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX, is_system_topic
@@ -9,7 +9,7 @@ SEPARATOR = "%"
 
 
 def with_namespace(namespace: str, name: str) -> str:
-    """The name as servers know it."""
+    """The name with its namespace, as servers know it."""
     if not namespace or not name or is_system_topic(name):
         return name
     prefix, bare = _split(name)
@@ -19,7 +19,7 @@ def with_namespace(namespace: str, name: str) -> str:
 
 
 def without_namespace(namespace: str, name: str) -> str:
-    """The name as the application knows it."""
+    """The name without its namespace, as the application knows it."""
     if not namespace:
         return name
     prefix, bare = _split(name)

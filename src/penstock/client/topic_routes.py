@@ -1,4 +1,4 @@
-"""The route of a topic: its queues, and the brokers that hold them."""
+"""Routes: the queues of a topic and the brokers that hold them."""
 
 import logging
 from collections.abc import Iterator, Mapping
@@ -15,12 +15,12 @@ log = logging.getLogger(__name__)
 
 MASTER_ID = 0
 QUEUES_MAX = 100_000
-"""Queues of a topic; a route that claims more is damaged."""
+"""Most queues of one topic; a route with more is treated as corrupt."""
 
 
 @dataclass(frozen=True)
 class Route:
-    """A topic's queues and brokers at one moment; replaced as a whole when it changes."""
+    """Queues and brokers of a topic. Immutable: a change replaces the whole route."""
 
     topic: str
     data: TopicRouteData
@@ -29,17 +29,17 @@ class Route:
 
     @classmethod
     def of(cls, topic: str, data: TopicRouteData) -> Self:
-        """Raises BodyError where the route can't be meant."""
+        """Build a route from a NameServer's response; raises BodyError if it is not plausible."""
         addresses = {b.broker_name: _addresses(b) for b in data.broker_datas}
         route = cls(topic, data, addresses)
         numbers = [max(q.read_queue_nums, q.write_queue_nums, 0) for q in data.queue_datas]
         if max(sum(numbers), sum(count for _, count in route._order())) > QUEUES_MAX:
-            raise BodyError(f"the route of {topic!r} names more than {QUEUES_MAX} queues")
+            raise BodyError(f"the route of topic {topic!r} has more than {QUEUES_MAX} queues")
         return route
 
     @cached_property
     def write_queues(self) -> tuple[MessageQueue, ...]:
-        """The queues that can be written to: those of brokers with a master, as in RocketMQ."""
+        """The writable queues: those of brokers that have a master, as in RocketMQ."""
         ordered = self._ordered_queues()
         if ordered:
             return ordered
@@ -52,7 +52,7 @@ class Route:
 
     @cached_property
     def read_queues(self) -> tuple[MessageQueue, ...]:
-        """The queues that can be read from, sorted as all clients sort them."""
+        """The readable queues, in the order that all clients use."""
         return tuple(
             MessageQueue(self.topic, queue.broker_name, number)
             for queue in sorted(self.data.queue_datas, key=lambda queue: queue.broker_name)
@@ -66,14 +66,14 @@ class Route:
         return tuple(sorted({queue.broker_name for queue in self.data.queue_datas}))
 
     def address(self, broker_name: str, broker_id: int = MASTER_ID) -> str | None:
-        """Where a broker listens; another of the same name where this id is not there."""
+        """The address of a broker; that of another member of its set if this id is missing."""
         known = self.addresses.get(broker_name)
         if not known:
             return None
         return known.get(broker_id) or known[min(known)]
 
     def _ordered_queues(self) -> tuple[MessageQueue, ...]:
-        """Queues fixed by the NameServers' order configuration: `broker:count;broker:count`."""
+        """Queues fixed by the order configuration of the NameServers (`broker:count;…`)."""
         return tuple(
             MessageQueue(self.topic, name, number)
             for name, count in self._order()
@@ -88,13 +88,13 @@ class Route:
 
 
 def _addresses(broker: BrokerData) -> dict[int, str]:
-    """Where a broker listens, as far as these are addresses."""
+    """The valid addresses of a broker set, by broker id."""
     found = {}
     for number, address in broker.broker_addrs.items():
         try:
             split_address(address)
         except ValueError as error:
-            log.warning("the broker %s of a route can't be reached: %s", broker.broker_name, error)
+            log.warning("ignoring an address of broker %s: %s", broker.broker_name, error)
         else:
             found[number] = address
     return found

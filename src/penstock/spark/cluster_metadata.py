@@ -100,16 +100,16 @@ class AsyncCluster(Lifetime):
             return found
         for name in topics.names:
             if not any(queue.topic == name for queue in found):
-                full = self._session.name(name)
+                full = self._session.with_namespace(name)
                 if await self._session.find_route(full) is None:
-                    raise await self._session.names.no_route(full)
+                    raise await self._session.nameservers.no_route(full)
                 raise NoQueue(f"the topic {name} has no queue that can be read")
         return found
 
     async def _some_broker(self) -> None:
         if not await self._admin.brokers():
             raise NoRoute(
-                f"the NameServers {self._session.names.text()} know no broker",
+                f"the NameServers {self._session.nameservers.text()} know no broker",
                 hint="start one (`penstock up`), or check which NameServers the brokers know",
             )
 
@@ -132,7 +132,7 @@ class AsyncCluster(Lifetime):
         raise NoRoute(text, hint=f"there are {listed(there) or 'none'}")
 
     async def _readable(self, topic: str) -> list[MessageQueue]:
-        route = await self._session.find_route(self._session.name(topic))
+        route = await self._session.find_route(self._session.with_namespace(topic))
         if route is None:
             return []
         return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues]
@@ -226,7 +226,7 @@ class AsyncCluster(Lifetime):
             ends = await ask(wanted - found.keys())
             found.update(ends.found)
             for queue, error in ends.away.items():
-                await self._session.find_route(self._session.name(queue.topic))
+                await self._session.find_route(self._session.with_namespace(queue.topic))
                 raise error
 
         await self.patiently(rest)
@@ -262,7 +262,7 @@ class AsyncCluster(Lifetime):
         answer = await self._admin.ask(
             broker.address,
             RequestCode.GET_TOPIC_CONFIG,
-            {"topic": self._session.name(topic)},
+            {"topic": self._session.with_namespace(topic)},
             good=(ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST),
         )
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
@@ -274,7 +274,7 @@ class AsyncCluster(Lifetime):
     async def commit(self, group: str, marks: Marks) -> dict[MessageQueue, int]:
         """Store a group's progress; gives what is stored. Failures are logged: nothing is lost by
         them, since Spark keeps the offsets that count."""
-        name = self._session.name(group)
+        name = self._session.with_namespace(group)
 
         async def one(queue: MessageQueue) -> PenstockError | None:
             try:

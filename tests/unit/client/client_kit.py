@@ -15,7 +15,7 @@ from unittest.mock import patch
 
 from penstock.broker.long_polling import SuspendedRequest
 from penstock.client.client_options import ClientOptions
-from penstock.client.client_session import Member
+from penstock.client.client_session import SessionMember
 from penstock.client.topic_routes import Route
 from penstock.config import Settings
 from penstock.errors import ClientClosed, NoRoute, PeerTimeout, refusal
@@ -28,8 +28,8 @@ from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.frame import JSON, Request
 from penstock.wire.output import encode, response
 from tests.unit.broker.broker_kit import House
-from tests.unit.broker.consumers.group_kit import FakeNames
 from tests.unit.broker.pop.pop_kit import let_pass
+from tests.unit.client.consumer.group_kit import FakeNameServers
 
 T = TypeVar("T")
 
@@ -87,13 +87,13 @@ class HouseSession:
         self.options = ClientOptions()
         self.client_id = "10.1.2.3@test"
         self.started = False
-        self.names = FakeNames()
+        self.nameservers = FakeNameServers()
         self.lose: Callable[[int], str | None] = lambda code: None
         """For a request's code: "request" or "answer" is lost, or None."""
         self.refuse: dict[int, int] = {}
         self.counts: Counter[int] = Counter()
         self.beats = 0
-        self.members: list[Member] = []
+        self.members: list[SessionMember] = []
         self.tasks: set[asyncio.Task[object]] = set()
         self.failures: list[BaseException] = []
         self._known: dict[str, Route] = {}
@@ -116,11 +116,11 @@ class HouseSession:
         if not self.started:
             raise ClientClosed("not started")
 
-    async def join(self, member: Member) -> None:
+    async def join(self, member: SessionMember) -> None:
         self.members.append(member)
-        await self.beat()
+        await self.send_heartbeats()
 
-    async def leave(self, member: Member) -> None:
+    async def leave(self, member: SessionMember) -> None:
         self.members.remove(member)
 
     def spawn(self, work: Awaitable[object]) -> asyncio.Task[object]:
@@ -146,10 +146,10 @@ class HouseSession:
 
     # --- names and routes
 
-    def name(self, name: str) -> str:
+    def with_namespace(self, name: str) -> str:
         return name
 
-    def bare(self, name: str) -> str:
+    def without_namespace(self, name: str) -> str:
         return name
 
     async def find_route(self, topic: str) -> Route | None:
@@ -191,7 +191,7 @@ class HouseSession:
 
     # --- requests
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         self.beats += 1
         data = HeartbeatData(
             client_id=self.client_id,
@@ -199,7 +199,7 @@ class HouseSession:
         )
         await self.ask(RequestCode.HEART_BEAT, {}, fastjson.encode(data), NEVER)
 
-    async def beat_at(self, broker_name: str) -> None:
+    async def ensure_heartbeat(self, broker_name: str) -> None:
         pass
 
     async def call(

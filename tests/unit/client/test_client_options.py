@@ -139,11 +139,11 @@ def test_a_message_takes_text_and_single_keys() -> None:
 
 
 def test_a_message_needs_a_topic_and_waits_in_one_way_only() -> None:
-    with pytest.raises(MessageIllegal, match="without a topic"):
+    with pytest.raises(MessageIllegal, match="has no topic"):
         Message("")
-    with pytest.raises(MessageIllegal, match="more than one time"):
+    with pytest.raises(MessageIllegal, match="more than one delay"):
         Message("T", delay_level=1, delay=timedelta(seconds=1))
-    with pytest.raises(MessageIllegal, match="more than one time"):
+    with pytest.raises(MessageIllegal, match="more than one delay"):
         Message("T", deliver_at=datetime(2030, 1, 1), delay=timedelta(seconds=1))
 
 

@@ -41,7 +41,13 @@ def test_every_asynchronous_method_has_its_blocking_twin() -> None:
 
     import penstock
 
-    session = {"asked", "consumers", "producers", "route_changed", "topics"}  # for its session
+    session = {
+        "handle_request",
+        "consumers",
+        "producers",
+        "route_changed",
+        "topics",
+    }  # for its session
     transaction = {"begun", "end", "left"}  # for `Transaction`
     building = {"from_each", "ask_each", "tell_each", "change_each", "for_each", "bare_queue",
                 "full_queue", "is_ours"}  # fmt: skip

@@ -61,12 +61,12 @@ class ClusterAdmin(KeyValueAdmin):
     async def stop_writes(self, broker_name: str) -> None:
         """Have the NameServers tell producers that this broker takes no messages."""
         fields = {"brokerName": broker_name}
-        await self.session.names.call_all(RequestCode.WIPE_WRITE_PERM_OF_BROKER, fields)
+        await self.session.nameservers.call_all(RequestCode.WIPE_WRITE_PERM_OF_BROKER, fields)
 
     async def allow_writes(self, broker_name: str) -> None:
         """Have the NameServers tell producers that this broker takes messages."""
         fields = {"brokerName": broker_name}
-        await self.session.names.call_all(RequestCode.ADD_WRITE_PERM_OF_BROKER, fields)
+        await self.session.nameservers.call_all(RequestCode.ADD_WRITE_PERM_OF_BROKER, fields)
 
     async def _state(self, broker: BrokerAddress) -> BrokerState:
         try:

@@ -67,7 +67,7 @@ class AdminCore(Lifetime):
         if cluster is not None and cluster not in clusters:
             known = ", ".join(sorted(clusters)) or "none"
             raise NoRoute(
-                f"the NameServers {self.session.names.text()} know no cluster {cluster!r} "
+                f"the NameServers {self.session.nameservers.text()} know no cluster {cluster!r} "
                 f"(clusters: {known})",
                 hint="check the name of the cluster",
             )
@@ -92,7 +92,7 @@ class AdminCore(Lifetime):
             known = ", ".join(broker.name for broker in found) or "none"
             what = f"no master {', '.join(missing)}" if missing else "no master"
             raise NoRoute(
-                f"the NameServers {self.session.names.text()} know {what} "
+                f"the NameServers {self.session.nameservers.text()} know {what} "
                 f"{f'in the cluster {cluster} ' if cluster else ''}(masters: {known})",
                 hint="check the names, and that the broker runs and knows these NameServers",
             )
@@ -111,9 +111,9 @@ class AdminCore(Lifetime):
         found = [b for b in await self.brokers() if (b.name, b.id) == (name, broker_id)]
         if not found:
             raise NoRoute(
-                f"the NameServers {self.session.names.text()} know no broker {name} with the id "
-                f"{broker_id}",
-                hint="check name and id",
+                f"the NameServers {self.session.nameservers.text()} know no broker {name} "
+                f"with the id {broker_id}",
+                hint="check the name and the id",
             )
         return found[0]
 
@@ -148,9 +148,9 @@ class AdminCore(Lifetime):
     ) -> Response:
         """The answer of whichever NameServer gives one."""
         self.session.check_alive()
-        answer = await self.session.names.call(code, ext, body)
+        answer = await self.session.nameservers.call(code, ext, body)
         if answer.code not in good:
-            who = f"NameServer of {self.session.names.text()} on {_told(code, ext)}"
+            who = f"NameServer of {self.session.nameservers.text()} on {_told(code, ext)}"
             raise refusal(answer.code, answer.remark, who)
         return answer
 
@@ -234,15 +234,19 @@ class AdminCore(Lifetime):
 
     def bare_queue(self, queue: MessageQueue) -> MessageQueue:
         """The queue as the application knows it."""
-        return MessageQueue(self.session.bare(queue.topic), queue.broker_name, queue.queue_id)
+        return MessageQueue(
+            self.session.without_namespace(queue.topic), queue.broker_name, queue.queue_id
+        )
 
     def full_queue(self, queue: MessageQueue) -> MessageQueue:
         """The queue as servers know it."""
-        return MessageQueue(self.session.name(queue.topic), queue.broker_name, queue.queue_id)
+        return MessageQueue(
+            self.session.with_namespace(queue.topic), queue.broker_name, queue.queue_id
+        )
 
     def is_ours(self, name: str) -> bool:
         """Whether a name is in our namespace; without one all are."""
-        return not self.session.options.namespace or self.session.bare(name) != name
+        return not self.session.options.namespace or self.session.without_namespace(name) != name
 
 
 def moment_ms(moment: datetime) -> int:

@@ -81,7 +81,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
             for name, config in table.items():
                 found.setdefault(name, {})[broker.name] = _settings(config)
         return [
-            GroupInfo(self.session.bare(name), is_system_group(name), brokers)
+            GroupInfo(self.session.without_namespace(name), is_system_group(name), brokers)
             for name, brokers in sorted(found.items())
             if self.is_ours(name) and (system or not is_system_group(name))
         ]
@@ -98,7 +98,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
 
         What is not given is RocketMQ's default where the group is new, and stays elsewhere.
         """
-        name = self.session.name(group)
+        name = self.session.with_namespace(group)
         fault = group_fault(name)
         if fault is not None:
             raise InvalidParameter(f"no group can be called {group[:80]!r}: {fault}")
@@ -119,7 +119,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
     async def update_group(self, group: str, **changes: Unpack[GroupChanges]) -> GroupInfo:
         """Change what is given, on all brokers that know the group; raises GroupNotExist."""
         masters = await self.masters()
-        known = await self._group_at(masters, self.session.name(group))
+        known = await self._group_at(masters, self.session.with_namespace(group))
         if not known:
             raise self._no_group(group, masters)
         return await self.create_group(group, brokers=known, **changes)
@@ -128,7 +128,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         self, group: str, *, keep_offsets: bool = False, cluster: str | None = None
     ) -> list[str]:
         """Delete a group with its progress, its retry and its dead letter topic; where it was."""
-        name = self.session.name(group)
+        name = self.session.with_namespace(group)
         masters = await self.masters(cluster)
         known = await self._group_at(masters, name)
         if not known:
@@ -147,10 +147,10 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
         found = await self.ask_each(
             await self.masters(),
             RequestCode.QUERY_TOPICS_BY_CONSUMER,
-            {"group": self.session.name(group)},
+            {"group": self.session.with_namespace(group)},
         )
         topics = {
-            self.session.bare(topic)
+            self.session.without_namespace(topic)
             for _, answer in found.items
             for topic in fastjson.decode(answer.body, TopicList).topic_list
             if self.is_ours(topic)
@@ -166,10 +166,13 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
 
         `owners` also asks each connected consumer which queues it has.
         """
-        name = self.session.name(group)
+        name = self.session.with_namespace(group)
         fields = {"consumerGroup": name}
         if topic is not None:
-            fields |= {"topic": self.session.name(topic), "topicList": self.session.name(topic)}
+            fields |= {
+                "topic": self.session.with_namespace(topic),
+                "topicList": self.session.with_namespace(topic),
+            }
         found = await self.ask_each(await self.masters(), RequestCode.GET_CONSUME_STATS, fields)
         owned = await self._owners(group) if owners else {}
         queues: list[QueueProgress] = []

@@ -16,7 +16,7 @@ class KeyValueAdmin(AdminCore):
 
     def nameservers(self) -> tuple[str, ...]:
         """The addresses of the NameServers."""
-        return self.session.names.addresses
+        return self.session.nameservers.addresses
 
     async def kv(self, namespace: str, key: str) -> str | None:
         """A value; None if there is none."""
@@ -34,17 +34,17 @@ class KeyValueAdmin(AdminCore):
     async def put_kv(self, namespace: str, key: str, value: str) -> None:
         """Set a value."""
         fields = {"namespace": namespace, "key": key, "value": value}
-        await self.session.names.call_all(RequestCode.PUT_KV_CONFIG, fields)
+        await self.session.nameservers.call_all(RequestCode.PUT_KV_CONFIG, fields)
 
     async def delete_kv(self, namespace: str, key: str) -> None:
         """Delete a value."""
         fields = {"namespace": namespace, "key": key}
-        await self.session.names.call_all(RequestCode.DELETE_KV_CONFIG, fields)
+        await self.session.nameservers.call_all(RequestCode.DELETE_KV_CONFIG, fields)
 
     async def nameserver_settings(self) -> dict[str, dict[str, str]]:
         """The settings of each NameServer by its address."""
         found = {}
-        for address in self.session.names.addresses:
+        for address in self.session.nameservers.addresses:
             answer = await self.ask(address, RequestCode.GET_NAMESRV_CONFIG)
             found[address] = parse_properties(answer.body)
         return found
@@ -52,4 +52,4 @@ class KeyValueAdmin(AdminCore):
     async def update_nameserver_settings(self, changes: Mapping[str, str]) -> None:
         """Change settings of all NameServers, in RocketMQ's names."""
         body = format_properties(changes)
-        await self.session.names.call_all(RequestCode.UPDATE_NAMESRV_CONFIG, {}, body)
+        await self.session.nameservers.call_all(RequestCode.UPDATE_NAMESRV_CONFIG, {}, body)

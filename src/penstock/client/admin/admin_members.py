@@ -27,11 +27,11 @@ class MemberAdmin(AdminCore):
 
     async def members(self, group: str) -> GroupMembers:
         """The connected clients of a group and what they subscribe to; nobody is no error."""
-        found = await self._connections(await self.masters(), self.session.name(group))
+        found = await self._connections(await self.masters(), self.session.with_namespace(group))
         tables = [(broker, table) for broker, table in found.items if table is not None]
         subscriptions = {
             data.topic: Subscription(
-                self.session.bare(data.topic),
+                self.session.without_namespace(data.topic),
                 data.sub_string or "",
                 data.expression_type,
                 data.sub_version,
@@ -52,7 +52,7 @@ class MemberAdmin(AdminCore):
 
     async def producers(self, group: str) -> tuple[Member, ...]:
         """The connected producers of a group; nobody is no error."""
-        fields = {"producerGroup": self.session.name(group)}
+        fields = {"producerGroup": self.session.with_namespace(group)}
         found = await self.ask_each(
             await self.masters(), RequestCode.GET_PRODUCER_CONNECTION_LIST, fields, good=_PRODUCING
         )
@@ -71,7 +71,7 @@ class MemberAdmin(AdminCore):
         for _, answer in found.items:
             for name, infos in fastjson.decode(answer.body, ProducerTableInfo).data.items():
                 if self.is_ours(name):
-                    ids = groups.setdefault(self.session.bare(name), set())
+                    ids = groups.setdefault(self.session.without_namespace(name), set())
                     ids |= {info.client_id or "" for info in infos}
         return {name: tuple(sorted(ids)) for name, ids in sorted(groups.items())}
 
@@ -80,7 +80,7 @@ class MemberAdmin(AdminCore):
     ) -> ConsumerRunningInfo:
         """What a consumer tells about itself: its queues, their state and speed, its settings."""
         fields = {
-            "consumerGroup": self.session.name(group),
+            "consumerGroup": self.session.with_namespace(group),
             "clientId": client_id,
             "jstackEnable": "true" if stacks else "false",
         }
@@ -117,7 +117,7 @@ class MemberAdmin(AdminCore):
 
     async def _broker_of_member(self, group: str, client_id: str) -> str:
         """The address of a broker that the client is connected to; raises ConsumerNotOnline."""
-        found = await self._connections(await self.masters(), self.session.name(group))
+        found = await self._connections(await self.masters(), self.session.with_namespace(group))
         for broker, table in found.items:
             if table is not None and client_id in {c.client_id for c in table.connection_set}:
                 return broker.address

@@ -95,11 +95,11 @@ class MessageAdmin(GroupAdmin):
         host = f"[{place.host}]" if ":" in place.host else place.host
         brokers = await self.brokers()
         # The id has the broker's address as it sees itself; NameServers may know a name instead.
-        asked = [b for b in brokers if b.address == f"{host}:{place.port}"] or brokers
+        candidates = [b for b in brokers if b.address == f"{host}:{place.port}"] or brokers
         fields = {"offset": str(place.offset)}
         if topic is not None:
-            fields["topic"] = self.session.name(topic)
-        found = await self.ask_each(asked, RequestCode.VIEW_MESSAGE_BY_ID, fields, good=_THERE)
+            fields["topic"] = self.session.with_namespace(topic)
+        found = await self.ask_each(candidates, RequestCode.VIEW_MESSAGE_BY_ID, fields, good=_THERE)
         for broker, answer in found.items:
             if answer.code == ResponseCode.SUCCESS and answer.body:
                 for message in self._decode(answer.body, broker.name):
@@ -145,7 +145,7 @@ class MessageAdmin(GroupAdmin):
 
         `resume` of a page gives the next one, with the same arguments otherwise.
         """
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         if queue is not None:
             queues = [self.full_queue(queue)]
         else:
@@ -183,10 +183,10 @@ class MessageAdmin(GroupAdmin):
         Those of a queue are in order; nobody's progress changes. `group` is whom brokers are told,
         for those that check rights.
         """
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         wanted = Subscription.of(name, tags, sql, version=0)
         # RocketMQ's own group is in no namespace: there it would be a new group of that name.
-        named = group if is_system_group(group) else self.session.name(group)
+        named = group if is_system_group(group) else self.session.with_namespace(group)
         follower = Follower(self, wanted, start_at, named)
         async with contextlib.aclosing(follower.messages()) as messages:
             async for message in messages:
@@ -201,7 +201,7 @@ class MessageAdmin(GroupAdmin):
         tracks = []
         for group in await self.groups_of_topic(queue.topic):
             members = await self.members(group)
-            name = self.session.name(group)
+            name = self.session.with_namespace(group)
             committed = await self._committed(broker, name, self.full_queue(queue))
             if members.model == "BROADCASTING":
                 state = TrackState.BROADCAST
@@ -228,7 +228,7 @@ class MessageAdmin(GroupAdmin):
         Nothing is stored, and the group's progress stays as it is. Raises ConsumerNotOnline.
         """
         broker = await self.broker(message.broker_name)
-        name = self.session.name(group)
+        name = self.session.with_namespace(group)
         found = await self._connections([broker], name)
         table = found.items[0][1]
         ids = sorted(c.client_id or "" for c in table.connection_set) if table is not None else []
@@ -270,7 +270,7 @@ class MessageAdmin(GroupAdmin):
     ) -> MessagePage:
         """Messages that a group has given up, as `browse`; no error if there never were any."""
         topic = DLQ_TOPIC_PREFIX + group
-        if await self.session.find_route(self.session.name(topic)) is None:
+        if await self.session.find_route(self.session.with_namespace(topic)) is None:
             return MessagePage((), None)
         return await self.browse(
             topic,
@@ -316,7 +316,7 @@ class MessageAdmin(GroupAdmin):
         *,
         unique: bool,
     ) -> Found[list[ReceivedMessage]]:
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         having = set((await self.route(topic)).brokers)
         masters = [broker for broker in await self.masters() if broker.name in having]
         fields = {
@@ -370,7 +370,7 @@ class MessageAdmin(GroupAdmin):
         if to == "topic":
             return origin, properties
         properties[PROPERTY_RETRY_TOPIC] = origin
-        return self.session.name(RETRY_TOPIC_PREFIX + group), properties
+        return self.session.with_namespace(RETRY_TOPIC_PREFIX + group), properties
 
     async def _send_copy(
         self, message: ReceivedMessage, topic: str, properties: Mapping[str, str]
@@ -406,7 +406,7 @@ class MessageAdmin(GroupAdmin):
             SendStatus(answer.code),
             message.message_id,
             ext.get("msgId", ""),
-            MessageQueue(self.session.bare(topic), broker.name, int(ext["queueId"])),
+            MessageQueue(self.session.without_namespace(topic), broker.name, int(ext["queueId"])),
             int(ext["queueOffset"]),
         )
 

@@ -40,7 +40,7 @@ class OffsetAdmin(GroupAdmin):
         messages to go on (below 0: back) from where the group is, or an offset for each queue that
         is to be moved. A queue without progress is left out of a move by a number.
         """
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         ends = await self._ends(name)
         if isinstance(to, Mapping):
             targets = {self.full_queue(queue): offset for queue, offset in to.items()}
@@ -74,7 +74,7 @@ class OffsetAdmin(GroupAdmin):
 
     async def plan_clone(self, source: str, group: str, topic: str) -> ResetPlan:
         """What giving a group the progress of the group `source` would do; changes nothing."""
-        queues = sorted(await self._ends(self.session.name(topic)))
+        queues = sorted(await self._ends(self.session.with_namespace(topic)))
         standing = await self._standing(source, queues)
         targets = {queue: offset for queue, offset in standing.items() if offset is not None}
         if not targets:
@@ -113,7 +113,7 @@ class OffsetAdmin(GroupAdmin):
         masters = await self.masters()
         known = await self._settings_at(masters, name)
         if not known:
-            raise await self.session.names.no_route(name)
+            raise await self.session.nameservers.no_route(name)
         ends: dict[MessageQueue, TopicOffset] = {}
         for broker in masters:
             config = known.get(broker.name)
@@ -130,7 +130,7 @@ class OffsetAdmin(GroupAdmin):
         self, group: str, queues: Iterable[MessageQueue]
     ) -> dict[MessageQueue, int | None]:
         brokers = {broker.name: broker for broker in await self.masters()}
-        name = self.session.name(group)
+        name = self.session.with_namespace(group)
         wanted = list(queues)
         found = await self.for_each(
             wanted, lambda queue: self._committed(brokers[queue.broker_name], name, queue)
@@ -170,7 +170,7 @@ class OffsetAdmin(GroupAdmin):
 
     async def _apply_at(self, broker_name: str, plan: ResetPlan) -> "_Outcome":
         moves = [move for move in plan.moves if move.queue.broker_name == broker_name]
-        group = self.session.name(plan.group)
+        group = self.session.with_namespace(plan.group)
         try:
             broker = await self.broker(broker_name)
             is_live = await self._is_live(broker, group)
@@ -234,7 +234,7 @@ class OffsetAdmin(GroupAdmin):
                 "these can only go to a moment",
                 hint="stop the consumers first, plan a moment, or set useServerSideResetOffset",
             )
-        topic = self.session.name(plan.topic)
+        topic = self.session.with_namespace(plan.topic)
         old = {move.queue: move.old for move in moves}
         fields = _reset_fields(group, topic, plan.at_ms)
         answer = await self.ask(broker.address, RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, fields)

@@ -55,7 +55,7 @@ class TopicAdmin(KeyValueAdmin):
         """The names of all topics that the NameServers know, of our namespace if we have one."""
         answer = await self.ask_nameserver(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)
         names = fastjson.decode(answer.body, TopicList).topic_list
-        return sorted(self.session.bare(name) for name in names if self.is_ours(name))
+        return sorted(self.session.without_namespace(name) for name in names if self.is_ours(name))
 
     async def topics(
         self, *, kind: TopicKind | None = None, cluster: str | None = None
@@ -69,7 +69,7 @@ class TopicAdmin(KeyValueAdmin):
             for name, config in table.items():
                 found.setdefault(name, {})[broker.name] = _settings(config)
         infos = [
-            TopicInfo(self.session.bare(name), kind_of(name, own), brokers)
+            TopicInfo(self.session.without_namespace(name), kind_of(name, own), brokers)
             for name, brokers in sorted(found.items())
             if self.is_ours(name)
         ]
@@ -77,10 +77,10 @@ class TopicAdmin(KeyValueAdmin):
 
     async def route(self, topic: str) -> Route:
         """The queues of a topic and the brokers that hold them, asked for now; raises NoRoute."""
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         route = await self.session.find_route(name)
         if route is None:
-            raise await self.session.names.no_route(name)
+            raise await self.session.nameservers.no_route(name)
         return route
 
     async def create_topic(
@@ -103,7 +103,7 @@ class TopicAdmin(KeyValueAdmin):
         (`message.type`: NORMAL, FIFO, DELAY, TRANSACTION, MIXED); None takes one away. Returns when
         the NameServers know the topic.
         """
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         fault = topic_fault(name)
         if fault is not None:
             raise InvalidParameter(f"no topic can be called {topic[:80]!r}: {fault}")
@@ -147,11 +147,11 @@ class TopicAdmin(KeyValueAdmin):
         attributes: Mapping[str, str | None] | None = None,
     ) -> TopicInfo:
         """Change what is given, on all brokers that have the topic; raises NoRoute."""
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         masters = await self.masters()
         known = await self._settings_at(masters, name)
         if not known:
-            raise await self.session.names.no_route(name)
+            raise await self.session.nameservers.no_route(name)
         return await self.create_topic(
             topic,
             queues=queues,
@@ -165,12 +165,12 @@ class TopicAdmin(KeyValueAdmin):
 
     async def describe_topic(self, topic: str) -> TopicDescription:
         """A topic's settings, queues, routes and groups; raises NoRoute."""
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         masters = await self.masters()
         settings = await self.from_each(masters, lambda broker: self._settings_of(broker, name))
         known = {broker.name: found for broker, found in settings.items if found is not None}
         if not known:
-            raise await self.session.names.no_route(name)
+            raise await self.session.nameservers.no_route(name)
         having = [broker for broker, found in settings.items if found is not None]
         stats = await self.ask_each(having, RequestCode.GET_TOPIC_STATS_INFO, {"topic": name})
         tables = [fastjson.decode(answer.body, TopicStatsTable) for _, answer in stats.items]
@@ -197,12 +197,12 @@ class TopicAdmin(KeyValueAdmin):
 
     async def groups_of_topic(self, topic: str) -> list[str]:
         """The groups that subscribe to a topic or have progress in it."""
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         found = await self.ask_each(
             await self.masters(), RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, {"topic": name}
         )
         groups = {
-            self.session.bare(group)
+            self.session.without_namespace(group)
             for _, answer in found.items
             for group in fastjson.decode(answer.body, GroupList).group_list
             if self.is_ours(group)
@@ -214,15 +214,15 @@ class TopicAdmin(KeyValueAdmin):
 
         Raises NoRoute if nobody has it. A broker that is away keeps it, and brings it back.
         """
-        name = self.session.name(topic)
+        name = self.session.with_namespace(topic)
         masters = await self.masters(cluster)
         known = await self._settings_at(masters, name)
         having = [broker for broker in masters if broker.name in known]
         if not having and await self.session.find_route(name) is None:
-            raise await self.session.names.no_route(name)
+            raise await self.session.nameservers.no_route(name)
         await self.tell_each(having, RequestCode.DELETE_TOPIC_IN_BROKER, {"topic": name})
         fields = {"topic": name, **({"clusterName": cluster} if cluster else {})}
-        await self.session.names.call_all(RequestCode.DELETE_TOPIC_IN_NAMESRV, fields)
+        await self.session.nameservers.call_all(RequestCode.DELETE_TOPIC_IN_NAMESRV, fields)
         await self._order_queues(
             name, {broker.name: 0 for broker in masters}, keep_others=cluster is not None
         )
@@ -264,7 +264,7 @@ class TopicAdmin(KeyValueAdmin):
     ) -> TopicInfo:
         brokers = {broker: _settings(config) for broker, config in known.items()}
         kind = kind_of(name, _own_names(masters))
-        return TopicInfo(self.session.bare(name), kind, brokers)
+        return TopicInfo(self.session.without_namespace(name), kind, brokers)
 
     async def _order_queues(
         self, name: str, counts: Mapping[str, int], *, keep_others: bool

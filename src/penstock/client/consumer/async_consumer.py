@@ -229,7 +229,7 @@ class AsyncConsumer(Lifetime):
 
     def unsubscribe(self, topic: str) -> None:
         """Consume a topic no more."""
-        self._core.unsubscribe(self._session.name(topic))
+        self._core.unsubscribe(self._session.with_namespace(topic))
 
     def on(
         self, topic: str, tags: str = "*", *, sql: str | None = None
@@ -257,7 +257,7 @@ class AsyncConsumer(Lifetime):
         fault = topic_fault(topic)
         if fault is not None:
             raise BadSetting(f"no topic can be called {topic[:80]!r}: {fault}", hint="check it")
-        name = self._session.name(topic)
+        name = self._session.with_namespace(topic)
         version = self._core.next_version()
         self._core.subscribe(Subscription.of(name, tags, sql, version=version), merge=merge)
 
@@ -290,7 +290,7 @@ class AsyncConsumer(Lifetime):
     def _names(self, topic: str | None) -> list[str]:
         if self._session.started:
             self._session.check_alive()
-        return list(self._core.topics()) if topic is None else [self._session.name(topic)]
+        return list(self._core.topics()) if topic is None else [self._session.with_namespace(topic)]
 
     def queues(self) -> list[QueueState]:
         """The queues that are this consumer's now, and how it does there."""
@@ -300,7 +300,7 @@ class AsyncConsumer(Lifetime):
         states = []
         for queue, work in sorted(self._core.works.items()):
             oldest = work.oldest
-            topic = self._session.bare(queue.topic)
+            topic = self._session.without_namespace(queue.topic)
             states.append(
                 QueueState(
                     queue=MessageQueue(topic, queue.broker_name, queue.queue_id),

@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
 from penstock import __version__
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.consume_rates import Rates
 from penstock.client.consumer.offset_store import Offsets
 from penstock.client.consumer.process_queue import ProcessQueue
@@ -70,7 +70,7 @@ class Consuming(Protocol):
         """Hand a message to the handler, beside all queues; see `try_handler`."""
 
 
-def answer(consumer: Consuming, ask: PeerRequest, address: str) -> Answer | bool:
+def answer(consumer: Consuming, ask: PeerRequest, address: str) -> MemberResponse | bool:
     """For `Member.asked`: what a broker asks of this consumer's group; False for all else."""
     group = ask.ext.get("consumerGroup", ask.ext.get("group"))
     if group != consumer.group:
@@ -177,7 +177,7 @@ def running_info(
     return ConsumerRunningInfo(
         properties={
             **settings,
-            "PROP_NAMESERVER_ADDR": ";".join(session.names.addresses),
+            "PROP_NAMESERVER_ADDR": ";".join(session.nameservers.addresses),
             "PROP_THREADPOOL_CORE_SIZE": str(concurrency),
             "PROP_CONSUMEORDERLY": str(orderly).lower(),
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import datetime
 
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer import broker_requests
 from penstock.client.consumer.consume_rates import Rates
 from penstock.client.consumer.consumer_options import ConsumerOptions
@@ -58,7 +58,7 @@ class ConsumerCore:
         self._session = session
         self._options = options
         self._handlers = handlers
-        self.group = session.name(options.group)
+        self.group = session.with_namespace(options.group)
         self.start_at = options.start_at
         self.started_ms = 0
         self.works: dict[MessageQueue, ProcessQueue] = {}
@@ -281,7 +281,7 @@ class ConsumerCore:
         if subscription is not None:
             await self._session.find_route(subscription.topic)
             await self._check_filter(subscription)
-        await self._session.beat()
+        await self._session.send_heartbeats()
         self._rebalancer.wake()
 
     async def _check_filter(self, subscription: Subscription) -> None:
@@ -414,7 +414,7 @@ class ConsumerCore:
         if route.topic in self.topics():
             self.members_changed()
 
-    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
         return broker_requests.answer(self, ask, address)
 
     # --- what brokers ask for (inbound.Consuming)

@@ -173,7 +173,7 @@ class Diagnosis:
 
     async def _no_route(self, topic: str) -> Reason:
         try:
-            text = str(await self._session.names.no_route(topic))
+            text = str(await self._session.nameservers.no_route(topic))
         except PenstockError as error:
             text = str(error)
         return Reason(topic, "route", text)
@@ -305,7 +305,7 @@ class Diagnosis:
         return Reason(topic, "idle", text, fault=False)
 
     def _bare(self, topic: str) -> str:
-        return self._session.bare(topic)
+        return self._session.without_namespace(topic)
 
 
 def _filter(subscription: SubscriptionData) -> tuple[str, object]:

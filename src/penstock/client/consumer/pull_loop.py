@@ -154,7 +154,7 @@ class Puller:
         queue = work.queue
         # Records of a retry topic say themselves where they belong.
         own = not queue.topic.startswith(RETRY_TOPIC_PREFIX)
-        self._topic = session.bare(queue.topic) if own else None
+        self._topic = session.without_namespace(queue.topic) if own else None
         self._fields = {
             "consumerGroup": group,
             "topic": queue.topic,
@@ -199,7 +199,7 @@ class Puller:
     async def _pull(self) -> PullAnswer:
         session, work = self._session, self._work
         name = work.queue.broker_name
-        await session.beat_at(name)
+        await session.ensure_heartbeat(name)
         address = session.address_of(name, self._broker_id)
         if address is None:
             await session.find_route(work.queue.topic)
@@ -298,4 +298,4 @@ class Puller:
         await pause(clock, self._again_ms)
         self._again_ms = min(2 * self._again_ms, AGAIN_MS_MAX)
         if error.answer_code in _UNKNOWN_HERE and not work.dropped:
-            await self._session.beat()
+            await self._session.send_heartbeats()

@@ -350,10 +350,10 @@ class Rebalancer:
         failure: PenstockError = NoRoute(f"no broker of {route.topic!r} is known")
         for broker_name in route.brokers:
             try:
-                await self._session.beat_at(broker_name)
+                await self._session.ensure_heartbeat(broker_name)
                 clients = await self._ask_members(broker_name)
                 if self._session.client_id not in clients:
-                    await self._session.beat()
+                    await self._session.send_heartbeats()
                     clients = await self._ask_members(broker_name)
             except PenstockError as error:
                 failure = error

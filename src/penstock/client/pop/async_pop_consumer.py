@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal, TypeVar, Unpack
 
 from penstock.client.client_options import ClientKeywords, ClientOptions
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.dispatch.handlers import Function, Handlers
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.lifetime import Lifetime
@@ -71,7 +71,7 @@ class AsyncPopConsumer(Lifetime):
                 f"start_at is {start_at!r}", hint='a POP group begins at "last" or at "first"'
             )
         self.group = group
-        self._group = self._session.name(group)
+        self._group = self._session.with_namespace(group)
         self._wait_ms = wait_ms
         self._invisible_ms = _checked_invisible(invisible_ms)
         self._loans = Loans(self._session, self._group)
@@ -270,12 +270,12 @@ class AsyncPopConsumer(Lifetime):
         if self._push is not None:
             self._push.wake()
 
-    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
         return False
 
     def _subscribe(self, topic: str, tags: str, sql: str | None, *, merge: bool = False) -> None:
         session, subscriptions = self._session, self._source.subscriptions
-        name = session.name(topic)
+        name = session.with_namespace(topic)
         wanted = Subscription.of(name, tags, sql, version=session.clock.now_ms())
         if merge and name in subscriptions:
             wanted = subscriptions[name].merged(wanted)
@@ -285,7 +285,7 @@ class AsyncPopConsumer(Lifetime):
 
     async def _announce(self, topic: str) -> None:
         await self._session.find_route(topic)
-        await self._session.beat()
+        await self._session.send_heartbeats()
         if self._push is not None:
             self._push.wake()
 

@@ -126,7 +126,7 @@ class PopSource:
 
     async def _pop(self, place: Place, wish: Wish) -> list[ReceivedMessage]:
         session, subscription = self._session, self.subscriptions[place.topic]
-        await session.beat_at(place.broker_name)
+        await session.ensure_heartbeat(place.broker_name)
         # A pop in order whose answer got lost is repeated under its name: the broker lends the
         # same messages again instead of keeping the queue closed until their time is over.
         attempt = self._attempts.pop(place, None) or uuid.uuid4().hex
@@ -156,7 +156,7 @@ class PopSource:
         messages = read_popped(
             answer,
             place,
-            shown_topic=session.bare(place.topic),
+            shown_topic=session.without_namespace(place.topic),
             now_ms=clock.now_ms(),
             began_ms=clock.monotonic_ms() if wait_ms else asked_ms,
         )

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Unpack
 
 from penstock.client.client_options import ClientKeywords, ClientOptions
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.lifetime import Lifetime
 from penstock.client.messages import Message, MessageQueue, SendReceipt
 from penstock.client.producer.accumulator import Accumulator, Batching
@@ -214,7 +214,7 @@ class AsyncProducer(Lifetime):
         """
         check_topic(topic)
         self._session.check_alive()
-        name = self._session.name(topic)
+        name = self._session.with_namespace(topic)
         broker, key = _parts_of(handle)
         if self._session.address_of(broker) is None:
             await self._session.route(name)
@@ -258,7 +258,7 @@ class AsyncProducer(Lifetime):
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """The queues of a topic that can be written to; raises NoRoute."""
         check_topic(topic)
-        route = await self._session.route(self._session.name(topic))
+        route = await self._session.route(self._session.with_namespace(topic))
         return tuple(
             MessageQueue(topic, queue.broker_name, queue.queue_id) for queue in route.write_queues
         )
@@ -277,9 +277,9 @@ class AsyncProducer(Lifetime):
     def route_changed(self, route: Route) -> None:
         self._sender.route_changed(route)
 
-    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
         if ask.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
-            return self._requests.asked(ask)
+            return self._requests.handle_request(ask)
         return False
 
     # --- ways in for the parts of the client

@@ -33,7 +33,7 @@ class TopicLines(Ring):
         self._group = group
         self.name = name
         """As servers know it."""
-        self.topic = session.bare(name)
+        self.topic = session.without_namespace(name)
         self.template = route.topic != name
         queues = [queue for queue in route.write_queues if self._fits(queue)]
         if not queues:
@@ -50,7 +50,7 @@ class TopicLines(Ring):
 
     def at(self, queue: MessageQueue) -> Line:
         """A queue that somebody named; raises MessageIllegal, NoRoute."""
-        if self._session.bare(queue.topic) != self.topic:
+        if self._session.without_namespace(queue.topic) != self.topic:
             raise MessageIllegal(
                 f"a message for {self.topic!r} can't go to a queue of {queue.topic!r}",
                 hint="give a queue of the message's own topic",

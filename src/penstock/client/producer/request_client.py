@@ -93,7 +93,7 @@ class Requests:
         finally:
             del self._waiting[correlation_id]
 
-    def asked(self, ask: PeerRequest) -> Response | None:
+    def handle_request(self, ask: PeerRequest) -> Response | None:
         """Take a reply that a broker pushes (326); None if the request is something else."""
         if ask.code != RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
             return None
@@ -119,13 +119,13 @@ class Requests:
     async def _be_known(self, topic: str) -> None:
         """See to it that whichever broker gets the reply knows this client."""
         session = self._session
-        name = session.name(topic)
+        name = session.with_namespace(topic)
         route = session.cached_route(name) or await session.find_route(name)
         if route is None:  # the first message creates it, at one of these brokers
             template = session.cached_route(TOPIC_AUTO_CREATE)
             route = template or await session.find_route(TOPIC_AUTO_CREATE)
         if route is None:
-            raise await session.names.no_route(name)
+            raise await session.nameservers.no_route(name)
         brokers = set(route.brokers)
         for cluster in {broker.cluster or "" for broker in route.data.broker_datas}:
             reply_topic = cluster + REPLY_TOPIC_SUFFIX
@@ -133,10 +133,10 @@ class Requests:
             if replies is not None:
                 brokers.update(replies.brokers)
         now_ms = session.clock.monotonic_ms()
-        if now_ms < self._again_ms or all(map(session.is_known_at, brokers)):
+        if now_ms < self._again_ms or all(map(session.is_registered_at, brokers)):
             return
         self._again_ms = now_ms + BEAT_AGAIN_MS
-        await session.beat()
+        await session.send_heartbeats()
 
     def _decode(self, ask: PeerRequest) -> ReceivedMessage:
         """The reply as if it had been pulled."""
@@ -167,9 +167,9 @@ def reply_message(request: ReceivedMessage, body: bytes | str, **fields: Any) ->
 
     `fields` are Message's own: tags, keys, properties, flag…
     """
-    asked = request.properties
-    cluster, client = asked.get(PROPERTY_CLUSTER), asked.get(PROPERTY_REPLY_TO_CLIENT)
-    correlation_id = asked.get(PROPERTY_CORRELATION_ID)
+    requested = request.properties
+    cluster, client = requested.get(PROPERTY_CLUSTER), requested.get(PROPERTY_REPLY_TO_CLIENT)
+    correlation_id = requested.get(PROPERTY_CORRELATION_ID)
     if not cluster or not client or not correlation_id:
         raise MessageIllegal(
             f"message {request.message_id} of {request.topic!r} asks for no reply",
@@ -181,8 +181,8 @@ def reply_message(request: ReceivedMessage, body: bytes | str, **fields: Any) ->
         PROPERTY_CORRELATION_ID: correlation_id,
         PROPERTY_REPLY_TO_CLIENT: client,
     }
-    if PROPERTY_TTL in asked:
-        properties[PROPERTY_TTL] = asked[PROPERTY_TTL]
+    if PROPERTY_TTL in requested:
+        properties[PROPERTY_TTL] = requested[PROPERTY_TTL]
     return Message(cluster + REPLY_TOPIC_SUFFIX, body, properties=properties, **fields)
 
 

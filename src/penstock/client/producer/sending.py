@@ -17,7 +17,7 @@ from asyncio import _get_running_loop
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, cast
 
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.producer.broker_latency import SLOW_MS, BrokerFaults
 from penstock.client.producer.fast_path import Launcher
@@ -74,7 +74,7 @@ class Sender(Launcher):
             session.options.timeout_ms,
         )
         self.options = options
-        self.group = session.name(group)
+        self.group = session.with_namespace(group)
         self.retry_not_stored = options.retry_not_stored
         self._session = session
         self._names: dict[str, str] = {}  # topic → as servers know it
@@ -125,7 +125,7 @@ class Sender(Launcher):
             if route.topic == lines.name or (lines.template and route.topic == TOPIC_AUTO_CREATE):
                 del self._lines[topic]
 
-    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
         return False
 
     # --- sending
@@ -380,7 +380,11 @@ class Sender(Launcher):
         topic = flight.topic
         task = self._finding.get(topic)
         if task is None:
-            name = topic if flight.code == SEND_REPLY_MESSAGE_V2 else self._session.name(topic)
+            name = (
+                topic
+                if flight.code == SEND_REPLY_MESSAGE_V2
+                else self._session.with_namespace(topic)
+            )
             task = self._finding[topic] = asyncio.ensure_future(self._lines_of(topic, name))
             task.add_done_callback(lambda done: self._found_lines(topic, done))
         left_ms = flight.deadline_ms - self.clock.monotonic_ms()
@@ -389,7 +393,7 @@ class Sender(Launcher):
         except TimeoutError:
             raise NoNameServer(
                 f"no route of {topic} within {flight.timeout_ms} ms from the NameServers "
-                + self._session.names.text()
+                + self._session.nameservers.text()
             ) from None
         except asyncio.CancelledError:
             me = asyncio.current_task()
@@ -410,7 +414,7 @@ class Sender(Launcher):
             route = session.cached_route(TOPIC_AUTO_CREATE)
             route = route or await session.find_route(TOPIC_AUTO_CREATE)
         if route is None:
-            raise await session.names.no_route(name)
+            raise await session.nameservers.no_route(name)
         lines = self._lines[topic] = TopicLines(session, self.group, name, route)
         self._names[topic] = name
         return lines

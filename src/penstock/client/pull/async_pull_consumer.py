@@ -126,11 +126,11 @@ class AsyncPullConsumer(Lifetime):
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
         """Poll a topic whose queues the members of the group share: all, some tags, or by SQL92."""
-        self._core.subscribe(self._subscription(self._session.name(topic), tags, sql))
+        self._core.subscribe(self._subscription(self._session.with_namespace(topic), tags, sql))
 
     def unsubscribe(self, topic: str) -> None:
         """Poll a topic no more."""
-        self._core.unsubscribe(self._session.name(topic))
+        self._core.unsubscribe(self._session.with_namespace(topic))
 
     def assign(
         self, queues: Iterable[MessageQueue], tags: str = "*", *, sql: str | None = None
@@ -146,7 +146,7 @@ class AsyncPullConsumer(Lifetime):
 
     async def queues(self, topic: str) -> list[MessageQueue]:
         """All queues of a topic that can be read."""
-        route = await self._session.route(self._session.name(topic))
+        route = await self._session.route(self._session.with_namespace(topic))
         return [bare_queue(self._session, queue) for queue in route.read_queues]
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
@@ -267,7 +267,9 @@ class AsyncPullConsumer(Lifetime):
 
     def _inner(self, queue: MessageQueue) -> MessageQueue:
         """A queue as servers know it."""
-        return MessageQueue(self._session.name(queue.topic), queue.broker_name, queue.queue_id)
+        return MessageQueue(
+            self._session.with_namespace(queue.topic), queue.broker_name, queue.queue_id
+        )
 
     def _ours(self, queue: MessageQueue) -> MessageQueue:
         """The same; raises QueueNotOurs."""

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from datetime import datetime
 from typing import TypeAlias
 
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer import broker_requests
 from penstock.client.consumer.consume_rates import Rates
 from penstock.client.consumer.consumer_options import ConsumerOptions
@@ -52,7 +52,7 @@ class PullCore:
         on_assigned: Listener | None,
         on_revoked: Listener | None,
     ) -> None:
-        self.group = session.name(options.group)
+        self.group = session.with_namespace(options.group)
         self.subscriptions: dict[str, Subscription] = {}
         self._assigned: tuple[MessageQueue, ...] | None = None
         self._session = session
@@ -155,7 +155,7 @@ class PullCore:
     async def _announce(self, topic: str | None) -> None:
         if topic is not None:
             await self._session.find_route(topic)
-        await self._session.beat()
+        await self._session.send_heartbeats()
         if self._rebalancer is None:
             self._share()
         self.members_changed()
@@ -242,7 +242,7 @@ class PullCore:
         if route.topic in self.subscriptions:
             self.members_changed()
 
-    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
         return broker_requests.answer(self, ask, address)
 
     # --- what brokers ask for (inbound.Consuming)
@@ -292,4 +292,4 @@ class PullCore:
 
 def bare_queue(session: Session, queue: MessageQueue) -> MessageQueue:
     """A queue as the application knows it."""
-    return MessageQueue(session.bare(queue.topic), queue.broker_name, queue.queue_id)
+    return MessageQueue(session.without_namespace(queue.topic), queue.broker_name, queue.queue_id)

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar, Unpack
 
 from penstock.client.client_options import ClientKeywords
-from penstock.client.client_session import Answer
+from penstock.client.client_session import MemberResponse
 from penstock.client.messages import Message, MessageQueue, SendStatus
 from penstock.client.producer.accumulator import Batching
 from penstock.client.producer.async_producer import AsyncProducer
@@ -179,7 +179,7 @@ class AsyncTransactionProducer(AsyncProducer):
             log.info("%s can't be asked about transactions yet: %s", self.group, error)
             return
         if route is not None:
-            await self._session.beat()
+            await self._session.send_heartbeats()
 
     async def close(self) -> None:
         """Finish checks that run, then as any producer."""
@@ -206,7 +206,7 @@ class AsyncTransactionProducer(AsyncProducer):
                 "a message in a transaction can't wait for its time besides",
                 hint="send it without delay, or outside of a transaction",
             )
-        group = self._session.name(self.group)
+        group = self._session.with_namespace(self.group)
         half = replace(
             message,
             properties={
@@ -218,14 +218,14 @@ class AsyncTransactionProducer(AsyncProducer):
         receipt = await self._sender.send(
             half, queue=queue, ordering_key=ordering_key, timeout_ms=timeout_ms, internal=True
         )
-        if not self._session.is_known_at(receipt.queue.broker_name):
-            self._session.spawn(self._session.beat())  # so that it can ask us
+        if not self._session.is_registered_at(receipt.queue.broker_name):
+            self._session.spawn(self._session.send_heartbeats())  # so that it can ask us
         try:
             log_offset = decode_offset_id(receipt.offset_id).offset
         except HeaderError as error:
             raise SendFailed(f"the broker's answer names no place of the half: {error}") from None
         handle = TransactionHandle(
-            topic=self._session.name(message.topic),
+            topic=self._session.with_namespace(message.topic),
             group=group,
             broker_name=receipt.queue.broker_name,
             address=self._session.address_of(receipt.queue.broker_name) or "",
@@ -334,7 +334,7 @@ class AsyncTransactionProducer(AsyncProducer):
     ) -> None:
         if self._tracer is not None:
             self._tracer.ended(
-                topic=self._session.bare(handle.topic),
+                topic=self._session.without_namespace(handle.topic),
                 message_id=handle.message_id,
                 tags=tags,
                 keys=keys,
@@ -362,11 +362,13 @@ class AsyncTransactionProducer(AsyncProducer):
 
     def topics(self) -> Iterable[str]:
         yield from super().topics()
-        yield from map(self._session.name, self._check_topics)
+        yield from map(self._session.with_namespace, self._check_topics)
         if self._introduces:  # not sooner: without a NameServer the start would fail
             yield TOPIC_AUTO_CREATE
 
-    def asked(self, ask: PeerRequest, address: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
         if ask.code == RequestCode.CHECK_TRANSACTION_STATE:
-            return self._checks.asked(ask, address, self._session.name(self.group))
-        return super().asked(ask, address)
+            return self._checks.handle_request(
+                ask, address, self._session.with_namespace(self.group)
+            )
+        return super().handle_request(ask, address)

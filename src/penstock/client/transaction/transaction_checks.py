@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Final, TypeAlias
 
-from penstock.client.client_session import Answer, Session
+from penstock.client.client_session import MemberResponse, Session
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.transaction.transaction_handle import Decision, TransactionHandle
 from penstock.clock import finish_within
@@ -45,7 +45,7 @@ class Checks:
         """Ids of messages whose local work is under way here: nobody knows yet how it ends."""
         self._threads = asyncio.Semaphore(CHECK_THREADS_MAX)
 
-    def asked(self, ask: PeerRequest, address: str, group: str) -> Answer | bool:
+    def handle_request(self, ask: PeerRequest, address: str, group: str) -> MemberResponse | bool:
         """Take up CHECK_TRANSACTION_STATE; False if it is about another group's message."""
         try:
             [message] = decode_records(

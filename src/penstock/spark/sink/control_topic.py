@@ -114,7 +114,7 @@ class Control:
         """Whose batches the caller takes them for; None: whosever they are."""
         number = _number("sink", session.options.namespace, sink_id)
         self._name = f"{number:016x}"
-        self._topic = session.name(TOPIC)
+        self._topic = session.with_namespace(TOPIC)
         self._group = GROUP_PREFIX + self._name
         self._queue_id = _SLOTS + number % (QUEUES - _SLOTS)
         self.home = ""

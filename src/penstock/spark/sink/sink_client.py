@@ -117,7 +117,7 @@ class SinkClient(AsyncTransactionProducer):
     @property
     def group_name(self) -> str:
         """The group of its halves, as servers know it."""
-        return self._session.name(self.group)
+        return self._session.with_namespace(self.group)
 
     def now_ms(self) -> int:
         return self._session.clock.now_ms()
@@ -140,7 +140,7 @@ class SinkClient(AsyncTransactionProducer):
         """Make sure that all brokers of a topic are Penstock's; raises NotTransactional."""
         if topic in self._routed:
             return
-        route = await self._session.find_route(self._session.name(topic))
+        route = await self._session.find_route(self._session.with_namespace(topic))
         if route is not None:  # else it is made by the first send, and receipts tell where
             for broker in route.brokers:
                 await self._check_broker(broker)
@@ -248,7 +248,7 @@ class SinkClient(AsyncTransactionProducer):
         except HeaderError as error:
             raise NotTransactional(f"{broker} does not say where a half lies: {error}") from None
         address = self._session.address_of(broker) or ""
-        topic = self._session.name(receipt.queue.topic)
+        topic = self._session.with_namespace(receipt.queue.topic)
         stored(Place(broker, address, topic), HalfOffsets(receipt.queue_offset, log_offset))
 
     # --- ending

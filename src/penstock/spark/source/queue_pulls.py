@@ -50,7 +50,7 @@ class Pulls:
     ) -> None:
         self._session = session
         self._part = part
-        self._topic = session.name(part.topic)
+        self._topic = session.with_namespace(part.topic)
         self._timeout_ms = timeout_ms
         self._may_guess = expression == "*"
         self._step = 0  # how many messages each answer has, if that is known
@@ -61,7 +61,7 @@ class Pulls:
         self._again_ms = AGAIN_MS
         self._failing_since_ms: int | None = None
         self._fields = {
-            "consumerGroup": session.name(group),
+            "consumerGroup": session.with_namespace(group),
             "topic": self._topic,
             "queueId": str(part.queue_id),
             "commitOffset": "0",

@@ -205,12 +205,12 @@ class Pages(AdminCore):
         super().__init__("127.0.0.1:1")
         self.names, self.page, self.changes_at = names, page, changes_at
         self.version = DataVersion(counter=1)
-        self.asked = 0
+        self.requests = 0
 
     async def ask(self, address: str, code: int, *rest: Any, **more: Any) -> Response:
         fields = rest[0]
-        self.asked += 1
-        if self.asked == self.changes_at:
+        self.requests += 1
+        if self.requests == self.changes_at:
             self.version = DataVersion(counter=2)
         begin = int(fields["topicSeq"])
         if fields["dataVersion"]:
@@ -345,7 +345,7 @@ class Scripted(AsyncAdmin):
     def __init__(self, refuse: Mapping[tuple[str, int], Exception] | None = None) -> None:
         super().__init__("127.0.0.1:1")
         self.refuse = refuse or {}
-        self.asked: list[tuple[str, int]] = []
+        self.requests: list[tuple[str, int]] = []
         self.values: dict[str, str] = {}
         self.known = [BrokerAddress("C", "a", 0, "a"), BrokerAddress("D", "b", 0, "b")]
         self.bodies: dict[int, bytes] = {}
@@ -354,7 +354,7 @@ class Scripted(AsyncAdmin):
         return [broker for broker in self.known if cluster in (None, broker.cluster)]
 
     async def ask(self, address: str, code: int, *rest: Any, **more: Any) -> Response:
-        self.asked.append((address, code))
+        self.requests.append((address, code))
         failure = self.refuse.get((address, code))
         if failure is not None:
             raise failure
@@ -381,7 +381,7 @@ def test_a_topic_or_group_is_made_where_it_can_be_and_the_error_tells_where() ->
         admin = Scripted({("a", code): NoPermission("a: not you")})
         with pytest.raises(NoPermission, match="a: not you; done on b"):
             asyncio.run(make(admin, "new"))
-        assert ("b", code) in admin.asked
+        assert ("b", code) in admin.requests
 
 
 def test_ordered_queues_of_other_clusters_and_brokers_stay() -> None:
@@ -394,7 +394,7 @@ def test_ordered_queues_of_other_clusters_and_brokers_stay() -> None:
         await admin.create_topic("t", order=False, brokers=["b"])
         assert admin.values == {"t": "a:4"}
         await admin.create_topic("t", queues=4, order=True)
-        with patch.object(type(admin.session.names), "call_all", nothing):
+        with patch.object(type(admin.session.nameservers), "call_all", nothing):
             await admin.delete_topic("t", cluster="C")
             assert admin.values == {"t": "b:4"}
             await admin.delete_topic("t")

@@ -73,10 +73,10 @@ class PlainSession:
         if not task.cancelled() and (error := task.exception()) is not None:
             self.failures.append(error)
 
-    def name(self, name: str) -> str:
+    def with_namespace(self, name: str) -> str:
         return name
 
-    def bare(self, name: str) -> str:
+    def without_namespace(self, name: str) -> str:
         return name
 
 

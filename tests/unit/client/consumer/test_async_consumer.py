@@ -223,7 +223,7 @@ def test_a_close_before_the_session_has_begun_counts(monkeypatch: pytest.MonkeyP
             begun.set()
             await gate.wait()
 
-        monkeypatch.setattr(consumer._session.names, "start", slow)
+        monkeypatch.setattr(consumer._session.nameservers, "start", slow)
         starting = [asyncio.ensure_future(consumer.start()) for _ in range(2)]
         await begun.wait()
         await consumer.close()

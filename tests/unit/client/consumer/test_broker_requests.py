@@ -22,13 +22,13 @@ from penstock.wire.bodies.admin_bodies import (
     ResetOffsetBody,
 )
 from penstock.wire.codes import RequestCode
-from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, Hands, run
 from tests.unit.client.consumer.consumer_kit import QUEUE, messages, work
+from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, Hands, run
 
 OTHER = MessageQueue("Orders", "broker-a", 2)
 
 
-def asked(code: int, body: bytes = b"", **ext: str) -> PeerRequest:
+def request_of(code: int, body: bytes = b"", **ext: str) -> PeerRequest:
     return PeerRequest(code, ext, body, None, False, 1, 0, 0, 0, cast(Any, None))
 
 
@@ -76,16 +76,16 @@ def answer_to(consumer: Consumer, ask: PeerRequest) -> Response | None:
 
 def test_changed_members_and_other_groups() -> None:
     consumer = Consumer()
-    ask = asked(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup=GROUP)
+    ask = request_of(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup=GROUP)
     assert answer_to(consumer, ask) is None
     assert consumer.woken == 1
     for code in (40, 220, 221, 307, 309):
         assert (
-            broker_requests.answer(consumer, asked(code, consumerGroup="h", group="h"), "b")
+            broker_requests.answer(consumer, request_of(code, consumerGroup="h", group="h"), "b")
             is False
         )
-    assert broker_requests.answer(consumer, asked(326, consumerGroup=GROUP), "b") is False
-    assert broker_requests.answer(consumer, asked(39), "b") is False
+    assert broker_requests.answer(consumer, request_of(326, consumerGroup=GROUP), "b") is False
+    assert broker_requests.answer(consumer, request_of(39), "b") is False
 
 
 @pytest.mark.parametrize(
@@ -97,14 +97,14 @@ def test_changed_members_and_other_groups() -> None:
 )
 def test_a_reset_of_either_shape(body: bytes) -> None:
     consumer = Consumer()
-    ask = asked(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, body, topic="Orders", group=GROUP)
+    ask = request_of(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, body, topic="Orders", group=GROUP)
     assert answer_to(consumer, ask) is None
     assert consumer.resets == [("Orders", {QUEUE: 5})]
 
 
 def test_a_reset_that_cant_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     consumer = Consumer()
-    ask = asked(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, b"{{", topic="Orders", group=GROUP)
+    ask = request_of(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, b"{{", topic="Orders", group=GROUP)
     assert answer_to(consumer, ask) is None
     assert consumer.resets == []
     assert "can't be read" in caplog.text
@@ -113,7 +113,8 @@ def test_a_reset_that_cant_be_read_changes_nothing(caplog: pytest.LogCaptureFixt
 def test_status_and_running_info_in_javas_words() -> None:
     consumer = Consumer()
     status = answer_to(
-        consumer, asked(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, topic="Orders", group=GROUP)
+        consumer,
+        request_of(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, topic="Orders", group=GROUP),
     )
     assert status is not None
     assert status.body == (
@@ -121,12 +122,12 @@ def test_status_and_running_info_in_javas_words() -> None:
         b'{{"brokerName":"broker-a","queueId":3,"topic":"Orders"}:7}}'
     )
     code = RequestCode.GET_CONSUMER_RUNNING_INFO
-    plain = answer_to(consumer, asked(code, consumerGroup=GROUP, jstackEnable="false"))
+    plain = answer_to(consumer, request_of(code, consumerGroup=GROUP, jstackEnable="false"))
     assert plain is not None
     assert b"jstack" not in plain.body
 
     async def with_stacks() -> None:
-        ask = asked(code, consumerGroup=GROUP, jstackEnable="true")
+        ask = request_of(code, consumerGroup=GROUP, jstackEnable="true")
         answer = broker_requests.answer(consumer, ask, "b")
         assert isinstance(answer, Response)
         info = fastjson.decode(answer.body, ConsumerRunningInfo)
@@ -140,7 +141,9 @@ def test_status_and_running_info_in_javas_words() -> None:
 def test_a_message_to_consume_now() -> None:
     consumer = Consumer()
     code = RequestCode.CONSUME_MESSAGE_DIRECTLY
-    answer = answer_to(consumer, asked(code, b"REC", consumerGroup=GROUP, brokerName="broker-a"))
+    answer = answer_to(
+        consumer, request_of(code, b"REC", consumerGroup=GROUP, brokerName="broker-a")
+    )
     assert answer is not None
     assert consumer.direct == [(b"REC", "broker-a")]
     assert answer.body == (
@@ -184,7 +187,7 @@ def test_a_reset_reaches_the_queues() -> None:
         hands = Hands(["t"])
         offsets = RemoteOffsets(session.real, GROUP)
         rebalancer = Rebalancer(session.real, GROUP, hands, offsets)
-        await session.beat()
+        await session.send_heartbeats()
         rebalancer.start()
         await cluster.clock.elapse(0)
         offsets.update(queues[0], 50)

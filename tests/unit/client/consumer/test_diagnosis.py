@@ -15,8 +15,8 @@ from penstock.client.messages import MessageQueue
 from penstock.wire.bodies.admin_bodies import ConsumerConnection
 from penstock.wire.bodies.client_bodies import SubscriptionData
 from penstock.wire.codes import RequestCode
-from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, Hands, run
 from tests.unit.client.consumer.consumer_kit import messages
+from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, Hands, run
 
 TOPIC = "Orders"
 
@@ -49,7 +49,7 @@ class Consumer:
         return [*self.wanted, subscription("*", "%RETRY%g")]
 
     async def balance(self) -> None:
-        await self.session.beat()
+        await self.session.send_heartbeats()
         for _ in range(2):
             done = self.session.spawn(self.rebalancer.rebalance())
             await self.cluster.clock.elapse(1_000)

@@ -9,7 +9,7 @@ from penstock.client.consumer.offset_store import FILE_BYTES_MAX, LocalOffsets, 
 from penstock.client.messages import MessageQueue
 from penstock.errors import BadSetting, GroupNotExist, PeerUnreachable, Refused
 from penstock.wire.codes import RequestCode, ResponseCode
-from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, run
+from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, run
 
 Q = MessageQueue("t", "a", 0)
 R = MessageQueue("t", "b", 1)

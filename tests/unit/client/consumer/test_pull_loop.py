@@ -42,14 +42,14 @@ class Server(PlainSession):
     def __init__(self, *script: Step) -> None:
         super().__init__()
         self.script = list(script)
-        self.asked: list[tuple[str, dict[str, str]]] = []
+        self.requests: list[tuple[str, dict[str, str]]] = []
         self.beats = 0
         self.routes = 0
         self.addresses = {0: "master:1", 1: "slave:1"}
 
-    async def beat_at(self, broker_name: str) -> None: ...
+    async def ensure_heartbeat(self, broker_name: str) -> None: ...
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         self.beats += 1
 
     async def find_route(self, topic: str) -> None:
@@ -71,7 +71,7 @@ class FakePeer:
         self, code: int, ext: Mapping[str, str], *, reader: Callable[[Request], Any],
         timeout_ms: int, encoding: int,
     ) -> Any:  # fmt: skip
-        self.server.asked.append((self.address, dict(ext)))
+        self.server.requests.append((self.address, dict(ext)))
         if not self.server.script:
             await asyncio.Event().wait()
         step = self.server.script.pop(0)
@@ -123,7 +123,7 @@ class Pull:
             await asyncio.sleep(0)
 
     def offsets(self) -> list[str]:
-        return [ext["queueOffset"] for _, ext in self.server.asked]
+        return [ext["queueOffset"] for _, ext in self.server.requests]
 
     async def end(self) -> None:
         self.queue.drop()
@@ -145,7 +145,7 @@ def test_messages_are_handed_on_and_the_next_pull_goes_out_at_once() -> None:
         assert [message.queue_offset for message in pull.got] == [5, 6, 7]
         assert pull.got[0].topic == "Orders"
         assert pull.offsets() == ["5", "7", "8"]
-        first = pull.server.asked[0][1]
+        first = pull.server.requests[0][1]
         assert (first["subVersion"], first["expressionType"]) == ("42", "TAG")
         assert pull.queue.end_offset == 100
         pull.queue.finish(pull.got)
@@ -161,7 +161,7 @@ def test_progress_never_travels_with_a_pull() -> None:
     async def test() -> None:
         pull = Pull(found(7, 5, 6), found(8, 7), received=lambda work, some: work.finish(some))
         await pull.idle()
-        told = {(ext["sysFlag"], ext["commitOffset"]) for _, ext in pull.server.asked}
+        told = {(ext["sysFlag"], ext["commitOffset"]) for _, ext in pull.server.requests}
         assert told == {(str(PULL_SUSPEND), "0")}
         assert pull.queue.progress == 8
         await pull.end()
@@ -214,11 +214,11 @@ def test_answers_that_come_at_once_and_empty_make_no_busy_loop(step: Step) -> No
         pull = Pull(step, step)
         clock = pull.server.clock
         await clock.elapse(0)
-        assert len(pull.server.asked) == 1
+        assert len(pull.server.requests) == 1
         await clock.elapse(EMPTY_MS)
-        assert len(pull.server.asked) == 2
+        assert len(pull.server.requests) == 2
         await clock.elapse(EMPTY_MS)
-        assert len(pull.server.asked) == 3
+        assert len(pull.server.requests) == 3
         await pull.end()
 
     run(test)
@@ -228,10 +228,10 @@ def test_a_suggested_replica_is_pulled_and_gets_no_progress() -> None:
     async def test() -> None:
         pull = Pull(found(6, 5, broker=1), found(7, 6, broker=9), found(8, 7))
         await pull.idle()
-        assert [address for address, _ in pull.server.asked] == [
+        assert [address for address, _ in pull.server.requests] == [
             "master:1", "slave:1", "master:1", "master:1"
         ]  # fmt: skip
-        assert pull.server.asked[1][1]["sysFlag"] == str(PULL_SUSPEND)
+        assert pull.server.requests[1][1]["sysFlag"] == str(PULL_SUSPEND)
         await pull.end()
 
     run(test)
@@ -245,9 +245,9 @@ def test_failures_are_said_once_and_tried_again_after_a_growing_while(
         pull = Pull(*failures, found(6, 5))
         wait_ms = AGAIN_MS
         for tries in range(1, 7):
-            await until(lambda tries=tries: len(pull.server.asked) == tries)  # type: ignore[misc]
+            await until(lambda tries=tries: len(pull.server.requests) == tries)  # type: ignore[misc]
             await pull.server.clock.elapse(wait_ms - 1)
-            assert len(pull.server.asked) == tries
+            assert len(pull.server.requests) == tries
             await pull.server.clock.elapse(1)
             wait_ms = min(2 * wait_ms, AGAIN_MS_MAX)
         await pull.idle()
@@ -263,7 +263,7 @@ def test_failures_are_said_once_and_tried_again_after_a_growing_while(
 def test_a_busy_broker_is_asked_again_soon() -> None:
     async def test() -> None:
         pull = Pull((ResponseCode.FLOW_CONTROL, {}, b""), found(6, 5))
-        await until(lambda: len(pull.server.asked) == 1)
+        await until(lambda: len(pull.server.requests) == 1)
         await pull.server.clock.elapse(BUSY_MS)
         await pull.idle()
         assert len(pull.got) == 1
@@ -275,7 +275,7 @@ def test_a_busy_broker_is_asked_again_soon() -> None:
 def test_a_broker_that_does_not_know_us_gets_a_heartbeat() -> None:
     async def test() -> None:
         pull = Pull((ResponseCode.SUBSCRIPTION_NOT_EXIST, {}, b""), found(6, 5))
-        await until(lambda: len(pull.server.asked) == 1)
+        await until(lambda: len(pull.server.requests) == 1)
         await pull.server.clock.elapse(AGAIN_MS)
         await pull.idle()
         assert (pull.server.beats, len(pull.got)) == (1, 1)
@@ -307,7 +307,7 @@ def test_pulling_waits_for_room_and_says_so_once(caplog: pytest.LogCaptureFixtur
             await until(lambda done=done: len(pull.got) == done)  # type: ignore[misc]
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert len(pull.server.asked) == done // 2
+            assert len(pull.server.requests) == done // 2
             queue.finish(pull.got)
         assert queue.throttled == 3
         await pull.idle()
@@ -324,7 +324,7 @@ def test_a_paused_queue_is_not_pulled() -> None:
         pull = Pull(found(1, 0), queue=queue)
         for _ in range(5):
             await asyncio.sleep(0)
-        assert pull.server.asked == []
+        assert pull.server.requests == []
         assert queue.throttled == 0
         queue.resume()
         await pull.idle()
@@ -339,7 +339,7 @@ def test_a_queue_without_its_lock_is_not_pulled() -> None:
         locked = False
         pull = Pull(found(6, 5), may_pull=lambda _: locked)
         await pull.server.clock.elapse(2_000)
-        assert pull.server.asked == []
+        assert pull.server.requests == []
         locked = True
         await pull.server.clock.elapse(1_000)
         await pull.idle()

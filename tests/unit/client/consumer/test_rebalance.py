@@ -12,7 +12,7 @@ from penstock.client.consumer.rebalance import Rebalancer, StartAt
 from penstock.client.messages import MessageQueue
 from penstock.errors import BadSetting
 from penstock.wire.codes import RequestCode
-from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, Hands, run
+from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, Hands, run
 
 
 class Consumer:
@@ -34,7 +34,7 @@ class Consumer:
         )  # fmt: skip
 
     async def __aenter__(self) -> "Consumer":
-        await self.session.beat()
+        await self.session.send_heartbeats()
         self.rebalancer.start()
         await self.session.clock.elapse(0)
         return self
@@ -115,7 +115,7 @@ def test_a_topic_that_appears_later_is_taken_soon() -> None:
             assert one.rebalancer.shares["t"].problem is not None
             await cluster.clock.elapse(5_000)
             queues = cluster.add_topic("t", {"a": 2})
-            await one.session.beat()
+            await one.session.send_heartbeats()
             await cluster.clock.elapse(8_000)
             assert list(one.hands.holds) == queues
             assert one.rebalancer.shares["t"].problem is None

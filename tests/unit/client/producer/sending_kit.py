@@ -104,14 +104,14 @@ class House:
             name: Broker(name, f"{name}:10911", sign) for name in names or ("broker-a",)
         }
         self.routes: dict[str, Route] = {}
-        self.asked: list[str] = []
-        self.names = SimpleNamespace(no_route=self._no_route, text=lambda: "ns:9876")
+        self.routes_asked: list[str] = []
+        self.nameservers = SimpleNamespace(no_route=self._no_route, text=lambda: "ns:9876")
         self.tasks: set[asyncio.Task[object]] = set()
         self.alive = True
         self.add("Orders", queues)
 
     def add(self, topic: str, queues: int = 4, perm: int = 6) -> Route:
-        name = self.name(topic)
+        name = self.with_namespace(topic)
         data = TopicRouteData(
             broker_datas=[
                 BrokerData(cluster="c", broker_name=b.name, broker_addrs={0: b.address})
@@ -144,10 +144,10 @@ class House:
 
     # --- what a session does
 
-    def name(self, name: str) -> str:
+    def with_namespace(self, name: str) -> str:
         return with_namespace(self.options.namespace, name)
 
-    def bare(self, name: str) -> str:
+    def without_namespace(self, name: str) -> str:
         return without_namespace(self.options.namespace, name)
 
     def check_alive(self) -> None:
@@ -158,7 +158,7 @@ class House:
         return self.routes.get(topic)
 
     async def find_route(self, topic: str) -> Route | None:
-        self.asked.append(topic)
+        self.routes_asked.append(topic)
         await asyncio.sleep(0)
         return self.routes.get(topic)
 

@@ -27,7 +27,7 @@ from penstock.wire.bodies.client_bodies import BrokerData, QueueData, TopicRoute
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import decode_properties, encode_properties
 from penstock.wire.record import Record
-from tests.unit.broker.consumers.group_kit import FakeNames
+from tests.unit.client.consumer.group_kit import FakeNameServers
 
 
 class Home:
@@ -37,7 +37,7 @@ class Home:
         self.clock = VirtualClock()
         self.options = ClientOptions()
         self.client_id = "10.0.0.1@7"
-        self.names = FakeNames()
+        self.nameservers = FakeNameServers()
         self.known: set[str] = set()
         self.beats = 0
         self.routes = {
@@ -46,7 +46,7 @@ class Home:
             "C_REPLY_TOPIC": _route("C_REPLY_TOPIC", "a", "b"),
         }
 
-    def name(self, name: str) -> str:
+    def with_namespace(self, name: str) -> str:
         return name
 
     def cached_route(self, topic: str) -> Route | None:
@@ -58,10 +58,10 @@ class Home:
     async def route(self, topic: str) -> Route:
         return self.routes[topic]
 
-    def is_known_at(self, broker_name: str) -> bool:
+    def is_registered_at(self, broker_name: str) -> bool:
         return broker_name in self.known
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         self.beats += 1
 
 
@@ -140,7 +140,7 @@ def test_a_request_carries_its_marks_and_gets_its_reply() -> None:
             "own": "1", "CORRELATION_ID": correlation_id, "REPLY_TO_CLIENT": "10.0.0.1@7",
             "TTL": "3000",
         }  # fmt: skip
-        answer = requests.asked(_push({"CORRELATION_ID": correlation_id, "TAGS": "t"}))
+        answer = requests.handle_request(_push({"CORRELATION_ID": correlation_id, "TAGS": "t"}))
         assert answer is not None
         assert answer.code == ResponseCode.SUCCESS
         reply = await asking
@@ -191,7 +191,7 @@ def test_nobody_replies() -> None:
         await home.clock.elapse(1)
         with pytest.raises(NoReply, match="within 3000 ms"):
             await asking
-        answer = requests.asked(_push({"CORRELATION_ID": "too late"}))
+        answer = requests.handle_request(_push({"CORRELATION_ID": "too late"}))
         assert answer is not None
         assert answer.code == ResponseCode.SUCCESS
 
@@ -227,14 +227,14 @@ def test_close_ends_what_waits() -> None:
 )
 def test_a_reply_that_can_not_be_read_is_refused(ext: dict[str, str]) -> None:
     requests, _ = _made()
-    answer = requests.asked(_push({}, **ext))
+    answer = requests.handle_request(_push({}, **ext))
     assert answer is not None
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
 def test_hosts_that_are_no_addresses_do_no_harm() -> None:
     requests, _ = _made()
-    answer = requests.asked(_push({}, bornHost="somewhere", storeHost=""))
+    answer = requests.handle_request(_push({}, bornHost="somewhere", storeHost=""))
     assert answer is not None
     assert answer.code == ResponseCode.SUCCESS
 
@@ -243,7 +243,7 @@ def test_other_requests_are_left_to_others() -> None:
     requests, _ = _made()
     ask = PeerRequest(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {}, b"", None, True, 1, 0, 0, 0,
               cast(Any, None))  # fmt: skip
-    assert requests.asked(ask) is None
+    assert requests.handle_request(ask) is None
 
 
 def test_a_reply_goes_to_the_clusters_topic_with_the_marks_of_the_request() -> None:
@@ -298,7 +298,7 @@ def test_a_reply_counts_even_if_the_sends_answer_was_lost() -> None:
 
         async def send(message: Message, queue: object, timeout_ms: int) -> SendReceipt:
             properties = {"CORRELATION_ID": message.properties["CORRELATION_ID"]}
-            requests.asked(_push(properties))
+            requests.handle_request(_push(properties))
             raise PeerTimeout("no answer")
 
         reply = await requests.request(Message("T", b"q"), send, timeout_ms=3_000)
@@ -343,7 +343,7 @@ def test_the_time_of_day_may_change_meanwhile() -> None:
         await clock.elapse(2_999)
         assert not asking.done()
         [(message, _, _)] = sends.sent
-        requests.asked(_push({"CORRELATION_ID": message.properties["CORRELATION_ID"]}))
+        requests.handle_request(_push({"CORRELATION_ID": message.properties["CORRELATION_ID"]}))
         assert (await asking).body == b"reply"
 
     _run(run())

@@ -101,7 +101,7 @@ def test_unknown_topic_goes_by_the_template_until_it_has_a_route() -> None:
         await house.turn()
         (frame,) = house["broker-a"].requests()
         assert frame.ext["e"] == "0"
-        assert house.asked == ["New", "TBW102"] or house.asked == ["New"]
+        assert house.routes_asked == ["New", "TBW102"] or house.routes_asked == ["New"]
 
     run(body())
 
@@ -205,7 +205,7 @@ def test_lost_and_unreachable_brokers_are_left_for_others_until_the_retries_are_
         assert kinds == [PeerLost, PeerUnreachable, PeerUnreachable, PeerUnreachable]
         assert caught.value.__cause__ is caught.value.attempts[-1]
         assert not sender.faults.reachable(first.name)
-        assert "Orders" in house.asked  # maybe there is another route now
+        assert "Orders" in house.routes_asked  # maybe there is another route now
         await house.end()
 
     run(body())

@@ -94,8 +94,8 @@ def test_busy_brokers_are_not_asked_in_turn_without_a_pause() -> None:
             for broker in house.brokers.values():
                 for frame in broker.requests():
                     broker.answer(frame, ResponseCode.SYSTEM_BUSY)
-        asked = sum(len(broker.seen) for broker in house.brokers.values())
-        assert asked == 3
+        calls = sum(len(broker.seen) for broker in house.brokers.values())
+        assert calls == 3
         await house.clock.elapse(150)
         (broker,) = [b for b in house.brokers.values() if b._calls.pending]
         (frame,) = broker.requests()
@@ -302,10 +302,10 @@ def test_message_keeps_its_turn_while_the_connection_is_made() -> None:
         house = House(queues=4)
         broker, sender = house["broker-a"], house.sender()
         first: SendReceipt = await settle(house, sender.submit(ORDER))
-        asked = []
+        calls = []
 
         def select(queues: Any, message: Message) -> MessageQueue:
-            asked.append(1)
+            calls.append(1)
             found: MessageQueue = queues[2]
             return found
 
@@ -315,7 +315,7 @@ def test_message_keeps_its_turn_while_the_connection_is_made() -> None:
             assert receipt.queue.queue_id == (first.queue.queue_id + number) % 4
         broker.connects = False
         assert (await settle(house, sender.submit(ORDER, selector=select))).queue.queue_id == 2
-        assert asked == [1]
+        assert calls == [1]
 
     run(body())
 

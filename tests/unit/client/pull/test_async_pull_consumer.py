@@ -435,9 +435,9 @@ def test_subscriptions_are_in_heartbeats(play: Any) -> None:
 # --- what brokers ask
 
 
-def asked(scene: Scene, code: int, body: bytes = b"", **ext: str) -> Any:
+def send_request(scene: Scene, code: int, body: bytes = b"", **ext: str) -> Any:
     ask = PeerRequest(code, ext, body, None, False, 1, 0, 493, 0, None)  # type: ignore[arg-type]
-    return scene.session.members[0].asked(ask, BROKER)
+    return scene.session.members[0].handle_request(ask, BROKER)
 
 
 def test_brokers_ask_how_far_it_is_and_move_it(play: Any) -> None:
@@ -446,19 +446,27 @@ def test_brokers_ask_how_far_it_is_and_move_it(play: Any) -> None:
         scene.consumer.assign(Q[:1])
         await scene.poll()
         await scene.poll()
-        answer = asked(scene, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, group="G", topic="T")
+        answer = send_request(
+            scene, RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT, group="G", topic="T"
+        )
         assert isinstance(answer, Response)
         status = fastjson.decode(answer.body, GetConsumerStatusBody)
         assert status.message_queue_table == {Q[0]: 4}
-        answer = asked(scene, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="G")
+        answer = send_request(scene, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="G")
         info = fastjson.decode(answer.body, ConsumerRunningInfo)
         assert list(info.mq_table) == Q[:1]
         table = fastjson.encode(ResetOffsetBody(offset_table={Q[0]: 2, Q[1]: 5}))
-        await asked(scene, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, group="G", topic="T")
+        await send_request(
+            scene, RequestCode.RESET_CONSUMER_CLIENT_OFFSET, table, group="G", topic="T"
+        )
         assert scene.stored() == 2
         assert await scene.bodies() == ["b", "c"]
-        assert asked(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="G") is None
-        assert asked(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="H") is False
+        assert (
+            send_request(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="G") is None
+        )
+        assert (
+            send_request(scene, RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup="H") is False
+        )
 
     play(body)
 

@@ -71,10 +71,10 @@ class Home:
 
     # a session
 
-    def name(self, name: str) -> str:
+    def with_namespace(self, name: str) -> str:
         return f"ns%{name}"
 
-    def bare(self, name: str) -> str:
+    def without_namespace(self, name: str) -> str:
         return name.removeprefix("ns%")
 
     def check_alive(self) -> None:
@@ -83,10 +83,10 @@ class Home:
     def spawn(self, work: Awaitable[object]) -> None:
         self.spawned.append(asyncio.ensure_future(work))
 
-    def is_known_at(self, broker_name: str) -> bool:
+    def is_registered_at(self, broker_name: str) -> bool:
         return self.known
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         self.known = True
 
     def address_of(self, broker_name: str) -> str | None:
@@ -149,7 +149,7 @@ def _ask(
 
 
 async def _answer(producer: AsyncTransactionProducer, ask: PeerRequest) -> None:
-    work = producer.asked(ask, "10.0.0.9:10911")
+    work = producer.handle_request(ask, "10.0.0.9:10911")
     assert isinstance(work, Awaitable)
     assert await work is None
 
@@ -405,33 +405,12 @@ def test_an_answer_that_fails_is_left_to_be_asked_again() -> None:
 
 def test_questions_of_others_and_nonsense() -> None:
     producer, _, _ = _made(lambda message: True)
-    assert producer.asked(_ask(group="ns%other"), "x") is False
-    broken = _ask()
-    assert (
-        producer.asked(
-            PeerRequest(
-                broken.code,
-                {**broken.ext, "commitLogOffset": "x"},
-                broken.body,
-                None,
-                True,
-                1,
-                0,
-                0,
-                0,
-                cast(Any, None),
-            ),
-            "x",
-        )
-        is None
-    )
-    assert (
-        producer.asked(
-            PeerRequest(broken.code, broken.ext, b"junk", None, True, 1, 0, 0, 0, cast(Any, None)),
-            "x",
-        )
-        is None
-    )
+    assert producer.handle_request(_ask(group="ns%other"), "x") is False
+    good = _ask()
+    bad_offset = {**good.ext, "commitLogOffset": "x"}
+    for ext, body in ((bad_offset, good.body), (good.ext, b"junk")):
+        ask = PeerRequest(good.code, ext, body, None, True, 1, 0, 0, 0, cast(Any, None))
+        assert producer.handle_request(ask, "x") is None
 
 
 def _gated() -> tuple[asyncio.Event, Callable[[ReceivedMessage], Awaitable[bool]]]:
@@ -450,11 +429,11 @@ def test_the_same_question_is_answered_once_and_too_many_are_left() -> None:
         producer, home, _ = _made(check)
         tasks = []
         for number in range(CHECKS_MAX):
-            work = producer.asked(_ask(message_id=f"ID{number}"), "x")
+            work = producer.handle_request(_ask(message_id=f"ID{number}"), "x")
             assert isinstance(work, Awaitable)
             tasks.append(asyncio.ensure_future(work))
-        assert producer.asked(_ask(message_id="ID0"), "x") is None
-        assert producer.asked(_ask(message_id="more"), "x") is None
+        assert producer.handle_request(_ask(message_id="ID0"), "x") is None
+        assert producer.handle_request(_ask(message_id="more"), "x") is None
         gate.set()
         await asyncio.gather(*tasks)
         assert len(home.calls) == CHECKS_MAX
@@ -467,7 +446,7 @@ def test_checks_that_run_are_waited_for_a_while() -> None:
     async def run() -> None:
         gate, check = _gated()
         producer, home, clock = _made(check)
-        work = producer.asked(_ask(), "x")
+        work = producer.handle_request(_ask(), "x")
         assert isinstance(work, Awaitable)
         task = asyncio.ensure_future(work)
         finishing = asyncio.ensure_future(producer._checks.finish(3_000))
@@ -485,27 +464,27 @@ def test_checks_that_run_are_waited_for_a_while() -> None:
 
 def test_while_a_block_is_open_nobody_knows() -> None:
     async def run() -> None:
-        asked: list[str] = []
+        checked: list[str] = []
 
         def check(message: ReceivedMessage) -> bool:
-            asked.append(message.message_id)
+            checked.append(message.message_id)
             return False
 
         producer, home, _ = _made(check)
         async with producer.transaction(Message("T", b"x")) as transaction:
             await _answer(producer, _ask())
-            assert not asked, "the work beside it is under way: what could a check say"
+            assert not checked, "the work beside it is under way: what could a check say"
             [(_, told)] = home.oneways
             assert (told["commitOrRollback"], told["fromTransactionCheck"]) == ("0", "true")
             transaction.decision = Decision.UNKNOWN
         await _answer(producer, _ask())
-        assert asked == [HANDLE.message_id]
+        assert checked == [HANDLE.message_id]
         home.outcomes = [Refused("no")]
         with pytest.raises(Refused):
             async with producer.transaction(Message("T", b"x")):
                 pass
         await _answer(producer, _ask())
-        assert len(asked) == 2
+        assert len(checked) == 2
 
     _run(run())
 

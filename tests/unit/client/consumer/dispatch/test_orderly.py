@@ -13,8 +13,8 @@ from penstock.client.consumer.offset_store import RemoteOffsets
 from penstock.client.received_message import ReceivedMessage
 from penstock.transport.peer import Response
 from penstock.wire.codes import RequestCode
-from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakePeer, FakeSession, run
 from tests.unit.client.consumer.consumer_kit import QUEUE, messages, work
+from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakePeer, FakeSession, run
 
 Verdict = Callable[[ReceivedMessage], Retry | None]
 

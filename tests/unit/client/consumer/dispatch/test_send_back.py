@@ -7,8 +7,8 @@ from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.errors import NoRoute, PeerUnreachable, PenstockError
 from penstock.wire.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZSTD, RequestCode
 from penstock.wire.message import decode_properties
-from tests.unit.broker.consumers.group_kit import GROUP, Cluster, FakeSession, run
 from tests.unit.client.consumer.consumer_kit import record
+from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, run
 
 
 def back(*, retry_topic: bool = True) -> tuple[Cluster, SendBack]:

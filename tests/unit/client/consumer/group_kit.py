@@ -125,7 +125,7 @@ class FakePeer:
         self.address = name
 
 
-class FakeNames:
+class FakeNameServers:
     """NameServers that know nothing."""
 
     addresses = ("ns:9876",)
@@ -142,7 +142,7 @@ class FakeSession:
         self.clock = cluster.clock
         self.client_id = client_id
         self.options = ClientOptions()
-        self.names = FakeNames()
+        self.nameservers = FakeNameServers()
         self.tasks: set[asyncio.Task[object]] = set()
         self.known: dict[str, Route] = {}
 
@@ -167,7 +167,7 @@ class FakeSession:
             with contextlib.suppress(asyncio.CancelledError):
                 await task
 
-    def bare(self, name: str) -> str:
+    def without_namespace(self, name: str) -> str:
         return name
 
     def cached_route(self, topic: str) -> Route | None:
@@ -182,7 +182,7 @@ class FakeSession:
     async def route(self, topic: str) -> Route:
         route = await self.find_route(topic)
         if route is None:
-            raise await self.names.no_route(topic)
+            raise await self.nameservers.no_route(topic)
         return route
 
     def address_of(self, broker_name: str, broker_id: int = 0) -> str | None:
@@ -191,13 +191,13 @@ class FakeSession:
     def broker(self, broker_name: str, broker_id: int = 0) -> FakePeer:
         return FakePeer(broker_name)
 
-    async def beat(self) -> None:
+    async def send_heartbeats(self) -> None:
         for name, members in self.cluster.members.items():
             if self.client_id not in members and name not in self.cluster.down:
                 members.append(self.client_id)
 
-    async def beat_at(self, broker_name: str) -> None:
-        await self.beat()
+    async def ensure_heartbeat(self, broker_name: str) -> None:
+        await self.send_heartbeats()
 
     async def call(
         self, peer: FakePeer, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"", *,
