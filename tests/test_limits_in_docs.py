@@ -28,8 +28,8 @@ from penstock.broker.query import UNIQUE_MAX
 from penstock.broker.request_reply import PUSH_MS
 from penstock.broker.retry.consumer_retry import FIRST_LEVEL
 from penstock.broker.topics import QUEUES_MAX
-from penstock.broker.transaction.check_back import ASKED_MAX, COME_BACK_MS, ROLL_AFTER
-from penstock.broker.transaction.half_messages import ENDED_MAX
+from penstock.broker.transaction.check_back import CHECKS_IN_FLIGHT_MAX, MOVE_AFTER, RECONNECT_MS
+from penstock.broker.transaction.half_messages import OUTCOMES_MAX
 from penstock.cli.supervisor import PAUSE_S, PAUSE_S_MAX
 from penstock.cli.up import BROKERS_MAX
 from penstock.config import Settings, delays_ms
@@ -123,9 +123,9 @@ DELAY_ROWS: list[Row] = [
     ("transactions.md", "is asked every {} s", (whole(BROKER.transaction_check_ms, SECOND_MS),)),
     ("transactions.md", "After {} counted checks", (BROKER.transaction_checks_max,)),
     ("transactions.md", "At most {:,} half messages", (BROKER.open_transactions_max,)),
-    ("transactions.md", "At most {} checks of one connection", (ASKED_MAX,)),
-    ("transactions.md", "resolutions of the last {:,} half messages", (ENDED_MAX,)),
-    ("transactions.md", "more than {:,} others", (ROLL_AFTER,)),
+    ("transactions.md", "At most {} checks of one connection", (CHECKS_IN_FLIGHT_MAX,)),
+    ("transactions.md", "resolutions of the last {:,} half messages", (OUTCOMES_MAX,)),
+    ("transactions.md", "more than {:,} others", (MOVE_AFTER,)),
 ]  # fmt: skip
 
 CONSUMING_ROWS: list[Row] = [
@@ -199,7 +199,7 @@ def test_figures_on_the_pages_are_those_of_the_code(
 def test_figures_that_the_pages_write_as_words() -> None:
     assert PAUSE_S == 0.5, "docs/running.md: started again first after half a second"
     assert HELD_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
-    assert COME_BACK_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
+    assert RECONNECT_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
     assert STORE.timer_roll_slots * STORE.timer_precision_ms == 2 * DAY_S * SECOND_MS, (
         "docs/timers.md: timer_roll_slots are two days"
     )

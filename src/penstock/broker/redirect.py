@@ -62,7 +62,7 @@ class Redirects:
                 return Redirect(dead, _visible(sys_flag))
         if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true":
             if reconsumed <= 0 or delay_level(properties) <= 0:
-                queue = self._context.transactions.park(topic, queue_id, properties, now_ms)
+                queue = self._context.transactions.redirect(topic, queue_id, properties, now_ms)
                 return Redirect(queue, sys_flag & ~SYS_TRANSACTION_MASK)
             # Clients before 4.6.1 forget to take the mark off what they retry.
             sys_flag = _visible(sys_flag)

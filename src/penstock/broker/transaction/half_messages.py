@@ -1,19 +1,19 @@
-"""Open halves: messages of transactions that wait for their commit or rollback.
+"""Open half messages: messages of transactions that wait for their commit or rollback.
 
-A half is appended when it is sent, and again when a check of it has been counted. What is known of
-it as one is its first append; the newest append is the one that counts in the store: it holds the
-message, and an op message that names it ends the half.
+A half message is appended when it is sent, and appended again when a check has been counted. Its
+first append identifies it. The newest append is the valid one: it holds the message, and the op
+message that resolves the half message names it.
 
-    first    queue offset of the first append, with its log offset `origin`
-    newest   queue offset of the newest one, with its log offset `place`
+    first_offset, first_log_offset   queue offset and log offset of the first append
+    queue_offset, log_offset         queue offset and log offset of the newest append
 
-    RESTING → READY → ASKED → RESTING …   a check is due, a producer was asked, it does not know
-                    └ DOOMED              checked too often, or nobody could be asked for too long
-    CLOSED                                committed or rolled back
+    WAITING → READY → CHECKING → WAITING …   a check is due, a producer was asked, it did not know
+                    └ DISCARDING             too many checks, or no producer for too long
+    RESOLVED                                 committed or rolled back
 
-Cost model: an open half is one object of a few numbers, about 420 bytes with its places in the
-tables; 100,000 of them cost 42 MB. Those that end before the half queue is followed up to them
-(within a second or so) are never read at all.
+Cost model: an open half message is one object of about 420 bytes, table entries included; 100,000
+of them cost 42 MB. Half messages that are resolved before the queue is followed up to them (within
+about a second) are never read.
 """
 
 from collections import Counter, deque
@@ -35,22 +35,22 @@ from penstock.wire.codes import (
 from penstock.wire.message import decode_properties
 from penstock.wire.record import PROPERTIES_BYTES_MAX, RECORD, StoredRecord
 
-RESTING, READY, ASKED, DOOMED, CLOSED = range(5)
+WAITING, READY, CHECKING, DISCARDING, RESOLVED = range(5)
 COMMITTED, ROLLED_BACK = 1, 2
 
-ENDED_MAX: Final = 65_536
-"""Halves whose outcome is remembered; of older ones the index tells."""
-NOWHERE: Final = -1
-"""Log offset of a first append that another broker made and that is not known."""
+OUTCOMES_MAX: Final = 65_536
+"""Half messages whose outcome is kept in memory; older outcomes are looked up in the index."""
+UNKNOWN_OFFSET: Final = -1
+"""Log offset of a first append that another broker wrote and that can't be determined."""
 
 _HALF: Final = TOPIC_TRANS_HALF.encode()
 _DIGITS_MAX: Final = 18
-_STALE_LEAST: Final = 1024
-"""Outdated entries that are not worth to be cleared away."""
+STALE_ENTRIES_MIN: Final = 1024
+"""Stale entries that a table may hold before it is compacted."""
 
 
 class HalfRecord(NamedTuple):
-    """One append of a half, without its body."""
+    """One append of a half message, without its body."""
 
     queue_offset: int
     log_offset: int
@@ -74,50 +74,52 @@ class HalfRecord(NamedTuple):
 
     @property
     def checks(self) -> int:
-        """How many checks were counted when it was appended."""
-        return number(self.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0)
+        """The number of checks that had been counted when it was appended."""
+        return parse_number(self.properties.get(PROPERTY_TRANSACTION_CHECK_TIMES), 0)
 
     @property
-    def first(self) -> int:
-        """Queue offset of its first append, as far as it tells: else its own."""
-        first = number(self.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET), NOWHERE)
-        return first if 0 <= first < self.queue_offset else self.queue_offset
+    def first_offset(self) -> int:
+        """Queue offset of the first append if the record names it, else its own."""
+        first_offset = parse_number(
+            self.properties.get(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET), UNKNOWN_OFFSET
+        )
+        return first_offset if 0 <= first_offset < self.queue_offset else self.queue_offset
 
     @property
-    def since_ms(self) -> int:
-        """When its first append was stored, as far as it tells."""
-        again = self.checks > 0 or self.first != self.queue_offset
+    def first_store_ms(self) -> int:
+        """When the first append was stored, as far as the record tells."""
+        again = self.checks > 0 or self.first_offset != self.queue_offset
         return min(self.born_ms, self.store_ms) if again else self.store_ms
 
     def immunity_ms(self, settings: Settings) -> int:
-        """How long it is left in peace after it was sent: never longer than messages are kept, as
-        the log is kept for it."""
-        seconds = number(self.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS), 0)
+        """How long after the send it is not checked: at most the retention time, because open half
+        messages keep the log from being deleted."""
+        seconds = parse_number(self.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS), 0)
         asked_ms = min(seconds * 1000, settings.store.retain_hours * 3_600_000)
         return max(asked_ms, settings.broker.transaction_timeout_ms)
 
 
-def number(text: str | None, default: int) -> int:
-    """A number without sign that a property holds; the default if it does not."""
+def parse_number(text: str | None, default: int) -> int:
+    """The unsigned number in a property, or the default if it holds none."""
     if text and text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
         return int(text)
     return default
 
 
 def with_checks(properties: dict[str, str], checks: int) -> dict[str, str]:
-    """Properties that tell how many checks there were, if there is room for that."""
+    """The properties with the number of checks, if they stay within the size limit."""
     more = {**properties, PROPERTY_TRANSACTION_CHECK_TIMES: str(checks)}
-    return more if fits(more) else properties
+    return more if properties_fit(more) else properties
 
 
-def fits(properties: dict[str, str], spare: int = 0) -> bool:
-    """Whether a message can have these properties and so many bytes more."""
+def properties_fit(properties: dict[str, str], spare: int = 0) -> bool:
+    """Whether these properties and `spare` more bytes are within the size limit of a record."""
     length = sum(len(name.encode()) + len(value.encode()) + 2 for name, value in properties.items())
     return length + spare <= PROPERTIES_BYTES_MAX
 
 
 def read_half(data: bytes) -> HalfRecord | None:
-    """What a record says as a half; None if it is none."""
+    """The fields of a half message's record; None if it is another record."""
     stored = StoredRecord()
     stored.bind(memoryview(bytearray(data or b"\0")))
     if stored.read(0, len(data)) != RECORD or stored.queue_id != 0:
@@ -138,167 +140,173 @@ def read_half(data: bytes) -> HalfRecord | None:
 
 @dataclass(slots=True, eq=False)
 class ProducerGroup:
-    """A group of producers that has open halves."""
+    """A producer group that has open half messages."""
 
     name: str
-    halves: int = 0
-    asked: int = 0  # that wait for an answer
-    turn: int = 0
-    goes_on_at: int = -1  # there are more to be asked when only so many wait for an answer
-    ready: deque["Half"] = field(default_factory=deque)  # to be asked; may hold others too
+    open_count: int = 0
+    in_flight: int = 0  # checks that wait for an answer
+    round_robin: int = 0
+    resume_at: int = -1  # send more checks when `in_flight` has fallen to this; -1: none are held
+    ready: deque["HalfMessage"] = field(default_factory=deque)  # to be checked; and stale entries
 
 
 @dataclass(slots=True, eq=False)
-class Half:
-    """One open half."""
+class HalfMessage:
+    """One open half message."""
 
-    first: int
-    origin: int
-    newest: int
-    place: int
+    first_offset: int
+    first_log_offset: int
+    queue_offset: int
+    log_offset: int
     size: int
     group: ProducerGroup
     topic: str
-    since_ms: int
-    checks: int  # counted
-    noted: int  # counted as its newest append says
-    state: int = RESTING
-    due_ms: int = 0  # when something becomes of it by itself
-    asked: int = 0  # the connection that was asked last
-    fixed: bool = False  # can't be appended again
-    key: str = ""  # unique id, where only that leads from an older append to it
+    first_store_ms: int
+    checks: int  # counted so far
+    stored_checks: int  # the number in the newest append
+    state: int = WAITING
+    due_ms: int = 0  # when the next step of its state is due
+    asked_client: int = 0  # the connection that was asked last
+    unmovable: bool = False  # its record can't be appended again
+    key: str = ""  # unique id, if older appends can only be found by it
 
     @property
-    def prepared(self) -> int:
-        """The log offset by which a message that was committed names its half."""
-        return self.origin if self.origin >= 0 else self.place
+    def prepared_offset(self) -> int:
+        """The log offset by which the committed message refers to its half message."""
+        return self.first_log_offset if self.first_log_offset >= 0 else self.log_offset
 
 
-class Halves:
-    """The open halves of a broker, and the outcomes of those that ended lately."""
+class HalfMessages:
+    """The open half messages of a broker, and the latest outcomes."""
 
     def __init__(self) -> None:
-        self.open: dict[int, Half] = {}  # by newest append
-        self.position = 0  # the half queue was followed up to here
+        self.open: dict[int, HalfMessage] = {}  # by queue offset of the newest append
+        self.position = 0  # the half queue has been followed up to this queue offset
         self.groups: dict[str, ProducerGroup] = {}
         self.topics: Counter[str] = Counter()
-        self._moved: dict[int, Half] = {}  # by first append, where there are several
-        self._strays: dict[str, Half] = {}  # by unique id, where the first append is unknown
-        self._ended: dict[int, int] = {}  # outcome by first append, and by newest
-        self._line: deque[int] = deque()  # newest appends below `position`, and outdated ones
+        self._by_first_offset: dict[int, HalfMessage] = {}  # those that were appended again
+        self._by_key: dict[str, HalfMessage] = {}  # by unique id, if the first append is unknown
+        self._outcomes: dict[int, int] = {}  # by queue offset of the first and the newest append
+        self._in_order: deque[int] = deque()  # newest appends below `position`; and stale entries
 
-    def find(self, first: int) -> Half | None:
-        """The open half whose first append this is."""
-        return self._moved.get(first) or self.open.get(first)
+    def find(self, first_offset: int) -> HalfMessage | None:
+        """The open half message with this first append."""
+        return self._by_first_offset.get(first_offset) or self.open.get(first_offset)
 
-    def find_like(self, record: HalfRecord) -> Half | None:
-        """The open half that a record is an append of."""
-        half = self.find(record.first)
-        if half is None and self._strays:
-            half = self._strays.get(record.key)
+    def find_by_record(self, record: HalfRecord) -> HalfMessage | None:
+        """The open half message that a record is an append of."""
+        half = self.find(record.first_offset)
+        if half is None and self._by_key:
+            half = self._by_key.get(record.key)
             if half is not None and half.group.name != record.group:
                 return None
         return half
 
     def outcome(self, queue_offset: int) -> int | None:
-        """What became of a half lately, by its first or newest append."""
-        return self._ended.get(queue_offset)
+        """The outcome of a recently resolved half message, by its first or newest append."""
+        return self._outcomes.get(queue_offset)
 
     def is_known(self, queue_offset: int) -> bool:
-        """Whether nothing has to be read to know what an entry of the half queue is."""
-        return queue_offset in self.open or queue_offset in self._ended
+        """Whether an entry of the half queue is known without reading its record."""
+        return queue_offset in self.open or queue_offset in self._outcomes
 
-    def admit(self, record: HalfRecord, origin: int, older: Half | None = None) -> Half | None:
-        """Take up a half that was read; None if it was known, or is outdated.
+    def add(
+        self, record: HalfRecord, first_log_offset: int, older: HalfMessage | None = None
+    ) -> HalfMessage | None:
+        """Add a half message that was read; None if it is known already, or outdated.
 
-        `older` is a half that it is known to be another append of.
+        `older` is the half message that the record is another append of, if that is known.
         """
-        known = older or self.find(record.first)
-        if record.first in self._ended:
+        known = older or self.find(record.first_offset)
+        if record.first_offset in self._outcomes:
             return None
         if known is not None:
-            if record.queue_offset > known.newest:
+            if record.queue_offset > known.queue_offset:
                 self.move(known, record.queue_offset, record.log_offset, record.size)
-                known.checks = known.noted = record.checks
+                known.checks = known.stored_checks = record.checks
                 return known
             return None
         group = self.groups.get(record.group)
         if group is None:
             name = intern(record.group)
             group = self.groups[name] = ProducerGroup(name)
-        half = Half(
-            record.first,
-            origin,
+        half = HalfMessage(
+            record.first_offset,
+            first_log_offset,
             record.queue_offset,
             record.log_offset,
             record.size,
             group,
             intern(record.topic),
-            record.since_ms,
+            record.first_store_ms,
             record.checks,
             record.checks,
         )
-        group.halves += 1
+        group.open_count += 1
         self.topics[half.topic] += 1
-        self.open[half.newest] = half
-        if half.first != half.newest:
-            self._moved[half.first] = half
-        elif record.checks > 0 and record.key:  # appended again by a broker that does not say more
+        self.open[half.queue_offset] = half
+        if half.first_offset != half.queue_offset:
+            self._by_first_offset[half.first_offset] = half
+        elif record.checks > 0 and record.key:  # appended again without naming its first append
             half.key = record.key
-            half.origin = NOWHERE
-            self._strays[half.key] = half
+            half.first_log_offset = UNKNOWN_OFFSET
+            self._by_key[half.key] = half
         return half
 
-    def move(self, half: Half, newest: int, place: int, size: int) -> None:
-        """A half was appended once more."""
-        del self.open[half.newest]
-        half.newest, half.place, half.size = newest, place, size
-        self.open[newest] = half
-        self._moved[half.first] = half
+    def move(self, half: HalfMessage, queue_offset: int, log_offset: int, size: int) -> None:
+        """Record that a half message was appended again."""
+        del self.open[half.queue_offset]
+        half.queue_offset, half.log_offset, half.size = queue_offset, log_offset, size
+        self.open[queue_offset] = half
+        self._by_first_offset[half.first_offset] = half
 
-    def close(self, half: Half, outcome: int) -> None:
-        """A half has ended."""
-        if half.state == ASKED:
-            half.group.asked -= 1
-        half.state = CLOSED
-        del self.open[half.newest]
-        self._moved.pop(half.first, None)
-        if half.key and self._strays.get(half.key) is half:
-            del self._strays[half.key]
+    def resolve(self, half: HalfMessage, outcome: int) -> None:
+        """Remove a half message that was committed or rolled back."""
+        if half.state == CHECKING:
+            half.group.in_flight -= 1
+        half.state = RESOLVED
+        del self.open[half.queue_offset]
+        self._by_first_offset.pop(half.first_offset, None)
+        if half.key and self._by_key.get(half.key) is half:
+            del self._by_key[half.key]
         group = half.group
-        group.halves -= 1
-        if group.halves == 0:
+        group.open_count -= 1
+        if group.open_count == 0:
             del self.groups[group.name]
         self.topics[half.topic] -= 1
         if self.topics[half.topic] == 0:
             del self.topics[half.topic]
-        self._ended[half.newest] = outcome  # this one first: `forget` relies on it
-        self._ended[half.first] = outcome
+        self._outcomes[half.queue_offset] = (
+            outcome  # before the other: `forget_outcomes` relies on it
+        )
+        self._outcomes[half.first_offset] = outcome
 
-    def passed(self, queue_offset: int) -> None:
-        """The half queue was followed beyond this entry."""
+    def advance_past(self, queue_offset: int) -> None:
+        """Record that the half queue has been followed past this entry."""
         if queue_offset in self.open:
-            self._line.append(queue_offset)
-            if len(self._line) > 2 * len(self.open) + _STALE_LEAST:
-                self._line = deque(newest for newest in self._line if newest in self.open)
+            self._in_order.append(queue_offset)
+            if len(self._in_order) > 2 * len(self.open) + STALE_ENTRIES_MIN:
+                self._in_order = deque(offset for offset in self._in_order if offset in self.open)
         self.position = queue_offset + 1
 
-    def forget(self) -> None:
-        """Forget old outcomes, but none of which an append is still to be followed."""
-        ended = self._ended
-        for queue_offset in list(islice(ended, max(len(ended) - ENDED_MAX, 0))):
+    def forget_outcomes(self) -> None:
+        """Drop the oldest outcomes, except those of entries that have not been followed yet."""
+        outcomes = self._outcomes
+        for queue_offset in list(islice(outcomes, max(len(outcomes) - OUTCOMES_MAX, 0))):
             if queue_offset >= self.position:
                 return
-            del ended[queue_offset]
+            del outcomes[queue_offset]
 
-    def oldest_ones(self, count: int) -> list[Half]:
-        """The halves whose newest appends are the oldest."""
+    def oldest_first(self, count: int) -> list[HalfMessage]:
+        """Up to `count` half messages, in the order of their newest appends."""
         self.oldest()
-        return [self.open[newest] for newest in islice(self._line, count) if newest in self.open]
+        return [
+            self.open[offset] for offset in islice(self._in_order, count) if offset in self.open
+        ]
 
-    def oldest(self) -> Half | None:
-        """The half whose newest append is the oldest, of those that were followed."""
-        line = self._line
-        while line and line[0] not in self.open:
-            line.popleft()
-        return self.open[line[0]] if line else None
+    def oldest(self) -> HalfMessage | None:
+        """The half message with the oldest newest append, of those that have been followed."""
+        in_order = self._in_order
+        while in_order and in_order[0] not in self.open:
+            in_order.popleft()
+        return self.open[in_order[0]] if in_order else None

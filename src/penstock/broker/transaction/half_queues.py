@@ -1,16 +1,16 @@
-"""What the store holds of transactions: the queue of halves, the queue of op messages.
+"""The queues of transactions in the store: half messages and op messages.
 
 | Topic | Holds |
 |---|---|
-| RMQ_SYS_TRANS_HALF_TOPIC | halves, and again those whose checks were counted |
-| RMQ_SYS_TRANS_OP_HALF_TOPIC | for each append of a half that is done with, its queue offset |
+| RMQ_SYS_TRANS_HALF_TOPIC | half messages, appended again when checks are counted |
+| RMQ_SYS_TRANS_OP_HALF_TOPIC | the queue offsets of appends that are resolved or outdated |
 
-An op message has the tag `d` and a body of queue offsets, `12,13,`. It lies right behind the
-message that was committed. Where it could not be stored it goes ahead of the next one, into the
-same body: so whatever lies before an op message of ours has got its own.
+An op message has the tag `d` and a body of queue offsets, `12,13,`. It follows directly after the
+committed message. If it could not be stored, its offsets are written first in the body of the next
+op message. So everything before an op message of this broker has its own op message.
 
-How far both queues are done with is noted as progress of the group CID_RMQ_SYS_TRANS, as Apache's
-brokers do. It never runs ahead of what is on the disk.
+The progress in both queues is stored as consumer offsets of the group CID_RMQ_SYS_TRANS, as
+Apache's brokers do. It never runs ahead of what has been flushed.
 """
 
 import logging
@@ -21,11 +21,11 @@ from typing import ClassVar, Final, NamedTuple
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
-    NOWHERE,
-    Half,
+    UNKNOWN_OFFSET,
+    HalfMessage,
+    HalfMessages,
     HalfRecord,
-    Halves,
-    fits,
+    properties_fit,
     read_half,
 )
 from penstock.errors import PenstockError
@@ -49,38 +49,38 @@ from penstock.wire.record import Record
 
 log = logging.getLogger(__name__)
 
-HALF: Final = TOPIC_TRANS_HALF.encode()
-OP: Final = TOPIC_TRANS_OP_HALF.encode()
-DONE_TAG: Final = "d"
-_DONE: Final = encode_properties({PROPERTY_TAGS: DONE_TAG})
+HALF_TOPIC: Final = TOPIC_TRANS_HALF.encode()
+OP_TOPIC: Final = TOPIC_TRANS_OP_HALF.encode()
+OP_TAG: Final = "d"
+_OP_PROPERTIES: Final = encode_properties({PROPERTY_TAGS: OP_TAG})
 
 OP_BYTES_MAX: Final = 4096
 """Longest body of an op message, as in RocketMQ."""
 FOLLOW_MAX: Final = 256
 FOLLOW_BYTES_MAX: Final = 1024 * 1024
-"""Halves that are read before others have their turn."""
+"""Half messages that one tick reads."""
 POLL_MS: Final = 5
-"""How often a read that waits for the disk is asked for."""
+"""Interval at which a read in the thread pool is polled."""
 RETRY_MS: Final = 100
-"""After a read that failed, or a store that refused."""
-STEPS_MAX: Final = 1024
-"""Notes of which op messages belong to which halves."""
+"""Pause after a failed read or a write that the store refused."""
+OP_POSITIONS_MAX: Final = 1024
+"""Pairs of positions that are kept to map half messages to their op messages."""
 NEVER: Final = 1 << 62
 
 _OFFSET_DIGITS_MAX: Final = 18
 
 
 class TransactionsFile(Body):
-    """The content of the table's file."""
+    """Content of config/penstock-transactions.json."""
 
     data_version: DataVersion = DataVersion()
     searched_to: int = 0
 
 
 class TransactionTable:
-    """Up to where in the log every message that was committed has its op message.
+    """The log offset below which every committed message has its op message.
 
-    It bounds what the next start has to search for those that lack it.
+    The next start searches only the log beyond it.
     """
 
     FILE: ClassVar[str] = "config/penstock-transactions.json"
@@ -98,13 +98,13 @@ class TransactionTable:
         if found is not None:
             self._content = found
 
-    def note(self, searched_to: int, now_ms: int) -> None:
+    def update(self, searched_to: int, now_ms: int) -> None:
         version = self._content.data_version.next(now_ms)
         self._content = TransactionsFile(data_version=version, searched_to=searched_to)
         self.dirty = True
 
-    def forget(self) -> None:
-        """What was noted speaks of a log that is no more."""
+    def reset(self) -> None:
+        """Drop the position: it refers to a log that no longer exists."""
         self._content = TransactionsFile(data_version=self._content.data_version)
         self.dirty = True
 
@@ -113,167 +113,171 @@ class TransactionTable:
         return fastjson.encode_pretty(self._content)
 
 
-class Run(NamedTuple):
-    """Halves that were read, and where to go on."""
+class HalfBatch(NamedTuple):
+    """Records of half messages from `begin` to `end` of the queue."""
 
     begin: int
     end: int
     records: list[bytes]
 
 
-class Mark(NamedTuple):
-    """Progress that may be noted when the log is on the disk up to `log_end`."""
+class QueueProgress(NamedTuple):
+    """Progress that is stored as soon as the log has been flushed up to `log_end`."""
 
     half: int
     op: int
     log_end: int
 
 
-class HalfLog:
-    """Reads and writes the two queues."""
+class HalfQueues:
+    """Reads and writes the queues of half messages and op messages."""
 
-    def __init__(self, context: BrokerContext, halves: Halves, host: bytes) -> None:
+    def __init__(self, context: BrokerContext, half_messages: HalfMessages, host: bytes) -> None:
         self._context = context
         self._store = context.store
-        self._halves = halves
+        self._half_messages = half_messages
         self._host = host
         self._record = Record()
         self.table = TransactionTable()
         self.table.load(context.persistence.file(self.table.FILE))
-        self.undone: list[int] = []
-        """Appends that are done with and that no op message names yet."""
-        self.refused = False
+        self.pending_ops: list[int] = []
+        """Queue offsets that the next op message will name."""
+        self.ops_refused = False
         self.followed_to = self._store.log.end
-        """No half that is still to be followed lies below this log offset."""
-        self._reading: Future[Run | None] | None = None
-        self._mark: Mark | None = None
-        self._steps: deque[tuple[int, int]] = deque()
-        """(half, op): op messages before `op` name only appends before `half`; ascending."""
+        """Every half message below this log offset has been followed."""
+        self._reading: Future[HalfBatch | None] | None = None
+        self._unflushed_progress: QueueProgress | None = None
+        self._op_positions: deque[tuple[int, int]] = deque()
+        """Ascending pairs (half, op): op messages before `op` name only appends before `half`."""
 
     @property
     def queue(self) -> ConsumeQueue | None:
-        """The queue of halves, if there ever was one."""
-        return self._store.queues.get(HALF, 0)
+        """The queue of half messages, if there is one."""
+        return self._store.queues.get(HALF_TOPIC, 0)
 
     def make_queue(self) -> ConsumeQueue:
-        queue = self._store.make_queue(HALF, 0)
+        queue = self._store.make_queue(HALF_TOPIC, 0)
         assert queue is not None
         return queue
 
     # --- op messages
 
-    def finish(self, appends: Iterable[int], now_ms: int) -> None:
-        """These appends are done with: say so in an op message, or later if that is refused."""
-        self.undone += appends
+    def mark_done(self, appends: Iterable[int], now_ms: int) -> None:
+        """Write an op message for these appends; if the store refuses, it is written later."""
+        self.pending_ops += appends
         self.write_ops(now_ms)
 
-    def close(self, half: Half, outcome: int, now_ms: int) -> None:
-        """A half has ended: note it in the table and in an op message."""
-        self._halves.close(half, outcome)
-        self.finish(needed_of(half), now_ms)
+    def resolve(self, half: HalfMessage, outcome: int, now_ms: int) -> None:
+        """Resolve a half message in the table and by an op message."""
+        self._half_messages.resolve(half, outcome)
+        self.mark_done(offsets_to_resolve(half), now_ms)
 
     def write_ops(self, now_ms: int) -> None:
-        """Write the op messages that are due."""
-        while self.undone:
+        """Write the pending op messages."""
+        while self.pending_ops:
             body, count = b"", 0
-            while count < len(self.undone) and len(body) < OP_BYTES_MAX:
-                body += b"%d," % self.undone[count]
+            while count < len(self.pending_ops) and len(body) < OP_BYTES_MAX:
+                body += b"%d," % self.pending_ops[count]
                 count += 1
             if not self._put_op(body, now_ms):
                 return
-            del self.undone[:count]
+            del self.pending_ops[:count]
 
     def _put_op(self, body: bytes, now_ms: int) -> bool:
-        queue = self._store.make_queue(OP, 0)
+        queue = self._store.make_queue(OP_TOPIC, 0)
         assert queue is not None
         record, path = self._record, self._store.path
-        record.fill(OP, body, _DONE)
+        record.fill(OP_TOPIC, body, _OP_PROPERTIES)
         record.born_ms = now_ms
         record.born_host = record.store_host = self._host
         status = path.check(record)
         if status == PUT_OK:
             status = path.put_in(record, queue, now_ms)
         record.release()
-        if status != PUT_OK and not self.refused:
-            log.error("op messages have to wait: %s", path.fault)
-        self.refused = status != PUT_OK
-        return not self.refused
+        if status != PUT_OK and not self.ops_refused:
+            log.error("can't store op messages, will retry: %s", path.fault)
+        self.ops_refused = status != PUT_OK
+        return not self.ops_refused
 
-    # --- halves
+    # --- half messages
 
-    def append_again(self, half: Half, data: bytes, now_ms: int) -> int:
-        """Append a half once more with the checks that were counted; a status of `store.put`.
+    def append_again(self, half: HalfMessage, data: bytes, now_ms: int) -> int:
+        """Append a half message again with its number of checks; returns a status of `store.put`.
 
-        The append before it is done with then.
+        An op message marks the previous append as outdated.
         """
-        rewriter, halves = self._context.rewriter, self._halves
+        rewriter = self._context.rewriter
         rewriter.read(data)
         properties = rewriter.properties()
         properties[PROPERTY_TRANSACTION_CHECK_TIMES] = str(half.checks)
-        properties[PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET] = str(half.first)
-        if not fits(properties):
+        properties[PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET] = str(half.first_offset)
+        if not properties_fit(properties):
             return ILLEGAL
         status = rewriter.put(
             self.make_queue(),
             now_ms,
             properties=properties,
-            prepared_offset=max(half.origin, 0),
+            prepared_offset=max(half.first_log_offset, 0),
             store_host=self._host,
         )
         if status == PUT_OK:
-            path, before = self._store.path, half.newest
-            halves.move(half, path.queue_offset, path.offset, self._store.log.end - path.offset)
-            half.noted = half.checks
-            if half.origin > 0:  # at 0, it would look as if it had been ended by its first handle
-                self.finish((before,), now_ms)
+            path, before = self._store.path, half.queue_offset
+            size = self._store.log.end - path.offset
+            self._half_messages.move(half, path.queue_offset, path.offset, size)
+            half.stored_checks = half.checks
+            # At 0, the op message would look like the resolution of the first append.
+            if half.first_log_offset > 0:
+                self.mark_done((before,), now_ms)
         return status
 
-    def origin_of(self, record: HalfRecord) -> int:
-        """Log offset of the first append of a half; may wait for the disk where the record does not
-        tell, as those of other brokers do not."""
-        if record.first == record.queue_offset:
+    def find_first_log_offset(self, record: HalfRecord) -> int:
+        """Log offset of a half message's first append.
+
+        Records of other brokers do not name it; then this may wait for the disk.
+        """
+        if record.first_offset == record.queue_offset:
             return record.log_offset
         if 0 < record.prepared_offset < record.log_offset:
             return record.prepared_offset
         queue = self.queue
-        entry = queue.entry(record.first) if queue is not None else None
-        return entry[0] if entry is not None else NOWHERE
+        entry = queue.entry(record.first_offset) if queue is not None else None
+        return entry[0] if entry is not None else UNKNOWN_OFFSET
 
     # --- following the queue
 
-    def follow(self, now_ms: int, admit: Callable[[HalfRecord], None]) -> int:
-        """Take up the halves that were stored since; when to go on, if there are more."""
+    def follow(self, now_ms: int, add: Callable[[HalfRecord], None]) -> int:
+        """Add the half messages that were stored since; returns when to continue."""
         queue = self.queue
         if queue is None:
             return NEVER
         left = FOLLOW_MAX
         while left > 0:
-            run = self._next_run(queue)
-            if run is None:
+            batch = self._next_batch(queue)
+            if batch is None:
                 return NEVER if self._reading is None else now_ms + POLL_MS
-            if run.end == run.begin:
+            if batch.end == batch.begin:
                 return now_ms + RETRY_MS
-            left -= self._take(run, admit)
+            left -= self._add_batch(batch, add)
         return now_ms
 
-    def _next_run(self, queue: ConsumeQueue) -> Run | None:
-        """Halves that were read; None if there are no more, or the disk is waited for."""
-        halves, confirmed = self._halves, self._store.confirmed
+    def _next_batch(self, queue: ConsumeQueue) -> HalfBatch | None:
+        """The next half messages; None if there are no more, or if a read is in flight."""
+        half_messages, confirmed = self._half_messages, self._store.confirmed
         if self._reading is None:
             end = queue.visible_max(confirmed)
-            self._skip(max(halves.position, queue.min_offset), end)
-            if halves.position >= end:
+            self._skip_known(max(half_messages.position, queue.min_offset), end)
+            if half_messages.position >= end:
                 self.followed_to = confirmed
-                halves.forget()
+                half_messages.forget_outcomes()
                 return None
-            begin, end = halves.position, self._unknown_to(halves.position, end)
+            begin, end = half_messages.position, self._unknown_to(half_messages.position, end)
             try:
-                run = self.read(begin, end, confirmed)
+                batch = self.read(begin, end, confirmed)
             except PenstockError as error:
-                log.error("halves can't be read: %s", error)
-                return Run(begin, begin, [])
-            if run is not None:
-                return run
+                log.error("can't read half messages: %s", error)
+                return HalfBatch(begin, begin, [])
+            if batch is not None:
+                return batch
             self._reading = self._store.disk.submit(
                 lambda: self.read(begin, end, confirmed, wait=True)
             )
@@ -282,47 +286,47 @@ class HalfLog:
         done, self._reading = self._reading, None
         error_or_none = done.exception()
         if error_or_none is not None:
-            log.error("halves can't be read: %s", error_or_none)
-            return Run(halves.position, halves.position, [])
+            log.error("can't read half messages: %s", error_or_none)
+            return HalfBatch(half_messages.position, half_messages.position, [])
         return done.result()
 
-    def _skip(self, position: int, end: int) -> None:
-        """Pass what is known."""
-        halves = self._halves
-        halves.position = position
-        while halves.position < end and halves.is_known(halves.position):
-            halves.passed(halves.position)
+    def _skip_known(self, position: int, end: int) -> None:
+        """Advance past the entries that are known without reading them."""
+        half_messages = self._half_messages
+        half_messages.position = position
+        while half_messages.position < end and half_messages.is_known(half_messages.position):
+            half_messages.advance_past(half_messages.position)
 
     def _unknown_to(self, begin: int, end: int) -> int:
-        """The end of the entries from here on of which nothing is known."""
+        """The end of the run of unknown entries that starts here."""
         end = min(end, begin + FOLLOW_MAX)
         for queue_offset in range(begin + 1, end):
-            if self._halves.is_known(queue_offset):
+            if self._half_messages.is_known(queue_offset):
                 return queue_offset
         return end
 
-    def _take(self, run: Run, admit: Callable[[HalfRecord], None]) -> int:
-        halves = self._halves
-        for data in run.records:
+    def _add_batch(self, batch: HalfBatch, add: Callable[[HalfRecord], None]) -> int:
+        half_messages = self._half_messages
+        for data in batch.records:
             record = read_half(data)
-            # Where there is no record it is gone or never was.
-            if record is not None and halves.position <= record.queue_offset < run.end:
-                self._pass_to(record.queue_offset)
-                if not halves.is_known(record.queue_offset):
-                    admit(record)
-                halves.passed(record.queue_offset)
-        self._pass_to(run.end)
-        return max(len(run.records), 1)
+            # An entry without a record was deleted with its segment.
+            if record is not None and half_messages.position <= record.queue_offset < batch.end:
+                self._advance_to(record.queue_offset)
+                if not half_messages.is_known(record.queue_offset):
+                    add(record)
+                half_messages.advance_past(record.queue_offset)
+        self._advance_to(batch.end)
+        return max(len(batch.records), 1)
 
-    def _pass_to(self, end: int) -> None:
-        halves = self._halves
-        while halves.position < end:
-            halves.passed(halves.position)
+    def _advance_to(self, end: int) -> None:
+        half_messages = self._half_messages
+        while half_messages.position < end:
+            half_messages.advance_past(half_messages.position)
 
-    def read(self, begin: int, end: int, confirmed: int, *, wait: bool = False) -> Run | None:
-        """Halves from an entry on, as records; None if that would wait for the disk and may not.
+    def read(self, begin: int, end: int, confirmed: int, *, wait: bool = False) -> HalfBatch | None:
+        """Records of half messages from an entry on; None if it needs the disk and may not wait.
 
-        It changes nothing: it may run in the pool.
+        Changes no state, so it may run in the thread pool.
         """
         queue = self.queue
         assert queue is not None
@@ -330,75 +334,74 @@ class HalfLog:
         status = reader.find(queue, begin, end - begin, FOLLOW_BYTES_MAX, confirmed, wait)
         if status == COLD:
             return None
-        if status in (OFFSET_OVERFLOW_ONE, OFFSET_OVERFLOW_BADLY):  # not visible yet after all
-            return Run(begin, begin, [])
+        if status in (OFFSET_OVERFLOW_ONE, OFFSET_OVERFLOW_BADLY):  # not visible yet
+            return HalfBatch(begin, begin, [])
         following = min(max(reader.next_offset, begin + 1), end)
         output = Output(1024)
         if status == FOUND and not reader.copy_to(output, wait):
             if not wait:
                 return None
-            if following > begin + 1:  # one of them is gone, not all
+            if following > begin + 1:  # perhaps only one of the records is gone
                 return self.read(begin, begin + 1, confirmed, wait=True)
-        return Run(begin, following, list(split_records(output.take())))
+        return HalfBatch(begin, following, list(split_records(output.take())))
 
     # --- progress
 
     def begin_progress(self, half: int, op: int) -> None:
-        """Where the last run stood."""
-        self._steps.append((half, op))
+        """Set the positions that the last run of the broker stored."""
+        self._op_positions.append((half, op))
 
-    def note_progress(self, now_ms: int) -> None:
-        """Note how far the queues are done with, as far as that is on the disk."""
-        self._take_step()
-        mark, store, offsets = self._mark, self._store, self._context.offsets
-        if mark is not None and mark.log_end <= store.flusher.flushed():
-            for topic, offset in ((TOPIC_TRANS_HALF, mark.half), (TOPIC_TRANS_OP_HALF, mark.op)):
+    def save_progress(self, now_ms: int) -> None:
+        """Store the progress in both queues, as far as the log has been flushed."""
+        self._track_op_position()
+        progress, store, offsets = self._unflushed_progress, self._store, self._context.offsets
+        if progress is not None and progress.log_end <= store.flusher.flushed():
+            reached = ((TOPIC_TRANS_HALF, progress.half), (TOPIC_TRANS_OP_HALF, progress.op))
+            for topic, offset in reached:
                 if offset != (offsets.get(GROUP_SYS_TRANS, topic, 0) or 0):
                     offsets.table.commit(topic, GROUP_SYS_TRANS, 0, offset, now_ms)
-            # Without open halves nothing will be searched for.
-            if self._halves.open and mark.log_end > self.table.searched_to:
-                self.table.note(mark.log_end, now_ms)
-            self._mark = None
-        if self._mark is None and not self.undone:
+            # Without open half messages the next start searches nothing.
+            if self._half_messages.open and progress.log_end > self.table.searched_to:
+                self.table.update(progress.log_end, now_ms)
+            self._unflushed_progress = None
+        if self._unflushed_progress is None and not self.pending_ops:
             half, op = self._done_to()
-            self._mark = Mark(half, op, store.log.end)
+            self._unflushed_progress = QueueProgress(half, op, store.log.end)
 
     def done_to(self) -> int:
-        """Queue offset of the first append that is still needed."""
-        oldest = self._halves.oldest()
-        return self._halves.position if oldest is None else oldest.newest
+        """Queue offset of the oldest append that is still needed."""
+        oldest = self._half_messages.oldest()
+        return self._half_messages.position if oldest is None else oldest.queue_offset
 
     def _done_to(self) -> tuple[int, int]:
-        half, steps = self.done_to(), self._steps
-        while len(steps) > 1 and steps[1][0] <= half:
-            steps.popleft()
-        return half, (steps[0][1] if steps and steps[0][0] <= half else 0)
+        half, positions = self.done_to(), self._op_positions
+        while len(positions) > 1 and positions[1][0] <= half:
+            positions.popleft()
+        return half, (positions[0][1] if positions and positions[0][0] <= half else 0)
 
-    def _take_step(self) -> None:
-        queue, ops, steps = self.queue, self._store.queues.get(OP, 0), self._steps
+    def _track_op_position(self) -> None:
+        queue, ops, positions = self.queue, self._store.queues.get(OP_TOPIC, 0), self._op_positions
         if queue is None or ops is None:
             return
-        step = (queue.max_offset, ops.max_offset)
-        if not steps or step != steps[-1]:
-            if steps and step[0] == steps[-1][0] and len(steps) > 1:
-                steps.pop()
-            steps.append(step)
-        if len(steps) > STEPS_MAX:
-            self._steps = deque(list(steps)[::2])
+        position = (queue.max_offset, ops.max_offset)
+        if not positions or position != positions[-1]:
+            if positions and position[0] == positions[-1][0] and len(positions) > 1:
+                positions.pop()
+            positions.append(position)
+        if len(positions) > OP_POSITIONS_MAX:
+            self._op_positions = deque(list(positions)[::2])
 
 
-def needed_of(half: Half) -> tuple[int, ...]:
-    """The appends of a half that no op message names before it ends: its newest, and the first one
-    where the others do not say where that lies."""
-    if half.first != half.newest and half.origin <= 0:
-        return (half.first, half.newest)
-    return (half.newest,)
+def offsets_to_resolve(half: HalfMessage) -> tuple[int, ...]:
+    """The appends that the op message of a resolved half message has to name: the newest one, and
+    the first one if its log offset is unknown."""
+    if half.first_offset != half.queue_offset and half.first_log_offset <= 0:
+        return (half.first_offset, half.queue_offset)
+    return (half.queue_offset,)
 
 
-def done_by(body: bytes) -> list[int]:
+def decode_op_body(body: bytes) -> list[int]:
     """The queue offsets in the body of an op message."""
     return [
-        int(piece)
-        for piece in body.split(b",")
-        if piece.isdigit() and len(piece) <= _OFFSET_DIGITS_MAX
+        int(text) for text in body.split(b",") if text.isdigit() and len(text) <= _OFFSET_DIGITS_MAX
     ]

@@ -1,12 +1,12 @@
-"""The open halves of a store that was just opened: from its halves, its op messages, and the log.
+"""Recovery of the open half messages when a store is opened.
 
-A half is open unless an op message names its newest append, or a message lies in the log that was
-committed from it (its prepared offset is the half's): between the two a broker may have died. The
-log is searched only where that can be, from the place on up to which all op messages are known to
-be written; of a store that another broker wrote, from its first open half on. Apache's brokers
-write op messages up to seconds later, many at once.
+A half message is open unless an op message names its newest append, or unless the log holds the
+message that was committed from it (found by its prepared offset): a broker may have died between
+the two. The log is searched only from the offset on up to which all op messages are known to be
+written. In a store that another broker wrote it is searched from the oldest open half message on,
+because Apache's brokers write op messages in batches, up to seconds later.
 
-This waits for the disk.
+Recovery waits for the disk.
 """
 
 import logging
@@ -16,14 +16,21 @@ from typing import Final
 from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     COMMITTED,
-    NOWHERE,
     ROLLED_BACK,
-    Half,
+    UNKNOWN_OFFSET,
+    HalfMessage,
+    HalfMessages,
     HalfRecord,
-    Halves,
     read_half,
 )
-from penstock.broker.transaction.half_queues import DONE_TAG, HALF, OP, HalfLog, done_by, needed_of
+from penstock.broker.transaction.half_queues import (
+    HALF_TOPIC,
+    OP_TAG,
+    OP_TOPIC,
+    HalfQueues,
+    decode_op_body,
+    offsets_to_resolve,
+)
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import FOUND
 from penstock.store.store import MessageStore
@@ -45,64 +52,67 @@ log = logging.getLogger(__name__)
 
 READ_COUNT: Final = 1024
 READ_BYTES: Final = 1024 * 1024
-_PARKED: Final = TOPIC_TRANS_CHECK_MAX_TIME.encode()
+_DISCARD_TOPIC: Final = TOPIC_TRANS_CHECK_MAX_TIME.encode()
 
 
-class HalfScan:
-    """One recovery of the open halves."""
+class HalfRecovery:
+    """Fills the table of open half messages from the store."""
 
     def __init__(
         self,
         context: BrokerContext,
-        halves: Halves,
-        half_log: HalfLog,
-        schedule: Callable[[Half, HalfRecord], None],
+        half_messages: HalfMessages,
+        queues: HalfQueues,
+        schedule: Callable[[HalfMessage, HalfRecord], None],
     ) -> None:
         self._context = context
         self._schedule = schedule
         self._store = context.store
-        self._halves = halves
-        self._log = half_log
-        self._keys: dict[str, Half] = {}  # the last one of each unique id
-        self._key_of: dict[Half, str] = {}
-        self._done: set[int] = set()
+        self._half_messages = half_messages
+        self._queues = queues
+        self._keys: dict[str, HalfMessage] = {}  # the newest one of each unique id
+        self._key_of: dict[HalfMessage, str] = {}
+        self._resolved_offsets: set[int] = set()
 
     def run(self) -> None:
-        """Fill the table of open halves."""
-        queue, ops = self._store.queues.get(HALF, 0), self._store.queues.get(OP, 0)
-        begin = self._begin(TOPIC_TRANS_HALF, queue)
-        op_begin = self._begin(TOPIC_TRANS_OP_HALF, ops)
-        self._log.begin_progress(begin, op_begin)
-        self._halves.position = begin
+        """Read half messages and op messages, then search the log for committed messages."""
+        queue, ops = self._store.queues.get(HALF_TOPIC, 0), self._store.queues.get(OP_TOPIC, 0)
+        start_offset = self._start_offset(TOPIC_TRANS_HALF, queue)
+        op_start_offset = self._start_offset(TOPIC_TRANS_OP_HALF, ops)
+        self._queues.begin_progress(start_offset, op_start_offset)
+        self._half_messages.position = start_offset
         if queue is None:
             return
         if ops is not None:
-            for data in self._records(ops, op_begin):
-                self._take_op(data)
-        self._take_halves(queue, begin)
-        ended = self._search() if self._halves.open else 0
-        if self._halves.open or ended:
+            for data in self._read_records(ops, op_start_offset):
+                self._read_op(data)
+        self._read_half_messages(queue, start_offset)
+        ended = self._find_committed() if self._half_messages.open else 0
+        if self._half_messages.open or ended:
             log.info(
-                "%d halves are open; %d were ended without a note of it",
-                len(self._halves.open),
+                "%d half messages are open; %d were committed without an op message",
+                len(self._half_messages.open),
                 ended,
             )
 
-    def _begin(self, topic: str, queue: ConsumeQueue | None) -> int:
-        """Where the last run stood, if the queue has got that place."""
+    def _start_offset(self, topic: str, queue: ConsumeQueue | None) -> int:
+        """The stored progress, limited to what the queue holds."""
         if queue is None:
             return 0
         wanted = self._context.offsets.get(GROUP_SYS_TRANS, topic, 0)
         if wanted is None:
             return queue.min_offset
-        begin = min(max(wanted, queue.min_offset), queue.max_offset)
-        if begin < wanted:
+        start_offset = min(max(wanted, queue.min_offset), queue.max_offset)
+        if start_offset < wanted:
             log.warning(
-                "%s goes on at %d instead of %d, which it does not have", topic, begin, wanted
+                "%s continues at offset %d: it does not hold the stored offset %d",
+                topic,
+                start_offset,
+                wanted,
             )
-        return begin
+        return start_offset
 
-    def _records(self, queue: ConsumeQueue, offset: int) -> Iterator[bytes]:
+    def _read_records(self, queue: ConsumeQueue, offset: int) -> Iterator[bytes]:
         confirmed, end = self._store.confirmed, queue.max_offset
         reader, count = self._store.fresh_reader(), READ_COUNT
         while offset < end:
@@ -112,92 +122,94 @@ class HalfScan:
             if status == FOUND:
                 if reader.copy_to(output, True):
                     yield from split_records(output.take())
-                elif count > 1:  # one of them is gone, not all
+                elif count > 1:  # perhaps only one of the records is gone
                     count = 1
                     continue
             offset, count = following, READ_COUNT
 
-    def _take_op(self, data: bytes) -> None:
+    def _read_op(self, data: bytes) -> None:
         stored = _read(data)
         if stored is None:
             return
         text = data[stored.properties_at : stored.properties_at + stored.properties_length]
-        if decode_properties(text).get(PROPERTY_TAGS) == DONE_TAG:
+        if decode_properties(text).get(PROPERTY_TAGS) == OP_TAG:
             body = data[stored.body_at : stored.body_at + stored.body_length]
-            self._done.update(done_by(body))
+            self._resolved_offsets.update(decode_op_body(body))
 
-    def _take_halves(self, queue: ConsumeQueue, begin: int) -> None:
-        store, halves = self._store, self._halves
-        for offset in range(begin, queue.max_offset):
-            if offset not in self._done:
+    def _read_half_messages(self, queue: ConsumeQueue, start_offset: int) -> None:
+        store, half_messages = self._store, self._half_messages
+        for offset in range(start_offset, queue.max_offset):
+            if offset not in self._resolved_offsets:
                 entry = queue.entry(offset)
                 data = store.lookup.record(entry[0], store.confirmed) if entry else None
                 record = read_half(data) if data is not None else None
                 if record is not None:
-                    self._admit(record)
-            halves.passed(offset)
+                    self._add(record)
+            half_messages.advance_past(offset)
 
-    def _admit(self, record: HalfRecord) -> None:
-        older, again = None, record.first != record.queue_offset
-        if again and record.prepared_offset == 0 and record.first in self._done:
-            return  # left in peace by Apache's broker meanwhile, and ended by its first handle
+    def _add(self, record: HalfRecord) -> None:
+        older, again = None, record.first_offset != record.queue_offset
+        if again and record.prepared_offset == 0 and record.first_offset in self._resolved_offsets:
+            return  # appended again by Apache's broker as immune, and resolved by its first append
         if record.checks > 0 and not again and record.key:
-            # Apache's brokers do not say of which half it is another append.
+            # Apache's brokers do not name the first append.
             older = self._keys.get(record.key)
             if older is not None and older.group.name != record.group:
                 older = None
-        known = older or self._halves.find(record.first)
-        before = known.newest if known is not None else NOWHERE
-        half = self._halves.admit(record, self._log.origin_of(record), older)
+        known = older or self._half_messages.find(record.first_offset)
+        before = known.queue_offset if known is not None else UNKNOWN_OFFSET
+        half = self._half_messages.add(record, self._queues.find_first_log_offset(record), older)
         if half is not None:
-            if half is known and before not in needed_of(half):
-                # Its op message is lost; without it the next start might take it for an open half.
-                self._log.undone.append(before)
+            if half is known and before not in offsets_to_resolve(half):
+                # Its op message is lost: without it the next start might take this append as open.
+                self._queues.pending_ops.append(before)
             self._keys[record.key] = half
             self._key_of[half] = record.key
             self._schedule(half, record)
 
     # --- committed messages without an op message
 
-    def _search(self) -> int:
-        """End the halves whose outcome lies in the log; gives how many."""
+    def _find_committed(self) -> int:
+        """Resolve the half messages whose outcome is in the log; returns their number."""
         store = self._store
-        places: dict[int, Half] = {}
-        for half in self._halves.open.values():
-            places[half.place] = half
-            if half.origin != NOWHERE:
-                places[half.origin] = half
-        begin, table = max(min(places), store.log.begin()), self._log.table
+        by_log_offset: dict[int, HalfMessage] = {}
+        for half in self._half_messages.open.values():
+            by_log_offset[half.log_offset] = half
+            if half.first_log_offset != UNKNOWN_OFFSET:
+                by_log_offset[half.first_log_offset] = half
+        start_offset, table = max(min(by_log_offset), store.log.begin()), self._queues.table
         if table.searched_to > store.log.end:
-            table.forget()
-        begin = max(begin, table.searched_to)
+            table.reset()
+        start_offset = max(start_offset, table.searched_to)
         ended = 0
-        for stored in walk(store, begin):
+        for stored in walk_log(store, start_offset):
             outcome = _outcome(stored)
             if outcome is None:
                 continue
-            half_or_none = self._match(stored, places)
-            if half_or_none is not None and half_or_none.newest in self._halves.open:
-                self._halves.close(half_or_none, outcome)
-                self._log.undone += needed_of(half_or_none)
+            half_or_none = self._find_half(stored, by_log_offset)
+            if half_or_none is not None and half_or_none.queue_offset in self._half_messages.open:
+                self._half_messages.resolve(half_or_none, outcome)
+                self._queues.pending_ops += offsets_to_resolve(half_or_none)
                 ended += 1
         return ended
 
-    def _match(self, stored: StoredRecord, places: dict[int, Half]) -> Half | None:
-        """The half that a message was committed from."""
+    def _find_half(
+        self, stored: StoredRecord, by_log_offset: dict[int, HalfMessage]
+    ) -> HalfMessage | None:
+        """The half message that a message was committed from."""
         stored.scan()
         at, length = stored.marks.unique_at, stored.marks.unique_length
         key = bytes(stored.buffer[at : at + length]).decode("utf-8", "replace") if length else ""
-        half = places.get(stored.prepared_offset)
-        # A delayed message loses its prepared offset, so that 0 may be anybody's.
+        half = by_log_offset.get(stored.prepared_offset)
+        # A delayed message loses its prepared offset, so 0 identifies no half message.
         if half is not None and self._key_of.get(half) == key:
             return half
         half = self._keys.get(key)
         return half if half is not None and half.key else None
 
 
-def walk(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
-    """The records of the log from this one on; each is good until the next one is asked for."""
+def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
+    """The records of the log from `offset` on; each is valid until the next one is yielded."""
     stored, row, end = StoredRecord(), store.log.row, store.confirmed
     least = READ_BYTES
     while offset < end:
@@ -221,7 +233,7 @@ def walk(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
         size = octets.get_i32(data, at)
         if octets.get_i32(data, at + 4) == MAGIC_BLANK:
             offset += room
-        elif left < size <= room:  # cut off by the end of what was read
+        elif left < size <= room:  # the read ended within this record
             least = max(size, READ_BYTES)
         else:
             return
@@ -236,7 +248,7 @@ def _read(data: bytes) -> StoredRecord | None:
 def _outcome(stored: StoredRecord) -> int | None:
     if stored.sys_flag & SYS_TRANSACTION_MASK == SYS_TRANSACTION_COMMIT:
         return COMMITTED
-    if stored.topic_length != len(_PARKED):
+    if stored.topic_length != len(_DISCARD_TOPIC):
         return None
     topic = bytes(stored.buffer[stored.topic_at : stored.topic_at + stored.topic_length])
-    return ROLLED_BACK if topic == _PARKED else None
+    return ROLLED_BACK if topic == _DISCARD_TOPIC else None

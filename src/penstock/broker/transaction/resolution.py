@@ -1,13 +1,13 @@
-"""How a half ends: as a message of its own topic, or not at all, and then perhaps parked.
+"""Resolution of half messages: commit, rollback, discard.
 
-| Ends as | What is stored |
+| Resolution | What is stored |
 |---|---|
-| committed | the message in its own queue (or where it waits for its time), then the op message |
-| rolled back | the op message |
-| given up | a copy in TRANS_CHECK_MAX_TIME_TOPIC for a person to look at, then the op message |
+| commit | the message in its real queue (or in a delay or timer queue), then the op message |
+| rollback | the op message |
+| discard | a copy in TRANS_CHECK_MAX_TIME_TOPIC for an operator to examine, then the op message |
 
-The committed message has the log offset of the half's first append as its prepared offset, so that
-its half is known to have ended even if the op message is lost.
+The prepared offset of the committed message is the log offset of the first append of the half
+message, so the half message is known to be resolved even if the op message is lost.
 """
 
 import logging
@@ -16,13 +16,13 @@ from typing import Final
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
-    ASKED,
+    CHECKING,
     COMMITTED,
     ROLLED_BACK,
-    Half,
+    HalfMessage,
     with_checks,
 )
-from penstock.broker.transaction.half_queues import HalfLog
+from penstock.broker.transaction.half_queues import HalfQueues
 from penstock.errors import PenstockError, TopicNotExist
 from penstock.metrics import Histogram, Registry
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -39,37 +39,38 @@ from penstock.wire.codes import (
 
 log = logging.getLogger(__name__)
 
-_PARKING_QUEUES: Final = 1
-_PARKED: Final = ("too long to be parked", "parked")
+_DISCARD_QUEUES: Final = 1
+
 _LATENCY_BOUNDS_S: Final = (5, 60, 600, 3_600, 43_200, 86_400)  # RocketMQ's
 
 
-class Endings:
-    """Ends halves, and counts how."""
+class Resolution:
+    """Resolves half messages and counts the outcomes."""
 
-    def __init__(self, context: BrokerContext, half_log: HalfLog, host: bytes) -> None:
+    def __init__(self, context: BrokerContext, queues: HalfQueues, host: bytes) -> None:
         self._context = context
-        self._log = half_log
+        self._queues = queues
         self._host = host
         self.committed: Counter[str] = Counter()  # by topic
         self.rolled_back: Counter[str] = Counter()
-        self.parked = 0
-        self.latency = Histogram(_LATENCY_BOUNDS_S)  # from birth to commit, in seconds
+        self.discarded = 0
+        self.latency = Histogram(_LATENCY_BOUNDS_S)  # seconds from creation to commit
 
-    def commit(self, half: Half, data: bytes, now_ms: int) -> None:
-        """Store the message of a half, which a record of it holds, in its own queue.
+    def commit(self, half: HalfMessage, data: bytes, now_ms: int) -> None:
+        """Store the message of a half message, read from its record `data`, in its real queue.
 
-        Raises a PenstockError if that can't be; the half is open then, unless its topic is gone.
+        Raises a PenstockError if the store refuses it. The half message then stays open, unless its
+        topic was deleted.
         """
         context, rewriter = self._context, self._context.rewriter
         rewriter.read(data)
         properties = rewriter.properties()
         queue = self._destination(half, properties, now_ms)
         if queue is None:
-            self.give_up(half, data, now_ms)
+            self.discard(half, data, now_ms)
             raise TopicNotExist(
-                f"the topic {half.topic} was deleted after the message had been sent",
-                hint=f"a copy of the message lies in {TOPIC_TRANS_CHECK_MAX_TIME}",
+                f"the topic {half.topic} was deleted after the message was sent",
+                hint=f"a copy of the message is in {TOPIC_TRANS_CHECK_MAX_TIME}",
             )
         for name in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID):  # as Apache stores it
             properties.pop(name, None)
@@ -79,59 +80,63 @@ class Endings:
         if redirect is not None:
             queue, sys_flag = redirect.queue, redirect.sys_flag
             properties.pop(PROPERTY_TRANSACTION_PREPARED, None)  # as Apache stores it
-        checks = half.checks + (half.state == ASKED)
+        checks = half.checks + (half.state == CHECKING)
         status = ILLEGAL
-        for shown in (with_checks(properties, checks), properties) if checks else (properties,):
-            if status == ILLEGAL:  # the count is left out where it makes the message too long
+        for stored_properties in (
+            (with_checks(properties, checks), properties) if checks else (properties,)
+        ):
+            if status == ILLEGAL:  # without the number of checks if that makes it too long
                 status = rewriter.put(
                     queue,
                     now_ms,
-                    properties=shown,
+                    properties=stored_properties,
                     sys_flag=sys_flag,
-                    prepared_offset=half.prepared,
+                    prepared_offset=half.prepared_offset,
                     store_host=self._host,
                 )
         if status != PUT_OK:
             raise rewriter.fault(status)
-        self._log.close(half, COMMITTED, now_ms)
+        self._queues.resolve(half, COMMITTED, now_ms)
         self.committed[half.topic] += 1
         self.latency.observe(max(now_ms - rewriter.stored.born_ms, 0) // 1000)
 
-    def roll_back(self, half: Half, now_ms: int) -> None:
-        """Let a half be forgotten."""
-        self._log.close(half, ROLLED_BACK, now_ms)
+    def roll_back(self, half: HalfMessage, now_ms: int) -> None:
+        """Resolve a half message without storing its message."""
+        self._queues.resolve(half, ROLLED_BACK, now_ms)
         self.rolled_back[half.topic] += 1
 
-    def give_up(self, half: Half, data: bytes | None, now_ms: int) -> None:
-        """Park a copy of a half and roll it back. Raises a PenstockError if the store refuses."""
+    def discard(self, half: HalfMessage, data: bytes | None, now_ms: int) -> None:
+        """Roll a half message back and keep a copy for an operator.
+
+        Raises a PenstockError if the store refuses the copy.
+        """
         rewriter = self._context.rewriter
         if data is None or not rewriter.read(data):
-            log.error("the half at the log offset %d can't be read: rolled back", half.place)
+            log.error("rolled back an unreadable half message at log offset %d", half.log_offset)
             self.roll_back(half, now_ms)
             return
         properties = with_checks(rewriter.properties(), half.checks)
         name = TOPIC_TRANS_CHECK_MAX_TIME
-        self._context.topics.ensure(name, _PARKING_QUEUES, PERM_READ_WRITE, now_ms)
+        self._context.topics.ensure(name, _DISCARD_QUEUES, PERM_READ_WRITE, now_ms)
         queue = self._context.store.make_queue(name.encode(), 0)
         assert queue is not None
         status = rewriter.put(
             queue,
             now_ms,
             properties=properties,
-            prepared_offset=half.prepared,
+            prepared_offset=half.prepared_offset,
             store_host=self._host,
         )
         if status not in (PUT_OK, ILLEGAL):
             raise rewriter.fault(status)
-        self.parked += status == PUT_OK
+        self.discarded += status == PUT_OK
         log.warning(
-            "a half of %s for %s is rolled back after %d checks and %s in %s: %s",
-            half.group.name,
+            "rolled back a half message of topic %s (group %s, id %s) after %d checks; %s",
             half.topic,
-            half.checks,
-            _PARKED[status == PUT_OK],
-            name,
+            half.group.name,
             properties.get("UNIQ_KEY"),
+            half.checks,
+            f"a copy is in {name}" if status == PUT_OK else f"it is too long for a copy in {name}",
         )
         self.roll_back(half, now_ms)
 
@@ -150,22 +155,22 @@ class Endings:
         )
         self.latency = registry.histogram(
             "rocketmq_finish_message_latency",
-            "Seconds from the birth of a message to its commit.",
+            "Seconds from the creation of a message to its commit.",
             _LATENCY_BOUNDS_S,
         )
         registry.counter(
-            "penstock_halves_parked_total",
-            "Halves that were given up; their copies lie in TRANS_CHECK_MAX_TIME_TOPIC.",
-            read=lambda: self.parked,
+            "penstock_half_messages_discarded_total",
+            "Half messages that were discarded; their copies are in TRANS_CHECK_MAX_TIME_TOPIC.",
+            read=lambda: self.discarded,
         )
 
     def _destination(
-        self, half: Half, properties: dict[str, str], now_ms: int
+        self, half: HalfMessage, properties: dict[str, str], now_ms: int
     ) -> ConsumeQueue | None:
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         try:
-            number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            return self._context.rewriter.destination(topic, number, half.prepared, now_ms)
+            queue_id = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
+            return self._context.rewriter.destination(topic, queue_id, half.prepared_offset, now_ms)
         except (ValueError, PenstockError) as error:
-            log.error("a half has no place in %r: %s", topic, error)
+            log.error("can't commit a half message to topic %s: %s", topic, error)
             return None

@@ -1,13 +1,13 @@
-"""Transactions: halves that wait for a commit, the requests that end them, their check-back.
+"""Transactions: the requests that create, resolve and resume half messages.
 
 | Request | |
 |---|---|
-| SEND_MESSAGE with TRAN_MSG | `park`: the message becomes a half |
-| END_TRANSACTION | commits it, rolls it back, or tells that the producer does not know yet |
-| RESUME_CHECK_HALF_MESSAGE | lets a half be checked anew, or one that was given up |
+| SEND_MESSAGE with TRAN_MSG | `redirect`: the message becomes a half message |
+| END_TRANSACTION | commits it, rolls it back, or reports that the producer does not know yet |
+| RESUME_CHECK_HALF_MESSAGE | resets the checks of a half message, or restores a discarded one |
 
-A half is named by a handle: queue offset and log offset of one of its appends. Any of them will do,
-and what ended stays ended: a request that comes again is answered, and nothing is stored again.
+A request names a half message by queue offset and log offset of any of its appends. A repeated
+request gets an answer, but stores nothing again.
 """
 
 from collections import Counter
@@ -18,15 +18,15 @@ from penstock.broker.transaction.check_back import CheckBack
 from penstock.broker.transaction.half_messages import (
     COMMITTED,
     ROLLED_BACK,
-    Half,
+    HalfMessage,
+    HalfMessages,
     HalfRecord,
-    Halves,
-    fits,
+    properties_fit,
     read_half,
 )
-from penstock.broker.transaction.half_queues import HalfLog
-from penstock.broker.transaction.half_recovery import HalfScan
-from penstock.broker.transaction.resolution import Endings
+from penstock.broker.transaction.half_queues import HalfQueues
+from penstock.broker.transaction.half_recovery import HalfRecovery
+from penstock.broker.transaction.resolution import Resolution
 from penstock.errors import (
     InvalidParameter,
     MessageIllegal,
@@ -78,71 +78,71 @@ from penstock.wire.output import Output
 from penstock.wire.record import StoredRecord
 
 SPARE_BYTES: Final = 512
-"""Room in the properties of a half for what is noted there later."""
+"""Bytes that stay free in the properties of a half message for those that are added later."""
 _RECORD_BYTES_MAX: Final = (1 << 31) - 1
-_EVER_MS: Final = 1 << 62
-_BEFORE_MS: Final = 1_000  # index entries know seconds
+_ANY_MS: Final = 1 << 62
+_BEFORE_MS: Final = 1_000  # index entries have a resolution of seconds
 
-_DONE: Final = {COMMITTED: "committed", ROLLED_BACK: "rolled back"}
-_WANTED: Final = {SYS_TRANSACTION_COMMIT: COMMITTED, SYS_TRANSACTION_ROLLBACK: ROLLED_BACK}
+_OUTCOME_NAMES: Final = {COMMITTED: "committed", ROLLED_BACK: "rolled back"}
+_OUTCOMES: Final = {SYS_TRANSACTION_COMMIT: COMMITTED, SYS_TRANSACTION_ROLLBACK: ROLLED_BACK}
 
 
-class Handle(NamedTuple):
-    """Which half a request ends, and how; None if its producer does not know."""
+class EndRequest(NamedTuple):
+    """Fields of END_TRANSACTION; the outcome is None if the producer does not know it."""
 
     group: str
     queue_offset: int
     log_offset: int
-    wanted: int | None
-    checked: bool
+    outcome: int | None
+    from_check: bool
 
 
 class Transactions:
-    """The transactions of a broker; `host` is its address as messages note it."""
+    """The transactions of a broker; `host` is its address as stored in messages."""
 
     def __init__(self, context: BrokerContext, host: bytes) -> None:
         self._context = context
         self._host = host
-        self.halves = Halves()
-        self._log = HalfLog(context, self.halves, host)
-        self._endings = Endings(context, self._log, host)
-        self._checks = CheckBack(context, self.halves, self._log, self._endings, host)
-        HalfScan(context, self.halves, self._log, self._checks.schedule).run()
+        self.half_messages = HalfMessages()
+        self._queues = HalfQueues(context, self.half_messages, host)
+        self._resolution = Resolution(context, self._queues, host)
+        self._checks = CheckBack(context, self.half_messages, self._queues, self._resolution, host)
+        HalfRecovery(context, self.half_messages, self._queues, self._checks.schedule).run()
         self._due_ms = 0
-        self._behind: Counter[ClientId] = Counter()
-        """Requests that wait until the record of a half is read."""
+        self._reads_in_flight: Counter[ClientId] = Counter()
+        """END_TRANSACTION requests whose half message is being read, by connection."""
 
     def rows(self) -> list[Row]:
         return [
-            Row(RequestCode.END_TRANSACTION, self.end),
-            Row(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume),
+            Row(RequestCode.END_TRANSACTION, self.end_transaction),
+            Row(RequestCode.RESUME_CHECK_HALF_MESSAGE, self.resume_check),
         ]
 
-    # --- halves
+    # --- half messages
 
-    def park(
+    def redirect(
         self, topic: str, queue_id: int, properties: dict[str, str], now_ms: int
     ) -> ConsumeQueue:
-        """The queue where a half waits, its own place noted in its properties."""
+        """The queue of half messages; the real topic and queue are stored in the properties."""
         config = self._context.settings.current.broker
         if config.reject_transactions:
             raise NoPermission(
-                f"the broker {config.name} takes no transactional messages",
-                hint="its settings say so (reject_transactions)",
+                f"the broker {config.name} does not accept transactional messages",
+                hint="set reject_transactions to false to allow them",
             )
         if not properties.get(PROPERTY_PRODUCER_GROUP):
             raise MessageIllegal(
-                "the message is part of a transaction, but names no producer group (PGROUP)",
+                "the transactional message has no producer group (property PGROUP)",
                 hint="send it with a transaction producer",
             )
-        if len(self.halves.open) >= config.open_transactions_max:
+        if len(self.half_messages.open) >= config.open_transactions_max:
             raise SystemBusy.over(
                 "too many transactions are open",
-                figure=len(self.halves.open),
+                figure=len(self.half_messages.open),
                 limit=config.open_transactions_max,
-                unit="halves",
+                unit="half messages",
                 setting="open_transactions_max",
-                hint="end them, or let their producers be asked",
+                hint="commit or roll back open transactions",
             )
         key = properties.get(PROPERTY_UNIQ_KEY)
         if key:
@@ -150,211 +150,225 @@ class Transactions:
         properties[PROPERTY_REAL_TOPIC] = topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(queue_id)
         for name in (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET):
-            properties.pop(name, None)  # it would look like a half that was appended again
+            properties.pop(name, None)  # would look like a half message that was appended again
         later = dict(properties)
         self._context.redirects.wait(
             topic, queue_id, later, 0, now_ms
-        )  # refuses what could never be
-        if not fits(later, SPARE_BYTES):
-            raise MessageIllegal("the properties leave no room for those of a transaction")
-        return self._log.make_queue()
+        )  # refuses an invalid delay now, not at the commit
+        if not properties_fit(later, SPARE_BYTES):
+            raise MessageIllegal(
+                "the properties leave no room for those of a transaction",
+                hint=f"leave {SPARE_BYTES} bytes of the size limit of properties free",
+            )
+        return self._queues.make_queue()
 
-    # --- ending them
+    # --- commit and rollback
 
-    def end(self, command: Command) -> Answer:
+    def end_transaction(self, command: Command) -> Answer:
         """END_TRANSACTION."""
         state = command.i32("commitOrRollback")
-        if state not in (SYS_TRANSACTION_NONE, *_WANTED):
-            raise InvalidParameter(f"commitOrRollback can't be {state}: it is 0, 8 or 12")
-        handle = Handle(
+        if state not in (SYS_TRANSACTION_NONE, *_OUTCOMES):
+            raise InvalidParameter(f"commitOrRollback is {state}, but it must be 0, 8 or 12")
+        request = EndRequest(
             command.text("producerGroup"),
             command.i64("tranStateTableOffset"),
             command.i64("commitLogOffset"),
-            _WANTED.get(state),
+            _OUTCOMES.get(state),
             command.truth("fromTransactionCheck"),
         )
-        half = self.halves.find(handle.queue_offset)
-        moved = half is not None and half.origin == handle.log_offset and half.newest != half.first
-        place = half.place if half is not None and moved else handle.log_offset
-        data = None if moved else self._read_now(handle)
-        if data is None or command.client in self._behind:
-            return self._end_in_line(command, handle, place, data)
-        return self._end(command, handle, data)
+        half = self.half_messages.find(request.queue_offset)
+        moved = (
+            half is not None
+            and half.first_log_offset == request.log_offset
+            and half.queue_offset != half.first_offset
+        )
+        log_offset = half.log_offset if half is not None and moved else request.log_offset
+        data = None if moved else self._read_now(request)
+        if data is None or command.client in self._reads_in_flight:
+            return self._end_after_read(command, request, log_offset, data)
+        return self._end(command, request, data)
 
-    def _end_in_line(
-        self, command: Command, handle: Handle, place: int, data: bytes | None
+    def _end_after_read(
+        self, command: Command, request: EndRequest, log_offset: int, data: bytes | None
     ) -> InThread:
-        """End a half when its record is read; later requests of this client wait until then.
+        """Resolve a half message once its record is read; later requests of this client wait.
 
-        Whoever commits halves one after another wants the messages in that order.
+        A client that commits several transactions expects the messages in that order.
         """
         store, handed, client = self._context.store, self._context.store.log.handed, command.client
-        self._behind[client] += 1
+        self._reads_in_flight[client] += 1
 
         def read() -> bytes | Exception | None:
             try:
-                return store.lookup.record(place, handed)
-            except Exception as error:  # whatever it is, those behind it have their turn
+                return store.lookup.record(log_offset, handed)
+            except Exception as error:  # raised in `end`, so that the next request can run
                 return error
 
         def end(found: bytes | Exception | None) -> Answer:
-            self._behind[client] -= 1
-            if not self._behind[client]:
-                del self._behind[client]
+            self._reads_in_flight[client] -= 1
+            if not self._reads_in_flight[client]:
+                del self._reads_in_flight[client]
             if isinstance(found, Exception):
                 raise found
-            return self._end(command, handle, found if data is None else data)
+            return self._end(command, request, found if data is None else data)
 
         return InThread(read if data is None else None, end, ordered_by=("transactions", client))
 
-    def _read_now(self, handle: Handle) -> bytes | None:
-        """The record that a handle names, if it can be had without waiting for the disk."""
-        queue, store = self._log.queue, self._context.store
+    def _read_now(self, request: EndRequest) -> bytes | None:
+        """The record that a request names, if it can be read without waiting for the disk."""
+        queue, store = self._queues.queue, self._context.store
         if queue is None:
             return None
         reader = store.reader
-        reader.only(())  # pulls have left their tags in it
-        status = reader.find(queue, handle.queue_offset, 1, _RECORD_BYTES_MAX, store.confirmed)
+        reader.only(())  # remove the tag filter of the last pull
+        status = reader.find(queue, request.queue_offset, 1, _RECORD_BYTES_MAX, store.confirmed)
         output = Output(1024)
         if status != FOUND or not reader.copy_to(output):
             return None
         return output.take()
 
-    def _end(self, command: Command, handle: Handle, data: bytes | None) -> Answer:
+    def _end(self, command: Command, request: EndRequest, data: bytes | None) -> Answer:
         record = read_half(data) if data is not None else None
         if record is None or data is None:
-            raise Refused(f"no half begins at the log offset {handle.log_offset}")
-        half = self._find(handle, record)
+            raise Refused(f"there is no half message at log offset {request.log_offset}")
+        half = self._find(request, record)
         refusal = self._context.access.check_write(command, record.topic)
         if refusal is not None:
             return refusal
         if half is None:
-            outcome = self.halves.outcome(record.first)
+            outcome = self.half_messages.outcome(record.first_offset)
             if outcome is not None:
-                return self._answer_ended(command, handle, outcome)
-            return self._search(command, handle, record)
-        if handle.wanted is None:
-            if handle.checked:
-                self._checks.answered(half, command.now_ms)
-                self._checks.go_on(half.group, command.now_ms)
-            return self._answered(
-                command, "unknown: the half stays open, its producer is asked later"
-            )
-        self._refuse_late(handle, half, record, command.now_ms)
-        self._finish(half, handle.wanted, data, command.now_ms)
-        self._checks.go_on(half.group, command.now_ms)
-        self._promise(handle.wanted, command.now_ms)
-        return self._answered(command, f"done: {_DONE[handle.wanted]}")
+                return self._reply_resolved(command, request, outcome)
+            return self._look_up_outcome(command, request, record)
+        if request.outcome is None:
+            if request.from_check:
+                self._checks.on_unknown(half, command.now_ms)
+                self._checks.resume_checks(half.group, command.now_ms)
+            return self._reply(command, "unknown: the transaction stays open and is checked later")
+        self._refuse_late(request, half, record, command.now_ms)
+        self._resolve(half, request.outcome, data, command.now_ms)
+        self._checks.resume_checks(half.group, command.now_ms)
+        self._ensure_stored(request.outcome, command.now_ms)
+        return self._reply(command, _OUTCOME_NAMES[request.outcome])
 
-    def _promise(self, outcome: int, now_ms: int) -> None:
-        """See to it that what is answered is in the store: a commit is, with its message."""
-        if outcome == ROLLED_BACK and self._log.undone:
-            self._log.write_ops(now_ms)
-            if self._log.undone:
-                raise NotWriteable("that the transaction is rolled back can't be noted now")
+    def _ensure_stored(self, outcome: int, now_ms: int) -> None:
+        """Write a pending op message before a rollback is confirmed.
 
-    def _find(self, handle: Handle, record: HalfRecord) -> Half | None:
-        """The open half of a handle whose record was read; raises Refused if it is another's."""
-        if record.group != handle.group:
+        A commit needs none: the committed message is stored already.
+        """
+        if outcome == ROLLED_BACK and self._queues.pending_ops:
+            self._queues.write_ops(now_ms)
+            if self._queues.pending_ops:
+                raise NotWriteable("the rollback of the transaction can't be stored now")
+
+    def _find(self, request: EndRequest, record: HalfRecord) -> HalfMessage | None:
+        """The open half message that a request names; raises Refused if the record differs."""
+        if record.group != request.group:
             raise Refused(
-                "the producer group is wrong: the half belongs to another one",
-                hint="end a transaction with the group that sent its message",
+                "the transaction belongs to another producer group",
+                hint="end a transaction with the producer group that sent its message",
             )
-        half = self.halves.find_like(record)
-        if half is None:  # it may have ended while its newest append was read
-            first = (record.first, self._log.origin_of(record))
+        half = self.half_messages.find_by_record(record)
+        if half is None:  # it may have been resolved while its newest append was read
+            first_offset = (record.first_offset, self._queues.find_first_log_offset(record))
         else:
-            first = (half.first, half.origin)
-        named = (handle.queue_offset, handle.log_offset)
-        if named not in ((record.queue_offset, record.log_offset), first):
+            first_offset = (half.first_offset, half.first_log_offset)
+        named = (request.queue_offset, request.log_offset)
+        if named not in ((record.queue_offset, record.log_offset), first_offset):
             raise Refused(
-                f"the offsets do not belong together: the half at {record.log_offset} of the log "
-                f"is number {record.queue_offset} of its queue"
+                f"the offsets do not match: the half message at log offset {record.log_offset} "
+                f"has queue offset {record.queue_offset}"
             )
-        return half or self._admit_now(record)
+        return half or self._add_now(record)
 
-    def _admit_now(self, record: HalfRecord) -> Half | None:
-        """Take up a half that the queue was not followed up to yet."""
-        if record.queue_offset < self.halves.position or self.halves.is_known(record.queue_offset):
+    def _add_now(self, record: HalfRecord) -> HalfMessage | None:
+        """Add a half message that the queue has not been followed up to yet."""
+        if record.queue_offset < self.half_messages.position or self.half_messages.is_known(
+            record.queue_offset
+        ):
             return None
-        return self._checks.admit(record)
+        return self._checks.add(record)
 
-    def _refuse_late(self, handle: Handle, half: Half, record: HalfRecord, now_ms: int) -> None:
-        """A half that asks for a time of peace is ended within it, or by an answer to a check."""
-        if handle.checked or not record.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS):
+    def _refuse_late(
+        self, request: EndRequest, half: HalfMessage, record: HalfRecord, now_ms: int
+    ) -> None:
+        """A half message with an immunity time is resolved within it, or by a check's answer."""
+        if request.from_check or not record.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS):
             return
-        waited_ms = now_ms - half.since_ms
+        waited_ms = now_ms - half.first_store_ms
         immunity_ms = record.immunity_ms(self._context.settings.current)
         if waited_ms > immunity_ms:
             raise TransactionTooLate.over(
-                "the half is checked already, so only an answer to a check ends it",
+                "the immunity time is over: only the answer to a check resolves the transaction",
                 figure=waited_ms,
                 limit=immunity_ms,
                 unit="ms",
                 setting=PROPERTY_CHECK_IMMUNITY_SECONDS,
             )
 
-    def _finish(self, half: Half, wanted: int, data: bytes, now_ms: int) -> None:
-        if wanted == ROLLED_BACK:
-            self._endings.roll_back(half, now_ms)
+    def _resolve(self, half: HalfMessage, outcome: int, data: bytes, now_ms: int) -> None:
+        if outcome == ROLLED_BACK:
+            self._resolution.roll_back(half, now_ms)
             return
         try:
-            self._endings.commit(half, data, now_ms)
+            self._resolution.commit(half, data, now_ms)
         except NotWriteable:
             self._checks.postpone(half)
             raise
 
-    # --- what has ended
+    # --- resolved transactions
 
-    def _search(self, command: Command, handle: Handle, record: HalfRecord) -> Answer:
-        """Find out what became of a half that ended before the last start, or long ago."""
-        store, first, confirmed = self._context.store, record.first, self._context.store.log.handed
+    def _look_up_outcome(self, command: Command, request: EndRequest, record: HalfRecord) -> Answer:
+        """Look up the outcome of a half message in the index: it is not in memory any more."""
+        store, first_offset, confirmed = (
+            self._context.store,
+            record.first_offset,
+            self._context.store.log.handed,
+        )
         indexed = store.index is not None and record.key
 
         def search() -> int | None:
             if not indexed:
                 return None
-            places = {self._log.origin_of(record), record.log_offset}
-            found = _is_committed(store, record, places, confirmed)
+            log_offsets = {self._queues.find_first_log_offset(record), record.log_offset}
+            found = _is_committed(store, record, log_offsets, confirmed)
             return COMMITTED if found else ROLLED_BACK
 
         def answer(outcome: int | None) -> Answer:
-            # It may have ended while the index was read.
-            known = self.halves.outcome(first)
-            return self._answer_ended(command, handle, outcome if known is None else known)
+            # It may have been resolved while the index was read.
+            known = self.half_messages.outcome(first_offset)
+            return self._reply_resolved(command, request, outcome if known is None else known)
 
         return InThread(search, answer)
 
-    def _answer_ended(self, command: Command, handle: Handle, outcome: int | None) -> Answer:
+    def _reply_resolved(self, command: Command, request: EndRequest, outcome: int | None) -> Answer:
         if outcome is None:
-            return self._answered(command, "done before: how is not known, as it is not indexed")
-        if handle.wanted not in (None, outcome):
+            return self._reply(command, "already resolved; the outcome is not indexed")
+        if request.outcome not in (None, outcome):
             if outcome == COMMITTED:
-                raise TransactionCommitted(
-                    "the transaction was committed before: too late for this"
-                )
-            raise TransactionRolledBack("the transaction was rolled back before: too late for this")
-        self._promise(outcome, command.now_ms)
-        return self._answered(command, f"done before: {_DONE[outcome]}")
+                raise TransactionCommitted("the transaction is already committed")
+            raise TransactionRolledBack("the transaction is already rolled back")
+        self._ensure_stored(outcome, command.now_ms)
+        return self._reply(command, f"already {_OUTCOME_NAMES[outcome]}")
 
-    def _answered(self, command: Command, remark: str) -> Answer:
-        """The answer. Under sync flush it waits for the disk: it makes a promise."""
+    def _reply(self, command: Command, remark: str) -> Answer:
+        """The response; under sync flush it is sent when the log has been flushed."""
         return (
             None
             if command.oneway
             else reply_when_flushed(self._context.store, command, Reply(remark=remark))
         )
 
-    # --- checking anew
+    # --- resuming checks
 
-    def resume(self, command: Command) -> Answer:
+    def resume_check(self, command: Command) -> Answer:
         """RESUME_CHECK_HALF_MESSAGE."""
         offset = decode_offset_id(command.text("msgId")).offset
         store, handed = self._context.store, self._context.store.log.handed
 
         def resume(data: bytes | None) -> Answer:
             if data is None:
-                raise Refused(f"no message begins at the log offset {offset}")
+                raise Refused(f"there is no message at log offset {offset}")
             return self._resume(command, data)
 
         return InThread(lambda: store.lookup.record(offset, handed), resume)
@@ -362,92 +376,92 @@ class Transactions:
     def _resume(self, command: Command, data: bytes) -> Answer:
         record = read_half(data)
         if record is None:
-            return self._unpark(command, data)
-        half = self.halves.find_like(record) or self._admit_now(record)
+            return self._restore_discarded(command, data)
+        half = self.half_messages.find_by_record(record) or self._add_now(record)
         if half is None:
             raise Refused(
-                "the half has ended already",
-                hint=f"if it was given up, resume its copy in {TOPIC_TRANS_CHECK_MAX_TIME}",
+                "the half message is already resolved",
+                hint=f"if it was discarded, resume its copy in {TOPIC_TRANS_CHECK_MAX_TIME}",
             )
         self._checks.reset(half, command.now_ms)
-        status = self._log.append_again(half, data, command.now_ms)
+        status = self._queues.append_again(half, data, command.now_ms)
         if status != PUT_OK:
             raise self._context.rewriter.fault(status)
-        return self._answered(command, "the checks of the half are counted anew")
+        return self._reply(command, "the number of checks was reset")
 
-    def _unpark(self, command: Command, data: bytes) -> Answer:
-        """Let a half that was given up become a new one."""
+    def _restore_discarded(self, command: Command, data: bytes) -> Answer:
+        """Store a discarded half message as a new one."""
         message, rewriter = decode_message(data), self._context.rewriter
         if message.topic != TOPIC_TRANS_CHECK_MAX_TIME:
-            raise Refused(f"the message is no half: it lies in {message.topic}")
+            raise Refused(f"the message is not a half message: its topic is {message.topic}")
         rewriter.read(data)
         properties = rewriter.properties()
         properties.pop(PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET, None)
         properties[PROPERTY_TRANSACTION_CHECK_TIMES] = "0"
         status = rewriter.put(
-            self._log.make_queue(), command.now_ms, properties=properties, store_host=self._host
+            self._queues.make_queue(), command.now_ms, properties=properties, store_host=self._host
         )
         if status != PUT_OK:
             raise rewriter.fault(status)
-        return self._answered(command, "the half is open again")
+        return self._reply(command, "the half message is open again")
 
     # --- time
 
     def tables(self) -> tuple[PersistentTable, ...]:
-        return (self._log.table,)
+        return (self._queues.table,)
 
     def due(self) -> int:
         return self._due_ms
 
     def tick(self, now_ms: int) -> None:
-        """Follow the halves that were stored, ask about those that wait too long."""
-        if self._log.undone:
-            self._log.write_ops(now_ms)
-        more_ms = self._log.follow(now_ms, self._admit)
+        """Follow the queue of half messages and send the checks that are due."""
+        if self._queues.pending_ops:
+            self._queues.write_ops(now_ms)
+        more_ms = self._queues.follow(now_ms, self._add)
         self._due_ms = min(more_ms, self._checks.tick(now_ms))
-        self._log.note_progress(now_ms)
+        self._queues.save_progress(now_ms)
 
-    def _admit(self, record: HalfRecord) -> None:
-        self._checks.admit(record)
+    def _add(self, record: HalfRecord) -> None:
+        self._checks.add(record)
 
     def finish(self, now_ms: int) -> None:
-        """Before a clean end."""
-        self._log.note_progress(now_ms)
+        """Store the progress before the broker stops."""
+        self._queues.save_progress(now_ms)
 
     def pinned_from(self) -> int | None:
-        """Log offset of the first half that still waits; None if none does."""
-        oldest, queue = self.halves.oldest(), self._log.queue
-        behind = queue is not None and self.halves.position < queue.max_offset
-        pins = [oldest.place] if oldest is not None else []
-        return min([*pins, self._log.followed_to]) if behind else min(pins, default=None)
+        """Log offset that retention must keep: that of the oldest open half message, if any."""
+        oldest, queue = self.half_messages.oldest(), self._queues.queue
+        behind = queue is not None and self.half_messages.position < queue.max_offset
+        pins = [oldest.log_offset] if oldest is not None else []
+        return min([*pins, self._queues.followed_to]) if behind else min(pins, default=None)
 
     # --- metrics
 
     def add_metrics(self, registry: Registry) -> None:
         registry.gauge(
             "rocketmq_half_messages",
-            "Halves that are open.",
+            "Open half messages.",
             ("topic",),
-            read=lambda: [((topic,), count) for topic, count in self.halves.topics.items()],
+            read=lambda: [((topic,), count) for topic, count in self.half_messages.topics.items()],
         )
-        self._endings.add_metrics(registry)
+        self._resolution.add_metrics(registry)
         self._checks.add_metrics(registry)
 
 
 def _is_committed(
-    store: MessageStore, record: HalfRecord, places: set[int], confirmed: int
+    store: MessageStore, record: HalfRecord, log_offsets: set[int], confirmed: int
 ) -> bool:
-    """Whether a message lies in the log that was committed from a half; waits for the disk."""
+    """Whether the log holds the committed message of a half message; waits for the disk."""
     stored = StoredRecord()
-    # Apache's brokers do not say where the first append of one that they appended again is.
-    anywhere = record.checks > 0 and record.first == record.queue_offset
-    since_ms = min(record.born_ms, record.store_ms) - _BEFORE_MS
+    # Apache's brokers do not name the first append of a half message that they append again.
+    any_offset = record.checks > 0 and record.first_offset == record.queue_offset
+    first_store_ms = min(record.born_ms, record.store_ms) - _BEFORE_MS
     for topic in (record.topic, TOPIC_SCHEDULE, TOPIC_TIMER):
         found = store.lookup.by_key(
             topic,
             record.key,
-            begin_ms=since_ms,
-            end_ms=_EVER_MS,
+            begin_ms=first_store_ms,
+            end_ms=_ANY_MS,
             most=QUERY_MAX,
             confirmed=confirmed,
         )
@@ -455,6 +469,6 @@ def _is_committed(
             stored.bind(memoryview(bytearray(data)))
             stored.read(0, len(data))
             committed = stored.sys_flag & SYS_TRANSACTION_MASK == SYS_TRANSACTION_COMMIT
-            if committed and (anywhere or stored.prepared_offset in places):
+            if committed and (any_offset or stored.prepared_offset in log_offsets):
                 return True
     return False

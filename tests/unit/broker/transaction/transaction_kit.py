@@ -1,4 +1,4 @@
-"""A house that trades: producers that send halves, end them and are asked about them."""
+"""A broker with transactions: producers send half messages, resolve them and receive checks."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +19,7 @@ from penstock.wire.message_ids import decode_offset_id
 from tests.unit.broker.broker_kit import NOW_MS, House
 
 HALF, OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
-PARKED = "TRANS_CHECK_MAX_TIME_TOPIC"
+DISCARDED = "TRANS_CHECK_MAX_TIME_TOPIC"
 SYSTEM_GROUP = "CID_RMQ_SYS_TRANS"
 UNKNOWN, COMMIT, ROLLBACK = 0, 8, 12
 TIMEOUT_MS, INTERVAL_MS = 6_000, 30_000
@@ -28,7 +28,7 @@ PRODUCER = 71  # a connection
 
 @dataclass(frozen=True)
 class Sent:
-    """A half as its producer knows it."""
+    """A half message as its producer knows it."""
 
     queue_offset: int
     log_offset: int
@@ -37,7 +37,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Check:
-    """What a producer was asked."""
+    """A check that was sent to a producer."""
 
     client: int
     ext: dict[str, str]
@@ -46,16 +46,17 @@ class Check:
     @property
     def handle(self) -> Sent:
         return Sent(
-            int(self.ext["tranStateTableOffset"]), int(self.ext["commitLogOffset"]),
+            int(self.ext["tranStateTableOffset"]),
+            int(self.ext["commitLogOffset"]),
             self.ext["transactionId"],
-        )  # fmt: skip
+        )
 
 
 class Killed(BaseException):
-    """The broker dies here."""
+    """Simulates kill -9 of the broker."""
 
 
-class Trade(House):
+class TransactionFixture(House):
     """A broker with transactions."""
 
     def __init__(self, root: Path, settings: Settings | None = None, now_ms: int = 0) -> None:
@@ -74,14 +75,17 @@ class Trade(House):
 
     @property
     def open(self) -> int:
-        return len(self.transactions.halves.open)
+        return len(self.transactions.half_messages.open)
 
     # --- producers
 
     def half(
-        self, body: bytes = b"x", group: str = "P", properties: dict[str, str] | None = None,
+        self,
+        body: bytes = b"x",
+        group: str = "P",
+        properties: dict[str, str] | None = None,
         **rest: Any,
-    ) -> Sent:  # fmt: skip
+    ) -> Sent:
         answer = self.send_half(body, group, properties, **rest)
         assert answer.code == 0, answer.remark
         assert answer.ext is not None
@@ -89,17 +93,26 @@ class Trade(House):
         return Sent(int(answer.ext["queueOffset"]), offset, answer.ext["transactionId"])
 
     def send_half(
-        self, body: bytes = b"x", group: str = "P", properties: dict[str, str] | None = None,
+        self,
+        body: bytes = b"x",
+        group: str = "P",
+        properties: dict[str, str] | None = None,
         **rest: Any,
-    ) -> Reply:  # fmt: skip
+    ) -> Reply:
         marks = {"TRAN_MSG": "true", "PGROUP": group, **(properties or {})}
         return self.send(body=body, properties=marks, **rest)
 
     def end(
-        self, sent: Sent, state: int = COMMIT, *, group: str = "P", checked: bool = False,
-        flag: int = 0, fields: dict[str, str] | None = None,
-    ) -> Reply:  # fmt: skip
-        """What END_TRANSACTION is answered."""
+        self,
+        sent: Sent,
+        state: int = COMMIT,
+        *,
+        group: str = "P",
+        checked: bool = False,
+        flag: int = 0,
+        fields: dict[str, str] | None = None,
+    ) -> Reply:
+        """The response to END_TRANSACTION."""
         rest = {"fromTransactionCheck": str(checked).lower(), **(fields or {})}
         answer = self.answer(self.end_command(sent, state, group=group, flag=flag, fields=rest))
         if flag:
@@ -108,22 +121,33 @@ class Trade(House):
         return answer
 
     def end_command(
-        self, sent: Sent, state: int = COMMIT, *, group: str = "P", flag: int = 0, client: int = 1,
+        self,
+        sent: Sent,
+        state: int = COMMIT,
+        *,
+        group: str = "P",
+        flag: int = 0,
+        client: int = 1,
         fields: dict[str, str] | None = None,
-    ) -> Command:  # fmt: skip
+    ) -> Command:
         """END_TRANSACTION."""
         ext = {
-            "topic": "T", "producerGroup": group, "tranStateTableOffset": str(sent.queue_offset),
-            "commitLogOffset": str(sent.log_offset), "commitOrRollback": str(state),
-            "fromTransactionCheck": "false", "msgId": sent.key, "transactionId": sent.key,
+            "topic": "T",
+            "producerGroup": group,
+            "tranStateTableOffset": str(sent.queue_offset),
+            "commitLogOffset": str(sent.log_offset),
+            "commitOrRollback": str(state),
+            "fromTransactionCheck": "false",
+            "msgId": sent.key,
+            "transactionId": sent.key,
             **(fields or {}),
-        }  # fmt: skip
+        }
         return Command(
             RequestCode.END_TRANSACTION, ext, now_ms=self.now_ms, flag=flag, client=client
         )
 
     def answer(self, command: Command) -> Any:
-        """As `handle`, with errors of the second step turned into replies as the carrier does."""
+        """Like `handle`, with errors of the second step turned into replies as the server does."""
         try:
             answer = self.finish(self.broker.handle(command))
         except PenstockError as error:
@@ -131,18 +155,18 @@ class Trade(House):
         self.store.settle()
         return answer
 
-    def come(self, client: int = PRODUCER, group: str = "P") -> None:
-        """A producer connects, or beats its heart."""
+    def connect(self, client: int = PRODUCER, group: str = "P") -> None:
+        """A producer connects, or sends a heartbeat."""
         member = Member(client, f"p{client}", "10.0.0.1:1", 0, 493, self.now_ms)
         self.context.clients.register_producer(group, member)
 
-    def go(self, client: int = PRODUCER) -> None:
+    def disconnect(self, client: int = PRODUCER) -> None:
         self.broker.disconnected(client, self.now_ms)
 
     # --- time
 
-    def let_pass(self, ms: int, *, beat: bool = True) -> list[Check]:
-        """Sleep as the server does; gives the checks that were sent. Producers stay alive."""
+    def advance(self, ms: int, *, beat: bool = True) -> list[Check]:
+        """Advance the clock as the server does; returns the checks. Producers stay connected."""
         end = self.now_ms + ms
         found = self.checks()
         while self.now_ms < end:
@@ -150,13 +174,13 @@ class Trade(House):
             if beat:
                 for group, members in self.context.clients.producer_groups().items():
                     for member in members:
-                        self.come(member.client, group)
+                        self.connect(member.client, group)
             self.tick(min(wake, end) - self.now_ms)
             found += self.checks()
         return found
 
     def checks(self) -> list[Check]:
-        """The checks that were sent since this was asked last."""
+        """The checks that were sent since the last call."""
         return [
             Check(effect.client, dict(effect.ext), decode_message(effect.body))
             for effect in self.broker.effects.take()
@@ -164,10 +188,10 @@ class Trade(House):
             and effect.code == RequestCode.CHECK_TRANSACTION_STATE
         ]
 
-    # --- what lies in the store
+    # --- contents of the store
 
     def stored(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-        """All messages of a queue that readers may see."""
+        """All visible messages of a queue."""
         self.store.settle()
         found: list[StoredMessage] = []
         offset = self.store.min_offset(topic, queue_id)
@@ -186,10 +210,10 @@ class Trade(House):
     def progress(self, topic: str) -> int | None:
         return self.context.offsets.get(SYSTEM_GROUP, topic, 0)
 
-    # --- ends and beginnings
+    # --- stop and restart
 
     def flush(self) -> None:
-        """What the flusher's thread does."""
+        """Flush as the flusher's thread does."""
         self.store.settle()
         self.store.flusher.pump()
         self.store.settle()
@@ -201,7 +225,7 @@ class Trade(House):
                 self.context.persistence.save(table)()
 
     def kill(self) -> None:
-        """End as by kill -9: the files stay as they are."""
+        """Stop as by kill -9: the files stay as they are."""
         self._dead = True
         self.store.log.hand_over()
         self.store.flusher.stop()
@@ -209,7 +233,7 @@ class Trade(House):
         self.store._lock.release()
 
     def cut_power(self) -> None:
-        """End as by a power cut: of the log only what was flushed is left."""
+        """Stop as by a power cut: only the flushed part of the log is left."""
         flushed = self.store.flusher.flushed()
         segments = [(segment.path, segment.start) for segment in self.store.log.row.segments]
         self.kill()
@@ -218,18 +242,20 @@ class Trade(House):
             keep = min(max(flushed - start, 0), len(data))
             path.write_bytes(data[:keep] + bytes(len(data) - keep))
 
-    def restart(self, *, clean: bool = False) -> "Trade":
-        """Another broker over the same store."""
+    def restart(self, *, clean: bool = False) -> "TransactionFixture":
+        """A new broker on the same store."""
         if clean:
             self.close()
         elif not self._dead:
             self.kill()
-        return Trade(self.root, self.live.current, self.now_ms)
+        return TransactionFixture(self.root, self.live.current, self.now_ms)
 
 
 @contextmanager
-def trade(root: Path, settings: Settings | None = None) -> Iterator[Trade]:
-    made = Trade(root, settings)
+def transaction_fixture(
+    root: Path, settings: Settings | None = None
+) -> Iterator[TransactionFixture]:
+    made = TransactionFixture(root, settings)
     try:
         yield made
     finally:
