@@ -1,4 +1,4 @@
-"""`penstock demo pipeline`, small: what the pipelines write is what was sent; nothing is left."""
+"""`penstock demo pipeline` with few users: the output is complete, and no files are left."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def test_the_demo_finds_each_message_once_and_leaves_a_picture(tmp_path: Path) -> None:
+def test_the_demo_processes_each_message_once_and_draws_a_chart(tmp_path: Path) -> None:
     place = tmp_path / "place"
     place.mkdir()
-    picture = tmp_path / "story.svg"
+    picture = tmp_path / "chart.svg"
     command = [sys.executable, "-m", "penstock.cli.main", "demo", "pipeline", "--users", "20"]
     command += ["--seconds", "8", "--dir", str(place), "--picture", str(picture)]
     environment = {**os.environ, "COLUMNS": "120"}
@@ -28,21 +28,19 @@ def test_the_demo_finds_each_message_once_and_leaves_a_picture(tmp_path: Path) -
         if len(cells := line.split("│")) == 4
     }
     sent = rows["sent"].split()[0]
-    assert rows["lake"] == f"{sent} rows, {sent} different messages"
+    assert rows["lake"] == f"{sent} rows, {sent} distinct messages"
     assert rows["minutes counted"].endswith(", 0 wrong")
     assert rows["alerts"].endswith(", 0 wrong")
     assert picture.stat().st_size > 10_000
-    assert f"the picture: {picture}" in result.stdout
-    assert rows["unreadable"] == "5 kept apart, 5 sent"
+    assert f"chart: {picture}" in result.stdout
+    assert rows["unreadable"] == "5 stored separately, 5 sent"
     assert list(place.iterdir()) == []
 
 
 @pytest.mark.proof
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_demo_that_is_stopped_leaves_nothing(
-    tmp_path: Path, number: signal.Signals, code: int
-) -> None:
-    """Ctrl-C goes to all processes of a terminal, SIGTERM to the one that was started."""
+def test_a_stopped_demo_leaves_no_files(tmp_path: Path, number: signal.Signals, code: int) -> None:
+    """Ctrl-C is sent to all processes of a terminal, SIGTERM only to the first one."""
     place = tmp_path / "place"
     place.mkdir()
     command = [sys.executable, "-m", "penstock.cli.main", "demo", "pipeline", "--users", "20"]
@@ -53,13 +51,13 @@ def test_a_demo_that_is_stopped_leaves_nothing(
             command, stdout=subprocess.PIPE, stderr=lines, start_new_session=True, text=True
         )
     assert demo.stdout is not None
-    with demo, demo.stdout as lines_told:
-        assert any(line.startswith("== telling") for line in lines_told), output.read_text()
+    with demo, demo.stdout as lines_printed:
+        assert any(line.startswith("== sending") for line in lines_printed), output.read_text()
         if number == signal.SIGINT:
             os.killpg(demo.pid, number)
         else:
             demo.send_signal(number)
-        lines_told.read()  # ends when no process is left that could write
+        lines_printed.read()  # ends when no process is left that could write
     assert demo.returncode == code, output.read_text()
     assert list(place.iterdir()) == []
     assert "Traceback" not in output.read_text()

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
+import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime
 
 import penstock
@@ -64,3 +65,22 @@ def time_text(ms: int) -> str:
     if not 0 < ms < 1 << 47:
         return "-"
     return datetime.fromtimestamp(ms / 1000).isoformat(" ", "milliseconds")
+
+
+def print_summary(title: str, rows: Sequence[tuple[str, str]]) -> None:
+    """Print a framed table of names and values."""
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    for row in rows:
+        table.add_row(*row)
+    Console().print(table)
+
+
+def free_port() -> int:
+    """A port of 127.0.0.1 that is free now."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])

@@ -1,1 +1,1 @@
-"""`penstock demo`: messages that survive a killed broker, then two pipelines on Spark."""
+"""`penstock demo`: a broker that is killed without losing messages, then two Spark pipelines."""

@@ -1,4 +1,4 @@
-"""`penstock demo`: a broker that loses nothing when it is killed, then pipelines on Spark."""
+"""`penstock demo`: a broker that loses nothing when it is killed, then Spark pipelines."""
 
 import importlib.util
 import signal
@@ -16,7 +16,7 @@ from penstock.cli.demo.pipeline_demo import pipeline
 @click.group(invoke_without_command=True)
 @click.pass_context
 def demo(context: click.Context) -> int:
-    """Show what Penstock does. Without a part: both, one after the other."""
+    """Show what Penstock does. Without a command, run both demos."""
     context.with_resource(_sigterm_ends())
     if context.invoked_subcommand is not None:
         return 0
@@ -24,7 +24,7 @@ def demo(context: click.Context) -> int:
     if code:
         return code
     if importlib.util.find_spec("pyspark") is None:
-        print("the second part, a pipeline, needs Spark: pip install 'penstock[spark]'")
+        print("the pipeline demo needs Spark; install penstock[spark] to run it")
         return 0
     print()
     return int(context.invoke(pipeline))
@@ -32,7 +32,7 @@ def demo(context: click.Context) -> int:
 
 @contextmanager
 def _sigterm_ends() -> Iterator[None]:
-    """SIGTERM ends this process as Ctrl-C does: with its brokers and its temporary files."""
+    """On SIGTERM stop the broker and remove temporary files, as on Ctrl-C."""
 
     def end(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)

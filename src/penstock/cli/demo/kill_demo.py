@@ -1,15 +1,14 @@
-"""`penstock demo broker`: a million messages, a killed broker, and proof that nothing is lost.
+"""`penstock demo broker`: kills a broker under load and shows that no message is lost.
 
-A broker runs in a process of its own; this one sends to it over TCP and counts what it
-acknowledges. At a random moment after the wanted number the broker is killed with SIGKILL. Then
-this process recovers the store, reads every message back, closes it, and checks its files.
+The broker runs in a child process. This process sends messages over TCP and counts the
+acknowledgements. At a random moment after the given number it kills the broker with SIGKILL. Then
+it recovers the store, reads every message, closes the store, and verifies its files.
 """
 
 import asyncio
 import os
 import random
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,21 +20,23 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from penstock.cli.terminal import free_port
+
 if TYPE_CHECKING:
     from penstock.cli.terminal import Progress
     from penstock.store.store import MessageStore
 
 MESSAGES = 1_000_000
 MESSAGES_UNCOMPILED = 100_000
-"""What fits into a minute without a compiled kernel."""
+"""The number of messages for a run of about a minute without the compiled core."""
 KEYS_SAMPLED = 1000
 _MIB = 1024 * 1024
 
 
-class Written(NamedTuple):
-    """What the broker had done when it was killed."""
+class SendFigures(NamedTuple):
+    """The figures of the broker until it was killed."""
 
-    lanes: list[int]  # acknowledged in each
+    acknowledged_by_queue: list[int]
     ready_seconds: float
     seconds: float
     per_second: float
@@ -45,11 +46,11 @@ class Written(NamedTuple):
 
     @property
     def acknowledged(self) -> int:
-        return sum(self.lanes)
+        return sum(self.acknowledged_by_queue)
 
 
 class ReadBack(NamedTuple):
-    """What was found after recovery."""
+    """The result of reading all messages after recovery."""
 
     messages: int
     lost: int
@@ -59,17 +60,19 @@ class ReadBack(NamedTuple):
 
 
 @click.command()
-@click.option("--messages", type=click.IntRange(min=1), help="How many (default: a million).")
-@click.option("--sync-flush", is_flag=True, help="Acknowledge only what is on the disk.")
+@click.option(
+    "--messages", type=click.IntRange(min=1), help="Number of messages.  [default: 1000000]"
+)
+@click.option("--sync-flush", is_flag=True, help="Flush messages before they are acknowledged.")
 @click.option(
     "--dir",
     "parent",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Where the temporary store goes (default: the system's place).",
+    help="Parent of the temporary store.  [default: the system's temporary directory]",
 )
-@click.option("--seed", type=int, help="For the moment of the kill.")
+@click.option("--seed", type=int, help="Seed for the moment of the kill.")
 def broker(messages: int | None, sync_flush: bool, parent: Path | None, seed: int | None) -> int:
-    """Send a million messages to a broker, kill it, recover, verify, show the figures."""
+    """Send a million messages to a broker, kill it, recover and verify the store."""
     import penstock
     from penstock.cli.terminal import say_if_uncompiled
 
@@ -77,118 +80,123 @@ def broker(messages: int | None, sync_flush: bool, parent: Path | None, seed: in
     if messages is None:
         messages = MESSAGES if penstock.compiled() else MESSAGES_UNCOMPILED
         if messages < MESSAGES:
-            print(f"scaled down to {messages:,} messages: the kernel is not compiled")
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="penstock-demo-", dir=parent) as folder:
-        root = Path(folder) / "store"
-        chance = random.Random(seed)
-        return _run(root, messages, sync_flush=sync_flush, chance=chance, began=began)
+            print(f"using {messages:,} messages, because the core is not compiled")
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="penstock-demo-", dir=parent) as directory:
+        root = Path(directory) / "store"
+        rng = random.Random(seed)
+        return _run(root, messages, sync_flush=sync_flush, rng=rng, started=started)
 
 
-def _run(
-    root: Path, messages: int, *, sync_flush: bool, chance: random.Random, began: float
-) -> int:
-    from penstock.cli.terminal import progress_bars
+def _run(root: Path, messages: int, *, sync_flush: bool, rng: random.Random, started: float) -> int:
+    from penstock.cli.terminal import print_summary, progress_bars
     from penstock.store.tools.inspection import StoreFiles
     from penstock.store.tools.verify import Verification
 
-    with progress_bars() as tell:
-        written = _write(root, messages, sync_flush=sync_flush, chance=chance, tell=tell)
-        with _step("recovering") as took:
-            store = _open(root, sync_flush=sync_flush, tell=tell)
-        recovery_seconds, report = took[0], store.report
-        with _step("reading everything back"):
-            back = _read_back(store, written.lanes, chance, tell)
+    with progress_bars() as progress:
+        sent = _send_and_kill(root, messages, sync_flush=sync_flush, rng=rng, progress=progress)
+        with _step("recovering the store") as recovery:
+            store = _open(root, sync_flush=sync_flush, progress=progress)
+        replayed = store.report.records
+        with _step("reading all messages"):
+            back = _read_back(store, sent.acknowledged_by_queue, rng, progress)
         log_bytes = store.log.end
         store.close()
-        with _step("verifying the files") as took:
-            verification = Verification(StoreFiles(root), tell)
+        with _step("verifying the files") as verifying:
+            verification = Verification(StoreFiles(root), progress)
             problems = list(verification.run())
     for problem in problems[:10]:
         print(f"{problem.severity}: {problem.file} @{problem.offset}: {problem.text}")
     totals = verification.totals
-    good = not (back.lost or back.wrong or back.keys_missed or totals.damage)
-    rate = written.per_second
-    per_message = log_bytes / max(totals.records, 1)
     rows = [
-        ("acknowledged before the kill", f"{written.acknowledged:,} messages"),
-        ("start of the broker", f"{written.ready_seconds:.2f} s"),
-        (
-            "sending",
-            f"{written.seconds:.1f} s: {rate:,.0f} messages/s, "
-            f"{rate * per_message / _MIB:,.0f} MiB/s of log, over TCP from one process",
-        ),
-        ("broker's CPU", f"{written.cpu_us:.1f} µs per message"),
+        *_sending_rows(sent, log_bytes / max(totals.records, 1)),
         ("flush", "sync (group commit)" if sync_flush else "async"),
-        (
-            "memory of the broker",
-            f"{written.rss_bytes / _MIB:,.0f} MiB resident (mapped files "
-            f"included), {written.private_bytes / _MIB:,.0f} MiB private",
-        ),
-        ("recovery", f"{recovery_seconds:.2f} s, {report.records:,} records replayed"),
-        ("read back", f"{back.messages:,} messages in {back.seconds:.1f} s, {back.wrong:,} wrong"),
-        ("keys looked up", f"{KEYS_SAMPLED:,}, {back.keys_missed:,} missed"),
+        ("recovery", f"{recovery[0]:.2f} s, {replayed:,} records replayed"),
+        ("read", f"{back.messages:,} messages in {back.seconds:.1f} s, {back.wrong:,} wrong"),
+        ("keys queried", f"{KEYS_SAMPLED:,}, {back.keys_missed:,} not found"),
         (
             "verified",
             f"{totals.records:,} records, {totals.queue_entries:,} queue entries, "
-            f"{totals.index_entries:,} index entries in {took[0]:.1f} s; "
+            f"{totals.index_entries:,} index entries in {verifying[0]:.1f} s; "
             f"damage: {totals.damage:,}",
         ),
         ("lost", f"{back.lost:,}"),
     ]
-    _show(rows, good=good, seconds=time.monotonic() - began)
+    good = not (back.lost or back.wrong or back.keys_missed or totals.damage)
+    verdict = "nothing lost" if good else "FAILED"
+    print_summary(f"Penstock: {verdict} ({time.monotonic() - started:.0f} s in total)", rows)
     return 0 if good else 1
 
 
-def _write(
-    root: Path, messages: int, *, sync_flush: bool, chance: random.Random, tell: "Progress"
-) -> Written:
+def _sending_rows(sent: SendFigures, bytes_per_message: float) -> list[tuple[str, str]]:
+    rate = sent.per_second
+    return [
+        ("acknowledged before the kill", f"{sent.acknowledged:,} messages"),
+        ("start of the broker", f"{sent.ready_seconds:.2f} s"),
+        (
+            "sending",
+            f"{sent.seconds:.1f} s: {rate:,.0f} messages/s, "
+            f"{rate * bytes_per_message / _MIB:,.0f} MiB/s of log, over TCP from one process",
+        ),
+        ("CPU of the broker", f"{sent.cpu_us:.1f} µs per message"),
+        (
+            "memory of the broker",
+            f"{sent.rss_bytes / _MIB:,.0f} MiB resident (including mapped files), "
+            f"{sent.private_bytes / _MIB:,.0f} MiB private",
+        ),
+    ]
+
+
+def _send_and_kill(
+    root: Path, messages: int, *, sync_flush: bool, rng: random.Random, progress: "Progress"
+) -> SendFigures:
     """Send until `messages` and some more are acknowledged, then kill the broker."""
-    from penstock.cli.demo.demo_sender import Producers
+    from penstock.cli.demo.demo_sender import DemoProducers
     from penstock.server.service import run
 
-    print("== starting a broker in a process of its own", flush=True)
-    began = time.monotonic()
+    print("== starting a broker in a child process", flush=True)
+    started = time.monotonic()
     broker, port = _start_broker(root, sync_flush=sync_flush)
-    ready_seconds = time.monotonic() - began
-    wanted = messages + chance.randrange(max(messages // 50, 2))
+    ready_seconds = time.monotonic() - started
+    kill_after = messages + rng.randrange(max(messages // 50, 2))
     print(f"== sending {messages:,} messages over TCP", flush=True)
-    began, done, figures = time.monotonic(), 0, (0.0, 0, 0, 0.0)
+    started, done, figures = time.monotonic(), 0, (0.0, 0, 0, 0.0)
 
-    def told(count: int) -> None:
+    def on_progress(count: int) -> None:
         nonlocal done, figures
-        tell("send", min(count, messages), messages)
-        if done < wanted <= count:
-            seconds = time.monotonic() - began
+        progress("send", min(count, messages), messages)
+        if done < kill_after <= count:
+            seconds = time.monotonic() - started
             figures = (count / seconds, *_memory(broker.pid), _cpu_seconds(broker.pid))
             loop = asyncio.get_running_loop()
-            loop.call_later(chance.random() * 0.02, broker.send_signal, signal.SIGKILL)
+            loop.call_later(rng.random() * 0.02, broker.send_signal, signal.SIGKILL)
         done = count
 
-    producers = Producers(port, told)
+    producers = DemoProducers(port, on_progress)
     try:
         run(producers.run())
     finally:
         broker.kill()
         broker.wait()
-    seconds = time.monotonic() - began
-    if producers.refused or done < wanted:
+    seconds = time.monotonic() - started
+    if producers.refused or done < kill_after:
         raise click.ClickException(producers.refused or f"the broker ended after {done:,} messages")
     rate, rss, private, cpu = figures
-    lanes = producers.acknowledged
-    print(f"== killed (SIGKILL) after {sum(lanes):,} acknowledged messages", flush=True)
-    return Written(lanes, ready_seconds, seconds, rate, cpu * 1e6 / wanted, rss, private)
+    acknowledged_by_queue = producers.acknowledged
+    total = sum(acknowledged_by_queue)
+    print(f"== killed the broker (SIGKILL) after {total:,} acknowledged messages", flush=True)
+    return SendFigures(
+        acknowledged_by_queue, ready_seconds, seconds, rate, cpu * 1e6 / kill_after, rss, private
+    )
 
 
 def _start_broker(root: Path, *, sync_flush: bool) -> tuple["subprocess.Popen[bytes]", int]:
-    """A broker over the demo's store, and its port."""
-    from penstock.cli.demo import load
+    """Start a broker on the demo's store; returns the process and the port."""
+    from penstock.cli.demo import demo_messages
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     settings = root.parent / "penstock.toml"
-    settings.write_text(load.toml(sync_flush=sync_flush))
+    settings.write_text(demo_messages.toml(sync_flush=sync_flush))
     command = [sys.executable, "-m", "penstock.cli.main", "broker", "-c", str(settings)]
     command += ["--port", str(port), "--data", str(root)]
     log = root.parent / "broker.log"
@@ -202,7 +210,7 @@ def _start_broker(root: Path, *, sync_flush: bool) -> tuple["subprocess.Popen[by
 
 
 def _cpu_seconds(pid: int) -> float:
-    """User and system time of a process so far."""
+    """The user and system time of a process."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -216,53 +224,56 @@ def _memory(pid: int) -> tuple[int, int]:
     return figures.get("Rss:", 0), figures.get("Anonymous:", 0)
 
 
-def _open(root: Path, *, sync_flush: bool, tell: "Progress") -> "MessageStore":
-    from penstock.cli.demo import load
+def _open(root: Path, *, sync_flush: bool, progress: "Progress") -> "MessageStore":
+    from penstock.cli.demo import demo_messages
     from penstock.store.store import MessageStore
 
-    config = load.config(sync_flush=sync_flush)
-    return MessageStore(root, config, now_ms=time.time_ns() // 1_000_000, progress=tell)
+    config = demo_messages.config(sync_flush=sync_flush)
+    return MessageStore(root, config, now_ms=time.time_ns() // 1_000_000, progress=progress)
 
 
 def _read_back(
-    store: "MessageStore", lanes: list[int], chance: random.Random, tell: "Progress"
+    store: "MessageStore",
+    acknowledged_by_queue: list[int],
+    rng: random.Random,
+    progress: "Progress",
 ) -> ReadBack:
-    """Read all queues like a consumer, compare each message with what was written."""
-    from penstock.cli.demo import load
+    """Read all queues as a consumer does, and compare each message with what was sent."""
+    from penstock.cli.demo import demo_messages
 
-    began = time.monotonic()
+    started = time.monotonic()
     messages = lost = wrong = 0
-    for place, promised in enumerate(lanes):
-        found, bad = _read_lane(store, place)
+    for index, acknowledged in enumerate(acknowledged_by_queue):
+        found, bad = _read_queue(store, index)
         messages += found
         wrong += bad
-        lost += max(promised - found, 0)
-        tell("read", place + 1, load.LANES)
-    seconds = time.monotonic() - began
+        lost += max(acknowledged - found, 0)
+        progress("read", index + 1, demo_messages.QUEUES_TOTAL)
+    seconds = time.monotonic() - started
     missed = 0
-    everywhere = min(lanes) * load.LANES
-    for number in chance.sample(range(everywhere), min(KEYS_SAMPLED, everywhere)):
-        topic, _ = load.lane(number)
+    everywhere = min(acknowledged_by_queue) * demo_messages.QUEUES_TOTAL
+    for number in rng.sample(range(everywhere), min(KEYS_SAMPLED, everywhere)):
+        topic, _ = demo_messages.queue_of(number)
         hits = store.lookup.by_key(
             topic.decode(),
-            load.key(number),
+            demo_messages.key(number),
             begin_ms=0,
             end_ms=1 << 60,
             most=4,
             confirmed=store.confirmed,
         )
-        missed += not any(load.body(number) in hit for hit in hits)
+        missed += not any(demo_messages.body(number) in hit for hit in hits)
     return ReadBack(messages, lost, wrong, missed, seconds)
 
 
-def _read_lane(store: "MessageStore", place: int) -> tuple[int, int]:
-    """(messages, how many of them are not what was written) of one queue."""
-    from penstock.cli.demo import load
+def _read_queue(store: "MessageStore", index: int) -> tuple[int, int]:
+    """Read one queue; returns the number of messages and of wrong messages."""
+    from penstock.cli.demo import demo_messages
     from penstock.store.get import FOUND
     from penstock.wire.output import Output
     from penstock.wire.record import RECORD, StoredRecord
 
-    topic, queue_id = load.lane(place)
+    topic, queue_id = demo_messages.queue_of(index)
     queue = store.queue(topic.decode(), queue_id)
     if queue is None:
         return 0, 0
@@ -277,9 +288,11 @@ def _read_lane(store: "MessageStore", place: int) -> tuple[int, int]:
         while at < len(data):
             good = stored.read(at, len(data)) == RECORD
             good = good and stored.check(stored.physical_offset) == RECORD
-            number = offset * load.LANES + place
+            number = offset * demo_messages.QUEUES_TOTAL + index
             body = data[stored.body_at : stored.body_at + stored.body_length]
-            wrong += not (good and stored.queue_offset == offset and body == load.body(number))
+            wrong += not (
+                good and stored.queue_offset == offset and body == demo_messages.body(number)
+            )
             if not good:
                 return offset, wrong
             at += stored.size
@@ -289,22 +302,9 @@ def _read_lane(store: "MessageStore", place: int) -> tuple[int, int]:
 
 @contextmanager
 def _step(what: str) -> Iterator[list[float]]:
-    """Say what is going on; the list holds how long it took afterwards."""
+    """Print the name of a step; afterwards the list holds its duration in seconds."""
     print(f"== {what}", flush=True)
-    took: list[float] = []
-    began = time.monotonic()
-    yield took
-    took.append(time.monotonic() - began)
-
-
-def _show(rows: list[tuple[str, str]], *, good: bool, seconds: float) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    verdict = "nothing lost" if good else "SOMETHING IS WRONG"
-    table = Table(title=f"Penstock: {verdict} ({seconds:.0f} s in all)", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
-    for row in rows:
-        table.add_row(*row)
-    Console().print(table)
+    elapsed: list[float] = []
+    started = time.monotonic()
+    yield elapsed
+    elapsed.append(time.monotonic() - started)

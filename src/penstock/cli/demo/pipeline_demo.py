@@ -1,13 +1,12 @@
-"""`penstock demo pipeline`: a story of registrations, and what two pipelines on Spark make of it.
+"""`penstock demo pipeline`: simulated registrations, processed by two Spark pipelines.
 
-A broker runs in a process of its own. Registrations come, twenty times as many for a while, and
-three services follow at their own pace. Meanwhile the pipelines `registration` and `lake` read the
-topics on a local Spark. Then all that they have written is compared with what was sent.
+The broker runs in a child process. Users register, for one minute at twenty times the usual rate,
+and three services process them at their own pace. Meanwhile the pipelines `registration` and `lake`
+read the topics with a local Spark. Then their output is compared with what was sent.
 """
 
 import contextlib
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -18,11 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from penstock.cli.terminal import free_port
+
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from penstock.cli.demo.story import Story
+    from penstock.cli.demo.scenario import Scenario
     from penstock.spark.pipelines.batch_progress import Batch
 
 USUAL_PER_MINUTE: Final = 300
@@ -49,69 +50,73 @@ disk_refuse_percent = 100
 @click.command()
 @click.option(
     "--users",
-    "usual",
+    "per_minute",
     type=click.IntRange(min=10),
     default=USUAL_PER_MINUTE,
     show_default=True,
-    help="Registrations in a usual minute of the story.",
+    help="Registrations per simulated minute.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=5),
     default=SECONDS,
     show_default=True,
-    help="How long the story takes.",
+    help="Duration of the simulation.",
 )
-@click.option("--seed", type=int, default=7, show_default=True, help="Of the story.")
+@click.option("--seed", type=int, default=7, show_default=True, help="Seed of the simulation.")
 @click.option(
     "--picture",
     type=click.Path(path_type=Path, dir_okay=False),
     default=PICTURE,
     show_default=True,
-    help="Where the picture goes: .png, .svg or .pdf.",
+    help="Output file of the chart: .png, .svg or .pdf.",
 )
 @click.option(
     "--dir",
     "parent",
     type=click.Path(path_type=Path, file_okay=False, exists=True),
-    help="Where the temporary files go (default: the system's place).",
+    help="Parent of the temporary files.  [default: the system's temporary directory]",
 )
-def pipeline(usual: int, seconds: float, seed: int, picture: Path, parent: Path | None) -> int:
-    """Tell a story of registrations with a spike, and follow it with pipelines on Spark."""
-    from penstock.cli.demo.story import write_story
+def pipeline(per_minute: int, seconds: float, seed: int, picture: Path, parent: Path | None) -> int:
+    """Simulate registrations with a load spike, and process them with Spark pipelines."""
+    from penstock.cli.demo.scenario import generate_scenario
     from penstock.cli.terminal import say_if_uncompiled
 
     if picture.suffix not in PICTURE_ENDINGS or not picture.absolute().parent.is_dir():
-        raise click.UsageError(f"--picture {picture}: no .png, .svg or .pdf in a directory")
+        raise click.UsageError(
+            f"--picture must be a .png, .svg or .pdf file in an existing directory, not {picture}"
+        )
     say_if_uncompiled()
-    began = time.monotonic()
-    story = write_story(seed, usual)
+    started = time.monotonic()
+    scenario = generate_scenario(seed, per_minute)
     with tempfile.TemporaryDirectory(prefix="penstock-demo-", dir=parent) as name:
-        folder = Path(name)
-        print("== starting a broker in a process of its own, and Spark in this one", flush=True)
-        with _broker(folder) as address, _spark(folder) as spark:
-            demonstration = Demonstration(folder, address, story, spark)
-            demonstration.tell(seconds)
-            return demonstration.report(picture, began)
+        directory = Path(name)
+        print("== starting a broker in a child process, and Spark in this process", flush=True)
+        with _broker(directory) as address, _spark(directory) as spark:
+            demo_run = PipelineDemo(directory, address, scenario, spark)
+            demo_run.run(seconds)
+            return demo_run.report(picture, started)
 
 
-class Demonstration:
-    """The story, the pipelines over its topics, and what comes of both."""
+class PipelineDemo:
+    """Sends the scenario, runs the pipelines, and reports the result."""
 
-    def __init__(self, folder: Path, address: str, story: "Story", spark: "SparkSession") -> None:
-        self._output, self._lake = str(folder / "registration"), str(folder / "lake")
+    def __init__(
+        self, directory: Path, address: str, scenario: "Scenario", spark: "SparkSession"
+    ) -> None:
+        self._output, self._lake = str(directory / "registration"), str(directory / "lake")
         self._address = address
-        self._story = story
+        self._scenario = scenario
         self._spark = spark
         self._seen: dict[str, int] = {}
         self._rows: dict[tuple[str, int], int] = {}
         self._batches = 0
-        self._told_s = 0.0
+        self._sent_s = 0.0
 
-    def tell(self, seconds: float) -> None:
-        """Send the story while the pipelines run, until they have it all."""
+    def run(self, seconds: float) -> None:
+        """Send the scenario while the pipelines run, and wait until they have processed it."""
         from penstock import Admin, Producer
-        from penstock.cli.demo.story import tell_story
+        from penstock.cli.demo.scenario import send_scenario
         from penstock.cli.terminal import progress_bars
         from penstock.spark.pipelines.query_errors import for_people
         from penstock.spark.pipelines.registration.events import ALERTS, REGISTRATIONS, STEPS
@@ -120,53 +125,55 @@ class Demonstration:
             for topic in (REGISTRATIONS, STEPS, ALERTS):
                 admin.create_topic(topic, queues=4)
         queries = self._start()
-        count = len(self._story.messages)
-        print(f"== telling {count:,} messages; pipelines: registration, lake", flush=True)
-        looked = time.monotonic()
+        count = len(self._scenario.messages)
+        print(f"== sending {count:,} messages; pipelines: registration, lake", flush=True)
+        reported_at = time.monotonic()
         with (
             Producer(self._address, group="demo", batching=True) as producer,
             progress_bars() as bars,
         ):
 
-            def told(done: int, of: int) -> None:
-                nonlocal looked
-                bars("story", done, of)
-                if time.monotonic() > looked + 1:
-                    looked = time.monotonic()
-                    self._look(queries)
+            def on_progress(done: int, of: int) -> None:
+                nonlocal reported_at
+                bars("send", done, of)
+                if time.monotonic() > reported_at + 1:
+                    reported_at = time.monotonic()
+                    self._report_batches(queries)
 
-            self._told_s = tell_story(self._story, producer, seconds=seconds, tell=told)
-        print("== the story is told; the pipelines catch up", flush=True)
+            self._sent_s = send_scenario(
+                self._scenario, producer, seconds=seconds, progress=on_progress
+            )
+        print("== all messages are sent; waiting for the pipelines", flush=True)
         for query in queries:
             with for_people():
                 query.processAllAvailable()
-            self._look(queries)
+            self._report_batches(queries)
         for query in queries:
             query.stop()
 
-    def report(self, picture: Path, began: float) -> int:
-        """Compare and show; the exit code."""
-        from penstock.cli.demo.demo_report import Findings
+    def report(self, picture: Path, started: float) -> int:
+        """Compare the output with the scenario and print it; returns the exit code."""
+        from penstock.cli.demo.demo_report import ScenarioResult
         from penstock.spark.pipelines.query_errors import for_people
         from penstock.spark.pipelines.registration.plot import draw
 
         print("== comparing with what was sent", flush=True)
         with for_people():
-            findings = Findings.gather(
+            result = ScenarioResult.gather(
                 self._spark,
-                self._story,
+                self._scenario,
                 output=self._output,
                 lake=self._lake,
                 address=self._address,
             )
-        findings.show(told_s=self._told_s, batches=self._batches, seconds=time.monotonic() - began)
-        title = f"{sum(self._story.counts.values()):,} registrations, a spike, three services"
-        draw(findings.figures, picture, title=title)
-        print(f"the picture: {picture.absolute()}")
-        return 0 if findings.good else 1
+        result.show(sent_s=self._sent_s, batches=self._batches, seconds=time.monotonic() - started)
+        title = f"{sum(self._scenario.counts.values()):,} registrations, a spike, three services"
+        draw(result.figures, picture, title=title)
+        print(f"chart: {picture.absolute()}")
+        return 0 if result.good else 1
 
     def _start(self) -> "list[StreamingQuery]":
-        from penstock.cli.demo.story import LATE_S, STUCK_AFTER_S
+        from penstock.cli.demo.scenario import LATE_S, STUCK_AFTER_S
         from penstock.spark.pipelines.query_errors import for_people
         from penstock.spark.pipelines.registration.events import REGISTRATIONS, STEPS
         from penstock.spark.pipelines.running import Job, Trigger, find_pipeline
@@ -195,55 +202,62 @@ class Demonstration:
                 queries += found.start(self._spark, job)
         return queries
 
-    def _look(self, queries: "Sequence[StreamingQuery]") -> None:
-        """Say which batches are done; raise where a query has failed."""
+    def _report_batches(self, queries: "Sequence[StreamingQuery]") -> None:
+        """Print the batches that are done; raise the error of a query that has failed."""
         from penstock.spark.pipelines.batch_progress import new_batches
         from penstock.spark.pipelines.query_errors import for_people
 
         with for_people():
             for query in queries:
                 for batch in new_batches(query, self._seen, named=True, rows=self._rows):
-                    self._say(batch)
+                    self._print_batch(batch)
                 if (error := query.exception()) is not None:
                     raise error
 
-    def _say(self, batch: "Batch") -> None:
+    def _print_batch(self, batch: "Batch") -> None:
         self._batches += 1
         if batch.rows:
             print(f"   {batch}", flush=True)
 
 
 @contextlib.contextmanager
-def _spark(folder: Path) -> "Iterator[SparkSession]":
+def _spark(directory: Path) -> "Iterator[SparkSession]":
     from penstock.spark.session import spark_session
 
-    conf = {"spark.driver.memory": MEMORY, "spark.sql.warehouse.dir": str(folder / "warehouse")}
+    conf = {"spark.driver.memory": MEMORY, "spark.sql.warehouse.dir": str(directory / "warehouse")}
     spark = spark_session("penstock-demo", conf=conf)
-    # A batch that takes longer than its interval is no news here.
+    # Do not log warnings about batches that take longer than their interval.
     spark.sparkContext.setLogLevel("ERROR")
     try:
         yield spark
     finally:
-        # Whoever has stopped the demo need not read what its queries say to that.
+        # Do not log the errors of queries that are interrupted by Ctrl-C.
         spark.sparkContext.setLogLevel("OFF")
         spark.stop()
 
 
 @contextlib.contextmanager
-def _broker(folder: Path) -> Iterator[str]:
-    """`penstock up` in a process of its own; the NameServer's address."""
-    ports = [_free_port(), _free_port()]
-    (folder / "penstock.toml").write_text(_CONFIG)
-    command = [sys.executable, "-m", "penstock.cli.main", "up", "-c", str(folder / "penstock.toml")]
-    command += ["--data", str(folder / "up"), "--no-console"]
+def _broker(directory: Path) -> Iterator[str]:
+    """Run `penstock up` in a child process; yields the NameServer's address."""
+    ports = [free_port(), free_port()]
+    (directory / "penstock.toml").write_text(_CONFIG)
+    command = [
+        sys.executable,
+        "-m",
+        "penstock.cli.main",
+        "up",
+        "-c",
+        str(directory / "penstock.toml"),
+    ]
+    command += ["--data", str(directory / "up"), "--no-console"]
     command += ["--nameserver-port", str(ports[0]), "--broker-port", str(ports[1])]
-    log = folder / "up.log"
+    log = directory / "up.log"
     with log.open("wb") as lines:
         up = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=lines)
     assert up.stdout is not None
     try:
         if not up.stdout.readline():
-            raise click.ClickException(f"no broker started: {log.read_text()[-1000:]}")
+            raise click.ClickException(f"the broker did not start: {log.read_text()[-1000:]}")
         yield f"127.0.0.1:{ports[0]}"
     finally:
         up.send_signal(signal.SIGTERM)
@@ -252,9 +266,4 @@ def _broker(folder: Path) -> Iterator[str]:
         except subprocess.TimeoutExpired:
             up.kill()
             up.wait()
-        up.stdout.close()  # only now: it says more than its first line
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])
+        up.stdout.close()  # only now: it writes more than its first line

@@ -1,7 +1,7 @@
-"""The demo's messages, each a function of its number: the producers and the checker agree on them.
+"""The demo's messages, computed from their number by the producers and by the check.
 
-Message `n` goes to lane `n % LANES` (a queue of one of the topics) and has queue offset
-`n // LANES` there, so what was acknowledged can be recounted after a crash.
+Message `n` goes to queue `n % QUEUES_TOTAL`, counted over all topics, and has the queue offset
+`n // QUEUES_TOTAL`. So the acknowledged messages can be verified after a crash.
 """
 
 import msgspec
@@ -10,14 +10,14 @@ from penstock.config import StoreConfig
 
 TOPICS = (b"Registered", b"Ordered")
 QUEUES = 4
-LANES = len(TOPICS) * QUEUES
+QUEUES_TOTAL = len(TOPICS) * QUEUES
 TAGS = (b"trial", b"paid", b"vip")
 
 _FILLER = bytes(range(32, 127)) * 4
 
 
 def config(*, sync_flush: bool) -> StoreConfig:
-    """Small segments, so that the log rolls. Nothing may be deleted, however full the disk is."""
+    """Small segments, so that there are several, and no retention, however full the disk is."""
     return StoreConfig(
         segment_bytes=64 * 1024 * 1024,
         index_slots=1_000_000,
@@ -30,7 +30,7 @@ def config(*, sync_flush: bool) -> StoreConfig:
 
 
 def toml(*, sync_flush: bool) -> str:
-    """The same as a file for a broker."""
+    """The same settings as a file for the broker."""
     values = msgspec.structs.asdict(config(sync_flush=sync_flush))
     defaults = msgspec.structs.asdict(StoreConfig())
     lines = [
@@ -42,14 +42,14 @@ def toml(*, sync_flush: bool) -> str:
     return quiet + "[store]\n" + "\n".join(lines) + "\n"
 
 
-def lane(number: int) -> tuple[bytes, int]:
-    """Topic and queue id of a message, or of a lane."""
-    place = number % LANES
-    return TOPICS[place % len(TOPICS)], place // len(TOPICS)
+def queue_of(number: int) -> tuple[bytes, int]:
+    """The topic and queue id of a message."""
+    index = number % QUEUES_TOTAL
+    return TOPICS[index % len(TOPICS)], index // len(TOPICS)
 
 
 def body(number: int) -> bytes:
-    """100 to 199 bytes that name the message."""
+    """100 to 199 bytes that start with the number of the message."""
     start = number % 89
     return b"%010d " % number + _FILLER[start : start + 89 + number * 37 % 100]
 

@@ -1,4 +1,4 @@
-"""The demo's story: what it promises about itself, how it is told, and its picture."""
+"""The scenario of the pipeline demo, its expected output, and the chart."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from click.testing import CliRunner
 
 from penstock import Message
 from penstock.cli.demo.demo_command import demo
-from penstock.cli.demo.demo_report import Findings
-from penstock.cli.demo.story import (
+from penstock.cli.demo.demo_report import ScenarioResult
+from penstock.cli.demo.scenario import (
     LATE_S,
     MINUTES,
     SPIKE_FACTOR,
     SPIKE_MINUTE,
     STUCK_AFTER_S,
     UNREADABLE,
-    Story,
-    tell_story,
-    write_story,
+    Scenario,
+    generate_scenario,
+    send_scenario,
 )
 from penstock.spark.pipelines.registration.events import (
     REGISTRATIONS,
@@ -39,55 +39,57 @@ from penstock.spark.pipelines.registration.plot import Figures, draw
 
 
 @pytest.fixture(scope="module")
-def story() -> Story:
-    return write_story(1, 50)
+def scenario() -> Scenario:
+    return generate_scenario(1, 50)
 
 
-def test_the_same_seed_tells_the_same_story(story: Story) -> None:
-    again = write_story(1, 50)
-    assert (again.counts, again.stuck) == (story.counts, story.stuck)
-    assert [m.at for m in again.messages] == [m.at for m in story.messages]
+def test_the_same_seed_generates_the_same_scenario(scenario: Scenario) -> None:
+    again = generate_scenario(1, 50)
+    assert (again.counts, again.stuck) == (scenario.counts, scenario.stuck)
+    assert [m.at for m in again.messages] == [m.at for m in scenario.messages]
 
 
-def test_one_minute_has_twenty_times_as_many(story: Story) -> None:
+def test_the_spike_has_twenty_times_as_many_registrations(scenario: Scenario) -> None:
     minutes: Counter[int] = Counter()
-    for (minute, _, _), count in story.counts.items():
+    for (minute, _, _), count in scenario.counts.items():
         minutes[minute] += count
     assert minutes[SPIKE_MINUTE] == 50 * SPIKE_FACTOR
     assert {minutes[m] for m in range(MINUTES - 1) if m != SPIKE_MINUTE} == {50}
-    assert SPIKE_MINUTE < story.closed_minutes < story.counted_minutes < MINUTES
+    assert SPIKE_MINUTE < scenario.closed_minutes < scenario.counted_minutes < MINUTES
 
 
-def test_what_must_be_found_follows_from_the_messages(story: Story) -> None:
+def test_the_expected_output_follows_from_the_messages(scenario: Scenario) -> None:
     users: dict[str, Registration] = {}
     done: dict[str, dict[str, float]] = {}
     bad = 0
-    for told in story.messages:
-        if told.topic == REGISTRATIONS:
-            registration = msgspec.json.decode(told.body, type=Registration)
+    for send_progress in scenario.messages:
+        if send_progress.topic == REGISTRATIONS:
+            registration = msgspec.json.decode(send_progress.body, type=Registration)
             users[registration.id] = registration
             continue
         try:
-            step = msgspec.json.decode(told.body, type=Step)
+            step = msgspec.json.decode(send_progress.body, type=Step)
         except msgspec.DecodeError:
             bad += 1
             continue
-        assert (told.topic, told.tag) == (STEPS, step.step)
+        assert (send_progress.topic, send_progress.tag) == (STEPS, step.step)
         if step.ok:
-            done.setdefault(step.id, {})[step.step] = (step.done_at - story.began).total_seconds()
+            done.setdefault(step.id, {})[step.step] = (
+                step.done_at - scenario.started
+            ).total_seconds()
     assert bad == 5
-    assert sum(story.counts.values()) == len(users) < len(story.messages)
+    assert sum(scenario.counts.values()) == len(users) < len(scenario.messages)
     for user in users.values():
-        minute = int((user.registered_at - story.began) / timedelta(minutes=1))
-        if user.outcome != "ok" or minute >= story.closed_minutes:
+        minute = int((user.registered_at - scenario.started) / timedelta(minutes=1))
+        if user.outcome != "ok" or minute >= scenario.closed_minutes:
             continue
         end = 60 * (minute + 1) + STUCK_AFTER_S
         in_time = {name for name, at in done.get(user.id, {}).items() if at < end}
-        assert (in_time != set(STEP_NAMES)) == (user.id in story.stuck)
+        assert (in_time != set(STEP_NAMES)) == (user.id in scenario.stuck)
 
 
 class Sent:
-    """A producer that acknowledges at once."""
+    """A producer that acknowledges immediately."""
 
     def __init__(self) -> None:
         self.messages: list[Message] = []
@@ -99,16 +101,16 @@ class Sent:
         return future
 
 
-def test_telling_sends_all_in_order_and_says_how_far_it_is(story: Story) -> None:
+def test_all_messages_are_sent_in_order_and_progress_is_reported(scenario: Scenario) -> None:
     sent, steps = Sent(), []
-    tell_story(story, sent, seconds=0.2, tell=lambda done, of: steps.append((done, of)))  # type: ignore[arg-type]
-    assert [m.content for m in sent.messages] == [m.body for m in story.messages]
-    assert steps[-1] == (len(story.messages), len(story.messages))
+    send_scenario(scenario, sent, seconds=0.2, progress=lambda done, of: steps.append((done, of)))  # type: ignore[arg-type]
+    assert [m.content for m in sent.messages] == [m.body for m in scenario.messages]
+    assert steps[-1] == (len(scenario.messages), len(scenario.messages))
     assert steps == sorted(steps)
 
 
 class Slow(Sent):
-    """A producer that acknowledges a message when somebody waits for it, and not before."""
+    """A producer that acknowledges a message only when its result is awaited."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -129,10 +131,10 @@ class Acknowledgement(Future[Any]):
         self._acknowledge()
 
 
-def test_what_is_under_way_is_less_apart_than_events_may_be_late(story: Story) -> None:
-    """Queues are read one after the other: on a slow machine old events would come too late."""
+def test_messages_in_flight_are_close_in_time(scenario: Scenario) -> None:
+    """Queues are read one after the other: otherwise old events would be too late."""
     slow = Slow()
-    times = [told.at for told in story.messages]
+    times = [send_progress.at for send_progress in scenario.messages]
     worst = 0.0
 
     def submit(message: Message, really: Any = slow.submit) -> Future[Any]:
@@ -143,40 +145,40 @@ def test_what_is_under_way_is_less_apart_than_events_may_be_late(story: Story) -
         return really(message)  # type: ignore[no-any-return]
 
     slow.submit = submit  # type: ignore[method-assign]
-    tell_story(story, slow, seconds=0.01, tell=lambda done, of: None)  # type: ignore[arg-type]
-    assert len(slow.acknowledged) == len(story.messages)
+    send_scenario(scenario, slow, seconds=0.01, progress=lambda done, of: None)  # type: ignore[arg-type]
+    assert len(slow.acknowledged) == len(scenario.messages)
     assert worst <= LATE_S / 4
 
 
-def figures_of(story: Story) -> Figures:
-    """What a pipeline that makes no mistake writes."""
+def figures_of(scenario: Scenario) -> Figures:
+    """The output of a correct pipeline."""
     counts = {
-        (story.began + timedelta(minutes=minute), channel, outcome): count
-        for (minute, channel, outcome), count in story.counts.items()
-        if minute < story.counted_minutes
+        (scenario.started + timedelta(minutes=minute), channel, outcome): count
+        for (minute, channel, outcome), count in scenario.counts.items()
+        if minute < scenario.counted_minutes
     }
     latencies = {}
-    for minute in range(story.closed_minutes):
-        users = accepted_of(story, minute)
+    for minute in range(scenario.closed_minutes):
+        users = accepted_of(scenario, minute)
         row = {"users": users, "done": users - 1, "failed": 0, "missing": 1}
         for step in STEP_NAMES:
-            key = (story.began + timedelta(minutes=minute), step)
+            key = (scenario.started + timedelta(minutes=minute), step)
             latencies[key] = {**row, "p50_ms": 5, "p95_ms": 900, "p99_ms": None}
     return Figures(counts, latencies)
 
 
-def accepted_of(story: Story, minute: int) -> int:
-    return sum(n for key, n in story.counts.items() if (key[0], key[2]) == (minute, "ok"))
+def accepted_of(scenario: Scenario, minute: int) -> int:
+    return sum(n for key, n in scenario.counts.items() if (key[0], key[2]) == (minute, "ok"))
 
 
-def good_findings(story: Story) -> Findings:
-    total = len(story.messages)
-    stuck = {user for user, minute in story.stuck.items() if minute < story.closed_minutes}
-    return Findings(story, figures_of(story), total, total, Counter(stuck), UNREADABLE)
+def correct_result(scenario: Scenario) -> ScenarioResult:
+    total = len(scenario.messages)
+    stuck = {user for user, minute in scenario.stuck.items() if minute < scenario.closed_minutes}
+    return ScenarioResult(scenario, figures_of(scenario), total, total, Counter(stuck), UNREADABLE)
 
 
-def test_findings_tell_right_from_wrong(story: Story) -> None:
-    good = good_findings(story)
+def test_wrong_output_is_detected(scenario: Scenario) -> None:
+    good = correct_result(scenario)
     assert good.good
     assert not replace(good, lake_rows=good.lake_rows + 1).good
     assert not replace(good, unreadable=UNREADABLE - 1).good
@@ -185,14 +187,14 @@ def test_findings_tell_right_from_wrong(story: Story) -> None:
     counts[next(iter(counts))] += 1
     wrong = replace(good, figures=replace(good.figures, counts=counts))
     assert (wrong.wrong_minutes, wrong.good) == (1, False)
-    fewer = {key: n for key, n in counts.items() if key[0] != story.began}
+    fewer = {key: n for key, n in counts.items() if key[0] != scenario.started}
     assert replace(good, figures=replace(good.figures, counts=fewer)).wrong_minutes == 1
 
 
-def test_findings_see_wrong_latencies(story: Story) -> None:
-    good = good_findings(story)
+def test_wrong_latencies_are_detected(scenario: Scenario) -> None:
+    good = correct_result(scenario)
     rows = dict(good.figures.latencies)
-    key = (story.began, "push")
+    key = (scenario.started, "push")
     more = {**rows, key: {**rows[key], "users": rows[key]["users"] + 1}}
     wrong = replace(good, figures=replace(good.figures, latencies=more))
     assert (wrong.wrong_minutes, wrong.good) == (1, False)
@@ -201,13 +203,13 @@ def test_findings_see_wrong_latencies(story: Story) -> None:
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
-def test_the_picture_is_drawn(story: Story, tmp_path: Path, ending: str) -> None:
+def test_the_chart_is_drawn(scenario: Scenario, tmp_path: Path, ending: str) -> None:
     picture = tmp_path / f"picture.{ending}"
-    draw(figures_of(story), picture, title="A story")
+    draw(figures_of(scenario), picture, title="A scenario")
     assert picture.stat().st_size > 10_000
 
 
 @pytest.mark.parametrize("name", ["picture.xyz", "picture", "nowhere/picture.png"])
-def test_a_picture_that_can_not_be_written_is_refused_at_once(tmp_path: Path, name: str) -> None:
+def test_an_invalid_chart_path_is_refused(tmp_path: Path, name: str) -> None:
     result = CliRunner().invoke(demo, ["pipeline", "--picture", str(tmp_path / name)])
     assert (result.exit_code, "--picture" in result.output) == (2, True)
