@@ -1,5 +1,5 @@
-"""Our Python client against both houses: Penstock's servers, and Apache RocketMQ's own.
+"""The Python client against two clusters: Penstock's servers, and Apache RocketMQ's.
 
-Every test runs twice, through the fixture `house` of conftest.py. What a test asks for is what
-RocketMQ does; where the two houses may differ the test says so.
+Every test runs twice, through the fixture `cluster` of conftest.py. What a test asks for is what
+RocketMQ does; where the two clusters may differ the test says so.
 """

@@ -19,7 +19,7 @@ import uvloop
 
 from tests.depth import rounds
 
-from .houses import THREADS
+from .clusters import THREADS
 
 LIMIT_S = rounds(ci=100, proof=500)
 SETTLE_S = 2.0
@@ -53,7 +53,9 @@ def run_clean(
     assert not left, f"threads stay: {left}"
     left = open_sockets() - sockets
     deadline = time.monotonic() + SETTLE_S
-    while left and time.monotonic() < deadline:  # a house that starts beside looks whether it is up
+    while (
+        left and time.monotonic() < deadline
+    ):  # a cluster that starts beside looks whether it is up
         time.sleep(0.01)
         left &= open_sockets()
     assert not left, f"sockets stay: {sorted(left)}"

@@ -1,4 +1,4 @@
-"""Fixtures of the client tests: the two houses, and a world of unique names for each test."""
+"""Fixtures of the client tests: the two clusters, and unique names for each test."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pytest
 from tests.compat import maven
 
 from .clean_loop import loop_for, run_clean
-from .houses import KINDS, THREADS, House
-from .kit import World
+from .clusters import KINDS, THREADS, Cluster
+from .environment import Environment
 
-Starting = dict[str, "Future[House]"]
+Starting = dict[str, "Future[Cluster]"]
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -35,29 +35,29 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
 def starting(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Starting]:
-    """All houses that this run needs, each started once and at the same time."""
+    """All clusters that this run needs, each started once and at the same time."""
     wanted = set()
     for item in request.session.items:
         chosen = getattr(item, "callspec", None)
-        if chosen is not None and chosen.params.get("house") in KINDS:
-            wanted.add(chosen.params["house"])
+        if chosen is not None and chosen.params.get("cluster") in KINDS:
+            wanted.add(chosen.params["cluster"])
     if maven.missing_tools():
         wanted.discard("apache")
-    houses = {kind: House(kind, tmp_path_factory.mktemp(kind)) for kind in sorted(wanted)}
+    clusters = {kind: Cluster(kind, tmp_path_factory.mktemp(kind)) for kind in sorted(wanted)}
 
-    def start(house: House) -> House:
-        house.start()
-        return house
+    def start(cluster: Cluster) -> Cluster:
+        cluster.start()
+        return cluster
 
     with concurrent.futures.ThreadPoolExecutor(thread_name_prefix=THREADS) as pool:
-        yield {kind: pool.submit(start, house) for kind, house in houses.items()}
-    for house in houses.values():
-        house.kill()
+        yield {kind: pool.submit(start, cluster) for kind, cluster in clusters.items()}
+    for cluster in clusters.values():
+        cluster.kill()
 
 
 @pytest.fixture(scope="session", params=KINDS)
-def house(request: pytest.FixtureRequest, starting: Starting) -> House:
-    """One house after the other; without Java there is only ours, except on CI."""
+def cluster(request: pytest.FixtureRequest, starting: Starting) -> Cluster:
+    """One cluster after the other; without Java there is only ours, except on CI."""
     kind: str = request.param
     if kind not in starting:
         message = f"needs {' and '.join(maven.missing_tools())} on the PATH"
@@ -68,7 +68,7 @@ def house(request: pytest.FixtureRequest, starting: Starting) -> House:
 
 
 @pytest.fixture
-def world(request: pytest.FixtureRequest, house: House) -> World:
-    """The house with names that no other test has."""
+def env(request: pytest.FixtureRequest, cluster: Cluster) -> Environment:
+    """The cluster with names that no other test has."""
     name: str = getattr(request.node, "originalname", request.node.name)
-    return World(house, f"{name.removeprefix('test_')[:30]}-{uuid.uuid4().hex[:6]}")
+    return Environment(cluster, f"{name.removeprefix('test_')[:30]}-{uuid.uuid4().hex[:6]}")

@@ -1,6 +1,6 @@
 """A network that misbehaves on command: TCP proxies, and a NameServer that points at them.
 
-    async with Network(house) as network:
+    async with Network(cluster) as network:
         producer = AsyncProducer(network.nameservers)  # all its traffic goes through the proxies
         network.broker("broker-a").cut()
 
@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from types import TracebackType
 from typing import Self
 
-from .houses import House
+from .clusters import Cluster
 
 PIECE_BYTES = 64 * 1024
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER: closing sends a reset
@@ -202,15 +202,15 @@ class NameProxy(Proxy):
 
 
 class Network:
-    """The way to a whole house: a proxy before each broker, and a NameServer that names them."""
+    """The way to a whole cluster: a proxy before each broker, and a NameServer that names them."""
 
-    def __init__(self, house: House, *, seed: int = 1) -> None:
-        self._house = house
+    def __init__(self, cluster: Cluster, *, seed: int = 1) -> None:
+        self._cluster = cluster
         self._stack = contextlib.AsyncExitStack()
         chance = random.Random(seed)
         self.brokers = {
             broker.name: Proxy(broker.address, random.Random(chance.random()))
-            for broker in house.brokers
+            for broker in cluster.brokers
         }
         self.names: NameProxy
 
@@ -229,7 +229,7 @@ class Network:
         for proxy in self.brokers.values():
             await self._stack.enter_async_context(proxy)
         renamed = {proxy.target: proxy.address for proxy in self.brokers.values()}
-        self.names = NameProxy(self._house.names.address, renamed)
+        self.names = NameProxy(self._cluster.names.address, renamed)
         await self._stack.enter_async_context(self.names)
         return self
 

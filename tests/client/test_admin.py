@@ -7,12 +7,12 @@ import pytest
 from penstock.client.admin.async_admin import AsyncAdmin, TopicKind
 from penstock.errors import GroupNotExist, InvalidParameter, NoRoute, Refused
 
-from .kit import World, eventually, numbers, send_all
+from .environment import Environment, eventually, numbers, send_all
 
 
-async def test_a_topic_from_its_creation_to_its_end(world: World) -> None:
-    topic = world.name()
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+async def test_a_topic_from_its_creation_to_its_end(env: Environment) -> None:
+    topic = env.name()
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         made = await admin.create_topic(topic, queues=2, attributes={"message.type": "NORMAL"})
         assert made.kind is TopicKind.NORMAL
         assert set(made.brokers) == {"broker-a", "broker-b"}
@@ -40,9 +40,9 @@ async def test_a_topic_from_its_creation_to_its_end(world: World) -> None:
             await admin.delete_topic(topic)
 
 
-async def test_what_is_not_given_stays_as_it_is(world: World) -> None:
-    topic = world.topic(queues=3, attributes="+message.type=FIFO")
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_what_is_not_given_stays_as_it_is(env: Environment) -> None:
+    topic = env.topic(queues=3, attributes="+message.type=FIFO")
+    async with AsyncAdmin(env.nameservers) as admin:
         changed = await admin.update_topic(topic, perm="r")
         for settings in changed.brokers.values():
             assert (settings.read_queues, settings.write_queues) == (3, 3)
@@ -57,9 +57,9 @@ async def test_what_is_not_given_stays_as_it_is(world: World) -> None:
         assert changed.brokers["broker-a"].message_type == "UNSPECIFIED"
 
 
-async def test_an_ordered_topics_queues_are_known_to_the_nameservers(world: World) -> None:
-    topic = world.name()
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_an_ordered_topics_queues_are_known_to_the_nameservers(env: Environment) -> None:
+    topic = env.name()
+    async with AsyncAdmin(env.nameservers) as admin:
         await admin.create_topic(topic, queues=2, order=True, brokers=["broker-a"])
         assert await admin.kv("ORDER_TOPIC_CONFIG", topic) == "broker-a:2"
         await admin.create_topic(topic, queues=2, order=True, brokers=["broker-b"])
@@ -72,11 +72,11 @@ async def test_an_ordered_topics_queues_are_known_to_the_nameservers(world: Worl
         assert await admin.kv("ORDER_TOPIC_CONFIG", topic) is None
 
 
-async def test_names_with_a_namespace(world: World) -> None:
-    topic = world.name()
+async def test_names_with_a_namespace(env: Environment) -> None:
+    topic = env.name()
     async with (
-        AsyncAdmin(world.nameservers, namespace="acme") as inside,
-        AsyncAdmin(world.nameservers) as outside,
+        AsyncAdmin(env.nameservers, namespace="acme") as inside,
+        AsyncAdmin(env.nameservers) as outside,
     ):
         assert (await inside.create_topic(topic, queues=1)).name == topic
         assert [info.name for info in await inside.topics()].count(topic) == 1
@@ -84,42 +84,42 @@ async def test_names_with_a_namespace(world: World) -> None:
         assert f"acme%{topic}" in await outside.topic_names()
         queues = (await inside.describe_topic(topic)).queues
         assert {state.queue.topic for state in queues} == {topic}
-        await inside.create_group(world.name("g"))
-        assert world.name("g") in [group.name for group in await inside.groups()]
-        plan = await inside.plan_reset(world.name("g"), topic, "last")
+        await inside.create_group(env.name("g"))
+        assert env.name("g") in [group.name for group in await inside.groups()]
+        plan = await inside.plan_reset(env.name("g"), topic, "last")
         assert (await inside.apply_reset(plan)).failed == ()
-        assert await inside.groups_of_topic(topic) == [world.name("g")]
+        assert await inside.groups_of_topic(topic) == [env.name("g")]
         await inside.delete_topic(topic)
 
 
-async def test_what_can_not_be(world: World) -> None:
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_what_can_not_be(env: Environment) -> None:
+    async with AsyncAdmin(env.nameservers) as admin:
         with pytest.raises(InvalidParameter, match="no topic can be called"):
             await admin.create_topic("two words")
         with pytest.raises(InvalidParameter, match="is no permission"):
-            await admin.create_topic(world.name(), perm="x")
+            await admin.create_topic(env.name(), perm="x")
         with pytest.raises(NoRoute, match="know no cluster 'Nowhere'"):
-            await admin.create_topic(world.name(), cluster="Nowhere")
+            await admin.create_topic(env.name(), cluster="Nowhere")
         with pytest.raises(NoRoute, match="know no master broker-z"):
-            await admin.create_topic(world.name(), brokers=["broker-z"])
-        with pytest.raises(GroupNotExist, match=world.name()):
-            await admin.update_group(world.name(), orderly=True)
+            await admin.create_topic(env.name(), brokers=["broker-z"])
+        with pytest.raises(GroupNotExist, match=env.name()):
+            await admin.update_group(env.name(), orderly=True)
         with pytest.raises(Refused, match="DELETE_TOPIC_IN_BROKER"):
             await admin.delete_topic("TBW102")
 
 
-async def test_brokers_tell_about_themselves(world: World) -> None:
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_brokers_tell_about_themselves(env: Environment) -> None:
+    async with AsyncAdmin(env.nameservers) as admin:
         state = await admin.cluster()
         assert state.clusters == ("DefaultCluster",)
-        assert state.nameservers == (world.nameservers,)
+        assert state.nameservers == (env.nameservers,)
         assert [s.broker.name for s in state.brokers] == ["broker-a", "broker-b"]
         for broker in state.brokers:
             assert broker.problem is None
             figures = broker.figures
             assert figures is not None
             assert figures.version == "V5_4_0"
-            assert (figures.penstock_version is not None) is (world.house.kind == "penstock")
+            assert (figures.penstock_version is not None) is (env.cluster.kind == "penstock")
             assert figures.disk_used is not None
             assert 0 < figures.disk_used < 1
             assert figures.started_ms is not None
@@ -127,8 +127,8 @@ async def test_brokers_tell_about_themselves(world: World) -> None:
         assert (await admin.broker_figures("broker-b")).raw["brokerVersionDesc"] == "V5_4_0"
 
 
-async def test_settings_of_brokers_and_nameservers(world: World) -> None:
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_settings_of_brokers_and_nameservers(env: Environment) -> None:
+    async with AsyncAdmin(env.nameservers) as admin:
         before = await admin.broker_settings("broker-a")
         other = "60" if before["fileReservedTime"] != "60" else "61"
         await admin.update_broker_settings("broker-a", {"fileReservedTime": other})
@@ -138,13 +138,13 @@ async def test_settings_of_brokers_and_nameservers(world: World) -> None:
             "broker-a", {"fileReservedTime": before["fileReservedTime"]}
         )
         settings = await admin.nameserver_settings()
-        assert list(settings) == [world.nameservers]
-        assert settings[world.nameservers]["listenPort"] in world.nameservers
+        assert list(settings) == [env.nameservers]
+        assert settings[env.nameservers]["listenPort"] in env.nameservers
 
 
-async def test_values_by_namespace_and_key(world: World) -> None:
-    namespace = world.name()
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_values_by_namespace_and_key(env: Environment) -> None:
+    namespace = env.name()
+    async with AsyncAdmin(env.nameservers) as admin:
         assert await admin.kv(namespace, "k") is None
         assert await admin.kv_table(namespace) == {}
         await admin.put_kv(namespace, "k", "v 1")
@@ -155,9 +155,9 @@ async def test_values_by_namespace_and_key(world: World) -> None:
         assert await admin.kv_table(namespace) == {"l": "v 2"}
 
 
-async def test_a_broker_can_be_taken_out_of_writing(world: World) -> None:
-    topic = world.topic(queues=1)
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_a_broker_can_be_taken_out_of_writing(env: Environment) -> None:
+    topic = env.topic(queues=1)
+    async with AsyncAdmin(env.nameservers) as admin:
         await admin.stop_writes("broker-b")
         try:
             route = await admin.route(topic)
@@ -167,12 +167,12 @@ async def test_a_broker_can_be_taken_out_of_writing(world: World) -> None:
         assert len((await admin.route(topic)).write_queues) == 2
 
 
-async def test_who_produces(world: World) -> None:
-    topic = world.topic(queues=1)
-    group = world.name("p")
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_who_produces(env: Environment) -> None:
+    topic = env.topic(queues=1)
+    group = env.name("p")
+    async with AsyncAdmin(env.nameservers) as admin:
         assert await admin.producers(group) == ()
-        async with world.producer(heartbeat_ms=200) as producer:
+        async with env.producer(heartbeat_ms=200) as producer:
             await send_all(producer, topic, numbers(4))
             members = await eventually(lambda: admin.producers(group))
             assert [member.language for member in members] == ["PYTHON"]

@@ -10,12 +10,12 @@ from penstock import Message, MessageQueue
 from penstock.client.admin.async_admin import AsyncAdmin, ResetPlan
 from penstock.errors import ConsumerNotOnline, InvalidParameter, Refused
 
-from .kit import Inbox, World, eventually, numbers, running, send_all
+from .environment import Environment, Inbox, eventually, numbers, running, send_all
 
 
-async def fill(world: World, topic: str, per_queue: int) -> list[MessageQueue]:
+async def fill(env: Environment, topic: str, per_queue: int) -> list[MessageQueue]:
     """So many messages in each queue."""
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         queues = sorted(await producer.queues(topic))
         for queue in queues:
             await producer.send_batch(
@@ -24,9 +24,9 @@ async def fill(world: World, topic: str, per_queue: int) -> list[MessageQueue]:
     return queues
 
 
-async def test_a_group_from_its_creation_to_its_end(world: World) -> None:
-    group = world.name("g")
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_a_group_from_its_creation_to_its_end(env: Environment) -> None:
+    group = env.name("g")
+    async with AsyncAdmin(env.nameservers) as admin:
         made = await admin.create_group(group, retries_max=3, orderly=True)
         assert set(made.brokers) == {"broker-a", "broker-b"}
         changed = await admin.update_group(group, broadcast_enabled=False)
@@ -41,10 +41,10 @@ async def test_a_group_from_its_creation_to_its_end(world: World) -> None:
         assert group not in {info.name for info in await admin.groups()}
 
 
-async def test_progress_is_none_where_nobody_knows(world: World) -> None:
-    topic, group = world.topic(queues=2), world.name("g")
-    queues = await fill(world, topic, 5)
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_progress_is_none_where_nobody_knows(env: Environment) -> None:
+    topic, group = env.topic(queues=2), env.name("g")
+    queues = await fill(env, topic, 5)
+    async with AsyncAdmin(env.nameservers) as admin:
         await admin.create_group(group)
         progress = await admin.progress(group, topic)
         assert [at.queue for at in progress.queues] == queues
@@ -67,12 +67,12 @@ async def test_progress_is_none_where_nobody_knows(world: World) -> None:
         assert await admin.groups_of_topic(topic) == [group]
 
 
-async def test_members_and_their_queues(world: World) -> None:
-    topic, group = world.topic(queues=2), world.name("c")
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_members_and_their_queues(env: Environment) -> None:
+    topic, group = env.topic(queues=2), env.name("c")
+    async with AsyncAdmin(env.nameservers) as admin:
         nobody = await admin.members(group)
         assert (nobody.members, nobody.subscriptions, nobody.model) == ((), (), None)
-        consumer = world.consumer(start_at="first")
+        consumer = env.consumer(start_at="first")
         consumer.subscribe(topic, tags="a || b")
         inbox = Inbox()
         consumer.on(topic, tags="a || b")(inbox)
@@ -97,16 +97,16 @@ async def _all_have_owners(admin: AsyncAdmin, group: str, topic: str) -> bool:
     return bool(progress.queues) and all(at.client_id for at in progress.queues)
 
 
-async def test_a_reset_without_consumers_and_back(world: World) -> None:
-    topic, group = world.topic(queues=2), world.name("g")
-    queues = await fill(world, topic, 10)
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_a_reset_without_consumers_and_back(env: Environment) -> None:
+    topic, group = env.topic(queues=2), env.name("g")
+    queues = await fill(env, topic, 10)
+    async with AsyncAdmin(env.nameservers) as admin:
         await admin.create_group(group)
         first = await admin.plan_reset(group, topic, "first")
         assert [(move.queue, move.old, move.new) for move in first.moves] == [
             (queue, None, 0) for queue in queues
         ]
-        assert {world.committed(topic, group, q.broker_name, q.queue_id) for q in queues} == {-1}
+        assert {env.committed(topic, group, q.broker_name, q.queue_id) for q in queues} == {-1}
         result = await admin.apply_reset(first)
         assert (result.live, result.failed, result.undo.moves) == ((), (), ())
 
@@ -115,18 +115,18 @@ async def test_a_reset_without_consumers_and_back(world: World) -> None:
         assert (back.skipped, back.repeated) == (0, 16)
         result = await admin.apply_reset(back)
         assert {(move.old, move.new) for move in result.moves} == {(10, 6)}
-        assert world.progress(topic, group, 2) == 24
+        assert env.progress(topic, group, 2) == 24
 
         on = await admin.plan_reset(group, topic, 100)
         assert {move.new for move in on.moves} == {10}
         undone = await admin.apply_reset(result.undo)
         assert {(move.old, move.new) for move in undone.moves} == {(6, 10)}
-        assert world.progress(topic, group, 2) == 40
+        assert env.progress(topic, group, 2) == 40
 
 
-async def test_a_reset_to_a_moment(world: World) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("g")
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+async def test_a_reset_to_a_moment(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("g")
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         await send_all(producer, topic, numbers(3))
         messages = (await admin.browse(topic)).messages
         last_ms = messages[-1].store_ms
@@ -144,18 +144,18 @@ async def test_a_reset_to_a_moment(world: World) -> None:
         assert await target(between + timedelta(days=1)) == 6
         plan = await admin.plan_reset(group, topic, between)
         await admin.apply_reset(plan)
-        assert world.committed(topic, group, "broker-a", 0) == 3
+        assert env.committed(topic, group, "broker-a", 0) == 3
 
 
-async def test_a_reset_of_running_consumers(world: World) -> None:
-    topic, group = world.topic(queues=2), world.name("c")
-    await fill(world, topic, 5)
+async def test_a_reset_of_running_consumers(env: Environment) -> None:
+    topic, group = env.topic(queues=2), env.name("c")
+    await fill(env, topic, 5)
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
-    async with AsyncAdmin(world.nameservers) as admin, running(consumer):
+    async with AsyncAdmin(env.nameservers) as admin, running(consumer):
         await inbox.count(20)
-        await eventually(lambda: world.progress(topic, group, 2) == 20)
+        await eventually(lambda: env.progress(topic, group, 2) == 20)
         result = await admin.apply_reset(await admin.plan_reset(group, topic, -2))
         assert result.live == ("broker-a", "broker-b")
         assert result.failed == ()
@@ -163,14 +163,14 @@ async def test_a_reset_of_running_consumers(world: World) -> None:
         await inbox.count(28)
         again = {(m.queue_id, m.queue_offset) for m in inbox.messages[20:28]}
         assert {offset for _, offset in again} == {3, 4}
-        await eventually(lambda: world.progress(topic, group, 2) == 20)
+        await eventually(lambda: env.progress(topic, group, 2) == 20)
 
 
-async def test_a_pending_reset_does_not_win_over_the_next_one(world: World) -> None:
+async def test_a_pending_reset_does_not_win_over_the_next_one(env: Environment) -> None:
     """A broker that waits to move a consumer takes commits and throws them away."""
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("g")
-    (queue,) = await fill(world, topic, 10)
-    async with AsyncAdmin(world.nameservers) as admin:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("g")
+    (queue,) = await fill(env, topic, 10)
+    async with AsyncAdmin(env.nameservers) as admin:
         await admin.create_group(group)
         address = (await admin.broker("broker-a")).address
         fields = {
@@ -180,14 +180,14 @@ async def test_a_pending_reset_does_not_win_over_the_next_one(world: World) -> N
         await admin.ask(address, 222, fields)
         result = await admin.apply_reset(await admin.plan_reset(group, topic, {queue: 7}))
         assert result.failed == ()
-        assert world.committed(topic, group, "broker-a", 0) == 7
+        assert env.committed(topic, group, "broker-a", 0) == 7
 
 
-async def test_a_group_takes_anothers_place(world: World) -> None:
-    topic = world.topic(queues=2)
-    source, group = world.name("source"), world.name("g")
-    queues = await fill(world, topic, 10)
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_a_group_takes_anothers_place(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    source, group = env.name("source"), env.name("g")
+    queues = await fill(env, topic, 10)
+    async with AsyncAdmin(env.nameservers) as admin:
         await admin.create_group(source)
         await admin.create_group(group)
         with pytest.raises(InvalidParameter, match="has no progress"):
@@ -196,13 +196,13 @@ async def test_a_group_takes_anothers_place(world: World) -> None:
         await admin.apply_reset(await admin.plan_reset(source, topic, place))
         result = await admin.clone_offsets(source, group, topic)
         assert {move.queue: move.new for move in result.moves} == place
-        assert world.progress(topic, group, 2) == sum(place.values())
+        assert env.progress(topic, group, 2) == sum(place.values())
 
 
-async def test_resets_that_can_not_be(world: World) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("g")
-    (queue,) = await fill(world, topic, 3)
-    async with AsyncAdmin(world.nameservers) as admin:
+async def test_resets_that_can_not_be(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("g")
+    (queue,) = await fill(env, topic, 3)
+    async with AsyncAdmin(env.nameservers) as admin:
         with pytest.raises(InvalidParameter, match="holds the offsets 0 to 3, not 4"):
             await admin.plan_reset(group, topic, {queue: 4})
         with pytest.raises(InvalidParameter, match="there is no queue 9"):
@@ -216,13 +216,13 @@ async def test_resets_that_can_not_be(world: World) -> None:
         assert (empty.moves, empty.failed) == ((), ())
 
 
-async def test_broadcasting_consumers_can_not_be_reset(world: World) -> None:
-    topic, group = world.topic(queues=1), world.name("c")
-    await fill(world, topic, 1)
+async def test_broadcasting_consumers_can_not_be_reset(env: Environment) -> None:
+    topic, group = env.topic(queues=1), env.name("c")
+    await fill(env, topic, 1)
     inbox = Inbox()
-    consumer = world.consumer(start_at="first", model="broadcast")
+    consumer = env.consumer(start_at="first", model="broadcast")
     consumer.on(topic)(inbox)
-    async with AsyncAdmin(world.nameservers) as admin, running(consumer):
+    async with AsyncAdmin(env.nameservers) as admin, running(consumer):
         await inbox.count(2)
         plan = await admin.plan_reset(group, topic, "first")
         with pytest.raises(Refused, match="broadcast"):

@@ -11,12 +11,12 @@ from penstock import Message, ReceivedMessage
 from penstock.client.admin.async_admin import AsyncAdmin, MessagePage, TrackState
 from penstock.errors import BadFilter, ConsumerNotOnline, InvalidParameter, NoRoute
 
-from .kit import Inbox, World, eventually, numbers, running, send_all
+from .environment import Environment, Inbox, eventually, numbers, running, send_all
 
 
-async def test_one_message_by_each_of_its_names(world: World) -> None:
-    topic = world.topic(queues=2)
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+async def test_one_message_by_each_of_its_names(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         big = b"x" * 100_000  # compressed on its way
         receipt = await producer.send(
             Message(topic, big, tags="a", keys=["k1", "k2"], properties={"colour": "blue"})
@@ -47,9 +47,9 @@ async def _at_least(admin: AsyncAdmin, topic: str, key: str, count: int) -> list
     return found if len(found) >= count else []
 
 
-async def test_what_is_not_there(world: World) -> None:
-    topic = world.topic(queues=1)
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+async def test_what_is_not_there(env: Environment) -> None:
+    topic = env.topic(queues=1)
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         (receipt,) = await send_all(producer, topic, ["one"])
         assert await admin.find_message(topic, "no id at all") is None
         nowhere = receipt.offset_id[:-16] + "000000000FFFFFFF"
@@ -59,15 +59,15 @@ async def test_what_is_not_there(world: World) -> None:
         assert await admin.message_at(receipt.queue, 1_000) is None
         late = datetime.now() + timedelta(days=1)
         assert await admin.messages_by_key(topic, "one", since=late) == []
-        assert await admin.dead_letters(world.name("nobody")) == MessagePage((), None)
+        assert await admin.dead_letters(env.name("nobody")) == MessagePage((), None)
         with pytest.raises(NoRoute):
-            await admin.browse(world.name("nothing"))
+            await admin.browse(env.name("nothing"))
 
 
 @pytest.mark.parametrize("newest_first", [False, True])
-async def test_a_topic_page_by_page(world: World, newest_first: bool) -> None:
-    topic = world.topic(queues=3)
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+async def test_a_topic_page_by_page(env: Environment, newest_first: bool) -> None:
+    topic = env.topic(queues=3)
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         for number in range(100):
             await producer.send(Message(topic, str(number)))
         resume, pages = None, []
@@ -84,9 +84,9 @@ async def test_a_topic_page_by_page(world: World, newest_first: bool) -> None:
         assert times == sorted(times, reverse=newest_first)
 
 
-async def test_a_topic_by_time_tags_and_filter(world: World) -> None:
-    topic = world.topic(queues=2)
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+async def test_a_topic_by_time_tags_and_filter(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         for number in range(40):
             colour = {"colour": "blue" if number % 4 == 0 else "red"}
             tags = "even" if number % 2 == 0 else "odd"
@@ -108,9 +108,9 @@ async def test_a_topic_by_time_tags_and_filter(world: World) -> None:
             await admin.browse(topic, sql="colour = ")
 
 
-async def test_following_a_topic(world: World) -> None:
-    topic = world.topic(queues=2)
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+async def test_following_a_topic(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         await send_all(producer, topic, numbers(10))
         async with contextlib.aclosing(admin.follow(topic, start_at="first")) as messages:
             seen = []
@@ -126,13 +126,13 @@ async def test_following_a_topic(world: World) -> None:
             await anext(admin.follow(topic, sql="colour = "))
 
 
-async def test_what_became_of_a_message(world: World) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("c")
-    other, stranger = world.name("other"), world.name("stranger")
+async def test_what_became_of_a_message(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
+    other, stranger = env.name("other"), env.name("stranger")
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic, tags="wanted")(inbox)
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         for tags in ("unwanted", "wanted"):
             await producer.send(Message(topic, tags, tags=tags))
         unwanted, wanted = (await admin.browse(topic)).messages
@@ -142,7 +142,7 @@ async def test_what_became_of_a_message(world: World) -> None:
             await admin.apply_reset(plan)
         async with running(consumer):
             await inbox.count(1)
-            await eventually(lambda: world.committed(topic, group, "broker-a", 0) == 2)
+            await eventually(lambda: env.committed(topic, group, "broker-a", 0) == 2)
             of_wanted = {t.group: (t.state, t.online) for t in await admin.track(wanted)}
             of_unwanted = {t.group: (t.state, t.online) for t in await admin.track(unwanted)}
         assert of_wanted == {
@@ -157,12 +157,12 @@ async def test_what_became_of_a_message(world: World) -> None:
         }
 
 
-async def test_a_message_is_given_to_a_consumer_by_hand(world: World) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("c")
+async def test_a_message_is_given_to_a_consumer_by_hand(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         await producer.send(Message(topic, "hello"))
         (message,) = (await admin.browse(topic)).messages
         with pytest.raises(ConsumerNotOnline, match=group):
@@ -178,18 +178,18 @@ async def test_a_message_is_given_to_a_consumer_by_hand(world: World) -> None:
 
 
 @pytest.mark.parametrize("to", ["group", "topic"])
-async def test_dead_letters_are_sent_again(world: World, to: str) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("c")
+async def test_dead_letters_are_sent_again(env: Environment, to: str) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
     inbox = Inbox()
     fails = True
-    consumer = world.consumer(start_at="first", retries_max=1)
+    consumer = env.consumer(start_at="first", retries_max=1)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> bool:
         inbox.add(message)
         return not fails
 
-    async with AsyncAdmin(world.nameservers) as admin, world.producer() as producer:
+    async with AsyncAdmin(env.nameservers) as admin, env.producer() as producer:
         sent = await producer.send(
             Message(topic, "hello", tags="a", keys=["k"], properties={"colour": "blue"})
         )

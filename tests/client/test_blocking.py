@@ -23,13 +23,13 @@ from penstock import (
 )
 from penstock.errors import ClientClosed, PenstockError
 
-from .kit import QUICK, World, numbers, text
+from .environment import QUICK, Environment, numbers, text
 
 WAIT_S = 40.0
 
 
-def _options(world: World, group: str, **options: Any) -> dict[str, Any]:
-    return {"nameservers": world.nameservers, "group": world.name(group), **QUICK, **options}
+def _options(env: Environment, group: str, **options: Any) -> dict[str, Any]:
+    return {"nameservers": env.nameservers, "group": env.name(group), **QUICK, **options}
 
 
 def _until(done: Any) -> None:
@@ -39,10 +39,10 @@ def _until(done: Any) -> None:
         time.sleep(0.05)
 
 
-def test_a_producer_and_a_consumer(world: World) -> None:
-    topic = world.topic()
+def test_a_producer_and_a_consumer(env: Environment) -> None:
+    topic = env.topic()
     came: list[str] = []
-    with Producer(**_options(world, "p")) as producer:
+    with Producer(**_options(env, "p")) as producer:
         receipts = [producer.send(Message(topic, body)) for body in numbers(10)]
         receipts += producer.send_batch([Message(topic, body) for body in numbers(10, 10)])
         producer.send_oneway(Message(topic, "20"))
@@ -50,7 +50,7 @@ def test_a_producer_and_a_consumer(world: World) -> None:
         receipts += [future.result() for future in futures]
         assert len(producer.queues(topic)) == 8
     assert len({receipt.message_id for receipt in receipts}) == 30
-    with Consumer(**_options(world, "c", start_at="first", rebalance_ms=1_000)) as consumer:
+    with Consumer(**_options(env, "c", start_at="first", rebalance_ms=1_000)) as consumer:
 
         @consumer.on(topic)
         def handle(message: ReceivedMessage) -> None:
@@ -63,15 +63,15 @@ def test_a_producer_and_a_consumer(world: World) -> None:
         runner.join(20)
         assert not runner.is_alive(), "run returns when the consumer is closed"
     assert sorted(came, key=int) == numbers(31)
-    _until(lambda: world.progress(topic, world.name("c")) == 31)
+    _until(lambda: env.progress(topic, env.name("c")) == 31)
 
 
-def test_a_loop_over_a_consumer(world: World) -> None:
-    topic = world.topic()
-    with Producer(**_options(world, "p")) as producer:
+def test_a_loop_over_a_consumer(env: Environment) -> None:
+    topic = env.topic()
+    with Producer(**_options(env, "p")) as producer:
         producer.send_batch([Message(topic, body) for body in numbers(20)])
     bodies: list[str] = []
-    with Consumer(**_options(world, "c", start_at="first")) as consumer:
+    with Consumer(**_options(env, "c", start_at="first")) as consumer:
         consumer.subscribe(topic)
         for message in consumer:
             bodies.append(message.body.decode())
@@ -80,9 +80,9 @@ def test_a_loop_over_a_consumer(world: World) -> None:
     assert sorted(bodies, key=int) == numbers(20)
 
 
-def test_many_threads_share_a_producer(world: World) -> None:
-    topic = world.topic()
-    with Producer(**_options(world, "p")) as producer:
+def test_many_threads_share_a_producer(env: Environment) -> None:
+    topic = env.topic()
+    with Producer(**_options(env, "p")) as producer:
 
         def work(first: int) -> None:
             for body in numbers(25, first):
@@ -93,12 +93,12 @@ def test_many_threads_share_a_producer(world: World) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(set(text(world.stored(topic)))) == 200
+    assert len(set(text(env.stored(topic)))) == 200
 
 
-def test_transactions(world: World) -> None:
-    topic = world.topic()
-    options = _options(world, "tx", check=lambda message: Decision.COMMIT)
+def test_transactions(env: Environment) -> None:
+    topic = env.topic()
+    options = _options(env, "tx", check=lambda message: Decision.COMMIT)
     with TransactionProducer(**options) as producer:
         with producer.transaction(Message(topic, "committed")):
             pass
@@ -107,16 +107,16 @@ def test_transactions(world: World) -> None:
         handle = producer.prepare(Message(topic, "by handle"))
         producer.commit(handle)
         producer.prepare(Message(topic, "asked about"))
-        _until(lambda: len(world.stored(topic)) == 3)
-    assert sorted(text(world.stored(topic))) == ["asked about", "by handle", "committed"]
+        _until(lambda: len(env.stored(topic)) == 3)
+    assert sorted(text(env.stored(topic))) == ["asked about", "by handle", "committed"]
 
 
-def test_a_pull_consumer(world: World) -> None:
-    topic = world.topic(queues=2)
-    with Producer(**_options(world, "p")) as producer:
+def test_a_pull_consumer(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    with Producer(**_options(env, "p")) as producer:
         for queue in producer.queues(topic):
             producer.send_batch([Message(topic, body) for body in numbers(5)], queue=queue)
-    with PullConsumer(**_options(world, "c")) as consumer:
+    with PullConsumer(**_options(env, "c")) as consumer:
         queues = list(consumer.queues(topic))
         consumer.assign(queues)
         for queue in queues:
@@ -129,11 +129,11 @@ def test_a_pull_consumer(world: World) -> None:
     assert len({(m.queue, m.queue_offset) for m in got}) == 20
 
 
-def test_a_pop_consumer(world: World) -> None:
-    topic = world.topic(queues=1)
+def test_a_pop_consumer(env: Environment) -> None:
+    topic = env.topic(queues=1)
     with (
-        Producer(**_options(world, "p")) as producer,
-        PopConsumer(**_options(world, "c", start_at="first")) as consumer,
+        Producer(**_options(env, "p")) as producer,
+        PopConsumer(**_options(env, "c", start_at="first")) as consumer,
     ):
         consumer.subscribe(topic)
         for body in numbers(6):
@@ -146,11 +146,11 @@ def test_a_pop_consumer(world: World) -> None:
     assert sorted(message.body.decode() for message in got) == numbers(6)
 
 
-def test_request_and_reply(world: World) -> None:
-    topic = world.topic()
+def test_request_and_reply(env: Environment) -> None:
+    topic = env.topic()
     with (
-        Consumer(**_options(world, "c", start_at="first", rebalance_ms=1_000)) as consumer,
-        Producer(**_options(world, "p")) as producer,
+        Consumer(**_options(env, "c", start_at="first", rebalance_ms=1_000)) as consumer,
+        Producer(**_options(env, "p")) as producer,
     ):
 
         @consumer.on(topic)
@@ -166,9 +166,9 @@ def test_request_and_reply(world: World) -> None:
         assert not runner.is_alive()
 
 
-def test_what_is_closed_says_so(world: World) -> None:
-    topic = world.topic()
-    producer = Producer(**_options(world, "p"))
+def test_what_is_closed_says_so(env: Environment) -> None:
+    topic = env.topic()
+    producer = Producer(**_options(env, "p"))
     with pytest.raises(ClientClosed):
         producer.send(Message(topic, "x"))
     with producer:
@@ -178,8 +178,8 @@ def test_what_is_closed_says_so(world: World) -> None:
     producer.close()
 
 
-async def test_blocking_inside_an_event_loop_is_refused(world: World) -> None:
-    producer = Producer(**_options(world, "p"))
+async def test_blocking_inside_an_event_loop_is_refused(env: Environment) -> None:
+    producer = Producer(**_options(env, "p"))
     with pytest.raises(PenstockError) as caught:
         producer.start()
     assert "Async" in f"{caught.value} {caught.value.hint}"
@@ -215,20 +215,20 @@ with Producer(nameservers, group=group) as producer:
 """
 
 
-def test_a_fork_is_answered(world: World) -> None:
+def test_a_fork_is_answered(env: Environment) -> None:
     """In a child a producer works anew or says clearly why not; the parent's goes on."""
-    topic = world.topic()
+    topic = env.topic()
     done = subprocess.run(
-        [sys.executable, "-c", FORK, world.nameservers, world.name("p"), topic],
+        [sys.executable, "-c", FORK, env.nameservers, env.name("p"), topic],
         capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     code = done.stdout.strip()
     assert code in ("0", "3"), done.stderr
-    bodies = sorted(text(world.stored(topic)))
+    bodies = sorted(text(env.stored(topic)))
     if code == "0":
         assert bodies == ["child 0", "child 1", "parent 1", "parent 2"]
-        ids = [message.unique_id for message in world.stored(topic)]
+        ids = [message.unique_id for message in env.stored(topic)]
         assert len(set(ids)) == 4, "a child makes ids of its own"
     else:
         assert bodies == ["parent 1", "parent 2"]
@@ -254,19 +254,19 @@ consumer.start()
 """
 
 
-def test_a_script_that_forgets_to_close_ends(world: World, tmp_path: Any) -> None:
-    topic = world.topic()
+def test_a_script_that_forgets_to_close_ends(env: Environment, tmp_path: Any) -> None:
+    topic = env.topic()
     done = subprocess.run(
-        [sys.executable, "-c", FORGET, world.nameservers, world.name("p"), topic],
+        [sys.executable, "-c", FORGET, env.nameservers, env.name("p"), topic],
         capture_output=True, text=True, timeout=60, cwd=tmp_path, env={"HOME": str(tmp_path)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     assert list(tmp_path.iterdir()) == [], "nothing is written"
-    assert text(world.stored(topic)) == ["x"]
+    assert text(env.stored(topic)) == ["x"]
 
 
-def test_ctrl_c_ends_a_running_consumer(world: World) -> None:
+def test_ctrl_c_ends_a_running_consumer(env: Environment) -> None:
     import signal
 
     script = (
@@ -277,13 +277,13 @@ def test_ctrl_c_ends_a_running_consumer(world: World) -> None:
         "        print(message.body.decode(), flush=True)\n"
         "    consumer.run()\n"
     )
-    topic = world.topic()
-    with Producer(**_options(world, "p")) as producer:
+    topic = env.topic()
+    with Producer(**_options(env, "p")) as producer:
         producer.send(Message(topic, "hello"))
-    command = [sys.executable, "-c", script, world.nameservers, world.name("c"), topic]
+    command = [sys.executable, "-c", script, env.nameservers, env.name("c"), topic]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"hello\n"
         process.send_signal(signal.SIGINT)
         process.wait(30)
-    _until(lambda: world.progress(topic, world.name("c")) == 1)  # what was done is committed
+    _until(lambda: env.progress(topic, env.name("c")) == 1)  # what was done is committed

@@ -7,18 +7,18 @@ from pathlib import Path
 
 from penstock import ReceivedMessage
 
-from .kit import Inbox, World, eventually, numbers, running, send_all
+from .environment import Environment, Inbox, eventually, numbers, running, send_all
 
 
-async def test_everybody_gets_everything(world: World) -> None:
-    topic = world.topic()
+async def test_everybody_gets_everything(env: Environment) -> None:
+    topic = env.topic()
     inboxes = [Inbox(), Inbox(), Inbox()]
     consumers = []
     for inbox in inboxes:
-        consumer = world.consumer(model="broadcast", start_at="first")
+        consumer = env.consumer(model="broadcast", start_at="first")
         consumer.on(topic)(inbox)
         consumers.append(consumer)
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await send_all(producer, topic, numbers(40))
         async with running(*consumers):
             await send_all(producer, topic, numbers(40, 100))
@@ -26,17 +26,19 @@ async def test_everybody_gets_everything(world: World) -> None:
                 await inbox.count(80)
     for inbox in inboxes:
         assert sorted(inbox.bodies, key=int) == [*numbers(40), *numbers(40, 100)]
-    assert world.progress(topic, world.name("c")) == 0, "brokers keep no progress of it"
+    assert env.progress(topic, env.name("c")) == 0, "brokers keep no progress of it"
 
 
-async def test_progress_is_kept_in_a_file_as_java_writes_it(world: World, tmp_path: Path) -> None:
-    topic = world.topic(queues=2)
+async def test_progress_is_kept_in_a_file_as_java_writes_it(
+    env: Environment, tmp_path: Path
+) -> None:
+    topic = env.topic(queues=2)
     path = tmp_path / "here" / "offsets.json"
     first, second = Inbox(), Inbox()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         for inbox, bodies in ((first, numbers(40)), (second, numbers(40, 100))):
             await send_all(producer, topic, bodies)
-            consumer = world.consumer(model="broadcast", start_at="first", offsets_path=path)
+            consumer = env.consumer(model="broadcast", start_at="first", offsets_path=path)
             consumer.on(topic)(inbox)
             async with running(consumer):
                 await inbox.count(40)
@@ -66,26 +68,26 @@ def _offsets(path: Path) -> dict[tuple[str, str, int], int]:
 
 
 async def test_without_a_path_nothing_is_written(
-    world: World, tmp_path: Path, monkeypatch: object
+    env: Environment, tmp_path: Path, monkeypatch: object
 ) -> None:
     monkeypatch.chdir(tmp_path)  # type: ignore[attr-defined]
     monkeypatch.setenv("HOME", str(tmp_path))  # type: ignore[attr-defined]
-    topic = world.topic()
+    topic = env.topic()
     inbox = Inbox()
-    consumer = world.consumer(model="broadcast", start_at="first")
+    consumer = env.consumer(model="broadcast", start_at="first")
     consumer.on(topic)(inbox)
-    async with running(consumer), world.producer() as producer:
+    async with running(consumer), env.producer() as producer:
         await send_all(producer, topic, numbers(8))
         await inbox.count(8)
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_a_failed_message_is_dropped(world: World) -> None:
+async def test_a_failed_message_is_dropped(env: Environment) -> None:
     """As in RocketMQ: there is no retry topic for one consumer of many."""
-    topic, group = world.topic(), world.name("c")
+    topic, group = env.topic(), env.name("c")
     inbox = Inbox()
     calls: list[str] = []
-    consumer = world.consumer(model="broadcast", start_at="first")
+    consumer = env.consumer(model="broadcast", start_at="first")
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -94,11 +96,11 @@ async def test_a_failed_message_is_dropped(world: World) -> None:
         if message.body == b"0":
             raise RuntimeError("as a test wants it")
 
-    async with running(consumer), world.producer() as producer:
+    async with running(consumer), env.producer() as producer:
         await send_all(producer, topic, numbers(8))
         await inbox.count(8)
         await send_all(producer, topic, numbers(8, 100))
         await inbox.count(16)
         await eventually(lambda: not any(state.in_work for state in consumer.queues()))
     assert sorted(calls, key=int) == [*numbers(8), *numbers(8, 100)]
-    assert world.stored(f"%RETRY%{group}") == []
+    assert env.stored(f"%RETRY%{group}") == []

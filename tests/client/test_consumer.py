@@ -12,20 +12,20 @@ import pytest
 from penstock import AsyncConsumer, Message, MessageQueue, ReceivedMessage, Retry
 from penstock.errors import PenstockError
 
-from .kit import Inbox, World, eventually, numbers, running, send_all
+from .environment import Environment, Inbox, eventually, numbers, running, send_all
 
 T = TypeVar("T")
 
 
-async def test_every_message_comes_once_and_whole(world: World) -> None:
-    topic = world.topic()
+async def test_every_message_comes_once_and_whole(env: Environment) -> None:
+    topic = env.topic()
     inbox = Inbox()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         sent = await producer.send(
             Message(topic, "héllo", tags="t", keys=["a", "b"], properties={"x": "y"}, flag=3)
         )
         receipts = [sent, *await send_all(producer, topic, numbers(200))]
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
     async with running(consumer):
         await inbox.count(201)
@@ -40,17 +40,17 @@ async def test_every_message_comes_once_and_whole(world: World) -> None:
     assert first.reconsume_times == 0
     assert abs(first.store_ms - first.born_ms) < 60_000
     # Closing commits, without waiting for an answer.
-    await eventually(lambda: world.progress(topic, world.name("c")) == 201)
+    await eventually(lambda: env.progress(topic, env.name("c")) == 201)
 
 
-async def test_progress_is_kept_from_one_consumer_to_the_next(world: World) -> None:
-    topic = world.topic()
+async def test_progress_is_kept_from_one_consumer_to_the_next(env: Environment) -> None:
+    topic = env.topic()
     came: list[str] = []
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         for turn in range(3):
             inbox = Inbox()
             await send_all(producer, topic, numbers(50, 100 * turn))
-            consumer = world.consumer(start_at="first")
+            consumer = env.consumer(start_at="first")
             consumer.on(topic)(inbox)
             async with running(consumer):
                 await inbox.count(50)
@@ -58,29 +58,29 @@ async def test_progress_is_kept_from_one_consumer_to_the_next(world: World) -> N
     assert sorted(came, key=int) == [*numbers(50), *numbers(50, 100), *numbers(50, 200)]
 
 
-async def test_compressed_bodies_come_as_they_were(world: World) -> None:
-    topic = world.topic()
+async def test_compressed_bodies_come_as_they_were(env: Environment) -> None:
+    topic = env.topic()
     body = "0123456789" * 2000
     inbox = Inbox()
     for kind in ("zlib", "lz4", "zstd"):
-        async with world.producer(compression=kind) as producer:
+        async with env.producer(compression=kind) as producer:
             await producer.send(Message(topic, body + kind))
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
     async with running(consumer):
         await inbox.count(3)
     assert sorted(inbox.bodies) == sorted(body + kind for kind in ("zlib", "lz4", "zstd"))
 
 
-async def test_blocking_handlers_run_beside_each_other_in_threads(world: World) -> None:
-    topic = world.topic()
+async def test_blocking_handlers_run_beside_each_other_in_threads(env: Environment) -> None:
+    topic = env.topic()
     barrier = threading.Barrier(4)
     names: set[str] = set()
     inbox = Inbox()
     loop = asyncio.get_running_loop()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await send_all(producer, topic, numbers(8))
-    consumer = world.consumer(start_at="first", concurrency=4)
+    consumer = env.consumer(start_at="first", concurrency=4)
 
     @consumer.on(topic)
     def handle(message: ReceivedMessage) -> None:
@@ -94,13 +94,13 @@ async def test_blocking_handlers_run_beside_each_other_in_threads(world: World) 
     assert threading.current_thread().name not in names
 
 
-async def test_coroutines_run_beside_each_other_up_to_the_limit(world: World) -> None:
-    topic = world.topic()
+async def test_coroutines_run_beside_each_other_up_to_the_limit(env: Environment) -> None:
+    topic = env.topic()
     inbox = Inbox()
     now = most = 0
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await send_all(producer, topic, numbers(40))
-    consumer = world.consumer(start_at="first", concurrency=5)
+    consumer = env.consumer(start_at="first", concurrency=5)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -117,12 +117,12 @@ async def test_coroutines_run_beside_each_other_up_to_the_limit(world: World) ->
     assert sorted(inbox.bodies, key=int) == numbers(40)
 
 
-async def test_a_loop_over_a_consumer(world: World) -> None:
-    topic = world.topic()
+async def test_a_loop_over_a_consumer(env: Environment) -> None:
+    topic = env.topic()
     bodies: list[str] = []
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await send_all(producer, topic, numbers(30))
-    async with world.consumer(start_at="first") as consumer:
+    async with env.consumer(start_at="first") as consumer:
         consumer.subscribe(topic)
         async for message in consumer:
             bodies.append(message.body.decode())
@@ -130,15 +130,15 @@ async def test_a_loop_over_a_consumer(world: World) -> None:
                 break
     assert sorted(bodies, key=int) == numbers(30)
     # The last one was not said to be done: the loop never asked for another.
-    await eventually(lambda: world.progress(topic, world.name("c")) in (29, 30))
+    await eventually(lambda: env.progress(topic, env.name("c")) in (29, 30))
 
 
-async def test_a_message_of_a_loop_can_come_again(world: World) -> None:
-    topic = world.topic()
+async def test_a_message_of_a_loop_can_come_again(env: Environment) -> None:
+    topic = env.topic()
     seen: list[tuple[str, int]] = []
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await send_all(producer, topic, ["good", "bad"])
-    async with world.consumer(start_at="first") as consumer:
+    async with env.consumer(start_at="first") as consumer:
         consumer.subscribe(topic)
         async with asyncio.timeout(40):
             async for message in consumer:
@@ -160,30 +160,30 @@ async def test_a_message_of_a_loop_can_come_again(world: World) -> None:
         ({"sql": "n BETWEEN 1 AND 2 OR kind IN ('none')"}, "aabbcc"),
     ],
 )
-async def test_filters(world: World, options: dict[str, str], expected: str) -> None:
-    topic = world.topic()
+async def test_filters(env: Environment, options: dict[str, str], expected: str) -> None:
+    topic = env.topic()
     inbox = Inbox()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         for tag in "abc":
             for n in "123":
                 await producer.send(Message(topic, tag, tags=tag, properties={"n": n}))
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic, **options)(inbox)
     async with running(consumer):
         await inbox.count(len(expected))
-        async with world.producer() as producer:
+        async with env.producer() as producer:
             await producer.send(Message(topic, "end", tags="a", properties={"n": "2"}))
         await inbox.distinct(["end"])
     assert sorted(inbox.bodies) == sorted([*expected, "end"])
 
 
-async def test_a_filter_that_can_t_be_read_is_an_error(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_a_filter_that_can_t_be_read_is_an_error(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         await producer.send(Message(topic, "x"))
 
     async def consume() -> None:
-        consumer = world.consumer(start_at="first")
+        consumer = env.consumer(start_at="first")
         consumer.on(topic, sql="n >")(Inbox())
         async with asyncio.timeout(20):
             await consumer.run()
@@ -193,13 +193,13 @@ async def test_a_filter_that_can_t_be_read_is_an_error(world: World) -> None:
     assert caught.value.hint
 
 
-async def test_several_topics_and_a_handler_for_each(world: World) -> None:
-    first, second = world.topic("one"), world.topic("two")
+async def test_several_topics_and_a_handler_for_each(env: Environment) -> None:
+    first, second = env.topic("one"), env.topic("two")
     ones, twos = Inbox(), Inbox()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await send_all(producer, first, numbers(20))
         await send_all(producer, second, numbers(20, 100))
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(first)(ones)
     consumer.on(second, tags="*")(twos)
     async with running(consumer):
@@ -209,9 +209,9 @@ async def test_several_topics_and_a_handler_for_each(world: World) -> None:
     assert sorted(twos.bodies, key=int) == numbers(20, 100)
 
 
-async def test_a_new_group_starts_where_it_was_told(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_a_new_group_starts_where_it_was_told(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         await send_all(producer, topic, [f"old{n}" for n in range(16)])
         await asyncio.sleep(1.1)
         middle = datetime.now()
@@ -220,7 +220,7 @@ async def test_a_new_group_starts_where_it_was_told(world: World) -> None:
         inboxes = {}
         consumers = []
         for name, start_at in (("first", "first"), ("middle", middle), ("last", "last")):
-            consumer = world.consumer(group=world.name(name), start_at=start_at)
+            consumer = env.consumer(group=env.name(name), start_at=start_at)
             inboxes[name] = inbox = Inbox()
             consumer.on(topic)(inbox)
             consumers.append(consumer)
@@ -243,11 +243,13 @@ async def test_a_new_group_starts_where_it_was_told(world: World) -> None:
     assert came in (set(), old)
 
 
-async def test_failed_messages_come_again_and_end_in_the_dead_letter_queue(world: World) -> None:
-    topic, group = world.topic(), world.name("c")
+async def test_failed_messages_come_again_and_end_in_the_dead_letter_queue(
+    env: Environment,
+) -> None:
+    topic, group = env.topic(), env.name("c")
     tries: dict[str, list[int]] = {}
     inbox = Inbox()
-    consumer = world.consumer(start_at="first", retries_max=2)
+    consumer = env.consumer(start_at="first", retries_max=2)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> object:
@@ -264,11 +266,11 @@ async def test_failed_messages_come_again_and_end_in_the_dead_letter_queue(world
             return Retry()
         return None
 
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         receipts = await send_all(producer, topic, ["raises", "says so", "false", "once", "fine"])
     async with running(consumer):
         await inbox.count(3 + 3 + 3 + 2 + 1)
-        dead = await eventually(lambda: _if_all(world.stored(f"%DLQ%{group}"), 3))
+        dead = await eventually(lambda: _if_all(env.stored(f"%DLQ%{group}"), 3))
     assert tries == {
         "raises": [0, 1, 2], "says so": [0, 1, 2], "false": [0, 1, 2], "once": [0, 1], "fine": [0]
     }  # fmt: skip
@@ -283,13 +285,13 @@ def _if_all(found: list[T], count: int) -> list[T]:
     return found if len(found) == count else []
 
 
-async def test_several_messages_at_a_time(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
+async def test_several_messages_at_a_time(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
     inbox = Inbox()
     sizes: list[int] = []
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(100)])
-    consumer = world.consumer(start_at="first", handle_batch=10)
+    consumer = env.consumer(start_at="first", handle_batch=10)
 
     @consumer.on(topic)
     async def handle(messages: list[ReceivedMessage]) -> None:
@@ -304,14 +306,14 @@ async def test_several_messages_at_a_time(world: World) -> None:
     assert max(sizes) > 1
 
 
-async def test_what_waits_for_a_handler_is_limited(world: World) -> None:
+async def test_what_waits_for_a_handler_is_limited(env: Environment) -> None:
     """Flow control: beyond the limit nothing is pulled, and everything comes in the end."""
-    topic = world.topic(queues=1, brokers=["broker-a"])
+    topic = env.topic(queues=1, brokers=["broker-a"])
     gate = asyncio.Event()
     inbox = Inbox()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(300)])
-    consumer = world.consumer(start_at="first", messages_max=64, pull_batch=16, concurrency=2)
+    consumer = env.consumer(start_at="first", messages_max=64, pull_batch=16, concurrency=2)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -330,14 +332,14 @@ async def test_what_waits_for_a_handler_is_limited(world: World) -> None:
     assert sorted(inbox.bodies, key=int) == numbers(300)
 
 
-async def test_the_span_of_offsets_in_work_is_limited(world: World) -> None:
+async def test_the_span_of_offsets_in_work_is_limited(env: Environment) -> None:
     """One message that hangs keeps progress back; so not more than `span_max` beyond it is read."""
-    topic = world.topic(queues=1, brokers=["broker-a"])
+    topic = env.topic(queues=1, brokers=["broker-a"])
     gate = asyncio.Event()
     inbox = Inbox()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(600)])
-    consumer = world.consumer(start_at="first", span_max=100, pull_batch=32)
+    consumer = env.consumer(start_at="first", span_max=100, pull_batch=32)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -354,13 +356,13 @@ async def test_the_span_of_offsets_in_work_is_limited(world: World) -> None:
     assert sorted(inbox.bodies, key=int) == numbers(600)
 
 
-async def test_pause_and_resume(world: World) -> None:
-    first, second = world.topic("one"), world.topic("two")
+async def test_pause_and_resume(env: Environment) -> None:
+    first, second = env.topic("one"), env.topic("two")
     ones, twos = Inbox(), Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(first)(ones)
     consumer.on(second)(twos)
-    async with world.producer() as producer, running(consumer):
+    async with env.producer() as producer, running(consumer):
         await send_all(producer, first, numbers(8))
         await send_all(producer, second, numbers(8))
         await ones.count(8)
@@ -384,17 +386,17 @@ async def test_pause_and_resume(world: World) -> None:
         await twos.distinct(["end"])
 
 
-async def test_queues_tell_what_is_in_work(world: World) -> None:
-    topic = world.topic(queues=2)
+async def test_queues_tell_what_is_in_work(env: Environment) -> None:
+    topic = env.topic(queues=2)
     gate, entered = asyncio.Event(), asyncio.Event()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
         entered.set()
         await gate.wait()
 
-    async with world.producer() as producer, running(consumer):
+    async with env.producer() as producer, running(consumer):
         receipt = await producer.send(Message(topic, "slow"))
         await asyncio.wait_for(entered.wait(), 30)
         states = await eventually(
@@ -413,14 +415,14 @@ def _oldest(consumer: AsyncConsumer, queue: MessageQueue) -> int:
     return state.oldest_age_ms or 0
 
 
-async def test_progress_never_passes_what_is_in_work(world: World) -> None:
+async def test_progress_never_passes_what_is_in_work(env: Environment) -> None:
     """A crash loses nothing: what was not done is before or at the committed offset."""
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("c")
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
     gate = asyncio.Event()
     inbox = Inbox()
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(50)])
-    consumer = world.consumer(start_at="first", drain_ms=100)
+    consumer = env.consumer(start_at="first", drain_ms=100)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -431,20 +433,20 @@ async def test_progress_never_passes_what_is_in_work(world: World) -> None:
     async with running(consumer):
         await inbox.count(49)
         # 8 to 49 are done, and 7 is not; closing gives it up after the drain.
-    await eventually(lambda: world.committed(topic, group, "broker-a", 0) == 7)
+    await eventually(lambda: env.committed(topic, group, "broker-a", 0) == 7)
     again = Inbox()
-    second = world.consumer(start_at="first")
+    second = env.consumer(start_at="first")
     second.on(topic)(again)
     async with running(second):
         await again.count(43)
     assert sorted(again.bodies, key=int) == numbers(43, 7)
 
 
-async def test_closing_waits_for_handlers_and_commits(world: World) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-b"]), world.name("c")
+async def test_closing_waits_for_handlers_and_commits(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-b"]), env.name("c")
     finished: list[str] = []
     entered = asyncio.Event()
-    consumer = world.consumer(start_at="first", concurrency=3)
+    consumer = env.consumer(start_at="first", concurrency=3)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -452,36 +454,36 @@ async def test_closing_waits_for_handlers_and_commits(world: World) -> None:
         await asyncio.sleep(0.3)
         finished.append(message.body.decode())
 
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         await producer.send_batch([Message(topic, body) for body in numbers(3)])
     async with running(consumer):
         await entered.wait()
     assert sorted(finished) == numbers(3)
-    await eventually(lambda: world.committed(topic, group, "broker-b", 0) == 3)
+    await eventually(lambda: env.committed(topic, group, "broker-b", 0) == 3)
 
 
-async def test_a_topic_that_comes_later_is_found(world: World) -> None:
-    topic = world.name()
+async def test_a_topic_that_comes_later_is_found(env: Environment) -> None:
+    topic = env.name()
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
     async with running(consumer):
-        await asyncio.to_thread(world.topic)
-        async with world.producer() as producer:
+        await asyncio.to_thread(env.topic)
+        async with env.producer() as producer:
             await send_all(producer, topic, numbers(16))
         await inbox.count(16)
     assert sorted(inbox.bodies, key=int) == numbers(16)
 
 
-async def test_new_queues_are_found(world: World) -> None:
-    topic = world.topic(queues=2)
+async def test_new_queues_are_found(env: Environment) -> None:
+    topic = env.topic(queues=2)
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
-    async with running(consumer), world.producer() as producer:
+    async with running(consumer), env.producer() as producer:
         await send_all(producer, topic, numbers(8))
         await inbox.count(8)
-        await asyncio.to_thread(world.topic, queues=6)
+        await asyncio.to_thread(env.topic, queues=6)
         await eventually(lambda: len(consumer.queues()) >= 12)
 
         async def all_queues() -> bool:
@@ -493,12 +495,12 @@ async def test_new_queues_are_found(world: World) -> None:
     assert len({message.queue for message in inbox.messages}) == 12
 
 
-async def test_delayed_messages_come_when_they_are_due(world: World) -> None:
-    topic = world.topic()
+async def test_delayed_messages_come_when_they_are_due(env: Environment) -> None:
+    topic = env.topic()
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
-    async with running(consumer), world.producer() as producer:
+    async with running(consumer), env.producer() as producer:
         sent = [
             await producer.send(Message(topic, "level", delay_level=1)),
             await producer.send(Message(topic, "delay", delay=timedelta(seconds=2))),

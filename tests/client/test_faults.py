@@ -22,8 +22,8 @@ from penstock.errors import PenstockError
 from tests.depth import rounds
 
 from .clean_loop import open_sockets
-from .houses import AnyBroker
-from .kit import Inbox, World, eventually, numbers, running
+from .clusters import AnyBroker
+from .environment import Environment, Inbox, eventually, numbers, running
 from .proxy import Network
 
 pytestmark = pytest.mark.slow
@@ -87,13 +87,13 @@ def _check_retry(error: BaseException) -> None:
     assert error.retry, error
 
 
-def report(name: str, world: World, flood: Flood, inbox: Inbox, **figures: object) -> int:
+def report(name: str, env: Environment, flood: Flood, inbox: Inbox, **figures: object) -> int:
     """Print the figures; how many messages came more than once."""
     counts = Counter(inbox.bodies)
     twice = sum(count - 1 for count in counts.values())
     more = "".join(f", {value} {key}" for key, value in figures.items())
     print(
-        f"\n{name} ({world.house.kind}): {flood.sent} sent, {len(flood.acknowledged)} acknowledged,"
+        f"\n{name} ({env.cluster.kind}): {flood.sent} sent, {len(flood.acknowledged)} acknowledged,"
         f" {sum(flood.errors.values())} failed {dict(flood.errors)}, {len(counts)} came,"
         f" {twice} again{more}"
     )
@@ -105,73 +105,71 @@ async def restart(broker: AnyBroker) -> None:
     await asyncio.to_thread(broker.start)
 
 
-async def test_a_broker_is_killed_and_comes_back(world: World) -> None:
-    topic, group = world.topic(), world.name("c")
+async def test_a_broker_is_killed_and_comes_back(env: Environment) -> None:
+    topic, group = env.topic(), env.name("c")
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
     kills = rounds(ci=1, proof=6)
     again_max = 0
-    async with running(consumer), world.producer(retries=3, timeout_ms=5_000) as producer:
+    async with running(consumer), env.producer(retries=3, timeout_ms=5_000) as producer:
         async with Flood(producer, topic) as flood:
             await flood.more(100)
             for turn in range(kills):
-                broker = world.house.brokers[turn % 2]
+                broker = env.cluster.brokers[turn % 2]
                 broker.kill()
                 await flood.more(200)  # the other one is enough
                 await asyncio.to_thread(broker.start)
-                await asyncio.to_thread(world.house.await_route, topic, [broker.name])
+                await asyncio.to_thread(env.cluster.await_route, topic, [broker.name])
                 again_max += flood.sent
                 await flood.more(100)
         await inbox.distinct(flood.acknowledged)
         held = [state.in_work for state in consumer.queues()]
         assert max(held) <= 1000
         # What a dead broker had not noted as done comes again, and is noted then.
-        await eventually(
-            lambda: world.progress(topic, group) >= len(flood.acknowledged), within_s=60
-        )
-    twice = report("broker killed -9", world, flood, inbox, kills=kills)
+        await eventually(lambda: env.progress(topic, group) >= len(flood.acknowledged), within_s=60)
+    twice = report("broker killed -9", env, flood, inbox, kills=kills)
     # Again comes what was sent again, and what a dead broker had not noted as done. It notes
     # progress every 5 s, and here it is killed more often: so at most all it had by then.
     assert twice <= again_max
 
 
-async def test_the_nameserver_is_killed_and_comes_back(world: World) -> None:
-    topic = world.topic()
+async def test_the_nameserver_is_killed_and_comes_back(env: Environment) -> None:
+    topic = env.topic()
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
-    async with running(consumer), world.producer() as producer:
+    async with running(consumer), env.producer() as producer:
         async with Flood(producer, topic) as flood:
             await flood.more(100)
-            world.house.names.kill()
+            env.cluster.names.kill()
             try:
                 await asyncio.sleep(1.5)  # a refresh of the routes fails
                 await flood.more(200)
             finally:
-                await asyncio.to_thread(world.house.names.start)
-                await asyncio.to_thread(world.house.register_anew)
+                await asyncio.to_thread(env.cluster.names.start)
+                await asyncio.to_thread(env.cluster.register_anew)
             await flood.more(100)
         await inbox.distinct(flood.acknowledged)
-        new = await asyncio.to_thread(world.topic, "new")
+        new = await asyncio.to_thread(env.topic, "new")
         await producer.send(Message(new, "x"))
-    twice = report("NameServer killed -9", world, flood, inbox)
+    twice = report("NameServer killed -9", env, flood, inbox)
     assert not flood.errors, "brokers are all that sending needs"
     # A NameServer that has just begun may know one broker before the other: the queues of the
     # other one are given up for a moment, and what was in work there comes again.
     assert twice <= 1_000
 
 
-async def test_connections_are_cut_at_random(world: World) -> None:
-    topic = world.topic()
+async def test_connections_are_cut_at_random(env: Environment) -> None:
+    topic = env.topic()
     inbox = Inbox()
     messages = rounds(ci=1_500, proof=20_000)
-    async with Network(world.house, seed=7) as network:
-        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+    async with Network(env.cluster, seed=7) as network:
+        consumer = env.consumer(nameservers=network.nameservers, start_at="first")
         consumer.on(topic)(inbox)
         async with (
             running(consumer),
-            world.producer(
+            env.producer(
                 nameservers=network.nameservers, retries=5, timeout_ms=10_000, avoid_ms=100
             ) as producer,
         ):
@@ -185,21 +183,21 @@ async def test_connections_are_cut_at_random(world: World) -> None:
                 proxy.cut_bytes_mean = 0
             await inbox.distinct(flood.acknowledged)
         cuts = network.cuts
-    twice = report("cut at random", world, flood, inbox, cuts=cuts)
+    twice = report("cut at random", env, flood, inbox, cuts=cuts)
     assert cuts >= 10
     # One cut can repeat what was in flight in one direction: a batch of sends, a pull per queue.
     assert twice <= cuts * (BATCH + 8 * 32)
 
 
-async def test_a_broker_that_stalls_and_goes_on(world: World) -> None:
-    topic = world.topic()
+async def test_a_broker_that_stalls_and_goes_on(env: Environment) -> None:
+    topic = env.topic()
     inbox = Inbox()
-    async with Network(world.house) as network:
-        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+    async with Network(env.cluster) as network:
+        consumer = env.consumer(nameservers=network.nameservers, start_at="first")
         consumer.on(topic)(inbox)
         async with (
             running(consumer),
-            world.producer(
+            env.producer(
                 nameservers=network.nameservers, timeout_ms=1_000, avoid_ms=1_000
             ) as producer,
         ):
@@ -217,21 +215,21 @@ async def test_a_broker_that_stalls_and_goes_on(world: World) -> None:
                 network.broker("broker-b").half_close()
                 await flood.more(100)
             await inbox.distinct(flood.acknowledged)
-    report("stalled, slow, half closed", world, flood, inbox)
+    report("stalled, slow, half closed", env, flood, inbox)
 
 
 async def test_reconnects_leave_nothing_behind(
-    world: World, caplog: pytest.LogCaptureFixture
+    env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Every connection is cut again and again; tasks, sockets and memory stay as they were."""
     import tracemalloc
 
     caplog.set_level(logging.CRITICAL, "penstock")  # pytest keeps what is logged: a leak of its own
-    topic = world.topic(queues=2)
+    topic = env.topic(queues=2)
     reconnects = rounds(ci=40, proof=1_000)
     inbox = Inbox()
-    async with Network(world.house) as network:
-        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+    async with Network(env.cluster) as network:
+        consumer = env.consumer(nameservers=network.nameservers, start_at="first")
 
         @consumer.on(topic)
         async def handle(message: ReceivedMessage) -> None:
@@ -239,7 +237,7 @@ async def test_reconnects_leave_nothing_behind(
 
         async with (
             running(consumer),
-            world.producer(
+            env.producer(
                 nameservers=network.nameservers, retries=5, avoid_faulty=False, timeout_ms=10_000
             ) as producer,
         ):
@@ -276,7 +274,7 @@ async def test_reconnects_leave_nothing_behind(
             tasks_after, sockets_after, memory_after = await at_rest()
             tracemalloc.stop()
     print(
-        f"\n{cuts} reconnects ({world.house.kind}): tasks {tasks} → {tasks_after},"
+        f"\n{cuts} reconnects ({env.cluster.kind}): tasks {tasks} → {tasks_after},"
         f" sockets {sockets} → {sockets_after}, memory {(memory_after - memory) / 1024:+.0f} KiB"
     )
     assert tasks_after <= tasks + 4
@@ -294,41 +292,41 @@ async def _send_until(producer: Any, message: Message, **where: Any) -> None:
     raise AssertionError("twenty sends failed")
 
 
-async def test_pop_survives_a_killed_broker(world: World) -> None:
-    topic = world.topic(queues=2)
+async def test_pop_survives_a_killed_broker(env: Environment) -> None:
+    topic = env.topic(queues=2)
     inbox = Inbox()
-    consumer = world.make(AsyncPopConsumer, start_at="first", invisible_ms=5_000)
+    consumer = env.make(AsyncPopConsumer, start_at="first", invisible_ms=5_000)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
         inbox.add(message)
 
-    async with running(consumer), world.producer(retries=3, timeout_ms=5_000) as producer:
+    async with running(consumer), env.producer(retries=3, timeout_ms=5_000) as producer:
         async with Flood(producer, topic, pause_s=0.02) as flood:
             await flood.more(60)
-            await restart(world.house.brokers[0])
+            await restart(env.cluster.brokers[0])
             await flood.more(60)
         await inbox.distinct(flood.acknowledged, within_s=60)
-    report("POP, broker killed -9", world, flood, inbox)
+    report("POP, broker killed -9", env, flood, inbox)
 
 
-async def test_transactions_survive_cuts(world: World) -> None:
+async def test_transactions_survive_cuts(env: Environment) -> None:
     """Committed ones come, rolled back ones never do, whatever happens to the connections."""
-    topic = world.topic()
+    topic = env.topic()
     chance = random.Random(3)
     inbox = Inbox()
     fates: dict[str, str] = {}
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
 
     def check(message: ReceivedMessage) -> bool | None:
         return {"commit": True, "rollback": False}.get(fates[message.body.decode()])
 
-    async with Network(world.house, seed=5) as network:
+    async with Network(env.cluster, seed=5) as network:
         async with (
             running(consumer),
-            world.make(
-                AsyncTransactionProducer, group=world.name("tx"), check=check,
+            env.make(
+                AsyncTransactionProducer, group=env.name("tx"), check=check,
                 nameservers=network.nameservers,
             ) as producer,
         ):  # fmt: skip
@@ -342,7 +340,7 @@ async def test_transactions_survive_cuts(world: World) -> None:
             wanted = {body for body, fate in fates.items() if fate == "commit"}
             await inbox.distinct(wanted)
         cuts = network.cuts
-    print(f"\ntransactions ({world.house.kind}): {len(fates)}, {cuts} cuts")
+    print(f"\ntransactions ({env.cluster.kind}): {len(fates)}, {cuts} cuts")
     assert {body for body in inbox.bodies if fates.get(body) == "rollback"} == set()
 
 

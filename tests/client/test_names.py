@@ -13,41 +13,41 @@ import pytest
 from penstock import AsyncProducer, Message, ReceivedMessage
 from penstock.errors import BadSetting, PenstockError
 
-from .kit import QUICK, Inbox, World, eventually, numbers, running, send_all, text
+from .environment import QUICK, Environment, Inbox, eventually, numbers, running, send_all, text
 from .proxy import NameProxy, Network
 
 DEAD = "127.0.0.1:1"
 
 
 @pytest.mark.parametrize("form", ["list", "semicolons", "commas"])
-async def test_a_dead_nameserver_among_others_does_no_harm(world: World, form: str) -> None:
-    topic = world.topic()
-    given: object = [DEAD, world.nameservers]
+async def test_a_dead_nameserver_among_others_does_no_harm(env: Environment, form: str) -> None:
+    topic = env.topic()
+    given: object = [DEAD, env.nameservers]
     if form != "list":
-        given = f"{DEAD}{';' if form == 'semicolons' else ','}{world.nameservers}"
+        given = f"{DEAD}{';' if form == 'semicolons' else ','}{env.nameservers}"
     inbox = Inbox()
-    consumer = world.consumer(nameservers=given, start_at="first")
+    consumer = env.consumer(nameservers=given, start_at="first")
     consumer.on(topic)(inbox)
-    async with running(consumer), world.producer(nameservers=given) as producer:
+    async with running(consumer), env.producer(nameservers=given) as producer:
         await send_all(producer, topic, numbers(8))
         await inbox.count(8)
 
 
-async def test_when_one_dies_the_other_is_asked(world: World) -> None:
-    first, second = world.topic("one"), world.topic("two")
+async def test_when_one_dies_the_other_is_asked(env: Environment) -> None:
+    first, second = env.topic("one"), env.topic("two")
     async with (
-        NameProxy(world.nameservers, {}) as one,
-        NameProxy(world.nameservers, {}) as other,
-        world.producer(nameservers=[one.address, other.address]) as producer,
+        NameProxy(env.nameservers, {}) as one,
+        NameProxy(env.nameservers, {}) as other,
+        env.producer(nameservers=[one.address, other.address]) as producer,
     ):
         await producer.send(Message(first, "x"))
         assert (one.accepted, other.accepted) in ((1, 0), (0, 1), (1, 1))
         for proxy in (one, other):
             proxy.refusing = True
             proxy.cut()
-            await producer.send(Message(second if proxy is one else world.topic("three"), "x"))
+            await producer.send(Message(second if proxy is one else env.topic("three"), "x"))
             proxy.refusing = False
-    assert text(world.stored(second)) == ["x"]
+    assert text(env.stored(second)) == ["x"]
 
 
 @contextmanager
@@ -76,24 +76,26 @@ def _list_server(lines: list[str]) -> Iterator[str]:
         thread.join()
 
 
-async def test_the_list_may_be_behind_a_url(world: World) -> None:
-    topic = world.topic()
-    with _list_server([f"{DEAD};{world.nameservers}\n"]) as url:
-        async with world.producer(nameservers=url) as producer:
+async def test_the_list_may_be_behind_a_url(env: Environment) -> None:
+    topic = env.topic()
+    with _list_server([f"{DEAD};{env.nameservers}\n"]) as url:
+        async with env.producer(nameservers=url) as producer:
             await producer.send(Message(topic, "x"))
-    assert text(world.stored(topic)) == ["x"]
+    assert text(env.stored(topic)) == ["x"]
     with _list_server(["\n"]) as url, pytest.raises(PenstockError) as caught:
-        async with world.producer(nameservers=url) as producer:
+        async with env.producer(nameservers=url) as producer:
             await producer.send(Message(topic, "x"))
     assert url in str(caught.value)
 
 
-async def test_the_environment_names_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    topic = world.topic()
-    monkeypatch.setenv("NAMESRV_ADDR", world.nameservers)
-    async with AsyncProducer(group=world.name("p"), **QUICK) as producer:
+async def test_the_environment_names_them(
+    env: Environment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = env.topic()
+    monkeypatch.setenv("NAMESRV_ADDR", env.nameservers)
+    async with AsyncProducer(group=env.name("p"), **QUICK) as producer:
         await producer.send(Message(topic, "x"))
-    assert text(world.stored(topic)) == ["x"]
+    assert text(env.stored(topic)) == ["x"]
 
 
 def test_what_is_no_address_is_refused_at_once() -> None:
@@ -102,14 +104,14 @@ def test_what_is_no_address_is_refused_at_once() -> None:
             AsyncProducer(bad, group="p")
 
 
-async def test_work_goes_on_without_any_nameserver(world: World) -> None:
+async def test_work_goes_on_without_any_nameserver(env: Environment) -> None:
     """Routes that are known stay good: NameServers may be away for hours."""
-    topic = world.topic()
+    topic = env.topic()
     inbox = Inbox()
-    async with Network(world.house) as network:
-        consumer = world.consumer(nameservers=network.nameservers, start_at="first")
+    async with Network(env.cluster) as network:
+        consumer = env.consumer(nameservers=network.nameservers, start_at="first")
         consumer.on(topic)(inbox)
-        async with running(consumer), world.producer(nameservers=network.nameservers) as producer:
+        async with running(consumer), env.producer(nameservers=network.nameservers) as producer:
             await send_all(producer, topic, numbers(16))
             await inbox.count(16)
             network.names.refusing = True
@@ -119,30 +121,30 @@ async def test_work_goes_on_without_any_nameserver(world: World) -> None:
             await send_all(producer, topic, numbers(16, 100))
             await inbox.count(32)
             network.names.refusing = False
-            await asyncio.to_thread(world.topic, "new")
-            await producer.send(Message(world.name("new"), "x"))
-    assert len(world.stored(topic)) == 32
+            await asyncio.to_thread(env.topic, "new")
+            await producer.send(Message(env.name("new"), "x"))
+    assert len(env.stored(topic)) == 32
 
 
-async def test_namespaces_keep_tenants_apart(world: World) -> None:
-    space = world.name("ns")
-    plain = world.name()
-    world.house.make_topic(f"{space}%{plain}")
-    world.house.make_topic(plain)
+async def test_namespaces_keep_tenants_apart(env: Environment) -> None:
+    space = env.name("ns")
+    plain = env.name()
+    env.cluster.make_topic(f"{space}%{plain}")
+    env.cluster.make_topic(plain)
     inbox, outside = Inbox(), Inbox()
-    consumer = world.consumer(namespace=space, start_at="first")
+    consumer = env.consumer(namespace=space, start_at="first")
 
     @consumer.on(plain)
     async def handle(message: ReceivedMessage) -> bool:
         inbox.add(message)
         return message.reconsume_times > 0
 
-    stranger = world.consumer(start_at="first")
+    stranger = env.consumer(start_at="first")
     stranger.on(plain)(outside)
-    async with running(consumer, stranger), world.producer(namespace=space) as producer:
+    async with running(consumer, stranger), env.producer(namespace=space) as producer:
         receipt = await producer.send(Message(plain, "inside"))
         await inbox.count(2)
-        async with world.producer() as other:
+        async with env.producer() as other:
             await other.send(Message(plain, "outside"))
         await outside.count(1)
     assert receipt.queue.topic == plain, "the application never sees the namespace"
@@ -150,6 +152,6 @@ async def test_namespaces_keep_tenants_apart(world: World) -> None:
         (plain, b"inside", 0), (plain, b"inside", 1)
     ]  # fmt: skip
     assert outside.bodies == ["outside"]
-    assert text(world.stored(f"{space}%{plain}")) == ["inside"]
-    group = f"{space}%{world.name('c')}"
-    await eventually(lambda: world.progress(f"{space}%{plain}", group) == 1)
+    assert text(env.stored(f"{space}%{plain}")) == ["inside"]
+    group = f"{space}%{env.name('c')}"
+    await eventually(lambda: env.progress(f"{space}%{plain}", group) == 1)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from penstock import Message, MessageQueue, ReceivedMessage
 
-from .kit import Inbox, World, eventually, numbers, running
+from .environment import Environment, Inbox, eventually, numbers, running
 
 
 class Order:
@@ -45,19 +45,19 @@ class Order:
                 expected = max(expected, offset + 1)
 
 
-async def _send_in_order(world: World, topic: str, per_queue: int) -> None:
-    async with world.producer() as producer:
+async def _send_in_order(env: Environment, topic: str, per_queue: int) -> None:
+    async with env.producer() as producer:
         for queue in await producer.queues(topic):
             await producer.send_batch(
                 [Message(topic, body) for body in numbers(per_queue)], queue=queue
             )
 
 
-async def test_each_queue_is_read_in_its_order(world: World) -> None:
-    topic = world.topic(queues=3)
+async def test_each_queue_is_read_in_its_order(env: Environment) -> None:
+    topic = env.topic(queues=3)
     order = Order()
-    await _send_in_order(world, topic, 40)
-    consumer = world.consumer(start_at="first", orderly=True)
+    await _send_in_order(env, topic, 40)
+    consumer = env.consumer(start_at="first", orderly=True)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -69,16 +69,16 @@ async def test_each_queue_is_read_in_its_order(world: World) -> None:
     order.check()
     assert {tuple(offsets) for offsets in order.offsets.values()} == {tuple(range(40))}
     assert len(order.offsets) == 6
-    await eventually(lambda: world.progress(topic, world.name("c")) == 240)
+    await eventually(lambda: env.progress(topic, env.name("c")) == 240)
 
 
-async def test_blocking_handlers_keep_the_order_too(world: World) -> None:
-    topic = world.topic(queues=2)
+async def test_blocking_handlers_keep_the_order_too(env: Environment) -> None:
+    topic = env.topic(queues=2)
     order = Order()
     loop = asyncio.get_running_loop()
     seen: dict[MessageQueue, list[int]] = defaultdict(list)
-    await _send_in_order(world, topic, 30)
-    consumer = world.consumer(start_at="first", orderly=True, concurrency=8)
+    await _send_in_order(env, topic, 30)
+    consumer = env.consumer(start_at="first", orderly=True, concurrency=8)
 
     @consumer.on(topic)
     def handle(message: ReceivedMessage) -> None:
@@ -90,12 +90,12 @@ async def test_blocking_handlers_keep_the_order_too(world: World) -> None:
     assert {tuple(offsets) for offsets in seen.values()} == {tuple(range(30))}
 
 
-async def test_a_failed_message_is_tried_again_before_the_next(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
+async def test_a_failed_message_is_tried_again_before_the_next(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
     calls: list[tuple[str, int]] = []
     inbox = Inbox()
-    await _send_in_order(world, topic, 6)
-    consumer = world.consumer(start_at="first", orderly=True)
+    await _send_in_order(env, topic, 6)
+    consumer = env.consumer(start_at="first", orderly=True)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> bool | None:
@@ -115,11 +115,11 @@ async def test_a_failed_message_is_tried_again_before_the_next(world: World) -> 
     ]  # fmt: skip
 
 
-async def test_a_hopeless_message_goes_to_the_dead_letter_queue(world: World) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-b"]), world.name("c")
+async def test_a_hopeless_message_goes_to_the_dead_letter_queue(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-b"]), env.name("c")
     inbox = Inbox()
-    await _send_in_order(world, topic, 3)
-    consumer = world.consumer(start_at="first", orderly=True, retries_max=1)
+    await _send_in_order(env, topic, 3)
+    consumer = env.consumer(start_at="first", orderly=True, retries_max=1)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -129,17 +129,17 @@ async def test_a_hopeless_message_goes_to_the_dead_letter_queue(world: World) ->
 
     async with running(consumer):
         await inbox.count(2)
-        dead = await eventually(lambda: world.stored(f"%DLQ%{group}"))
+        dead = await eventually(lambda: env.stored(f"%DLQ%{group}"))
     assert inbox.bodies == ["0", "2"]
     assert [message.body for message in dead] == [b"1"]
 
 
-async def test_a_queue_is_handed_over_without_overlap(world: World) -> None:
-    topic = world.topic(queues=2)
+async def test_a_queue_is_handed_over_without_overlap(env: Environment) -> None:
+    topic = env.topic(queues=2)
     order = Order()
 
     def worker(name: str) -> object:
-        consumer = world.consumer(start_at="first", orderly=True)
+        consumer = env.consumer(start_at="first", orderly=True)
 
         @consumer.on(topic)
         async def handle(message: ReceivedMessage) -> None:
@@ -149,7 +149,7 @@ async def test_a_queue_is_handed_over_without_overlap(world: World) -> None:
         return consumer
 
     first, second = worker("first"), worker("second")
-    async with world.producer() as producer, running(first):
+    async with env.producer() as producer, running(first):
         queues = await producer.queues(topic)
 
         async def feed(turn: int) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 
 from penstock import AsyncPopConsumer, Message, ReceivedMessage
 
-from .kit import Inbox, World, eventually, numbers, running, send_all
+from .environment import Environment, Inbox, eventually, numbers, running, send_all
 
 
-def make(world: World, **options: Any) -> AsyncPopConsumer:
-    return world.make(AsyncPopConsumer, **options)
+def make(env: Environment, **options: Any) -> AsyncPopConsumer:
+    return env.make(AsyncPopConsumer, **options)
 
 
 async def receive_all(
@@ -26,9 +26,9 @@ async def receive_all(
     return messages
 
 
-async def test_everything_is_lent_once_and_acknowledged(world: World) -> None:
-    topic = world.topic(queues=2)
-    async with world.producer() as producer, make(world, start_at="first") as consumer:
+async def test_everything_is_lent_once_and_acknowledged(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
         receipts = await send_all(producer, topic, numbers(80), tags="t")
         messages = await receive_all(consumer, 80)
@@ -40,9 +40,9 @@ async def test_everything_is_lent_once_and_acknowledged(world: World) -> None:
         assert await consumer.receive(count_max=32, wait_ms=200, invisible_ms=10_000) == []
 
 
-async def test_what_is_not_acknowledged_comes_again(world: World) -> None:
-    topic = world.topic(queues=1)
-    async with world.producer() as producer, make(world, start_at="first") as consumer:
+async def test_what_is_not_acknowledged_comes_again(env: Environment) -> None:
+    topic = env.topic(queues=1)
+    async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
         await send_all(producer, topic, numbers(10))
         first = await receive_all(consumer, 10, invisible_ms=3_000)
@@ -57,9 +57,9 @@ async def test_what_is_not_acknowledged_comes_again(world: World) -> None:
             await consumer.ack(message)
 
 
-async def test_a_loan_can_be_extended(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
-    async with world.producer() as producer, make(world, start_at="first") as consumer:
+async def test_a_loan_can_be_extended(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
+    async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
         await send_all(producer, topic, ["long", "short"])
         messages = await receive_all(consumer, 2, invisible_ms=3_000)
@@ -71,12 +71,12 @@ async def test_a_loan_can_be_extended(world: World) -> None:
         await consumer.ack(again[0])
 
 
-async def test_two_consumers_of_one_queue_share_its_messages(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-b"])
+async def test_two_consumers_of_one_queue_share_its_messages(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-b"])
     async with (
-        world.producer() as producer,
-        make(world, start_at="first") as one,
-        make(world, start_at="first") as other,
+        env.producer() as producer,
+        make(env, start_at="first") as one,
+        make(env, start_at="first") as other,
     ):
         for consumer in (one, other):
             consumer.subscribe(topic)
@@ -96,11 +96,11 @@ async def test_two_consumers_of_one_queue_share_its_messages(world: World) -> No
     assert sorted(seen, key=int) == numbers(100)
 
 
-async def test_handlers_acknowledge_by_themselves(world: World) -> None:
-    topic = world.topic(queues=2)
+async def test_handlers_acknowledge_by_themselves(env: Environment) -> None:
+    topic = env.topic(queues=2)
     inbox = Inbox()
     failed: list[str] = []
-    consumer = make(world, start_at="first", invisible_ms=2_000)
+    consumer = make(env, start_at="first", invisible_ms=2_000)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -112,7 +112,7 @@ async def test_handlers_acknowledge_by_themselves(world: World) -> None:
             await asyncio.sleep(5)  # longer than it is lent for: it is renewed
         inbox.add(message)
 
-    async with world.producer() as producer, running(consumer):
+    async with env.producer() as producer, running(consumer):
         await send_all(producer, topic, [*numbers(20), "slow"])
         await inbox.distinct([*numbers(20), "slow"])
         await asyncio.sleep(0.5)
@@ -120,9 +120,9 @@ async def test_handlers_acknowledge_by_themselves(world: World) -> None:
     assert sorted(inbox.bodies) == sorted([*numbers(20), "slow"]), "each one exactly once"
 
 
-async def test_filters(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer, make(world, start_at="first") as consumer:
+async def test_filters(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic, tags="a || b")
         for n, tag in enumerate("abcabc"):
             await producer.send(Message(topic, str(n), tags=tag))
@@ -132,9 +132,9 @@ async def test_filters(world: World) -> None:
             await consumer.ack(message)
 
 
-async def test_waiting_for_a_message_ends_with_it(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
-    async with world.producer() as producer, make(world, start_at="first") as consumer:
+async def test_waiting_for_a_message_ends_with_it(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
+    async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
         await producer.send(Message(topic, "first"))
         (first,) = await receive_all(consumer, 1)

@@ -26,20 +26,20 @@ from penstock.wire.message import StoredMessage
 from penstock.wire.message_ids import decode_unique_id
 from tests.depth import rounds
 
-from .kit import World, eventually, numbers, send_all, text
+from .environment import Environment, eventually, numbers, send_all, text
 
 MIB = 1024 * 1024
 
 
-async def test_a_message_is_stored_as_it_was_given(world: World) -> None:
-    topic = world.topic()
+async def test_a_message_is_stored_as_it_was_given(env: Environment) -> None:
+    topic = env.topic()
     message = Message(
         topic, "héllo 世界", tags="trial", keys=["k1", "k2"],
         properties={"color": "blue", "größe": "12 µm"}, flag=7,
     )  # fmt: skip
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         receipt = await producer.send(message)
-    (stored,) = world.stored(topic)
+    (stored,) = env.stored(topic)
     assert (stored.topic, stored.body.decode(), stored.flag) == (topic, "héllo 世界", 7)
     assert (stored.tags, stored.keys) == ("trial", ["k1", "k2"])
     assert stored.properties["KEYS"] == "k1 k2"
@@ -56,9 +56,9 @@ async def test_a_message_is_stored_as_it_was_given(world: World) -> None:
     assert abs(stored.born_ms - stored.store_ms) < 60_000
 
 
-async def test_ids_are_made_as_rocketmq_makes_them(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_ids_are_made_as_rocketmq_makes_them(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         receipts = await send_all(producer, topic, numbers(50))
     ids = [decode_unique_id(receipt.message_id) for receipt in receipts]
     assert len({receipt.message_id for receipt in receipts}) == 50
@@ -67,13 +67,13 @@ async def test_ids_are_made_as_rocketmq_makes_them(world: World) -> None:
     assert counters == list(range(50)), "one counter for the whole process"
     assert {len(receipt.message_id) for receipt in receipts} == {32}
     assert {receipt.message_id for receipt in receipts} == {
-        message.unique_id for message in world.stored(topic)
+        message.unique_id for message in env.stored(topic)
     }
 
 
-async def test_queues_take_turns_over_all_brokers(world: World) -> None:
-    topic = world.topic(queues=4)
-    async with world.producer(avoid_faulty=False) as producer:
+async def test_queues_take_turns_over_all_brokers(env: Environment) -> None:
+    topic = env.topic(queues=4)
+    async with env.producer(avoid_faulty=False) as producer:
         queues = await producer.queues(topic)
         await send_all(producer, topic, numbers(8))  # connections are there
         receipts = [await producer.send(Message(topic, body)) for body in numbers(24)]
@@ -83,9 +83,9 @@ async def test_queues_take_turns_over_all_brokers(world: World) -> None:
     assert Counter(receipt.queue for receipt in receipts) == dict.fromkeys(queues, 3)
 
 
-async def test_a_queue_can_be_chosen(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_a_queue_can_be_chosen(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         queue = (await producer.queues(topic))[5]
         receipts = [await producer.send(Message(topic, b), queue=queue) for b in numbers(5)]
         assert [receipt.queue for receipt in receipts] == [queue] * 5
@@ -99,12 +99,12 @@ async def test_a_queue_can_be_chosen(world: World) -> None:
             await producer.send(Message(topic, "x"), queue=MessageQueue(topic, "broker-z", 0))
 
 
-async def test_an_ordering_key_always_means_the_same_queue(world: World) -> None:
-    topic = world.topic(queues=4)
+async def test_an_ordering_key_always_means_the_same_queue(env: Environment) -> None:
+    topic = env.topic(queues=4)
     keys = [f"order-{n}" for n in range(40)]
     places: dict[str, set[MessageQueue]] = {key: set() for key in keys}
     for _ in range(2):  # another producer agrees
-        async with world.producer() as producer:
+        async with env.producer() as producer:
             for key in keys:
                 receipt = await producer.send(Message(topic, key), ordering_key=key)
                 places[key].add(receipt.queue)
@@ -112,26 +112,26 @@ async def test_an_ordering_key_always_means_the_same_queue(world: World) -> None
     assert len(set.union(*places.values())) > 4, "keys are spread"
 
 
-async def test_delay_levels_and_due_times_let_messages_wait(world: World) -> None:
-    topic = world.topic()
+async def test_delay_levels_and_due_times_let_messages_wait(env: Environment) -> None:
+    topic = env.topic()
     messages = [
         Message(topic, "level", delay_level=1),
         Message(topic, "delay", delay=timedelta(milliseconds=1500)),
         Message(topic, "moment", deliver_at=datetime.now() + timedelta(milliseconds=1500)),
     ]
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         receipts = [await producer.send(message) for message in messages]
         assert {receipt.status for receipt in receipts} == {SendStatus.SEND_OK}
-        assert world.stored(topic) == []
-        stored = await eventually(lambda: _if_all(world.stored(topic), 3))
+        assert env.stored(topic) == []
+        stored = await eventually(lambda: _if_all(env.stored(topic), 3))
     assert {message.body.decode() for message in stored} == {"level", "delay", "moment"}
     assert all(message.store_ms - message.born_ms >= 900 for message in stored)
     assert {message.unique_id for message in stored} == {r.message_id for r in receipts}
 
 
-async def test_what_is_recalled_is_never_delivered(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_what_is_recalled_is_never_delivered(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         kept, unwanted = [
             await producer.send(Message(topic, body, delay=timedelta(seconds=2)))
             for body in ("kept", "unwanted")
@@ -140,7 +140,7 @@ async def test_what_is_recalled_is_never_delivered(world: World) -> None:
         assert unwanted.recall_handle
         assert await producer.recall(topic, unwanted.recall_handle) == unwanted.message_id
         await producer.send(Message(topic, "last", delay=timedelta(seconds=4)))
-        stored = await eventually(lambda: _if_all(world.stored(topic), 2))
+        stored = await eventually(lambda: _if_all(env.stored(topic), 2))
         assert sorted(text(stored)) == ["kept", "last"]
         with pytest.raises(PenstockError):
             await producer.recall(topic, "no handle")
@@ -150,17 +150,17 @@ def _if_all(found: Sequence[StoredMessage], count: int) -> Sequence[StoredMessag
     return found if len(found) >= count else ()
 
 
-async def test_a_batch_has_a_receipt_for_each_message(world: World) -> None:
-    topic = world.topic()
+async def test_a_batch_has_a_receipt_for_each_message(env: Environment) -> None:
+    topic = env.topic()
     messages = [
         Message(topic, body, tags=f"t{n % 3}", keys=[f"key-{n}"], properties={"n": body})
         for n, body in enumerate(numbers(100))
     ]
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         receipts = await producer.send_batch(messages)
     assert [receipt.queue_offset for receipt in receipts] == list(range(100))
     assert len({receipt.queue for receipt in receipts}) == 1
-    stored = world.stored(topic)
+    stored = env.stored(topic)
     assert text(stored) == numbers(100)
     assert [message.properties["n"] for message in stored] == numbers(100)
     assert [m.unique_id for m in stored] == [receipt.message_id for receipt in receipts]
@@ -168,28 +168,28 @@ async def test_a_batch_has_a_receipt_for_each_message(world: World) -> None:
     assert [m.tags for m in stored] == [message.tags for message in messages]
 
 
-async def test_a_batch_is_split_by_size_and_topic(world: World) -> None:
-    topics = [world.topic("one"), world.topic("two")]
+async def test_a_batch_is_split_by_size_and_topic(env: Environment) -> None:
+    topics = [env.topic("one"), env.topic("two")]
     bodies = [os.urandom(MIB + 1000) for _ in range(10)]
     messages = [Message(topics[n % 2], body) for n, body in enumerate(bodies)]
-    async with world.producer() as producer:
+    async with env.producer() as producer:
         receipts = await producer.send_batch(messages, timeout_ms=15_000)
     assert [receipt.queue.topic for receipt in receipts] == [m.topic for m in messages]
     assert len({receipt.message_id for receipt in receipts}) == 10
     for n, topic in enumerate(topics):
-        stored = {message.unique_id: message.body for message in world.stored(topic)}
+        stored = {message.unique_id: message.body for message in env.stored(topic)}
         assert stored == {
             r.message_id: b for r, b in zip(receipts[n::2], bodies[n::2], strict=True)
         }
 
 
-async def test_batches_of_what_can_t_be_batched_are_refused(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_batches_of_what_can_t_be_batched_are_refused(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         with pytest.raises(MessageIllegal):
             await producer.send_batch([Message(topic, "a"), Message(topic, "b", delay_level=1)])
         assert await producer.send_batch([]) == []
-    assert world.stored(topic) == []
+    assert env.stored(topic) == []
 
 
 def _kind(sys_flag: int) -> str | None:
@@ -197,42 +197,40 @@ def _kind(sys_flag: int) -> str | None:
 
 
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd", None])
-async def test_large_bodies_are_compressed(world: World, kind: str | None) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
+async def test_large_bodies_are_compressed(env: Environment, kind: str | None) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
     large, small = b"0123456789abcdef" * 1000, b"x" * 4000
-    async with world.producer(compression=kind) as producer:
+    async with env.producer(compression=kind) as producer:
         for body in (large, small):
             await producer.send(Message(topic, body))
-    first, second = world.stored(topic)
+    first, second = env.stored(topic)
     assert (_kind(first.sys_flag), _kind(second.sys_flag)) == (kind, None)
     assert second.body == small
     assert decompress(first.body, first.sys_flag, limit=MIB) == large
     assert (len(first.body) < 2000) == (kind is not None)
 
 
-async def test_the_threshold_of_compression_can_be_set(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
-    async with world.producer(compress_above_bytes=100) as producer:
+async def test_the_threshold_of_compression_can_be_set(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
+    async with env.producer(compress_above_bytes=100) as producer:
         for size in (99, 101):  # Java compresses from the threshold on, others above it
             await producer.send(Message(topic, b"z" * size))
-    assert [_kind(message.sys_flag) for message in world.stored(topic)] == [None, "zlib"]
+    assert [_kind(message.sys_flag) for message in env.stored(topic)] == [None, "zlib"]
 
 
-async def test_oneway_messages_arrive(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_oneway_messages_arrive(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         for body in numbers(20):
             await producer.send_oneway(Message(topic, body))
-        stored = await eventually(lambda: _if_all(world.stored(topic), 20))
+        stored = await eventually(lambda: _if_all(env.stored(topic), 20))
     assert sorted(text(stored), key=int) == numbers(20)
 
 
-async def test_submitted_messages_are_pipelined_without_a_task_each(world: World) -> None:
-    topic = world.topic()
+async def test_submitted_messages_are_pipelined_without_a_task_each(env: Environment) -> None:
+    topic = env.topic()
     count = rounds(ci=3_000, proof=30_000)
-    async with world.producer(
-        in_flight_max=count, avoid_faulty=False, timeout_ms=30_000
-    ) as producer:
+    async with env.producer(in_flight_max=count, avoid_faulty=False, timeout_ms=30_000) as producer:
         await send_all(producer, topic, numbers(8))  # route and connections are there
         futures = [producer.submit(Message(topic, body)) for body in numbers(count)]
         assert len(asyncio.all_tasks()) < 20
@@ -244,16 +242,16 @@ async def test_submitted_messages_are_pipelined_without_a_task_each(world: World
     )
     for queue in {receipt.queue for receipt in receipts}:
         offsets = [r.queue_offset for r in receipts if r.queue == queue]
-        if world.house.kind == "apache":  # its threads overtake each other
+        if env.cluster.kind == "apache":  # its threads overtake each other
             offsets.sort()
         first = offsets[0]
         assert offsets == list(range(first, first + count // 8)), "the order of submission is kept"
 
 
-async def test_more_in_flight_than_allowed_is_an_error_or_a_wait(world: World) -> None:
+async def test_more_in_flight_than_allowed_is_an_error_or_a_wait(env: Environment) -> None:
     """However it is answered, the limit is kept and nothing is lost in silence."""
-    topic = world.topic()
-    async with world.producer(in_flight_max=10) as producer:
+    topic = env.topic()
+    async with env.producer(in_flight_max=10) as producer:
         await producer.queues(topic)
         sent = []
         for body in numbers(100):
@@ -263,53 +261,53 @@ async def test_more_in_flight_than_allowed_is_an_error_or_a_wait(world: World) -
         good = [one for one in outcomes if not isinstance(one, BaseException)]
         assert len(good) >= 10
         await asyncio.gather(*(producer.send(Message(topic, body)) for body in numbers(100)))
-    assert len(world.stored(topic)) == len(good) + 100
+    assert len(env.stored(topic)) == len(good) + 100
 
 
-async def test_small_sends_are_gathered_into_batches(world: World) -> None:
-    topic = world.topic()
-    async with world.producer(batching=Batching(linger_ms=20)) as producer:
+async def test_small_sends_are_gathered_into_batches(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer(batching=Batching(linger_ms=20)) as producer:
         receipts = await send_all(producer, topic, numbers(500), tags="t")
         late = producer.submit(Message(topic, "late"))
         await producer.flush()
         assert late.done()
         waiting = producer.submit(Message(topic, "last"))
     assert waiting.done(), "closing sends what waits"
-    stored = {message.unique_id: message.body.decode() for message in world.stored(topic)}
+    stored = {message.unique_id: message.body.decode() for message in env.stored(topic)}
     assert len(stored) == 502
     assert [stored[receipt.message_id] for receipt in receipts] == numbers(500)
     assert stored[waiting.result().message_id] == "last"
 
 
-async def test_a_topic_is_made_by_its_first_message(world: World) -> None:
-    topic = world.name("new")
-    async with world.producer() as producer:
+async def test_a_topic_is_made_by_its_first_message(env: Environment) -> None:
+    topic = env.name("new")
+    async with env.producer() as producer:
         receipts = [await producer.send(Message(topic, body)) for body in numbers(8)]
     assert {receipt.status for receipt in receipts} == {SendStatus.SEND_OK}
-    assert sorted(text(world.stored(topic))) == numbers(8)
+    assert sorted(text(env.stored(topic))) == numbers(8)
 
 
-async def test_an_unknown_topic_is_answered_with_similar_names(world: World) -> None:
-    topic = world.topic("orders")
-    async with world.producer() as producer:
+async def test_an_unknown_topic_is_answered_with_similar_names(env: Environment) -> None:
+    topic = env.topic("orders")
+    async with env.producer() as producer:
         with pytest.raises(NoRoute) as caught:
             await producer.queues(f"{topic}s")
     assert topic in str(caught.value)
-    assert world.nameservers in str(caught.value)
+    assert env.nameservers in str(caught.value)
     assert caught.value.hint
 
 
-async def test_a_topic_that_can_t_be_written_to(world: World) -> None:
-    topic = world.topic(perm=4)
-    async with world.producer() as producer:
+async def test_a_topic_that_can_t_be_written_to(env: Environment) -> None:
+    topic = env.topic(perm=4)
+    async with env.producer() as producer:
         with pytest.raises(NoQueue) as caught:
             await producer.send(Message(topic, "x"))
     assert topic in str(caught.value)
 
 
-async def test_what_can_t_be_sent_is_refused_before_it_leaves(world: World) -> None:
-    topic = world.topic()
-    async with world.producer(message_bytes_max=1000, compression=None) as producer:
+async def test_what_can_t_be_sent_is_refused_before_it_leaves(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer(message_bytes_max=1000, compression=None) as producer:
         await producer.send(Message(topic, b"x" * 1000))
         with pytest.raises(MessageIllegal) as caught:
             await producer.send(Message(topic, b"x" * 1001))
@@ -321,20 +319,20 @@ async def test_what_can_t_be_sent_is_refused_before_it_leaves(world: World) -> N
             await producer.send(Message(topic, "x", properties={"KEYS": "mine"}))
         with pytest.raises(PenstockError):
             await producer.send(Message(topic, "x", properties={"bad\x01name": "x"}))
-    assert len(world.stored(topic)) == 1
+    assert len(env.stored(topic)) == 1
 
 
-async def test_the_disk_need_not_be_waited_for(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_the_disk_need_not_be_waited_for(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         await producer.send(Message(topic, "x", wait_stored=False))
-    (stored,) = world.stored(topic)
+    (stored,) = env.stored(topic)
     assert stored.properties["WAIT"] == "false"
 
 
-async def test_a_producer_must_be_started_and_not_closed(world: World) -> None:
-    topic = world.topic()
-    producer = world.producer()
+async def test_a_producer_must_be_started_and_not_closed(env: Environment) -> None:
+    topic = env.topic()
+    producer = env.producer()
     with pytest.raises(ClientClosed):
         await producer.send(Message(topic, "x"))
     async with producer:
@@ -342,12 +340,12 @@ async def test_a_producer_must_be_started_and_not_closed(world: World) -> None:
     with pytest.raises(ClientClosed):
         await producer.send(Message(topic, "x"))
     await producer.close()  # once more does no harm
-    assert len(world.stored(topic)) == 1
+    assert len(env.stored(topic)) == 1
 
 
-async def test_a_cancelled_send_leaves_the_producer_well(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_a_cancelled_send_leaves_the_producer_well(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         for _ in range(20):
             sending = asyncio.ensure_future(producer.send(Message(topic, "x")))
             await asyncio.sleep(0)
@@ -355,4 +353,4 @@ async def test_a_cancelled_send_leaves_the_producer_well(world: World) -> None:
             await asyncio.wait([sending])
         receipt = await producer.send(Message(topic, "last"))
     assert receipt.status is SendStatus.SEND_OK
-    assert "last" in text(world.stored(topic))
+    assert "last" in text(env.stored(topic))

@@ -11,15 +11,15 @@ from penstock.client.client_session import Session
 from penstock.errors import PeerLost, PeerTimeout
 from penstock.wire.codes import RequestCode
 
-from .kit import World
+from .environment import Environment
 from .proxy import Network
 
 MAX_OFFSET = RequestCode.GET_MAX_OFFSET
 
 
-async def test_all_traffic_goes_through_the_proxies(world: World) -> None:
-    topic = world.topic(queues=2)
-    async with Network(world.house) as network:
+async def test_all_traffic_goes_through_the_proxies(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    async with Network(env.cluster) as network:
         session = Session(ClientOptions.of(network.nameservers, {}))
         await session.start()
         try:

@@ -11,11 +11,11 @@ import pytest
 from penstock import AsyncPullConsumer, Message, MessageQueue, ReceivedMessage
 from penstock.errors import PenstockError
 
-from .kit import World, eventually, numbers, send_all
+from .environment import Environment, eventually, numbers, send_all
 
 
-def make(world: World, **options: Any) -> AsyncPullConsumer:
-    return world.make(AsyncPullConsumer, **options)
+def make(env: Environment, **options: Any) -> AsyncPullConsumer:
+    return env.make(AsyncPullConsumer, **options)
 
 
 async def poll_all(
@@ -29,8 +29,8 @@ async def poll_all(
     return messages
 
 
-async def fill(world: World, topic: str, per_queue: int) -> list[MessageQueue]:
-    async with world.producer() as producer:
+async def fill(env: Environment, topic: str, per_queue: int) -> list[MessageQueue]:
+    async with env.producer() as producer:
         queues = list(await producer.queues(topic))
         for queue in queues:
             await producer.send_batch(
@@ -39,10 +39,10 @@ async def fill(world: World, topic: str, per_queue: int) -> list[MessageQueue]:
     return queues
 
 
-async def test_assigned_queues_are_read_from_where_one_seeks(world: World) -> None:
-    topic = world.topic(queues=2)
-    await fill(world, topic, 20)
-    async with make(world) as consumer:
+async def test_assigned_queues_are_read_from_where_one_seeks(env: Environment) -> None:
+    topic = env.topic(queues=2)
+    await fill(env, topic, 20)
+    async with make(env) as consumer:
         queues = list(await consumer.queues(topic))
         assert len(queues) == 4
         consumer.assign(queues[:2])
@@ -63,40 +63,40 @@ async def test_assigned_queues_are_read_from_where_one_seeks(world: World) -> No
         assert await consumer.poll(timeout_ms=200) == []
 
 
-async def test_commits_by_hand(world: World) -> None:
-    topic, group = world.topic(queues=1, brokers=["broker-a"]), world.name("c")
-    (queue,) = await fill(world, topic, 10)
-    async with make(world, auto_commit=False) as consumer:
+async def test_commits_by_hand(env: Environment) -> None:
+    topic, group = env.topic(queues=1, brokers=["broker-a"]), env.name("c")
+    (queue,) = await fill(env, topic, 10)
+    async with make(env, auto_commit=False) as consumer:
         consumer.assign([queue])
         await consumer.seek_to_begin(queue)
         await poll_all(consumer, 10)
         assert await consumer.committed(queue) in (None, -1)
         await consumer.commit({queue: 4})
-        assert world.committed(topic, group, "broker-a", 0) == 4
+        assert env.committed(topic, group, "broker-a", 0) == 4
         assert await consumer.committed(queue) == 4
-    assert world.committed(topic, group, "broker-a", 0) == 4, "closing commits nothing by itself"
-    async with make(world, auto_commit=False) as consumer:
+    assert env.committed(topic, group, "broker-a", 0) == 4, "closing commits nothing by itself"
+    async with make(env, auto_commit=False) as consumer:
         consumer.assign([queue])
         messages = await poll_all(consumer, 6)
         assert [message.queue_offset for message in messages] == list(range(4, 10))
         await consumer.commit()
-    await eventually(lambda: world.committed(topic, group, "broker-a", 0) == 10)
+    await eventually(lambda: env.committed(topic, group, "broker-a", 0) == 10)
 
 
-async def test_commits_by_themselves(world: World) -> None:
-    topic, group = world.topic(queues=2), world.name("c")
-    await fill(world, topic, 5)
-    async with make(world, start_at="first") as consumer:
+async def test_commits_by_themselves(env: Environment) -> None:
+    topic, group = env.topic(queues=2), env.name("c")
+    await fill(env, topic, 5)
+    async with make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
         assert len(await poll_all(consumer, 20)) == 20
         await consumer.poll(timeout_ms=10)
-    await eventually(lambda: world.progress(topic, group) == 20)
+    await eventually(lambda: env.progress(topic, group) == 20)
 
 
-async def test_subscribers_share_the_queues(world: World) -> None:
-    topic = world.topic(queues=3)
-    await fill(world, topic, 10)
-    async with make(world, start_at="first") as one, make(world, start_at="first") as other:
+async def test_subscribers_share_the_queues(env: Environment) -> None:
+    topic = env.topic(queues=3)
+    await fill(env, topic, 10)
+    async with make(env, start_at="first") as one, make(env, start_at="first") as other:
         for consumer in (one, other):
             consumer.subscribe(topic)
         got: list[ReceivedMessage] = []
@@ -109,24 +109,24 @@ async def test_subscribers_share_the_queues(world: World) -> None:
         await eventually(look)
 
 
-async def test_filters(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_filters(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         for n in range(10):
             message = Message(topic, str(n), tags="ab"[n % 2], properties={"n": str(n)})
             await producer.send(message)
     for options, expected in (({"tags": "a"}, "02468"), ({"sql": "n >= 7"}, "789")):
-        group = world.name(f"c-{expected}")
-        async with make(world, group=group, start_at="first") as consumer:
+        group = env.name(f"c-{expected}")
+        async with make(env, group=group, start_at="first") as consumer:
             consumer.subscribe(topic, **options)
             messages = await poll_all(consumer, len(expected))
             assert sorted(message.body.decode() for message in messages) == list(expected)
 
 
-async def test_offsets_of_a_queue(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-b"])
+async def test_offsets_of_a_queue(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-b"])
     queue = MessageQueue(topic, "broker-b", 0)
-    async with world.producer() as producer, make(world) as consumer:
+    async with env.producer() as producer, make(env) as consumer:
         assert await consumer.end_offset(queue) == 0
         await producer.send_batch([Message(topic, body) for body in numbers(5)])
         await asyncio.sleep(1.1)
@@ -139,10 +139,10 @@ async def test_offsets_of_a_queue(world: World) -> None:
         assert await consumer.offset_at(queue, middle - timedelta(hours=1)) == 0
 
 
-async def test_paused_queues_bring_nothing(world: World) -> None:
-    topic = world.topic(queues=1)
-    queues = await fill(world, topic, 10)
-    async with make(world) as consumer:
+async def test_paused_queues_bring_nothing(env: Environment) -> None:
+    topic = env.topic(queues=1)
+    queues = await fill(env, topic, 10)
+    async with make(env) as consumer:
         consumer.assign(queues)
         consumer.pause([queues[0]])
         for queue in queues:
@@ -154,9 +154,11 @@ async def test_paused_queues_bring_nothing(world: World) -> None:
         assert {m.queue for m in await poll_all(consumer, 10)} == {queues[0]}
 
 
-async def test_poll_waits_for_the_first_message_and_takes_no_more_than_asked(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
-    async with world.producer() as producer, make(world) as consumer:
+async def test_poll_waits_for_the_first_message_and_takes_no_more_than_asked(
+    env: Environment,
+) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
+    async with env.producer() as producer, make(env) as consumer:
         queue = MessageQueue(topic, "broker-a", 0)
         consumer.assign([queue])
         await consumer.seek(queue, 0)
@@ -174,16 +176,16 @@ async def test_poll_waits_for_the_first_message_and_takes_no_more_than_asked(wor
         assert got == numbers(50)
 
 
-async def test_what_is_not_assigned_can_t_be_sought(world: World) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
-    async with make(world) as consumer:
+async def test_what_is_not_assigned_can_t_be_sought(env: Environment) -> None:
+    topic = env.topic(queues=1, brokers=["broker-a"])
+    async with make(env) as consumer:
         with pytest.raises(PenstockError):
             await consumer.seek(MessageQueue(topic, "broker-a", 0), 0)
 
 
-async def test_messages_that_go_on_while_polling(world: World) -> None:
-    topic = world.topic(queues=4)
-    async with world.producer() as producer, make(world, start_at="first") as consumer:
+async def test_messages_that_go_on_while_polling(env: Environment) -> None:
+    topic = env.topic(queues=4)
+    async with env.producer() as producer, make(env, start_at="first") as consumer:
         consumer.subscribe(topic)
         sending = asyncio.ensure_future(send_all(producer, topic, numbers(2_000)))
         messages = await poll_all(consumer, 2_000)

@@ -11,7 +11,7 @@ import pytest
 
 from penstock import Message, MessageQueue, ReceivedMessage
 
-from .kit import Inbox, World, eventually, numbers, running, send_all
+from .environment import Environment, Inbox, eventually, numbers, running, send_all
 from .proxy import Network
 
 STRATEGIES = ["averagely", "circle", "consistent_hash", "sticky"]
@@ -29,8 +29,8 @@ def shared(consumers: list[Any], topic: str, count: int, *, idle: bool = False) 
     return len(owners) == count and set(owners.values()) == {1}
 
 
-def make(world: World, topic: str, inbox: Inbox, **options: Any) -> Any:
-    consumer = world.consumer(start_at="first", **options)
+def make(env: Environment, topic: str, inbox: Inbox, **options: Any) -> Any:
+    consumer = env.consumer(start_at="first", **options)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -40,11 +40,11 @@ def make(world: World, topic: str, inbox: Inbox, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-async def test_queues_are_shared(world: World, strategy: str) -> None:
-    topic = world.topic(queues=6)
+async def test_queues_are_shared(env: Environment, strategy: str) -> None:
+    topic = env.topic(queues=6)
     inbox = Inbox()
-    consumers = [make(world, topic, inbox, strategy=strategy) for _ in range(3)]
-    async with world.producer() as producer, running(*consumers):
+    consumers = [make(env, topic, inbox, strategy=strategy) for _ in range(3)]
+    async with env.producer() as producer, running(*consumers):
         # By their hash, one of three may well get nothing.
         idle = strategy == "consistent_hash"
         await eventually(lambda: shared(consumers, topic, 12, idle=idle))
@@ -52,7 +52,7 @@ async def test_queues_are_shared(world: World, strategy: str) -> None:
             await eventually(lambda: [len(held(c, topic)) for c in consumers] == [4, 4, 4])
         await send_all(producer, topic, numbers(120))
         await inbox.count(120)
-        async with running(late := make(world, topic, inbox, strategy=strategy)):
+        async with running(late := make(env, topic, inbox, strategy=strategy)):
             await eventually(lambda: shared([*consumers, late], topic, 12, idle=idle))
             await send_all(producer, topic, numbers(120, 1000))
             await inbox.distinct(numbers(120, 1000))
@@ -64,10 +64,10 @@ async def test_queues_are_shared(world: World, strategy: str) -> None:
     assert set(counts) == {*numbers(120), *numbers(120, 1000), *numbers(120, 2000)}
 
 
-async def test_notification_is_enough(world: World) -> None:
+async def test_notification_is_enough(env: Environment) -> None:
     """Queues change hands at once when a consumer comes or leaves, long before 20 s."""
-    topic = world.topic(queues=2)
-    first, second = (make(world, topic, Inbox(), rebalance_ms=600_000) for _ in range(2))
+    topic = env.topic(queues=2)
+    first, second = (make(env, topic, Inbox(), rebalance_ms=600_000) for _ in range(2))
     async with running(first):
         await eventually(lambda: shared([first], topic, 4))
         async with running(second):
@@ -76,12 +76,12 @@ async def test_notification_is_enough(world: World) -> None:
         await eventually(lambda: shared([first], topic, 4), within_s=15)
 
 
-async def test_members_come_and_go_under_load(world: World) -> None:
-    topic = world.topic(queues=4)
+async def test_members_come_and_go_under_load(env: Environment) -> None:
+    topic = env.topic(queues=4)
     inbox = Inbox()
     sent: list[str] = []
-    steady = make(world, topic, inbox)
-    async with world.producer() as producer, running(steady):
+    steady = make(env, topic, inbox)
+    async with env.producer() as producer, running(steady):
         stopping = asyncio.Event()
 
         async def flood() -> None:
@@ -94,7 +94,7 @@ async def test_members_come_and_go_under_load(world: World) -> None:
         flooding = asyncio.ensure_future(flood())
         try:
             for _ in range(3):
-                group = [steady, *(make(world, topic, inbox) for _ in range(2))]
+                group = [steady, *(make(env, topic, inbox) for _ in range(2))]
                 async with running(*group[1:]):
                     await eventually(partial(shared, group, topic, 8))
                 await eventually(lambda: shared([steady], topic, 8))
@@ -109,13 +109,13 @@ async def test_members_come_and_go_under_load(world: World) -> None:
 
 
 async def test_more_consumers_than_queues_say_so(
-    world: World, caplog: pytest.LogCaptureFixture
+    env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = world.topic(queues=1, brokers=["broker-a"])
+    topic = env.topic(queues=1, brokers=["broker-a"])
     inbox = Inbox()
-    consumers = [make(world, topic, inbox) for _ in range(2)]
+    consumers = [make(env, topic, inbox) for _ in range(2)]
     with caplog.at_level("WARNING", logger="penstock"):
-        async with world.producer() as producer, running(*consumers):
+        async with env.producer() as producer, running(*consumers):
             await eventually(lambda: shared(consumers, topic, 1, idle=True))
             await producer.send(Message(topic, "x"))
             await inbox.count(1)
@@ -126,22 +126,22 @@ async def test_more_consumers_than_queues_say_so(
 
 
 async def test_a_consumer_without_a_route_says_so(
-    world: World, caplog: pytest.LogCaptureFixture
+    env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
-    topic = world.name("nowhere")
+    topic = env.name("nowhere")
     with caplog.at_level("WARNING", logger="penstock"):
-        async with running(make(world, topic, Inbox())):
+        async with running(make(env, topic, Inbox())):
             await eventually(
                 lambda: [r for r in caplog.records if topic in r.getMessage()], within_s=20
             )
 
 
 async def test_consumers_that_subscribe_differently_are_told(
-    world: World, caplog: pytest.LogCaptureFixture
+    env: Environment, caplog: pytest.LogCaptureFixture
 ) -> None:
     """RocketMQ's most asked question: one group, two subscriptions, messages that never come."""
-    topic = world.topic()
-    first, second = world.consumer(start_at="first"), world.consumer(start_at="first")
+    topic = env.topic()
+    first, second = env.consumer(start_at="first"), env.consumer(start_at="first")
     first.on(topic, tags="a")(Inbox())
     second.on(topic, tags="b")(Inbox())
     with caplog.at_level("WARNING", logger="penstock"):
@@ -154,14 +154,14 @@ async def test_consumers_that_subscribe_differently_are_told(
             )  # fmt: skip
 
 
-async def test_a_dead_consumer_s_queues_are_taken_over(world: World) -> None:
+async def test_a_dead_consumer_s_queues_are_taken_over(env: Environment) -> None:
     """One that vanishes without a word: its connections are gone, and brokers tell the others."""
-    topic = world.topic(queues=2)
+    topic = env.topic(queues=2)
     inbox = Inbox()
-    survivor = make(world, topic, inbox)
-    async with Network(world.house) as network:
-        victim = make(world, topic, inbox, nameservers=network.nameservers)
-        async with running(survivor), running(victim), world.producer() as producer:
+    survivor = make(env, topic, inbox)
+    async with Network(env.cluster) as network:
+        victim = make(env, topic, inbox, nameservers=network.nameservers)
+        async with running(survivor), running(victim), env.producer() as producer:
             await eventually(lambda: shared([survivor, victim], topic, 4))
             for proxy in network.brokers.values():
                 proxy.refusing = True

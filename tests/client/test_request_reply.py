@@ -9,18 +9,18 @@ import pytest
 from penstock import Message, ReceivedMessage
 from penstock.errors import NoReply, PenstockError
 
-from .kit import Inbox, World, eventually, numbers, running
+from .environment import Environment, Inbox, eventually, numbers, running
 
 
-async def test_a_consumer_replies(world: World) -> None:
-    topic = world.topic()
-    consumer = world.consumer(start_at="first")
+async def test_a_consumer_replies(env: Environment) -> None:
+    topic = env.topic()
+    consumer = env.consumer(start_at="first")
 
     @consumer.on(topic)
     async def serve(message: ReceivedMessage) -> None:
         await consumer.reply(message, b"re: " + message.body)
 
-    async with running(consumer), world.producer() as producer:
+    async with running(consumer), env.producer() as producer:
         reply = await producer.request(Message(topic, "hello"), timeout_ms=30_000)
         assert reply.body == b"re: hello"
         replies = await asyncio.gather(
@@ -29,42 +29,42 @@ async def test_a_consumer_replies(world: World) -> None:
         assert [reply.body.decode() for reply in replies] == [f"re: {b}" for b in numbers(50)]
 
 
-async def test_a_producer_replies_with_properties(world: World) -> None:
-    topic = world.topic()
-    consumer = world.consumer(start_at="first")
-    async with world.producer(group=world.name("replies")) as answering:
+async def test_a_producer_replies_with_properties(env: Environment) -> None:
+    topic = env.topic()
+    consumer = env.consumer(start_at="first")
+    async with env.producer(group=env.name("replies")) as answering:
 
         @consumer.on(topic)
         async def serve(message: ReceivedMessage) -> None:
             body = message.body.upper() * 3000  # large: it is compressed on its way
             await answering.reply(message, body, properties={"x": "y"})
 
-        async with running(consumer), world.producer() as producer:
+        async with running(consumer), env.producer() as producer:
             reply = await producer.request(Message(topic, "abc"), timeout_ms=30_000)
     assert reply.body == b"ABC" * 3000
     assert reply.properties["x"] == "y"
 
 
-async def test_nobody_replies(world: World) -> None:
-    topic = world.topic()
-    async with world.producer() as producer:
+async def test_nobody_replies(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer() as producer:
         with pytest.raises(NoReply) as caught:
             await producer.request(Message(topic, "hello?"), timeout_ms=500)
         assert caught.value.retry
         assert topic in str(caught.value)
         # A request is a message all the same.
-        assert len(await eventually(lambda: world.stored(topic))) == 1
+        assert len(await eventually(lambda: env.stored(topic))) == 1
 
 
-async def test_requesters_get_their_own_replies(world: World) -> None:
-    topic = world.topic()
-    consumer = world.consumer(start_at="first")
+async def test_requesters_get_their_own_replies(env: Environment) -> None:
+    topic = env.topic()
+    consumer = env.consumer(start_at="first")
 
     @consumer.on(topic)
     async def serve(message: ReceivedMessage) -> None:
         await consumer.reply(message, message.body)
 
-    async with running(consumer), world.producer() as one, world.producer() as other:
+    async with running(consumer), env.producer() as one, env.producer() as other:
         pairs = await asyncio.gather(
             *(
                 producer.request(Message(topic, f"{name}-{n}"), timeout_ms=30_000)
@@ -77,12 +77,12 @@ async def test_requesters_get_their_own_replies(world: World) -> None:
         ]
 
 
-async def test_what_is_no_request_can_t_be_replied_to(world: World) -> None:
-    topic = world.topic()
+async def test_what_is_no_request_can_t_be_replied_to(env: Environment) -> None:
+    topic = env.topic()
     inbox = Inbox()
-    consumer = world.consumer(start_at="first")
+    consumer = env.consumer(start_at="first")
     consumer.on(topic)(inbox)
-    async with running(consumer), world.producer() as producer:
+    async with running(consumer), env.producer() as producer:
         await producer.send(Message(topic, "plain"))
         (message,) = await inbox.count(1)
         with pytest.raises(PenstockError):

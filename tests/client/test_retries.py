@@ -9,7 +9,7 @@ import pytest
 from penstock import AsyncProducer, Message, MessageQueue
 from penstock.errors import NoNameServer, PeerTimeout, PenstockError, SendFailed
 
-from .kit import World, eventually, numbers, text
+from .environment import Environment, eventually, numbers, text
 from .proxy import Network
 
 
@@ -19,24 +19,24 @@ async def _brokers_of(producer: AsyncProducer, topic: str, count: int) -> set[st
     return {receipt.queue.broker_name for receipt in receipts}
 
 
-async def test_a_dead_broker_costs_no_message(world: World) -> None:
-    topic = world.topic()
+async def test_a_dead_broker_costs_no_message(env: Environment) -> None:
+    topic = env.topic()
     async with (
-        Network(world.house) as network,
-        world.producer(nameservers=network.nameservers, retries=2) as producer,
+        Network(env.cluster) as network,
+        env.producer(nameservers=network.nameservers, retries=2) as producer,
     ):
         assert await _brokers_of(producer, topic, 8) == {"broker-a", "broker-b"}
         network.broker("broker-a").refusing = True
         network.broker("broker-a").cut()
         assert await _brokers_of(producer, topic, 16) == {"broker-b"}
-    assert len(world.stored(topic)) == 24
+    assert len(env.stored(topic)) == 24
 
 
-async def test_a_silent_broker_is_avoided_for_the_period_that_was_set(world: World) -> None:
-    topic = world.topic()
+async def test_a_silent_broker_is_avoided_for_the_period_that_was_set(env: Environment) -> None:
+    topic = env.topic()
     async with (
-        Network(world.house) as network,
-        world.producer(
+        Network(env.cluster) as network,
+        env.producer(
             nameservers=network.nameservers, avoid_ms=300_000, timeout_ms=1_000
         ) as producer,
     ):
@@ -50,11 +50,11 @@ async def test_a_silent_broker_is_avoided_for_the_period_that_was_set(world: Wor
         assert await _brokers_of(producer, topic, 24) == {"broker-b"}, "still avoided"
 
 
-async def test_a_broker_is_tried_again_after_the_period(world: World) -> None:
-    topic = world.topic()
+async def test_a_broker_is_tried_again_after_the_period(env: Environment) -> None:
+    topic = env.topic()
     async with (
-        Network(world.house) as network,
-        world.producer(nameservers=network.nameservers, avoid_ms=700) as producer,
+        Network(env.cluster) as network,
+        env.producer(nameservers=network.nameservers, avoid_ms=700) as producer,
     ):
         await _brokers_of(producer, topic, 8)
         dead = network.broker("broker-a")
@@ -69,11 +69,11 @@ async def test_a_broker_is_tried_again_after_the_period(world: World) -> None:
         assert await eventually(both, within_s=10)
 
 
-async def test_a_slow_broker_is_avoided_by_its_latency(world: World) -> None:
-    topic = world.topic()
+async def test_a_slow_broker_is_avoided_by_its_latency(env: Environment) -> None:
+    topic = env.topic()
     async with (
-        Network(world.house) as network,
-        world.producer(nameservers=network.nameservers, timeout_ms=10_000) as producer,
+        Network(env.cluster) as network,
+        env.producer(nameservers=network.nameservers, timeout_ms=10_000) as producer,
     ):
         await _brokers_of(producer, topic, 8)
         network.broker("broker-b").delay_s = 0.4  # each way: RocketMQ avoids above 550 ms
@@ -83,11 +83,11 @@ async def test_a_slow_broker_is_avoided_by_its_latency(world: World) -> None:
         network.broker("broker-b").delay_s = 0.0
 
 
-async def test_avoidance_can_be_switched_off(world: World) -> None:
-    topic = world.topic()
+async def test_avoidance_can_be_switched_off(env: Environment) -> None:
+    topic = env.topic()
     async with (
-        Network(world.house) as network,
-        world.producer(
+        Network(env.cluster) as network,
+        env.producer(
             nameservers=network.nameservers, avoid_faulty=False, timeout_ms=10_000
         ) as producer,
     ):
@@ -98,11 +98,11 @@ async def test_avoidance_can_be_switched_off(world: World) -> None:
         assert await _brokers_of(producer, topic, 8) == {"broker-a", "broker-b"}
 
 
-async def test_when_nothing_helps_the_error_tells_all_attempts(world: World) -> None:
-    topic = world.topic()
+async def test_when_nothing_helps_the_error_tells_all_attempts(env: Environment) -> None:
+    topic = env.topic()
     async with (
-        Network(world.house) as network,
-        world.producer(nameservers=network.nameservers, retries=2) as producer,
+        Network(env.cluster) as network,
+        env.producer(nameservers=network.nameservers, retries=2) as producer,
     ):
         await _brokers_of(producer, topic, 8)
         for proxy in network.brokers.values():
@@ -128,14 +128,14 @@ async def test_when_nothing_helps_the_error_tells_all_attempts(world: World) -> 
                 return False
 
         await eventually(again)
-    assert "healed" in text(world.stored(topic))
+    assert "healed" in text(env.stored(topic))
 
 
-async def test_a_timeout_is_kept_and_named(world: World) -> None:
-    topic = world.topic()
+async def test_a_timeout_is_kept_and_named(env: Environment) -> None:
+    topic = env.topic()
     async with (
-        Network(world.house) as network,
-        world.producer(nameservers=network.nameservers, retries=0) as producer,
+        Network(env.cluster) as network,
+        env.producer(nameservers=network.nameservers, retries=0) as producer,
     ):
         await _brokers_of(producer, topic, 8)
         for proxy in network.brokers.values():
@@ -149,14 +149,14 @@ async def test_a_timeout_is_kept_and_named(world: World) -> None:
             proxy.flow()
 
 
-async def test_no_nameserver_at_all_names_each_address(world: World) -> None:
-    async with Network(world.house) as network:
+async def test_no_nameserver_at_all_names_each_address(env: Environment) -> None:
+    async with Network(env.cluster) as network:
         network.names.refusing = True
         dead = "127.0.0.1:1"
-        producer = world.producer(nameservers=[dead, network.nameservers])
+        producer = env.producer(nameservers=[dead, network.nameservers])
         with pytest.raises(NoNameServer) as caught:
             async with producer:
-                await producer.send(Message(world.name(), "x"))
+                await producer.send(Message(env.name(), "x"))
     assert dead in str(caught.value)
     assert network.nameservers in str(caught.value)
     assert caught.value.retry

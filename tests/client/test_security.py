@@ -15,8 +15,8 @@ from penstock.errors import NoPermission, PenstockError
 from penstock.wire.signing import signer
 from tests.integration.certificates import Pair, make_pair
 
-from .houses import House, ask
-from .kit import Inbox, World, numbers, running, send_all
+from .clusters import Cluster, ask
+from .environment import Environment, Inbox, numbers, running, send_all
 
 ROOT = {"access_key": "root", "secret_key": "root-secret"}
 WRONG = {"access_key": "root", "secret_key": "not-the-secret"}
@@ -40,35 +40,35 @@ def _access() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def guarded(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A house of the same kind with one broker, which asks who one is."""
+def guarded(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of the same kind with one broker, which asks who one is."""
     directory = tmp_path_factory.mktemp("guarded")
-    own = House(house.kind, directory, count=1, **_access(), authConfigPath=directory / "auth")
+    own = Cluster(cluster.kind, directory, count=1, **_access(), authConfigPath=directory / "auth")
     own.start()
     yield own
     own.kill()
 
 
-def _make_topic(house: House, topic: str) -> None:
+def _make_topic(cluster: Cluster, topic: str) -> None:
     ext = {
         "topic": topic, "defaultTopic": "TBW102", "readQueueNums": "4", "writeQueueNums": "4",
         "perm": "6", "topicFilterType": "SINGLE_TAG", "topicSysFlag": "0", "order": "false",
     }  # fmt: skip
     signed = signer(ROOT["access_key"], ROOT["secret_key"], None)(17, ext, b"")
-    answer = ask(house.brokers[0].address, 17, dict(signed))
+    answer = ask(cluster.brokers[0].address, 17, dict(signed))
     assert answer.code == 0, answer
-    house.await_route(topic, [house.brokers[0].name])
+    cluster.await_route(topic, [cluster.brokers[0].name])
 
 
-async def test_who_signs_may_send_and_consume(world: World, guarded: House) -> None:
-    topic = world.name()
+async def test_who_signs_may_send_and_consume(env: Environment, guarded: Cluster) -> None:
+    topic = env.name()
     _make_topic(guarded, topic)
     inbox = Inbox()
-    consumer = world.consumer(nameservers=guarded.nameservers, start_at="first", **ROOT)
+    consumer = env.consumer(nameservers=guarded.nameservers, start_at="first", **ROOT)
     consumer.on(topic)(inbox)
     async with (
         running(consumer),
-        world.producer(nameservers=guarded.nameservers, **ROOT) as producer,
+        env.producer(nameservers=guarded.nameservers, **ROOT) as producer,
     ):
         await send_all(producer, topic, numbers(8))
         await producer.send(Message(topic, "ünïcode", tags="ß", properties={"größe": "µ"}))
@@ -76,10 +76,12 @@ async def test_who_signs_may_send_and_consume(world: World, guarded: House) -> N
 
 
 @pytest.mark.parametrize("who", [WRONG, {}], ids=["wrong", "nobody"])
-async def test_who_does_not_is_refused(world: World, guarded: House, who: dict[str, str]) -> None:
-    topic = world.name()
+async def test_who_does_not_is_refused(
+    env: Environment, guarded: Cluster, who: dict[str, str]
+) -> None:
+    topic = env.name()
     _make_topic(guarded, topic)
-    producer = world.producer(nameservers=guarded.nameservers, retries=0, **who)
+    producer = env.producer(nameservers=guarded.nameservers, retries=0, **who)
     with pytest.raises(PenstockError) as caught:
         async with producer:
             await producer.send(Message(topic, "x"))
@@ -94,55 +96,57 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
 
 @pytest.fixture(scope="module")
 def encrypted(
-    house: House, pair: Pair, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[House]:
-    """A house with a certificate that takes plain connections too, as RocketMQ by default."""
-    if house.kind == "apache":
+    cluster: Cluster, pair: Pair, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster with a certificate that takes plain connections too, as RocketMQ by default."""
+    if cluster.kind == "apache":
         # Apache makes a certificate of its own where it is given none: same client, no trust.
-        yield house
+        yield cluster
         return
     conf = {
         "tls.server.mode": "permissive",
         "tls.server.certPath": pair.certificate,
         "tls.server.keyPath": pair.key,
     }
-    own = House(house.kind, tmp_path_factory.mktemp("tls"), count=1, names_conf=conf, **conf)
+    own = Cluster(cluster.kind, tmp_path_factory.mktemp("tls"), count=1, names_conf=conf, **conf)
     own.start()
     yield own
     own.kill()
 
 
-async def _exchange(world: World, house: House, context: ssl.SSLContext | bool) -> None:
-    topic = house.make_topic(world.name())
+async def _exchange(env: Environment, cluster: Cluster, context: ssl.SSLContext | bool) -> None:
+    topic = cluster.make_topic(env.name())
     inbox = Inbox()
-    options = {"nameservers": house.nameservers, "ssl": context}
-    consumer = world.consumer(start_at="first", **options)
+    options = {"nameservers": cluster.nameservers, "ssl": context}
+    consumer = env.consumer(start_at="first", **options)
     consumer.on(topic)(inbox)
-    async with running(consumer), world.producer(**options) as producer:
+    async with running(consumer), env.producer(**options) as producer:
         await send_all(producer, topic, numbers(8))
         await producer.send(Message(topic, "x" * 500_000), timeout_ms=10_000)
         await inbox.count(9)
 
 
-async def test_tls_without_trust(world: World, encrypted: House) -> None:
-    await _exchange(world, encrypted, True)
+async def test_tls_without_trust(env: Environment, encrypted: Cluster) -> None:
+    await _exchange(env, encrypted, True)
 
 
-async def test_tls_with_a_checked_certificate(world: World, encrypted: House, pair: Pair) -> None:
-    if world.house.kind == "apache":
+async def test_tls_with_a_checked_certificate(
+    env: Environment, encrypted: Cluster, pair: Pair
+) -> None:
+    if env.cluster.kind == "apache":
         pytest.skip("Apache takes its TLS settings from system properties")
     context = ssl.create_default_context(cafile=str(pair.certificate))
-    await _exchange(world, encrypted, context)
+    await _exchange(env, encrypted, context)
 
 
-async def test_a_certificate_that_is_not_trusted(world: World, encrypted: House) -> None:
+async def test_a_certificate_that_is_not_trusted(env: Environment, encrypted: Cluster) -> None:
     context = ssl.create_default_context()
     with pytest.raises(PenstockError) as caught:
-        async with world.producer(nameservers=encrypted.nameservers, ssl=context) as producer:
-            await producer.send(Message(world.name(), "x"))
+        async with env.producer(nameservers=encrypted.nameservers, ssl=context) as producer:
+            await producer.send(Message(env.name(), "x"))
     assert "certificate" in str(caught.value).lower()
 
 
-def test_a_key_without_its_secret(world: World, tmp_path: Path) -> None:
+def test_a_key_without_its_secret(env: Environment, tmp_path: Path) -> None:
     with pytest.raises(PenstockError):
-        world.producer(access_key="alice")
+        env.producer(access_key="alice")

@@ -7,17 +7,17 @@ from typing import Any
 from penstock import AsyncTransactionProducer, Message, ReceivedMessage
 from penstock.wire.message import decode_messages
 
-from .houses import ask
-from .kit import Inbox, World, eventually, running
+from .clusters import ask
+from .environment import Environment, Inbox, eventually, running
 
 TRACES = "RMQ_SYS_TRACE_TOPIC"
 QUERY = 12
 
 
-def find(world: World, key: str, topic: str = TRACES) -> list[list[str]]:
+def find(env: Environment, key: str, topic: str = TRACES) -> list[list[str]]:
     """All records of the traces with this key, looked up in the brokers' index."""
     records = []
-    for broker in world.house.brokers:
+    for broker in env.cluster.brokers:
         answer = ask(broker.address, QUERY, {
             "topic": topic, "key": key, "maxNum": "32", "beginTimestamp": "0",
             "endTimestamp": str((1 << 63) - 1), "_UNIQUE_KEY_QUERY": "false",
@@ -29,28 +29,28 @@ def find(world: World, key: str, topic: str = TRACES) -> list[list[str]]:
     return [record for record in records if key in record or key in " ".join(record)]
 
 
-async def traced(world: World, key: str, kind: str, count: int = 1, **where: str) -> Any:
+async def traced(env: Environment, key: str, kind: str, count: int = 1, **where: str) -> Any:
     """So many records of a kind, once they are there."""
 
     def look() -> list[list[str]]:
-        found = [record for record in find(world, key, **where) if record[0] == kind]
+        found = [record for record in find(env, key, **where) if record[0] == kind]
         return found if len(found) >= count else []
 
     return await eventually(look)
 
 
-async def test_a_message_is_traced_from_its_sending_to_its_end(world: World) -> None:
-    topic, group = world.topic(), world.name("c")
-    async with world.producer(trace=True) as producer:
-        receipt = await producer.send(Message(topic, "hello", tags="t", keys=[world.name("key")]))
-    (pub,) = await traced(world, receipt.message_id, "Pub")
-    assert pub[3:6] == [world.name("p"), topic, receipt.message_id]
-    assert (pub[6], pub[7], pub[9], pub[11]) == ("t", world.name("key"), "5", "0")
+async def test_a_message_is_traced_from_its_sending_to_its_end(env: Environment) -> None:
+    topic, group = env.topic(), env.name("c")
+    async with env.producer(trace=True) as producer:
+        receipt = await producer.send(Message(topic, "hello", tags="t", keys=[env.name("key")]))
+    (pub,) = await traced(env, receipt.message_id, "Pub")
+    assert pub[3:6] == [env.name("p"), topic, receipt.message_id]
+    assert (pub[6], pub[7], pub[9], pub[11]) == ("t", env.name("key"), "5", "0")
     assert (pub[12], pub[13]) == (receipt.offset_id, "true")
-    assert await traced(world, world.name("key"), "Pub") == [pub]
+    assert await traced(env, env.name("key"), "Pub") == [pub]
 
     inbox = Inbox()
-    consumer = world.consumer(start_at="first", trace=True)
+    consumer = env.consumer(start_at="first", trace=True)
 
     @consumer.on(topic)
     async def handle(message: ReceivedMessage) -> None:
@@ -60,49 +60,47 @@ async def test_a_message_is_traced_from_its_sending_to_its_end(world: World) -> 
 
     async with running(consumer):
         await inbox.count(2)
-    before = await traced(world, receipt.message_id, "SubBefore", 2)
+    before = await traced(env, receipt.message_id, "SubBefore", 2)
     assert {record[3] for record in before} == {group}
     assert {record[6] for record in before} == {"0", "1"}, "times tried before"
-    after = await traced(world, receipt.message_id, "SubAfter", 2)
+    after = await traced(env, receipt.message_id, "SubAfter", 2)
     assert sorted(record[4] for record in after) == ["false", "true"]
     # Fields of a record before: kind, time, region, group, request id, message id, times.
     assert {record[1] for record in after} == {record[4] for record in before}
 
 
-async def test_batches_transactions_and_delays_are_traced(world: World) -> None:
-    topic = world.topic()
-    async with world.producer(trace=True) as producer:
+async def test_batches_transactions_and_delays_are_traced(env: Environment) -> None:
+    topic = env.topic()
+    async with env.producer(trace=True) as producer:
         delayed = await producer.send(Message(topic, "later", delay_level=1))
         batch = await producer.send_batch([Message(topic, "a"), Message(topic, "b")])
-    async with world.make(
-        AsyncTransactionProducer, group=world.name("tx"), trace=True
-    ) as transactions:
+    async with env.make(AsyncTransactionProducer, group=env.name("tx"), trace=True) as transactions:
         handle = await transactions.prepare(Message(topic, "half"))
         await transactions.commit(handle)
-    (pub,) = await traced(world, delayed.message_id, "Pub")
+    (pub,) = await traced(env, delayed.message_id, "Pub")
     assert pub[11] == "3"
     for receipt in batch:
-        assert await traced(world, receipt.message_id, "Pub")
-    stored = await eventually(lambda: [m for m in world.stored(topic) if m.body == b"half"])
-    (end,) = await traced(world, stored[0].message_id, "EndTransaction")
+        assert await traced(env, receipt.message_id, "Pub")
+    stored = await eventually(lambda: [m for m in env.stored(topic) if m.body == b"half"])
+    (end,) = await traced(env, stored[0].message_id, "EndTransaction")
     assert end[11] == "COMMIT_MESSAGE"
-    (pub,) = await traced(world, stored[0].message_id, "Pub")
+    (pub,) = await traced(env, stored[0].message_id, "Pub")
     assert pub[11] == "1"
 
 
-async def test_traces_go_to_a_topic_of_ones_own(world: World) -> None:
-    topic, own = world.topic(), world.topic("traces")
-    async with world.producer(trace=own) as producer:
+async def test_traces_go_to_a_topic_of_ones_own(env: Environment) -> None:
+    topic, own = env.topic(), env.topic("traces")
+    async with env.producer(trace=own) as producer:
         receipt = await producer.send(Message(topic, "hello"))
-    assert await traced(world, receipt.message_id, "Pub", topic=own)
-    assert find(world, receipt.message_id) == []
+    assert await traced(env, receipt.message_id, "Pub", topic=own)
+    assert find(env, receipt.message_id) == []
 
 
-async def test_without_asking_nothing_is_traced(world: World) -> None:
-    topic, own = world.topic(), world.topic("traces")
-    async with world.producer() as silent, world.producer(trace=True) as producer:
+async def test_without_asking_nothing_is_traced(env: Environment) -> None:
+    topic, own = env.topic(), env.topic("traces")
+    async with env.producer() as silent, env.producer(trace=True) as producer:
         quiet = await silent.send(Message(topic, "quiet"))
         loud = await producer.send(Message(topic, "loud"))
-    await traced(world, loud.message_id, "Pub")
-    assert find(world, quiet.message_id) == []
-    assert world.stored(own) == []
+    await traced(env, loud.message_id, "Pub")
+    assert find(env, quiet.message_id) == []
+    assert env.stored(own) == []

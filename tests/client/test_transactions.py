@@ -13,57 +13,57 @@ import pytest
 from penstock import AsyncTransactionProducer, Decision, Message, ReceivedMessage, TransactionHandle
 from penstock.errors import PenstockError
 
-from .kit import World, eventually, text
+from .environment import Environment, eventually, text
 
 
-def _producer(world: World, **options: object) -> AsyncTransactionProducer:
-    return world.make(AsyncTransactionProducer, **{"group": world.name("tx"), **options})
+def _producer(env: Environment, **options: object) -> AsyncTransactionProducer:
+    return env.make(AsyncTransactionProducer, **{"group": env.name("tx"), **options})
 
 
-async def _delivered(world: World, topic: str, bodies: Sequence[str]) -> None:
-    await eventually(lambda: sorted(text(world.stored(topic))) == sorted(bodies))
+async def _delivered(env: Environment, topic: str, bodies: Sequence[str]) -> None:
+    await eventually(lambda: sorted(text(env.stored(topic))) == sorted(bodies))
 
 
-async def test_the_end_of_the_block_commits(world: World) -> None:
-    topic = world.topic()
-    async with _producer(world) as producer:
+async def test_the_end_of_the_block_commits(env: Environment) -> None:
+    topic = env.topic()
+    async with _producer(env) as producer:
         message = Message(topic, "paid", tags="t", keys=["k"], properties={"a": "b"})
         async with producer.transaction(message) as tx:
             assert tx.receipt.message_id if hasattr(tx, "receipt") else True
-            assert world.stored(topic) == [], "nobody sees a half"
-        await _delivered(world, topic, ["paid"])
-    (stored,) = world.stored(topic)
+            assert env.stored(topic) == [], "nobody sees a half"
+        await _delivered(env, topic, ["paid"])
+    (stored,) = env.stored(topic)
     assert (stored.tags, stored.keys, stored.properties["a"]) == ("t", ["k"], "b")
     assert stored.unique_id
 
 
-async def test_an_exception_rolls_back_and_is_raised(world: World) -> None:
-    topic = world.topic()
-    async with _producer(world) as producer:
+async def test_an_exception_rolls_back_and_is_raised(env: Environment) -> None:
+    topic = env.topic()
+    async with _producer(env) as producer:
         with pytest.raises(ZeroDivisionError):
             async with producer.transaction(Message(topic, "never")):
                 raise ZeroDivisionError
         async with producer.transaction(Message(topic, "committed")):
             pass
-        await _delivered(world, topic, ["committed"])
+        await _delivered(env, topic, ["committed"])
         # Nobody asks about what was rolled back; what is asked about would come within seconds.
         async with producer.transaction(Message(topic, "last")):
             await asyncio.sleep(0)
-        await _delivered(world, topic, ["committed", "last"])
+        await _delivered(env, topic, ["committed", "last"])
 
 
-async def test_a_handle_is_small_text_that_another_producer_can_end(world: World) -> None:
-    topic = world.topic()
-    async with _producer(world) as producer:
+async def test_a_handle_is_small_text_that_another_producer_can_end(env: Environment) -> None:
+    topic = env.topic()
+    async with _producer(env) as producer:
         kept = await producer.prepare(Message(topic, "kept"))
         dropped = await producer.prepare(Message(topic, "dropped"))
     assert len(str(kept)) < 500
     assert TransactionHandle.parse(str(kept)) == kept
     assert pickle.loads(pickle.dumps(dropped)) == dropped
-    async with _producer(world) as other:
+    async with _producer(env) as other:
         await other.commit(TransactionHandle.parse(str(kept)))
         await other.rollback(pickle.loads(pickle.dumps(dropped)))
-        await _delivered(world, topic, ["kept"])
+        await _delivered(env, topic, ["kept"])
 
 
 END = """
@@ -78,16 +78,16 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-async def test_another_process_commits(world: World) -> None:
-    topic = world.topic()
-    async with _producer(world) as producer:
+async def test_another_process_commits(env: Environment) -> None:
+    topic = env.topic()
+    async with _producer(env) as producer:
         handle = await producer.prepare(Message(topic, "across"))
-        command = [sys.executable, "-c", END, world.nameservers, world.name("tx"), str(handle)]
+        command = [sys.executable, "-c", END, env.nameservers, env.name("tx"), str(handle)]
         done = await asyncio.to_thread(
             subprocess.run, command, capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 0, done.stderr
-        await _delivered(world, topic, ["across"])
+        await _delivered(env, topic, ["across"])
 
 
 def test_no_text_but_a_handle_is_one() -> None:
@@ -96,8 +96,8 @@ def test_no_text_but_a_handle_is_one() -> None:
             TransactionHandle.parse(bad)
 
 
-async def test_the_broker_asks_about_halves_without_an_end(world: World) -> None:
-    topic = world.topic()
+async def test_the_broker_asks_about_halves_without_an_end(env: Environment) -> None:
+    topic = env.topic()
     asked: list[ReceivedMessage] = []
     answers: dict[str, list[Decision | bool | Exception | None]] = {
         "commit": [Decision.COMMIT],
@@ -115,25 +115,25 @@ async def test_the_broker_asks_about_halves_without_an_end(world: World) -> None
             raise answer
         return answer
 
-    async with _producer(world, check=check) as producer:
+    async with _producer(env, check=check) as producer:
         handles = {
             body: await producer.prepare(Message(topic, body, keys=[body], properties={"p": body}))
             for body in answers
         }
         assert len(handles) == 6
-        await _delivered(world, topic, ["commit", "true", "later", "raises"])
+        await _delivered(env, topic, ["commit", "true", "later", "raises"])
         await eventually(lambda: not any(answers.values()))
     first = next(message for message in asked if message.body == b"later")
     assert (first.topic, list(first.keys), first.properties["p"]) == (topic, ["later"], "later")
-    stored = {message.body.decode(): message for message in world.stored(topic)}
+    stored = {message.body.decode(): message for message in env.stored(topic)}
     assert first.message_id == stored["later"].unique_id
     assert "rollback" not in stored
     assert "false" not in stored
 
 
-async def test_a_check_may_be_a_coroutine_and_a_decorated_function(world: World) -> None:
-    topic = world.topic()
-    async with _producer(world) as producer:
+async def test_a_check_may_be_a_coroutine_and_a_decorated_function(env: Environment) -> None:
+    topic = env.topic()
+    async with _producer(env) as producer:
 
         @producer.checker
         async def decide(message: ReceivedMessage) -> Decision:
@@ -142,15 +142,15 @@ async def test_a_check_may_be_a_coroutine_and_a_decorated_function(world: World)
 
         await producer.prepare(Message(topic, "no"))
         await producer.prepare(Message(topic, "yes"))
-        await _delivered(world, topic, ["yes"])
+        await _delivered(env, topic, ["yes"])
 
 
 async def test_halves_of_a_dead_producer_are_asked_about_at_another_of_its_group(
-    world: World,
+    env: Environment,
 ) -> None:
-    topic = world.topic()
-    async with _producer(world) as producer:
+    topic = env.topic()
+    async with _producer(env) as producer:
         await producer.prepare(Message(topic, "orphan"))
     # It has sent nothing: `topics` tell it which brokers may ask.
-    async with _producer(world, check=lambda message: Decision.COMMIT, topics=[topic]):
-        await _delivered(world, topic, ["orphan"])
+    async with _producer(env, check=lambda message: Decision.COMMIT, topics=[topic]):
+        await _delivered(env, topic, ["orphan"])

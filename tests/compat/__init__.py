@@ -5,9 +5,9 @@
   decoders for bytes of ours. golden_inputs and make_golden regenerate the former.
 - apache: Apache's name server and broker as child processes.
 - clients: RocketMQ's producer, consumer, key query and admin tool, against any server.
-- session: one JVM that drives many real clients by commands, for the tests of our servers.
+- java_session: one JVM that drives many real clients by commands, for the tests of our servers.
 - penstock: our name server, broker and `penstock up` as child processes.
-- houses: which servers a test runs against, ours or (PENSTOCK_COMPAT_PEER=apache) Apache's.
+- clusters: which servers a test runs against, ours or (PENSTOCK_COMPAT_PEER=apache) Apache's.
 - golang: Apache's Go client, built from the directory ``go`` and steered by commands.
 - mqadmin_*: the admin tool's commands, their facts, and the comparison with Apache.
 - reading: everything in a topic, read by a session.

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from . import houses, maven
-from .session import Java
+from . import clusters, maven
+from .java_session import JavaSession
 
 # Release and whether headers are binary. Between them the first two have everything once.
 VARIANTS = {
@@ -34,16 +34,16 @@ def java() -> None:
 
 
 @pytest.fixture(scope="session")
-def house(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
+def cluster(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """One NameServer and broker for all tests that do not stop or configure them."""
-    with houses.house(tmp_path_factory.mktemp("house")) as common:
+    with clusters.cluster(tmp_path_factory.mktemp("cluster")) as common:
         yield common
 
 
 @pytest.fixture(scope="session", params=VARIANTS)
 def client(
     request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Java]:
+) -> Iterator[JavaSession]:
     """A JVM of each client release and serialization in turn."""
     version, binary = VARIANTS[request.param]
     directory = tmp_path_factory.mktemp("client")
@@ -52,24 +52,24 @@ def client(
         ("rocketmq.client.rebalance.waitInterval", "rocketmq.client.unlockDelayTimeMills"), "1000"
     )
     properties = impatient if version == maven.V4_9 else {}
-    with Java(directory, version, binary=binary, properties=properties) as jvm:
+    with JavaSession(directory, version, binary=binary, properties=properties) as jvm:
         yield jvm
 
 
 @pytest.fixture(scope="session")
-def latest(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Java]:
+def latest(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaSession]:
     """A JVM of the latest release, the only one with the admin client."""
-    with Java(tmp_path_factory.mktemp("latest")) as jvm:
+    with JavaSession(tmp_path_factory.mktemp("latest")) as jvm:
         yield jvm
 
 
 @pytest.fixture
-def start_java(java: None, tmp_path: Path) -> Iterator[Callable[..., Java]]:
+def start_java(java: None, tmp_path: Path) -> Iterator[Callable[..., JavaSession]]:
     """Starts further JVMs for one test, which may kill them."""
-    started: list[Java] = []
+    started: list[JavaSession] = []
 
-    def start(version: str = maven.V5_4, **options: object) -> Java:
-        started.append(Java(tmp_path / f"java-{len(started)}", version, **options))  # type: ignore[arg-type]
+    def start(version: str = maven.V5_4, **options: object) -> JavaSession:
+        started.append(JavaSession(tmp_path / f"java-{len(started)}", version, **options))  # type: ignore[arg-type]
         return started[-1]
 
     yield start

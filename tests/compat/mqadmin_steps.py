@@ -414,7 +414,7 @@ REMOVALS = (
     step("topicList", "Fresh", "Bills", absent=("Orders", "%RETRY%buyers")),
 )  # fmt: skip
 
-GUARDED = (
+ACCESS_STEPS = (
     # Nobody, and somebody with a wrong password. NameServers let all in, here as there.
     step("+sign"),
     step("topicRoute -t TBW102", '"perm":7,'),
@@ -449,8 +449,8 @@ GUARDED = (
     step("+sign root {password}"),
     step("topicStatus -t Orders", "broker-a 0 0 1 TIME", varies=RATES),
 )  # fmt: skip
-"""In a house with access control: as whom the tool signs decides."""
+"""In a cluster with access control: as whom the tool signs decides."""
 
-TOUR = (*SERVERS, *TOPICS, *MESSAGES, *GROUPS, *CLIENTS, *RESETS, *BROKER, *NAMESERVER, *USERS,
+ALL_STEPS = (*SERVERS, *TOPICS, *MESSAGES, *GROUPS, *CLIENTS, *RESETS, *BROKER, *NAMESERVER, *USERS,
         *TRACES, *TRANSACTIONS, *TIMERS, *POPS, *REMOVALS)  # fmt: skip
-"""One after the other, in a fresh house."""
+"""One after the other, in a fresh cluster."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from .houses import House
+from .clusters import Cluster
 from .mqadmin_shell import Printed
 
 _VARYING = (
@@ -20,19 +20,19 @@ _REFUSAL = re.compile(r"CODE: (\d+)\s+DESC: .*")
 _FRAME = re.compile(r"\s+(at |\.\.\. )|See https|For more information")
 
 
-def plain_lines(text: str, house: House) -> list[str]:
+def plain_lines(text: str, cluster: Cluster) -> list[str]:
     """The lines, with every run of blanks as one and without empty lines."""
-    text = text.replace(house.namesrv, "NAMES").replace(house.broker_address, "BROKER")
+    text = text.replace(cluster.namesrv, "NAMES").replace(cluster.broker_address, "BROKER")
     for pattern, word in _VARYING:
         text = re.sub(pattern, word, text)
     lines = (" ".join(line.split()) for line in text.splitlines())
     return [line for line in lines if line]
 
 
-def plain_error(printed: Printed, house: House) -> list[str]:
+def plain_error(printed: Printed, cluster: Cluster) -> list[str]:
     """What a failed command says of its cause; no stack, no remark."""
     kept = "\n".join(line for line in printed.err.splitlines() if not _FRAME.match(line))
-    return [_REFUSAL.sub(r"CODE: \1", line) for line in plain_lines(kept, house)]
+    return [_REFUSAL.sub(r"CODE: \1", line) for line in plain_lines(kept, cluster)]
 
 
 def refusal(printed: Printed) -> int | None:

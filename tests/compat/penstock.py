@@ -6,7 +6,7 @@
         broker.kill()
         broker.start()
 
-A broker takes lines of RocketMQ's broker.conf as keywords, so that one test serves both houses.
+A broker takes lines of RocketMQ's broker.conf as keywords, so that one test serves both clusters.
 """
 
 from __future__ import annotations

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from .houses import House
-from .session import Java
+from .clusters import Cluster
+from .java_session import JavaSession
 
 Line = dict[str, Any]
 
 
-def read_all(client: Java, house: House, topic: str, *, expression: str = "*") -> list[Line]:
+def read_all(
+    client: JavaSession, cluster: Cluster, topic: str, *, expression: str = "*"
+) -> list[Line]:
     """Every message of `topic` that fits `expression`, queue by queue in their order."""
-    name = f"reader-{house.namesrv.split(':')[1]}"
-    client.do("pull.start", consumer=name, namesrv=house.namesrv, group=name)
+    name = f"reader-{cluster.namesrv.split(':')[1]}"
+    client.do("pull.start", consumer=name, namesrv=cluster.namesrv, group=name)
     lines: list[Line] = []
     for queue in client.do("pull.queues", consumer=name, topic=topic):
         place = {"topic": topic, "broker": queue["broker"], "queue_id": queue["queue_id"]}

@@ -39,7 +39,7 @@ _PROVIDERS = "org.apache.rocketmq.auth"
 
 
 class Answer(NamedTuple):
-    """What a house says to a request."""
+    """What a cluster says to a request."""
 
     code: int
     remark: str
@@ -97,16 +97,22 @@ class Ours:
         return lambda: None
 
 
-House = Apache | Ours
+Cluster = Apache | Ours
 
 
 def ask(
-    house: House, who: str, code: int, ext: dict[str, str], body: Any = None, *, version: int = 493
+    cluster: Cluster,
+    who: str,
+    code: int,
+    ext: dict[str, str],
+    body: Any = None,
+    *,
+    version: int = 493,
 ) -> Answer:
     """The answer to a signed request; a body of JSON is parsed."""
     data = b"" if body is None else json.dumps(body).encode()
     fields = signed(ext, data, access_key=who, secret_key=SECRETS[who])
-    answer = house.send(code, fields, data, version)
+    answer = cluster.send(code, fields, data, version)
     text = answer.body.decode() if code in range(3001, 3011) else ""
     return answer._replace(body=json.loads(text) if text else None)
 
@@ -129,13 +135,13 @@ def broker(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[Apa
         apache.NameServer(names_dir) as names,
         apache.Broker(broker_dir, root / "store", names.address, timeout=90, **conf) as server,
     ):
-        house = Apache(server.address, names.address)
-        yield house
-        house.close()
+        cluster = Apache(server.address, names.address)
+        yield cluster
+        cluster.close()
 
 
 @pytest.fixture(scope="module")
-def houses(broker: Apache) -> tuple[Apache, Ours]:
+def clusters(broker: Apache) -> tuple[Apache, Ours]:
     return broker, Ours()
 
 
@@ -176,21 +182,21 @@ def test_what_java_signs_is_signed_for_us() -> None:
         assert not is_signed(ext, data, secret + b"x", version=493)
 
 
-def test_both_take_the_same_signatures(houses: tuple[Apache, Ours]) -> None:
+def test_both_take_the_same_signatures(clusters: tuple[Apache, Ours]) -> None:
     code = RequestCode.AUTH_LIST_USER
-    for house in houses:
-        assert ask(house, "root", code, {}).code == 0
-        assert house.send(code, {}, b"", 493).code == REFUSED
-        assert house.send(code, {"AccessKey": "root"}, b"", 493).code == REFUSED
+    for cluster in clusters:
+        assert ask(cluster, "root", code, {}).code == 0
+        assert cluster.send(code, {}, b"", 493).code == REFUSED
+        assert cluster.send(code, {"AccessKey": "root"}, b"", 493).code == REFUSED
         wrong = signed({}, b"", access_key="root", secret_key="guess")
-        assert house.send(code, wrong, b"", 493).code == REFUSED
+        assert cluster.send(code, wrong, b"", 493).code == REFUSED
         stranger = signed({}, b"", access_key="nobody", secret_key="guess")
-        assert house.send(code, stranger, b"", 493).code == REFUSED
+        assert cluster.send(code, stranger, b"", 493).code == REFUSED
         # Added after signing: let through for old clients only.
         late = signed({}, b"", access_key="root", secret_key=SECRETS["root"])
         late["_UNIQUE_KEY_QUERY"] = "true"
-        assert house.send(code, late, b"", 399).code == 0
-        assert house.send(code, late, b"", 400).code == REFUSED
+        assert cluster.send(code, late, b"", 399).code == 0
+        assert cluster.send(code, late, b"", 400).code == REFUSED
 
 
 def rule(resource: str, actions: str, decision: str = "Allow", *ips: str) -> dict[str, Any]:
@@ -282,9 +288,9 @@ STEPS: list[tuple[str, int, dict[str, str], Any]] = [
 ]  # fmt: skip
 
 
-def test_administration_answers_alike(houses: tuple[Apache, Ours]) -> None:
+def test_administration_answers_alike(clusters: tuple[Apache, Ours]) -> None:
     for number, (who, code, ext, body) in enumerate(STEPS):
-        theirs, ours = (ask(house, who, code, ext, body) for house in houses)
+        theirs, ours = (ask(cluster, who, code, ext, body) for cluster in clusters)
         context = f"step {number}: {who} {code} {ext} {body}\n{theirs}\n{ours}"
         assert (ours.code == 0, ours.body) == (theirs.code == 0, theirs.body), context
         if theirs.code != 1:  # a null pointer there, a sentence here
@@ -359,19 +365,19 @@ CASES: list[tuple[list[dict[str, Any]], list[dict[str, Any]], list[tuple[int, st
 ]
 
 
-def test_the_same_rules_decide_alike_and_deny_wins_ties(houses: tuple[Apache, Ours]) -> None:
+def test_the_same_rules_decide_alike_and_deny_wins_ties(clusters: tuple[Apache, Ours]) -> None:
     decisions = []
-    for house in houses:
-        ask(house, "root", CREATE_USER, *_user("alice"))
+    for cluster in clusters:
+        ask(cluster, "root", CREATE_USER, *_user("alice"))
         decided = []
         for custom, default, requests in CASES:
-            ask(house, "root", DELETE_ACL, _subject("alice"))
+            ask(cluster, "root", DELETE_ACL, _subject("alice"))
             policies = acl("alice", *custom)["policies"]
             policies += acl("alice", *default, kind="Default")["policies"] if default else []
             body = {"subject": "User:alice", "policies": policies}
-            assert ask(house, "root", CREATE_ACL, _subject("alice"), body).code == 0
+            assert ask(cluster, "root", CREATE_ACL, _subject("alice"), body).code == 0
             for code, topic in requests:
-                answer = ask(house, "alice", code, request(code, topic))
+                answer = ask(cluster, "alice", code, request(code, topic))
                 decided.append((custom, default, code, topic, answer.code == REFUSED))
         decisions.append(decided)
     theirs, ours = decisions
@@ -395,11 +401,11 @@ STRICTER: list[tuple[int, dict[str, str], Any]] = [
 ]
 
 
-def test_what_apache_leaves_open_takes_a_right_here(houses: tuple[Apache, Ours]) -> None:
-    for house in houses:
-        ask(house, "root", CREATE_USER, *_user("alice"))
-        ask(house, "root", DELETE_ACL, _subject("alice"))
-    theirs, ours = houses
+def test_what_apache_leaves_open_takes_a_right_here(clusters: tuple[Apache, Ours]) -> None:
+    for cluster in clusters:
+        ask(cluster, "root", CREATE_USER, *_user("alice"))
+        ask(cluster, "root", DELETE_ACL, _subject("alice"))
+    theirs, ours = clusters
     for code, ext, body in STRICTER:
         assert ask(theirs, "alice", code, ext, body).code != REFUSED, code
         answer = ask(ours, "alice", code, ext, body)
@@ -407,8 +413,8 @@ def test_what_apache_leaves_open_takes_a_right_here(houses: tuple[Apache, Ours])
         assert "User:alice may not " in answer.remark
 
 
-def test_every_request_code_is_refused_without_rights(houses: tuple[Apache, Ours]) -> None:
-    _, ours = houses
+def test_every_request_code_is_refused_without_rights(clusters: tuple[Apache, Ours]) -> None:
+    _, ours = clusters
     ask(ours, "root", CREATE_USER, *_user("alice"))
     ask(ours, "root", DELETE_ACL, _subject("alice"))
     for code in [*RequestCode, 99_999]:

@@ -22,7 +22,7 @@ from tests.filter_cases import ACCEPTED, PROPERTIES, REFUSED, TAILS, ZEROS
 from tests.unit.broker.broker_kit import read_reply
 
 from . import apache, penstock
-from .houses import ROOMY
+from .clusters import LARGE_FILES
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -96,7 +96,7 @@ class Line:
 def lines(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Line, Line]]:
     """Ours and Apache's, with the messages of PROPERTIES in queue 0."""
     root: Path = tmp_path_factory.mktemp("filters")
-    conf = {**ROOMY, "defaultTopicQueueNums": 1}
+    conf = {**LARGE_FILES, "defaultTopicQueueNums": 1}
     with (
         apache.NameServer(root / "names") as names,
         apache.Broker(root / "apache", root / "apache" / "store", names.address, **conf) as theirs,

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from . import golang, houses
+from . import clusters, golang
+from .clusters import Cluster
 from .golang import Fields, GoClients, GoError, decode, encode
-from .houses import House
 
 pytestmark = pytest.mark.compat
 
@@ -29,39 +29,39 @@ COMPRESSED = 1
 
 
 @pytest.fixture(scope="module")
-def house(
+def cluster(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[House]:
-    """A house of its own: the common one asks for Java, which Go does not need."""
+) -> Iterator[Cluster]:
+    """A cluster of its own: the common one asks for Java, which Go does not need."""
     if golang.go_missing():
         message = "needs go on the PATH"
         if os.environ.get("CI") == "true":
             pytest.fail(message)
         pytest.skip(message)
-    if houses.APACHE:
+    if clusters.APACHE:
         request.getfixturevalue("java")
-    with houses.house(tmp_path_factory.mktemp("go-house")) as running:
+    with clusters.cluster(tmp_path_factory.mktemp("go-cluster")) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
-def program(house: House, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoClients]:
-    with GoClients(house.namesrv, tmp_path_factory.mktemp("go")) as running:
+def program(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[GoClients]:
+    with GoClients(cluster.namesrv, tmp_path_factory.mktemp("go")) as running:
         yield running
 
 
 class Clients:
     """The Go program as one test uses it; ends what the test started."""
 
-    def __init__(self, program: GoClients, house: House) -> None:
+    def __init__(self, program: GoClients, cluster: Cluster) -> None:
         self.call = program.call
-        self._house = house
+        self._cluster = cluster
         self._started: list[str] = []
         self._numbers = itertools.count(1)
         self._prefix = f"c{random.randrange(1 << 40):010x}"
 
     def create(self, topic: str, queues: int) -> None:
-        self.call("create", topic=topic, address=self._house.broker_address, queues=queues)
+        self.call("create", topic=topic, address=self._cluster.broker_address, queues=queues)
         self.await_route(topic)
 
     def await_route(self, topic: str) -> list[Fields]:
@@ -122,21 +122,21 @@ class Clients:
 
 
 @pytest.fixture
-def go(program: GoClients, house: House) -> Iterator[Clients]:
-    clients = Clients(program, house)
+def go(program: GoClients, cluster: Cluster) -> Iterator[Clients]:
+    clients = Clients(program, cluster)
     yield clients
     clients.stop_all()
 
 
 @contextmanager
-def elsewhere(house: House, directory: Path) -> Iterator[Clients]:
+def elsewhere(cluster: Cluster, directory: Path) -> Iterator[Clients]:
     """The Go client in a process that is gone afterwards, and with it every connection.
 
     A consumer that is stopped about a second after its start, while its first heartbeat is on the
     way, may stay in its group as long as its process lives, also with Apache's broker.
     """
-    with GoClients(house.namesrv, directory / "elsewhere") as program:
-        clients = Clients(program, house)
+    with GoClients(cluster.namesrv, directory / "elsewhere") as program:
+        clients = Clients(program, cluster)
         yield clients
         clients.stop_all()
 
@@ -209,14 +209,14 @@ def test_orderly_consumption_keeps_the_order_of_each_sharding_key(go: Clients) -
 
 
 def test_two_consumers_of_a_group_share_the_queues(
-    go: Clients, house: House, tmp_path: Path
+    go: Clients, cluster: Cluster, tmp_path: Path
 ) -> None:
     topic, group = "go-shared", "go-shared-group"
     go.create(topic, 4)
     sent: set[bytes] = set()
     mine: set[bytes] = set()
     theirs: set[bytes] = set()
-    with elsewhere(house, tmp_path) as other:
+    with elsewhere(cluster, tmp_path) as other:
         leaver, stayer = other.consume(topic, group), go.consume(topic, group)
         deadline = time.monotonic() + WAIT_MS / 1000
         while not (mine and theirs and mine | theirs == sent):
@@ -232,13 +232,13 @@ def test_two_consumers_of_a_group_share_the_queues(
     go.await_each(more, stayer)
 
 
-def test_a_pull_consumer_reads_from_any_offset(go: Clients, house: House) -> None:
+def test_a_pull_consumer_reads_from_any_offset(go: Clients, cluster: Cluster) -> None:
     topic = "go-pull"
     go.create(topic, 1)
     bodies = numbered(12)
     go.send(topic, *bodies)
     name = go.subscribe(topic, "go-pull-group", expression="*")
-    place = {"name": name, "topic": topic, "broker": house.broker, "queue": 0}
+    place = {"name": name, "topic": topic, "broker": cluster.broker, "queue": 0}
     for offset, count in ((0, 5), (5, 5), (10, 5), (11, 1)):
         answer = go.call("pull", offset=offset, count=count, **place)
         assert [decode(message) for message in answer["messages"]] == bodies[offset:][:count]
@@ -247,12 +247,12 @@ def test_a_pull_consumer_reads_from_any_offset(go: Clients, house: House) -> Non
 
 
 def test_polling_goes_on_where_it_was_acknowledged(
-    go: Clients, house: House, tmp_path: Path
+    go: Clients, cluster: Cluster, tmp_path: Path
 ) -> None:
     topic, group = "go-poll", "go-poll-group"
     go.create(topic, 1)
     go.send(topic, *numbered(12))
-    with elsewhere(house, tmp_path) as other:
+    with elsewhere(cluster, tmp_path) as other:
         name = other.subscribe(topic, group, expression="*")
         got = other.call("poll", name=name, count=12, wait_ms=WAIT_MS)
         assert [decode(message) for message in got] == numbered(12)
@@ -283,11 +283,11 @@ def test_a_push_consumer_gets_the_tags_it_wants(go: Clients, typed: bool) -> Non
     assert sorted(go.await_bodies(4, name)) == RED_OR_BLUE
 
 
-def test_the_broker_sends_only_the_tags_that_are_wanted(go: Clients, house: House) -> None:
+def test_the_broker_sends_only_the_tags_that_are_wanted(go: Clients, cluster: Cluster) -> None:
     topic = "go-tags-pulled"
     send_tagged(go, topic)
     name = go.subscribe(topic, "go-tags-pulled-group", expression="red || blue", typed=True)
-    place = {"name": name, "topic": topic, "broker": house.broker, "queue": 0}
+    place = {"name": name, "topic": topic, "broker": cluster.broker, "queue": 0}
     answer = go.call("pull", offset=0, count=32, **place)
     assert [decode(message) for message in answer["messages"]] == RED_OR_BLUE
     assert answer["served"] == 4  # the client would drop the others as well
@@ -341,7 +341,7 @@ def test_bodies_compressed_and_large_arrive_as_sent(go: Clients) -> None:
     assert not by_offset[2]["sys_flag"] & COMPRESSED
 
 
-def test_a_send_creates_its_topic(go: Clients, house: House) -> None:
+def test_a_send_creates_its_topic(go: Clients, cluster: Cluster) -> None:
     topic = "go-created-by-send"
     assert topic not in go.call("topics")
     go.send(topic, b"first")
@@ -349,34 +349,34 @@ def test_a_send_creates_its_topic(go: Clients, house: House) -> None:
     assert go.await_bodies(1, go.consume(topic, "go-created-group")) == [b"first"]
     assert topic in go.call("topics")
     assert [(queue["brokerName"], queue["queueId"]) for queue in queues] == [
-        (house.broker, number) for number in range(4)
+        (cluster.broker, number) for number in range(4)
     ]
 
 
 @pytest.mark.parametrize("by", ["admin", "send"])
 def test_a_created_topic_has_its_route_as_soon_as_that_is_answered(
-    go: Clients, house: House, by: str
+    go: Clients, cluster: Cluster, by: str
 ) -> None:
     """A consumer that starts right after may rely on it: the Go client's fails otherwise."""
     producer = go.produce()
     for number in range(60):
         topic = f"go-at-once-{by}-{number}"
         if by == "admin":
-            go.call("create", topic=topic, address=house.broker_address, queues=1)
+            go.call("create", topic=topic, address=cluster.broker_address, queues=1)
         else:
             messages = [{"topic": topic, "body": encode(b"x")}]
             go.call("send", name=producer, how="sync", messages=messages)
         assert go.call("queues", topic=topic)
 
 
-def test_admin_creates_lists_and_deletes_topics(go: Clients, house: House) -> None:
+def test_admin_creates_lists_and_deletes_topics(go: Clients, cluster: Cluster) -> None:
     topic = "go-administered"
     go.create(topic, 3)
     assert topic in go.call("topics")
     assert len(go.call("queues", topic=topic)) == 3
     go.send(topic, b"x")
     assert go.await_bodies(1, go.consume(topic, "go-administered-group")) == [b"x"]
-    assert go.call("groups", address=house.broker_address)["go-administered-group"] is True
+    assert go.call("groups", address=cluster.broker_address)["go-administered-group"] is True
     go.stop_all()
     go.call("delete", topic=topic)
     assert topic not in go.call("topics")
@@ -384,11 +384,11 @@ def test_admin_creates_lists_and_deletes_topics(go: Clients, house: House) -> No
         go.consume(topic, "go-administered-group")
 
 
-def test_offsets_outlive_the_consumer(go: Clients, house: House, tmp_path: Path) -> None:
+def test_offsets_outlive_the_consumer(go: Clients, cluster: Cluster, tmp_path: Path) -> None:
     topic, group = "go-restarted", "go-restarted-group"
     go.create(topic, 1)
     go.send(topic, *numbered(20))
-    with elsewhere(house, tmp_path) as other:
+    with elsewhere(cluster, tmp_path) as other:
         name = other.consume(topic, group)
         assert sorted(other.await_bodies(20, name)) == sorted(numbered(20))
         other.call("settle", name=name, topic=topic)

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from .houses import House
-from .session import ClientError, Java, eventually
+from .clusters import Cluster
+from .java_session import ClientError, JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -20,17 +20,17 @@ CONSUMER_NOT_ONLINE = 206
 class Admin:
     """The admin client, method by method."""
 
-    def __init__(self, latest: Java, house: House) -> None:
+    def __init__(self, latest: JavaSession, cluster: Cluster) -> None:
         self.java = latest
-        self.house = house
-        latest.do("producer.start", producer="common", namesrv=house.namesrv)
+        self.cluster = cluster
+        latest.do("producer.start", producer="common", namesrv=cluster.namesrv)
 
     def call(self, method: str, *args: Any) -> Any:
         return self.java.do("admin.call", admin="admin", method=method, args=list(args))
 
     def create_topic(self, topic: str, **config: Any) -> None:
         fields = {"topicName": topic, "readQueueNums": 4, "writeQueueNums": 4, "perm": 6, **config}
-        self.call("createAndUpdateTopicConfig", self.house.broker_address, fields)
+        self.call("createAndUpdateTopicConfig", self.cluster.broker_address, fields)
 
     def send(self, topic: str, count: int) -> list[Any]:
         messages = [{"topic": topic, "body": str(n), "keys": [f"k{n}"]} for n in range(count)]
@@ -40,9 +40,9 @@ class Admin:
 
 
 @pytest.fixture(scope="module")
-def admin(latest: Java, house: House) -> Iterator[Admin]:
-    latest.do("admin.start", admin="admin", namesrv=house.namesrv)
-    yield Admin(latest, house)
+def admin(latest: JavaSession, cluster: Cluster) -> Iterator[Admin]:
+    latest.do("admin.start", admin="admin", namesrv=cluster.namesrv)
+    yield Admin(latest, cluster)
     latest.do("admin.stop", admin="admin", later_ms=0)
 
 
@@ -50,13 +50,13 @@ def test_topics_are_created_changed_and_deleted(admin: Admin, fresh: str) -> Non
     admin.create_topic(fresh)
     route = admin.call("examineTopicRouteInfo", fresh)
     [row] = route["queueDatas"]
-    assert (row["brokerName"], row["readQueueNums"], row["perm"]) == (admin.house.broker, 4, 6)
+    assert (row["brokerName"], row["readQueueNums"], row["perm"]) == (admin.cluster.broker, 4, 6)
     [broker] = route["brokerDatas"]
-    assert broker["brokerAddrs"] == {"0": admin.house.broker_address}
+    assert broker["brokerAddrs"] == {"0": admin.cluster.broker_address}
     assert broker["cluster"] == CLUSTER
 
     admin.create_topic(fresh, readQueueNums=6, writeQueueNums=6, perm=4)
-    config = admin.call("examineTopicConfig", admin.house.broker_address, fresh)
+    config = admin.call("examineTopicConfig", admin.cluster.broker_address, fresh)
     assert (config["readQueueNums"], config["perm"]) == (6, 4)
 
     def permission() -> int:
@@ -67,21 +67,21 @@ def test_topics_are_created_changed_and_deleted(admin: Admin, fresh: str) -> Non
     assert fresh in admin.call("fetchTopicsByCLuster", CLUSTER)["topicList"]
     assert admin.call("getTopicClusterList", fresh) == [CLUSTER]
 
-    admin.call("deleteTopicInBroker", [admin.house.broker_address], fresh)
-    admin.call("deleteTopicInNameServer", [admin.house.namesrv], fresh)
+    admin.call("deleteTopicInBroker", [admin.cluster.broker_address], fresh)
+    admin.call("deleteTopicInNameServer", [admin.cluster.namesrv], fresh)
     with pytest.raises(ClientError) as refused:
         admin.call("examineTopicRouteInfo", fresh)
     assert refused.value.code == TOPIC_NOT_EXIST
 
 
-def test_topic_and_consumer_statistics(admin: Admin, latest: Java, fresh: str) -> None:
+def test_topic_and_consumer_statistics(admin: Admin, latest: JavaSession, fresh: str) -> None:
     admin.create_topic(fresh)
     admin.send(fresh, 20)
     table = admin.call("examineTopicStats", fresh)["offsetTable"]
     assert sum(row["maxOffset"] - row["minOffset"] for _, row in table) == 20
     assert all(row["lastUpdateTimestamp"] > 0 for _, row in table if row["maxOffset"])
 
-    consume = {"namesrv": admin.house.namesrv, "group": fresh, "topics": {fresh: "*"}}
+    consume = {"namesrv": admin.cluster.namesrv, "group": fresh, "topics": {fresh: "*"}}
     latest.do("push.start", consumer="early", **consume)
     latest.do("push.received", consumer="early", count=20)
     # A client keeps its progress when it leaves; otherwise after ten seconds first.
@@ -98,7 +98,7 @@ def test_topic_and_consumer_statistics(admin: Admin, latest: Java, fresh: str) -
     assert fresh in admin.call("queryTopicsByConsumer", fresh)["topicList"]
     spans = admin.call("queryConsumeTimeSpan", fresh, fresh)
     assert [span["messageQueue"]["topic"] for span in spans] == [fresh] * 4
-    by_group = admin.call("fetchConsumeStatsInBroker", admin.house.broker_address, False, 5000)
+    by_group = admin.call("fetchConsumeStatsInBroker", admin.cluster.broker_address, False, 5000)
     assert any(fresh in groups for groups in by_group["consumeStatsList"])
 
     connection = admin.call("examineConsumerConnectionInfo", fresh)
@@ -115,11 +115,13 @@ def test_topic_and_consumer_statistics(admin: Admin, latest: Java, fresh: str) -
     assert refused.value.code == CONSUMER_NOT_ONLINE
 
 
-def test_consumers_are_asked_through_the_broker(admin: Admin, latest: Java, fresh: str) -> None:
+def test_consumers_are_asked_through_the_broker(
+    admin: Admin, latest: JavaSession, fresh: str
+) -> None:
     admin.create_topic(fresh)
     acked = admin.send(fresh, 8)
     latest.do(
-        "push.start", consumer="asked", namesrv=admin.house.namesrv, group=fresh,
+        "push.start", consumer="asked", namesrv=admin.cluster.namesrv, group=fresh,
         topics={fresh: "*"},
     )  # fmt: skip
     latest.do("push.received", consumer="asked", count=8)
@@ -155,13 +157,13 @@ def test_messages_are_found(admin: Admin, fresh: str) -> None:
     found = admin.call("queryMessageByUniqKey", CLUSTER, fresh, acked[2]["msg_id"], 32, 0, 2**62)
     assert [line["keys"] for line in found] == ["k2"]
     body = admin.call(
-        "queryConsumeQueue", admin.house.broker_address, fresh, acked[2]["queue_id"], 0, 10, ""
+        "queryConsumeQueue", admin.cluster.broker_address, fresh, acked[2]["queue_id"], 0, 10, ""
     )
     assert (body["minQueueIndex"], body["maxQueueIndex"]) == (0, len(body["queueData"]))
 
 
 def test_groups_are_created_and_deleted(admin: Admin, fresh: str) -> None:
-    address = admin.house.broker_address
+    address = admin.cluster.broker_address
     fields = {"groupName": fresh, "consumeEnable": True, "retryMaxTimes": 5, "retryQueueNums": 1}
     admin.call("createAndUpdateSubscriptionGroupConfig", address, fields)
     config = admin.call("examineSubscriptionGroupConfig", address, fresh)
@@ -173,29 +175,29 @@ def test_groups_are_created_and_deleted(admin: Admin, fresh: str) -> None:
     assert fresh not in groups
 
 
-def test_offsets_are_cloned_and_set(admin: Admin, latest: Java, fresh: str) -> None:
+def test_offsets_are_cloned_and_set(admin: Admin, latest: JavaSession, fresh: str) -> None:
     admin.create_topic(fresh)
     admin.send(fresh, 8)
-    address = admin.house.broker_address
+    address = admin.cluster.broker_address
     for group in (fresh, f"{fresh}-to"):
         fields = {"groupName": group, "consumeEnable": True}
         admin.call("createAndUpdateSubscriptionGroupConfig", address, fields)
-    latest.do("pull.start", consumer="offsets", namesrv=admin.house.namesrv, group=fresh)
-    place = {"topic": fresh, "broker": admin.house.broker, "queue_id": 2}
+    latest.do("pull.start", consumer="offsets", namesrv=admin.cluster.namesrv, group=fresh)
+    place = {"topic": fresh, "broker": admin.cluster.broker, "queue_id": 2}
     latest.do("pull.commit", consumer="offsets", offset=1, **place)
     assert latest.do("pull.committed", consumer="offsets", **place) == 1
     admin.call("cloneGroupOffset", fresh, f"{fresh}-to", fresh, False)
-    queue = {"topic": fresh, "brokerName": admin.house.broker, "queueId": 2}
+    queue = {"topic": fresh, "brokerName": admin.cluster.broker, "queueId": 2}
     admin.call("updateConsumeOffset", address, fresh, queue, 2)
     assert latest.do("pull.committed", consumer="offsets", **place) == 2
     latest.do("pull.stop", consumer="offsets")
-    latest.do("pull.start", consumer="clone", namesrv=admin.house.namesrv, group=f"{fresh}-to")
+    latest.do("pull.start", consumer="clone", namesrv=admin.cluster.namesrv, group=f"{fresh}-to")
     assert latest.do("pull.committed", consumer="clone", **place) == 1
     latest.do("pull.stop", consumer="clone")
 
 
 def test_cluster_broker_and_nameserver(admin: Admin) -> None:
-    address, broker = admin.house.broker_address, admin.house.broker
+    address, broker = admin.cluster.broker_address, admin.cluster.broker
     cluster = admin.call("examineBrokerClusterInfo")
     assert cluster["clusterAddrTable"] == {CLUSTER: [broker]}
     assert cluster["brokerAddrTable"][broker]["brokerAddrs"] == {"0": address}
@@ -213,11 +215,11 @@ def test_cluster_broker_and_nameserver(admin: Admin) -> None:
     assert admin.call("getKVConfig", "space", "key") == "value 中文"
     assert admin.call("getKVListByNamespace", "space")["table"] == {"key": "value 中文"}
     admin.call("deleteKvConfig", "space", "key")
-    assert admin.call("wipeWritePermOfBroker", admin.house.namesrv, broker) >= 1
+    assert admin.call("wipeWritePermOfBroker", admin.cluster.namesrv, broker) >= 1
     perms = {row["perm"] for row in admin.call("examineTopicRouteInfo", "TBW102")["queueDatas"]}
     assert perms == {5}
-    assert admin.call("addWritePermOfBroker", admin.house.namesrv, broker) >= 1
-    [settings] = admin.call("getNameServerConfig", [admin.house.namesrv]).values()
-    assert settings["listenPort"] == admin.house.namesrv.split(":")[1]
+    assert admin.call("addWritePermOfBroker", admin.cluster.namesrv, broker) >= 1
+    [settings] = admin.call("getNameServerConfig", [admin.cluster.namesrv]).values()
+    assert settings["listenPort"] == admin.cluster.namesrv.split(":")[1]
     producers = admin.call("getAllProducerInfo", address)["data"]
     assert any("common" in one["clientId"] for one in producers["group-common"])

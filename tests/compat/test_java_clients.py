@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from . import maven
-from .houses import House
+from .clusters import Cluster
+from .java_session import ClientError, JavaSession, eventually
 from .reading import read_all
-from .session import ClientError, Java, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -23,29 +23,31 @@ EMOJI = "🚀🎉"
 
 
 @pytest.fixture
-def producer(client: Java, house: House) -> str:
-    client.do("producer.start", producer="common", namesrv=house.namesrv)
+def producer(client: JavaSession, cluster: Cluster) -> str:
+    client.do("producer.start", producer="common", namesrv=cluster.namesrv)
     return "common"
 
 
-def send(client: Java, producer: str, topic: str, *bodies: str, **options: Any) -> Any:
+def send(client: JavaSession, producer: str, topic: str, *bodies: str, **options: Any) -> Any:
     messages = [{"topic": topic, "body": body} for body in bodies]
     return client.do("producer.send", producer=producer, messages=messages, **options)
 
 
-def test_every_way_to_send(client: Java, house: House, producer: str, fresh: str) -> None:
+def test_every_way_to_send(
+    client: JavaSession, cluster: Cluster, producer: str, fresh: str
+) -> None:
     """And the first send creates the topic, with as many queues as the producer asks for."""
     bodies = [f"body {n}" for n in range(120)]
     acked = send(client, producer, fresh, *bodies[:20])
     acked += send(client, producer, fresh, *bodies[20:60], how="async")
     assert {line.get("status") for line in acked} == {"SEND_OK"}, acked
-    assert {line["broker"] for line in acked} == {house.broker}
+    assert {line["broker"] for line in acked} == {cluster.broker}
     batch = send(client, producer, fresh, *bodies[60:80], how="batch")
     assert batch["status"] == "SEND_OK"
     assert len(batch["offset_msg_id"].split(",")) == 20
     assert send(client, producer, fresh, *bodies[80:90], how="oneway") == [{}] * 10
     [given] = send(
-        client, producer, fresh, bodies[90], how="queue", broker=house.broker, queue_id=3
+        client, producer, fresh, bodies[90], how="queue", broker=cluster.broker, queue_id=3
     )
     assert given["queue_id"] == 3
     sharded = client.do(
@@ -62,7 +64,7 @@ def test_every_way_to_send(client: Java, house: House, producer: str, fresh: str
         assert len({line["queue_id"] for line in sharded[shard::5]}) == 1
 
     # One-way sends are not acknowledged: they arrive when they arrive.
-    read = eventually(lambda: r if len(r := read_all(client, house, fresh)) >= 120 else [])
+    read = eventually(lambda: r if len(r := read_all(client, cluster, fresh)) >= 120 else [])
     assert sorted(line["body_length"] for line in read) == sorted(len(b) for b in bodies)
     assert {line["queue_id"] for line in read} == {0, 1, 2, 3}
     where = {(line["queue_id"], line["queue_offset"]): line for line in read}
@@ -76,21 +78,23 @@ def test_every_way_to_send(client: Java, house: House, producer: str, fresh: str
 
 
 def test_a_queue_that_is_not_there_is_refused(
-    client: Java, house: House, producer: str, fresh: str
+    client: JavaSession, cluster: Cluster, producer: str, fresh: str
 ) -> None:
     send(client, producer, fresh, "first")
-    [line] = send(client, producer, fresh, "x", how="queue", broker=house.broker, queue_id=77)
+    [line] = send(client, producer, fresh, "x", how="queue", broker=cluster.broker, queue_id=77)
     assert line["error"] == "MQBrokerException"
     assert line["code"] == INVALID_PARAMETER
     [line] = send(client, producer, fresh, "after")
     assert line["status"] == "SEND_OK"
 
 
-def test_bodies_of_every_size_up_to_the_limit(client: Java, house: House, fresh: str) -> None:
+def test_bodies_of_every_size_up_to_the_limit(
+    client: JavaSession, cluster: Cluster, fresh: str
+) -> None:
     client.do(
         "producer.start",
         producer=fresh,
-        namesrv=house.namesrv,
+        namesrv=cluster.namesrv,
         body_max=8 * MIB,
         compress_over=NO_COMPRESSION,
         timeout_ms=20_000,
@@ -105,13 +109,13 @@ def test_bodies_of_every_size_up_to_the_limit(client: Java, house: House, fresh:
     [empty] = client.do("producer.send", producer=fresh, messages=[{"topic": fresh, "size": 0}])
     assert (empty["error"], empty["code"]) == ("MQClientException", MESSAGE_ILLEGAL)
 
-    read = {line["body_length"]: line["body_crc"] for line in read_all(client, house, fresh)}
+    read = {line["body_length"]: line["body_crc"] for line in read_all(client, cluster, fresh)}
     assert read == {line["body_length"]: line["body_crc"] for line in [*acked, after]}
     client.do("producer.stop", producer=fresh, later_ms=0)
 
 
 def test_chinese_and_emoji_everywhere(
-    client: Java, house: House, producer: str, fresh: str
+    client: JavaSession, cluster: Cluster, producer: str, fresh: str
 ) -> None:
     properties = {"城市": "北京", "mood": EMOJI, "plain": "x y:z=1", "quote": '"\\{}'}
     message = {
@@ -124,24 +128,24 @@ def test_chinese_and_emoji_everywhere(
     other = {"topic": fresh, "body": "other", "tags": EMOJI}
     for line in client.do("producer.send", producer=producer, messages=[message, other]):
         assert line["status"] == "SEND_OK"
-    everything = read_all(client, house, fresh)
+    everything = read_all(client, cluster, fresh)
     assert len(everything) == 2
-    [read] = read_all(client, house, fresh, expression=CHINESE)
+    [read] = read_all(client, cluster, fresh, expression=CHINESE)
     assert read["tags"] == CHINESE
     assert read["keys"] == f"{CHINESE}-1 {EMOJI}"
     assert read["properties"].items() >= properties.items()
-    [by_emoji] = read_all(client, house, fresh, expression=f"nothing || {EMOJI}")
+    [by_emoji] = read_all(client, cluster, fresh, expression=f"nothing || {EMOJI}")
     assert by_emoji["tags"] == EMOJI
     for key in (f"{CHINESE}-1", EMOJI):
         [found] = client.do("producer.query", producer=producer, topic=fresh, key=key)
         assert found["msg_id"] == read["msg_id"]
 
 
-def test_compressed_bodies(client: Java, house: House, fresh: str) -> None:
+def test_compressed_bodies(client: JavaSession, cluster: Cluster, fresh: str) -> None:
     codecs = ["ZLIB", "LZ4", "ZSTD"] if client.version != maven.V4_9 else ["ZLIB"]
     acked = []
     for codec in codecs:
-        client.do("producer.start", producer=codec, namesrv=house.namesrv, compress_with=codec)
+        client.do("producer.start", producer=codec, namesrv=cluster.namesrv, compress_with=codec)
         messages = [
             {"topic": fresh, "size": size, "random": False, "tags": codec}
             for size in (100_000, 3 * MIB)
@@ -149,13 +153,15 @@ def test_compressed_bodies(client: Java, house: House, fresh: str) -> None:
         acked += client.do("producer.send", producer=codec, messages=messages)
         client.do("producer.stop", producer=codec, later_ms=0)
     assert {line.get("status") for line in acked} == {"SEND_OK"}
-    read = read_all(client, house, fresh)
+    read = read_all(client, cluster, fresh)
     lengths = [(line["body_length"], line["body_crc"]) for line in read]
     assert sorted(lengths) == sorted((line["body_length"], line["body_crc"]) for line in acked)
     assert all(line["store_size"] < line["body_length"] / 50 for line in read)
 
 
-def test_queries_by_id_key_and_time(client: Java, house: House, producer: str, fresh: str) -> None:
+def test_queries_by_id_key_and_time(
+    client: JavaSession, cluster: Cluster, producer: str, fresh: str
+) -> None:
     before_ms = int(time.time() * 1000)
     messages = [
         {"topic": fresh, "body": f"{n}", "keys": [f"key-{n}", f"pair-{n // 2}"]} for n in range(8)
@@ -174,11 +180,11 @@ def test_queries_by_id_key_and_time(client: Java, house: House, producer: str, f
             "producer.query", producer=producer, topic=fresh, key="pair-2", to_ms=before_ms - 60_000
         )
 
-    client.do("pull.start", consumer=fresh, namesrv=house.namesrv, group=fresh)
+    client.do("pull.start", consumer=fresh, namesrv=cluster.namesrv, group=fresh)
     queues = client.do("pull.queues", consumer=fresh, topic=fresh)
     assert sum(queue["max"] - queue["min"] for queue in queues) == 8
     for queue in queues:
-        place = {"consumer": fresh, "topic": fresh, "broker": house.broker}
+        place = {"consumer": fresh, "topic": fresh, "broker": cluster.broker}
         place["queue_id"] = queue["queue_id"]
         assert client.do("pull.search", timestamp_ms=before_ms - 1000, **place) == 0
         late = client.do("pull.search", timestamp_ms=before_ms + 3_600_000, **place)
@@ -188,7 +194,7 @@ def test_queries_by_id_key_and_time(client: Java, house: House, producer: str, f
 
 
 def test_a_topic_created_with_so_many_queues(
-    client: Java, house: House, producer: str, fresh: str
+    client: JavaSession, cluster: Cluster, producer: str, fresh: str
 ) -> None:
     client.do("producer.create_topic", producer=producer, topic=fresh, queues=7)
     acked = send(client, producer, fresh, *map(str, range(21)))

@@ -11,9 +11,9 @@ import pytest
 
 from tests.depth import rounds
 
+from .clusters import Cluster
 from .conftest import VARIANTS
-from .houses import House
-from .session import Java, eventually
+from .java_session import JavaSession, eventually
 
 pytestmark = [
     pytest.mark.compat,
@@ -30,12 +30,12 @@ BROKER, QUEUE, OFFSET, BODY, TAGS = range(5)
 
 
 @pytest.fixture
-def producer(client: Java, house: House) -> str:
-    client.do("producer.start", producer="common", namesrv=house.namesrv)
+def producer(client: JavaSession, cluster: Cluster) -> str:
+    client.do("producer.start", producer="common", namesrv=cluster.namesrv)
     return "common"
 
 
-def send(client: Java, topic: str, bodies: range, *, tags: str = "") -> list[Any]:
+def send(client: JavaSession, topic: str, bodies: range, *, tags: str = "") -> list[Any]:
     """Send so many messages, whose bodies are the numbers; with tags these in turn."""
     messages = [
         {"topic": topic, "body": str(n), **({"tags": tags[n % len(tags)]} if tags else {})}
@@ -46,21 +46,23 @@ def send(client: Java, topic: str, bodies: range, *, tags: str = "") -> list[Any
     return acked
 
 
-def push(client: Java, house: House, consumer: str, topic: str, **options: Any) -> None:
+def push(client: JavaSession, cluster: Cluster, consumer: str, topic: str, **options: Any) -> None:
     arguments = {"group": topic, "topics": {topic: "*"}, **options}
-    client.do("push.start", consumer=consumer, namesrv=house.namesrv, **arguments)
+    client.do("push.start", consumer=consumer, namesrv=cluster.namesrv, **arguments)
 
 
-def bodies(client: Java, consumer: str, count: int, **options: Any) -> list[int]:
+def bodies(client: JavaSession, consumer: str, count: int, **options: Any) -> list[int]:
     """The numbers a push consumer received, once there are `count`."""
     rows = client.do("push.received", consumer=consumer, count=count, **options)
     return [int(row[BODY]) for row in rows]
 
 
 @pytest.mark.usefixtures("producer")
-def test_push_consumer_gets_old_and_new_messages(client: Java, house: House, fresh: str) -> None:
+def test_push_consumer_gets_old_and_new_messages(
+    client: JavaSession, cluster: Cluster, fresh: str
+) -> None:
     send(client, fresh, range(50))
-    push(client, house, "c", fresh)
+    push(client, cluster, "c", fresh)
     assert sorted(bodies(client, "c", 50)) == list(range(50))
     send(client, fresh, range(50, 150))
     assert sorted(bodies(client, "c", 150)) == list(range(150))
@@ -68,16 +70,16 @@ def test_push_consumer_gets_old_and_new_messages(client: Java, house: House, fre
 
     # Progress was kept: the next one of the group goes on there.
     send(client, fresh, range(150, 160))
-    push(client, house, "d", fresh)
+    push(client, cluster, "d", fresh)
     assert sorted(bodies(client, "d", 10)) == list(range(150, 160))
     client.do("push.stop", consumer="d", later_ms=0)
 
 
 @pytest.mark.usefixtures("producer")
-def test_tags_filter(client: Java, house: House, fresh: str) -> None:
+def test_tags_filter(client: JavaSession, cluster: Cluster, fresh: str) -> None:
     send(client, fresh, range(60), tags="ABC")
-    push(client, house, "one", fresh, group=f"{fresh}-1", topics={fresh: "A"})
-    push(client, house, "two", fresh, group=f"{fresh}-2", topics={fresh: "A || C"})
+    push(client, cluster, "one", fresh, group=f"{fresh}-1", topics={fresh: "A"})
+    push(client, cluster, "two", fresh, group=f"{fresh}-2", topics={fresh: "A || C"})
     assert sorted(bodies(client, "one", 20)) == list(range(0, 60, 3))
     assert sorted(bodies(client, "two", 40)) == [n for n in range(60) if n % 3 != 1]
     send(client, fresh, range(60, 63), tags="ABC")
@@ -89,12 +91,12 @@ def test_tags_filter(client: Java, house: House, fresh: str) -> None:
 
 @pytest.mark.usefixtures("producer")
 def test_orderly_consumers_keep_the_order_of_each_queue(
-    client: Java, house: House, fresh: str
+    client: JavaSession, cluster: Cluster, fresh: str
 ) -> None:
     send(client, fresh, range(100))
-    push(client, house, "a", fresh, orderly=True, pause_ms=2, threads=8)
+    push(client, cluster, "a", fresh, orderly=True, pause_ms=2, threads=8)
     bodies(client, "a", 20)
-    push(client, house, "b", fresh, orderly=True, pause_ms=2, threads=8)
+    push(client, cluster, "b", fresh, orderly=True, pause_ms=2, threads=8)
     send(client, fresh, range(100, 200))
     assert eventually(lambda: [len(held(client, name, fresh)) for name in "ab"] == [2, 2])
     send(client, fresh, range(200, 400))
@@ -116,14 +118,16 @@ def test_orderly_consumers_keep_the_order_of_each_queue(
 
 
 @pytest.mark.usefixtures("producer")
-def test_broadcast_reaches_every_consumer(client: Java, house: House, fresh: str) -> None:
+def test_broadcast_reaches_every_consumer(
+    client: JavaSession, cluster: Cluster, fresh: str
+) -> None:
     send(client, fresh, range(10))
     now = datetime.datetime.now(datetime.UTC)
     hour_ago = (now - datetime.timedelta(hours=1)).strftime(CLIENT_TIME)
-    push(client, house, "first", fresh, broadcast=True)
-    push(client, house, "last", fresh, broadcast=True, **{"from": "LAST_OFFSET"})
+    push(client, cluster, "first", fresh, broadcast=True)
+    push(client, cluster, "last", fresh, broadcast=True, **{"from": "LAST_OFFSET"})
     push(
-        client, house, "time", fresh, broadcast=True,
+        client, cluster, "time", fresh, broadcast=True,
         timestamp=hour_ago, **{"from": "TIMESTAMP"},
     )  # fmt: skip
     assert sorted(bodies(client, "first", 10)) == list(range(10))
@@ -139,14 +143,14 @@ def test_broadcast_reaches_every_consumer(client: Java, house: House, fresh: str
         client.do("push.stop", consumer=name, later_ms=0)
 
 
-def held(client: Java, consumer: str, topic: str) -> list[Any]:
+def held(client: JavaSession, consumer: str, topic: str) -> list[Any]:
     queues: list[Any] = client.do("push.queues", consumer=consumer, topic=topic)
     return queues
 
 
 @pytest.mark.usefixtures("producer")
 def test_new_groups_of_a_young_topic_start_at_its_beginning(
-    client: Java, house: House, fresh: str
+    client: JavaSession, cluster: Cluster, fresh: str
 ) -> None:
     """Whatever they ask for: RocketMQ answers 0 while nothing of the topic has left memory."""
     send(client, fresh, range(12))
@@ -154,7 +158,7 @@ def test_new_groups_of_a_young_topic_start_at_its_beginning(
     later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(hours=1)
     for start in starts:
         push(
-            client, house, start, fresh, group=f"{fresh}-{start}",
+            client, cluster, start, fresh, group=f"{fresh}-{start}",
             timestamp=later.strftime(CLIENT_TIME), **{"from": start},
         )  # fmt: skip
     for start in starts:
@@ -163,10 +167,10 @@ def test_new_groups_of_a_young_topic_start_at_its_beginning(
 
 
 @pytest.mark.usefixtures("producer")
-def test_pull_consumer(client: Java, house: House, fresh: str) -> None:
+def test_pull_consumer(client: JavaSession, cluster: Cluster, fresh: str) -> None:
     acked = send(client, fresh, range(40), tags="AB")
-    client.do("pull.start", consumer="pull", namesrv=house.namesrv, group="pull-group")
-    place = {"consumer": "pull", "topic": fresh, "broker": house.broker, "queue_id": 1}
+    client.do("pull.start", consumer="pull", namesrv=cluster.namesrv, group="pull-group")
+    place = {"consumer": "pull", "topic": fresh, "broker": cluster.broker, "queue_id": 1}
     mine = [line for line in acked if line["queue_id"] == 1]
     end = len(mine)
 
@@ -186,16 +190,18 @@ def test_pull_consumer(client: Java, house: House, fresh: str) -> None:
 
 
 @pytest.mark.usefixtures("producer")
-def test_waiting_pull_gets_the_next_message(client: Java, house: House, fresh: str) -> None:
+def test_waiting_pull_gets_the_next_message(
+    client: JavaSession, cluster: Cluster, fresh: str
+) -> None:
     send(client, fresh, range(4))
-    client.do("pull.start", consumer="pull", namesrv=house.namesrv, group="pull-group")
-    place = {"consumer": "pull", "topic": fresh, "broker": house.broker}
+    client.do("pull.start", consumer="pull", namesrv=cluster.namesrv, group="pull-group")
+    place = {"consumer": "pull", "topic": fresh, "broker": cluster.broker}
     queues = client.do("pull.queues", consumer="pull", topic=fresh)
     target = min(queues, key=lambda queue: int(queue["queue_id"]))
     later = {"topic": fresh, "body": "late"}
     client.do(
         "producer.send", producer="common", messages=[later], later_ms=300,
-        how="queue", broker=house.broker, queue_id=target["queue_id"],
+        how="queue", broker=cluster.broker, queue_id=target["queue_id"],
     )  # fmt: skip
     began = time.monotonic()
     pulled = client.do(
@@ -207,9 +213,9 @@ def test_waiting_pull_gets_the_next_message(client: Java, house: House, fresh: s
 
 
 @pytest.mark.usefixtures("producer")
-def test_lite_pull_consumer(client: Java, house: House, fresh: str) -> None:
+def test_lite_pull_consumer(client: JavaSession, cluster: Cluster, fresh: str) -> None:
     send(client, fresh, range(60), tags="ABC")
-    start = {"namesrv": house.namesrv, "group": fresh, "topic": fresh}
+    start = {"namesrv": cluster.namesrv, "group": fresh, "topic": fresh}
     client.do("lite.start", consumer="a", expression="A", **start)
     read = client.do("lite.poll", consumer="a", count=20)
     assert [line["tags"] for line in read] == ["A"] * 20

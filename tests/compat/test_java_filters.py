@@ -8,9 +8,9 @@ import pytest
 
 from tests.depth import rounds
 
+from .clusters import APACHE, Cluster
 from .conftest import VARIANTS
-from .houses import APACHE, House
-from .session import ClientError, Java, eventually
+from .java_session import ClientError, JavaSession, eventually
 
 pytestmark = [
     pytest.mark.compat,
@@ -23,9 +23,9 @@ pytestmark = [
 BODY = 3  # of what a push consumer tells of each message
 
 
-def send(client: Java, house: House, topic: str, numbers: range) -> None:
+def send(client: JavaSession, cluster: Cluster, topic: str, numbers: range) -> None:
     """Messages with numbers as bodies and as the property n, every third with a region."""
-    client.do("producer.start", producer="filters", namesrv=house.namesrv)
+    client.do("producer.start", producer="filters", namesrv=cluster.namesrv)
     messages = [
         {
             "topic": topic,
@@ -39,19 +39,19 @@ def send(client: Java, house: House, topic: str, numbers: range) -> None:
     assert {line.get("status") for line in acked} == {"SEND_OK"}, acked
 
 
-def received(client: Java, consumer: str, count: int) -> list[int]:
+def received(client: JavaSession, consumer: str, count: int) -> list[int]:
     rows = client.do("push.received", consumer=consumer, count=count)
     return sorted(int(row[BODY]) for row in rows)
 
 
-def push(client: Java, house: House, consumer: str, topic: str, expression: str) -> None:
+def push(client: JavaSession, cluster: Cluster, consumer: str, topic: str, expression: str) -> None:
     client.do(
-        "push.start", consumer=consumer, namesrv=house.namesrv, group=f"{topic}-{consumer}",
+        "push.start", consumer=consumer, namesrv=cluster.namesrv, group=f"{topic}-{consumer}",
         sql={topic: expression},
     )  # fmt: skip
 
 
-def pull(client: Java, place: dict[str, Any]) -> dict[str, Any] | None:
+def pull(client: JavaSession, place: dict[str, Any]) -> dict[str, Any] | None:
     """None as long as the client does not know what release the broker is.
 
     It learns that from its heartbeats, an old one from the next after it has met the broker.
@@ -66,29 +66,31 @@ def pull(client: Java, place: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def test_push_consumers_get_what_their_filters_match(
-    client: Java, house: House, fresh: str
+    client: JavaSession, cluster: Cluster, fresh: str
 ) -> None:
-    send(client, house, fresh, range(60))
+    send(client, cluster, fresh, range(60))
     filters = {
         "numbers": ("n BETWEEN 10 AND 19 OR n = 5", lambda n: 10 <= n <= 19 or n == 5),
         "missing": ("region IS NULL AND TAGS IN ('even')", lambda n: n % 3 != 0 and n % 2 == 0),
         "texts": ("region STARTSWITH 'e' AND n > 30.5", lambda n: n % 3 == 0 and n > 30),
     }
     for name, (expression, _) in filters.items():
-        push(client, house, name, fresh, expression)
+        push(client, cluster, name, fresh, expression)
     for name, (_, wanted) in filters.items():
         expected = [n for n in range(60) if wanted(n)]
         assert received(client, name, len(expected)) == expected
-    send(client, house, fresh, range(60, 80))  # to consumers that wait
+    send(client, cluster, fresh, range(60, 80))  # to consumers that wait
     expected = [n for n in range(80) if n % 3 == 0 and n > 30]
     assert received(client, "texts", len(expected)) == expected
     for name in filters:
         client.do("push.stop", consumer=name, later_ms=0)
 
 
-def test_pull_and_lite_pull_consumers_filter(client: Java, house: House, fresh: str) -> None:
-    send(client, house, fresh, range(40))
-    client.do("pull.start", consumer="p", namesrv=house.namesrv, group=f"{fresh}-pull")
+def test_pull_and_lite_pull_consumers_filter(
+    client: JavaSession, cluster: Cluster, fresh: str
+) -> None:
+    send(client, cluster, fresh, range(40))
+    client.do("pull.start", consumer="p", namesrv=cluster.namesrv, group=f"{fresh}-pull")
     found = []
     for queue in client.do("pull.queues", consumer="p", topic=fresh):
         at = 0
@@ -102,7 +104,7 @@ def test_pull_and_lite_pull_consumers_filter(client: Java, house: House, fresh: 
     client.do("pull.stop", consumer="p")
 
     client.do(
-        "lite.start", consumer="l", namesrv=house.namesrv, group=f"{fresh}-lite", topic=fresh,
+        "lite.start", consumer="l", namesrv=cluster.namesrv, group=f"{fresh}-lite", topic=fresh,
         sql="n < 7",
     )  # fmt: skip
     polled = client.do("lite.poll", consumer="l", count=8, within_ms=5_000)
@@ -111,11 +113,11 @@ def test_pull_and_lite_pull_consumers_filter(client: Java, house: House, fresh: 
 
 
 def test_a_wrong_filter_is_refused_at_subscribe_time(
-    client: Java, house: House, fresh: str
+    client: JavaSession, cluster: Cluster, fresh: str
 ) -> None:
-    send(client, house, fresh, range(1))
+    send(client, cluster, fresh, range(1))
     with pytest.raises(ClientError) as caught:
-        push(client, house, "wrong", fresh, "n > AND")
+        push(client, cluster, "wrong", fresh, "n > AND")
     assert caught.value.code == 23
     if not APACHE:
         assert "column 5" in caught.value.message

@@ -12,9 +12,9 @@ import pytest
 
 from tests.depth import rounds
 
-from . import houses, maven, penstock
-from .houses import House
-from .session import Java, eventually
+from . import clusters, maven, penstock
+from .clusters import Cluster
+from .java_session import JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -26,17 +26,17 @@ VERSIONS = maven.VERSIONS[: rounds(ci=1, proof=2)]
 class Group:
     """A group whose consumers live in several JVMs."""
 
-    def __init__(self, house: House, topic: str) -> None:
-        self.house = house
+    def __init__(self, cluster: Cluster, topic: str) -> None:
+        self.cluster = cluster
         self.topic = topic
-        self.homes: dict[str, Java] = {}
+        self.homes: dict[str, JavaSession] = {}
         self.seen: set[int] = set()
 
-    def join(self, jvm: Java, consumer: str, **options: Any) -> None:
+    def join(self, jvm: JavaSession, consumer: str, **options: Any) -> None:
         jvm.do(
             "push.start",
             consumer=consumer,
-            namesrv=self.house.namesrv,
+            namesrv=self.cluster.namesrv,
             group=self.topic,
             topics={self.topic: "*"},
             **options,
@@ -77,11 +77,11 @@ class Group:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_members_join_leave_and_crash(
-    house: House, fresh: str, start_java: Callable[..., Java], version: str
+    cluster: Cluster, fresh: str, start_java: Callable[..., JavaSession], version: str
 ) -> None:
     """Every message reaches the group, and when it is at rest no queue has two owners."""
     steady, doomed = start_java(version), start_java(version)
-    steady.do("producer.start", producer="p", namesrv=house.namesrv)
+    steady.do("producer.start", producer="p", namesrv=cluster.namesrv)
     steady.do("producer.create_topic", producer="p", topic=fresh, queues=QUEUES)
     sent = 0
 
@@ -92,7 +92,7 @@ def test_members_join_leave_and_crash(
         assert {line.get("status") for line in acked} == {"SEND_OK"}
         sent += count
 
-    group = Group(house, fresh)
+    group = Group(cluster, fresh)
     send(40)
     group.join(steady, "a")
     assert eventually(lambda: group.has_seen(40))
@@ -120,16 +120,18 @@ def test_members_join_leave_and_crash(
     group.leave("a")
 
 
-def test_offsets_are_reset_under_a_running_consumer(latest: Java, house: House, fresh: str) -> None:
-    latest.do("producer.start", producer="common", namesrv=house.namesrv)
-    latest.do("admin.start", admin="common", namesrv=house.namesrv)
+def test_offsets_are_reset_under_a_running_consumer(
+    latest: JavaSession, cluster: Cluster, fresh: str
+) -> None:
+    latest.do("producer.start", producer="common", namesrv=cluster.namesrv)
+    latest.do("admin.start", admin="common", namesrv=cluster.namesrv)
     messages = [{"topic": fresh, "body": str(n)} for n in range(20)]
     latest.do("producer.send", producer="common", messages=messages)
     middle_ms = int(time.time() * 1000)
     eventually(lambda: int(time.time() * 1000) > middle_ms + 20)
     messages = [{"topic": fresh, "body": str(n)} for n in range(20, 40)]
     latest.do("producer.send", producer="common", messages=messages)
-    group = Group(house, fresh)
+    group = Group(cluster, fresh)
     group.join(latest, "early")
     assert eventually(lambda: group.has_seen(40))
     # Only a group with progress can be reset, and a client keeps it when it leaves.
@@ -152,17 +154,17 @@ def test_offsets_are_reset_under_a_running_consumer(latest: Java, house: House, 
         assert sorted(int(row[BODY]) for row in rows) == expected
 
     reset(middle_ms + 10, list(range(20, 40)))
-    if not houses.APACHE:  # where a reset soon after another is lost at times
+    if not clusters.APACHE:  # where a reset soon after another is lost at times
         reset(0, list(range(40)))
     group.leave("reset")
 
 
-@pytest.mark.skipif(houses.APACHE, reason="Apache asks the kernel what is in memory")
+@pytest.mark.skipif(clusters.APACHE, reason="Apache asks the kernel what is in memory")
 def test_new_groups_of_an_old_topic_start_where_they_ask(
-    latest: Java, tmp_path: Path, fresh: str
+    latest: JavaSession, tmp_path: Path, fresh: str
 ) -> None:
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
+        clusters.name_server(tmp_path / "namesrv") as names,
         penstock.Broker(
             tmp_path / "broker",
             tmp_path / "store",

@@ -13,8 +13,8 @@ import pytest
 
 from tests.depth import rounds
 
-from . import houses, maven
-from .session import Java, eventually
+from . import clusters, maven
+from .java_session import JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
@@ -30,12 +30,12 @@ TIME_NS = 8
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("listener", ["orderly", "concurrent"][: rounds(ci=1, proof=2)])
 def test_every_acknowledged_message_is_consumed(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str, version: str, listener: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, version: str, listener: str
 ) -> None:
     producing, consuming = start_java(version), start_java(version)
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
-        houses.broker(tmp_path / "broker", names.address, brokerName="mortal") as broker,
+        clusters.name_server(tmp_path / "namesrv") as names,
+        clusters.broker(tmp_path / "broker", names.address, brokerName="mortal") as broker,
     ):
         producing.do("producer.start", producer="p", namesrv=names.address, timeout_ms=3000)
         producing.do("producer.create_topic", producer="p", topic=fresh, queues=4)
@@ -68,7 +68,7 @@ def test_every_acknowledged_message_is_consumed(
         _assert_consumed_in_order(received["a"] + received["b"])
 
 
-def _await_all(consuming: Java, acked: list[Any]) -> dict[str, list[Any]]:
+def _await_all(consuming: JavaSession, acked: list[Any]) -> dict[str, list[Any]]:
     """All that the consumers received, once that is everything acknowledged (or time is up)."""
     wanted = {(name, queue, offset) for name, queue, _, offset in acked}
     received: dict[str, list[Any]] = {"a": [], "b": []}
@@ -102,13 +102,13 @@ def _assert_consumed_in_order(rows: list[Any]) -> None:
 
 
 def test_producer_turns_to_the_other_broker(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     jvm = start_java()
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
-        houses.broker(tmp_path / "b1", names.address, brokerName="mortal") as mortal,
-        houses.broker(tmp_path / "b2", names.address, brokerName="steady"),
+        clusters.name_server(tmp_path / "namesrv") as names,
+        clusters.broker(tmp_path / "b1", names.address, brokerName="mortal") as mortal,
+        clusters.broker(tmp_path / "b2", names.address, brokerName="steady"),
     ):
         jvm.do("producer.start", producer="p", namesrv=names.address, timeout_ms=5000)
         jvm.do("producer.create_topic", producer="p", topic=fresh, queues=4)

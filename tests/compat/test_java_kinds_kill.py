@@ -20,9 +20,9 @@ import pytest
 
 from tests.depth import rounds
 
-from . import houses
+from . import clusters
 from .conftest import VARIANTS
-from .session import Java, eventually
+from .java_session import JavaSession, eventually
 from .test_java_order import assert_in_order, assert_one_at_a_time, await_all, calls_of
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
@@ -47,7 +47,7 @@ QUEUE, OFFSET, BODY, TIMES, STORED_MS = 1, 2, 3, 10, 11
 
 
 @contextmanager
-def dying(broker: houses.AnyBroker) -> Iterator[None]:
+def dying(broker: clusters.AnyBroker) -> Iterator[None]:
     """Kills and starts the broker again at random, beside what is done meanwhile."""
     failed: list[BaseException] = []
 
@@ -72,14 +72,14 @@ def dying(broker: houses.AnyBroker) -> Iterator[None]:
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("variant", CHOSEN)
 def test_every_kind_of_message_outlives_the_broker(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str, variant: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, variant: str
 ) -> None:
     version, binary = VARIANTS[variant]
     producing, consuming = (start_java(version, binary=binary) for _ in range(2))
     delayed, ordered, traded = (f"{fresh}-{kind}" for kind in ("delayed", "ordered", "traded"))
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
-        houses.broker(tmp_path / "broker", names.address, **CONF) as broker,
+        clusters.name_server(tmp_path / "namesrv") as names,
+        clusters.broker(tmp_path / "broker", names.address, **CONF) as broker,
     ):
         producing.do(
             "producer.start", producer="p", namesrv=names.address, timeout_ms=3000, retries=0,
@@ -109,12 +109,14 @@ def test_every_kind_of_message_outlives_the_broker(
         questions = producing.do("txflood.stop", flood="t")["questions"]
     calls = calls_of(consuming, ordered)
     assert_in_order(calls)
-    if not houses.APACHE:  # which forgets with its life who consumes which queue
+    if not clusters.APACHE:  # which forgets with its life who consumes which queue
         assert_one_at_a_time(calls)
     assert questions > 0
 
 
-def start_consumers(client: Java, namesrv: str, delayed: str, ordered: str, traded: str) -> None:
+def start_consumers(
+    client: JavaSession, namesrv: str, delayed: str, ordered: str, traded: str
+) -> None:
     """One whose messages fail once, two in order, and one for what is committed."""
     client.do(
         "push.start", consumer="delayed", namesrv=namesrv, group=delayed, topics={delayed: "*"},
@@ -131,7 +133,7 @@ def start_consumers(client: Java, namesrv: str, delayed: str, ordered: str, trad
     )  # fmt: skip
 
 
-def send_delayed(client: Java, topic: str, *, until: float) -> dict[str, float]:
+def send_delayed(client: JavaSession, topic: str, *, until: float) -> dict[str, float]:
     """Send one after the other; gives by body when it may come, of those that were taken."""
     due: dict[str, float] = {}
     number = 0
@@ -147,7 +149,7 @@ def send_delayed(client: Java, topic: str, *, until: float) -> dict[str, float]:
     return due
 
 
-def check_delayed(client: Java, due: dict[str, float]) -> None:
+def check_delayed(client: JavaSession, due: dict[str, float]) -> None:
     """All came, none early, and each once more after it had failed."""
 
     def all_came_twice() -> bool:
@@ -175,7 +177,7 @@ def place(row: Any) -> tuple[int, int, int]:
     return row[STORED_MS], row[QUEUE], row[OFFSET]
 
 
-def check_trades(client: Java, decided: dict[str, bool]) -> None:
+def check_trades(client: JavaSession, decided: dict[str, bool]) -> None:
     """Exactly the committed ones came."""
     wanted = {body for body, committed in decided.items() if committed}
 

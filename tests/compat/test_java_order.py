@@ -12,10 +12,10 @@ import pytest
 
 from tests.depth import rounds
 
-from . import houses, maven
+from . import clusters, maven
 from .conftest import VARIANTS
+from .java_session import ClientError, JavaSession, eventually
 from .reading import read_all
-from .session import ClientError, Java, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -35,20 +35,22 @@ QUICK_LOCKS = {
 """A client that renews its locks every second and trusts them for three."""
 
 
-def start(client: Java, house: houses.House, topic: str, name: str, **options: Any) -> None:
+def start(
+    client: JavaSession, cluster: clusters.Cluster, topic: str, name: str, **options: Any
+) -> None:
     options = {"group": topic, **options}
-    client.do("orderly.start", consumer=name, namesrv=house.namesrv, topic=topic, **options)
+    client.do("orderly.start", consumer=name, namesrv=cluster.namesrv, topic=topic, **options)
 
 
-def calls_of(client: Java, group: str) -> list[Any]:
+def calls_of(client: JavaSession, group: str) -> list[Any]:
     calls: list[Any] = client.do("orderly.calls", group=group)
     return calls
 
 
-def make_topic(client: Java, house: houses.House, topic: str, queues: int) -> str:
+def make_topic(client: JavaSession, cluster: clusters.Cluster, topic: str, queues: int) -> str:
     """Gives the name of a producer; the topic is known everywhere."""
     name = f"p-{topic}"
-    client.do("producer.start", producer=name, namesrv=house.namesrv)
+    client.do("producer.start", producer=name, namesrv=cluster.namesrv)
     client.do("producer.create_topic", producer=name, topic=topic, queues=queues)
     return name
 
@@ -90,14 +92,14 @@ def await_all(look: Callable[[], list[Any]], acked: list[Any], *, within_s: floa
 
 @clients
 def test_consumers_come_and_go_and_the_order_stays(
-    client: Java, house: houses.House, fresh: str
+    client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
-    producer = make_topic(client, house, fresh, 6)
+    producer = make_topic(client, cluster, fresh, 6)
     running: list[str] = []
     assert client.do("flood.start", producer=producer, flood=fresh, topic=fresh, pause_ms=10) == 6
 
     def join(name: str) -> None:
-        start(client, house, fresh, name, work_ms=2)
+        start(client, cluster, fresh, name, work_ms=2)
         running.append(name)
         assert eventually(lambda: any(call[CONSUMER] == name for call in calls_of(client, fresh)))
 
@@ -121,13 +123,13 @@ def test_consumers_come_and_go_and_the_order_stays(
 
 @clients
 def test_a_message_that_fails_holds_its_queue_back(
-    client: Java, house: houses.House, fresh: str
+    client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
-    producer = make_topic(client, house, fresh, 2)
+    producer = make_topic(client, cluster, fresh, 2)
 
     def send(queue: int, *messages: dict[str, Any]) -> None:
         client.do(
-            "producer.send", producer=producer, how="queue", broker=house.broker, queue_id=queue,
+            "producer.send", producer=producer, how="queue", broker=cluster.broker, queue_id=queue,
             messages=[{"topic": fresh, **message} for message in messages],
         )  # fmt: skip
 
@@ -136,18 +138,18 @@ def test_a_message_that_fails_holds_its_queue_back(
         {"body": "a3", "properties": {"fail": "1"}},
     )  # fmt: skip
     send(1, {"body": "b0"}, {"body": "b1"})
-    start(client, house, fresh, fresh, suspend_ms=100)
+    start(client, cluster, fresh, fresh, suspend_ms=100)
     calls: list[Any] = eventually(lambda: [] if len(seen := calls_of(client, fresh)) < 11 else seen)
     rows = by_queue(calls)
-    assert [(call[BODY], call[TIMES], call[FINE]) for call in rows[house.broker, 0]] == [
+    assert [(call[BODY], call[TIMES], call[FINE]) for call in rows[cluster.broker, 0]] == [
         ("a0", 0, True),
         ("a1", 0, False), ("a1", 1, False), ("a1", 2, False), ("a1", 3, False), ("a1", 4, True),
         ("a2", 0, True),
         ("a3", 0, False), ("a3", 1, True),
     ]  # fmt: skip
-    assert [call[BODY] for call in rows[house.broker, 1]] == ["b0", "b1"]
+    assert [call[BODY] for call in rows[cluster.broker, 1]] == ["b0", "b1"]
     assert_one_at_a_time(calls)
-    suspended = [call for call in rows[house.broker, 0] if call[BODY] == "a1"]
+    suspended = [call for call in rows[cluster.broker, 0] if call[BODY] == "a1"]
     for earlier, later in pairwise(suspended):
         assert later[FROM_NS] - earlier[TO_NS] >= 100 * 1_000_000
     client.do("orderly.stop", consumer=fresh)
@@ -155,22 +157,22 @@ def test_a_message_that_fails_holds_its_queue_back(
 
 @clients
 def test_after_its_times_a_message_is_a_dead_letter_and_the_queue_goes_on(
-    client: Java, house: houses.House, fresh: str
+    client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
-    producer = make_topic(client, house, fresh, 1)
+    producer = make_topic(client, cluster, fresh, 1)
     messages = [
         {"topic": fresh, "body": "bad", "keys": ["k"], "properties": {"fail": "99"}},
         {"topic": fresh, "body": "good"},
     ]
     acked = client.do("producer.send", producer=producer, messages=messages)
-    start(client, house, fresh, fresh, suspend_ms=50, max_reconsume_times=2)
+    start(client, cluster, fresh, fresh, suspend_ms=50, max_reconsume_times=2)
     calls: list[Any] = eventually(lambda: [] if len(seen := calls_of(client, fresh)) < 4 else seen)
     tried = [(call[BODY], call[TIMES]) for call in calls]
     assert tried == [("bad", 0), ("bad", 1), ("bad", 2), ("good", 0)]
 
     def look() -> list[Any]:
         try:
-            return read_all(client, house, f"%DLQ%{fresh}")
+            return read_all(client, cluster, f"%DLQ%{fresh}")
         except ClientError:  # the topic comes with the first letter
             return []
 
@@ -183,24 +185,24 @@ def test_after_its_times_a_message_is_a_dead_letter_and_the_queue_goes_on(
 
 @pytest.mark.usefixtures("java")
 def test_the_queues_of_a_consumer_that_died_pass_on(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     dying, staying = (start_java(properties=QUICK_LOCKS) for _ in range(2))
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
+        clusters.name_server(tmp_path / "namesrv") as names,
         # Apache knows no such setting: its lease is a minute.
-        houses.broker(
+        clusters.broker(
             tmp_path / "broker", names.address, brokerName="leasing",
             **{"broker.lock_lease_ms": LEASE_MS},
         ) as broker,
     ):  # fmt: skip
-        house = houses.House(names.address, broker.name, broker.address)
-        producer = make_topic(staying, house, fresh, 4)
+        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+        producer = make_topic(staying, cluster, fresh, 4)
         flood = {"producer": producer, "flood": "f", "topic": fresh, "pause_ms": 20}
         staying.do("flood.start", **flood)
-        start(dying, house, fresh, "dying")
+        start(dying, cluster, fresh, "dying")
         assert eventually(lambda: calls_of(dying, fresh))
-        start(staying, house, fresh, "staying")
+        start(staying, cluster, fresh, "staying")
         assert eventually(lambda: len(by_queue(calls_of(staying, fresh))) == 2)
         acked = staying.do("flood.stop", flood="f")["acknowledged"]
         await_all(lambda: calls_of(dying, fresh) + calls_of(staying, fresh), acked)
@@ -216,44 +218,47 @@ def test_the_queues_of_a_consumer_that_died_pass_on(
 
 
 @pytest.fixture
-def ordered_house(java: None, tmp_path: Path) -> Iterator[houses.House]:
-    """A house whose routes carry order configs."""
+def ordered_cluster(java: None, tmp_path: Path) -> Iterator[clusters.Cluster]:
+    """A cluster whose routes carry order configs."""
     with (
-        houses.name_server(tmp_path / "namesrv", orderMessageEnable=True) as names,
-        houses.broker(tmp_path / "broker", names.address, brokerName="ordering") as broker,
+        clusters.name_server(tmp_path / "namesrv", orderMessageEnable=True) as names,
+        clusters.broker(tmp_path / "broker", names.address, brokerName="ordering") as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
 def test_an_order_config_says_which_queues_are_written_to(
-    ordered_house: houses.House, latest: Java, start_java: Callable[..., Java], fresh: str
+    ordered_cluster: clusters.Cluster,
+    latest: JavaSession,
+    start_java: Callable[..., JavaSession],
+    fresh: str,
 ) -> None:
-    house = ordered_house
-    make_topic(latest, house, fresh, 8)
-    latest.do("admin.start", admin=fresh, namesrv=house.namesrv)
+    cluster = ordered_cluster
+    make_topic(latest, cluster, fresh, 8)
+    latest.do("admin.start", admin=fresh, namesrv=cluster.namesrv)
 
     def admin(method: str, *args: Any) -> Any:
         return latest.do("admin.call", admin=fresh, method=method, args=list(args))
 
-    admin("createOrUpdateOrderConf", fresh, f"{house.broker}:3", True)
+    admin("createOrUpdateOrderConf", fresh, f"{cluster.broker}:3", True)
 
     def told() -> Any:
         return admin("examineTopicRouteInfo", fresh)["orderTopicConf"]
 
-    assert eventually(told) == f"{house.broker}:3"
+    assert eventually(told) == f"{cluster.broker}:3"
     # The broker hears of it with its next registration, which another topic brings about.
-    make_topic(latest, house, f"{fresh}-other", 1)
+    make_topic(latest, cluster, f"{fresh}-other", 1)
     assert eventually(
-        lambda: admin("examineTopicConfig", house.broker_address, fresh)["order"] is True,
+        lambda: admin("examineTopicConfig", cluster.broker_address, fresh)["order"] is True,
         within_s=40,
     )
     for version, binary in list(VARIANTS.values())[: rounds(ci=2, proof=4)]:
         client = start_java(version, binary=binary)
-        client.do("producer.start", producer="p", namesrv=house.namesrv)
+        client.do("producer.start", producer="p", namesrv=cluster.namesrv)
         flood = client.do("flood.start", producer="p", flood="f", topic=fresh, pause_ms=20)
         assert flood == 3
         group = f"{fresh}-{maven.VERSIONS.index(version)}-{binary}"
-        start(client, house, fresh, "c", group=group)
+        start(client, cluster, fresh, "c", group=group)
         acked = client.do("flood.stop", flood="f")["acknowledged"]
         assert {queue for _, queue, _, _ in acked} == {0, 1, 2}
         await_all(lambda: calls_of(client, group), acked)  # noqa: B023

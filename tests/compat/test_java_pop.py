@@ -15,16 +15,16 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, houses, maven, penstock
+from . import apache, clusters, maven, penstock
 from .clients import mqadmin
 from .conftest import VARIANTS
-from .session import Java, eventually
+from .java_session import JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 NEW = [name for name, (version, _) in VARIANTS.items() if version != maven.V4_9]
 # Apache does not understand POP in binary headers: they have 16 bits for the code of a request.
-SPOKEN = [name for name in NEW if not houses.APACHE or not VARIANTS[name][1]]
+SPOKEN = [name for name in NEW if not clusters.APACHE or not VARIANTS[name][1]]
 
 clients = pytest.mark.parametrize("client", SPOKEN, indirect=True, scope="session")
 json_client = pytest.mark.parametrize(
@@ -41,13 +41,13 @@ EARLY_MS = 50
 class Popper:
     """A client that pops one topic as one group."""
 
-    java: Java
-    house: houses.House
+    java: JavaSession
+    cluster: clusters.Cluster
     topic: str
     group: str
 
     def __post_init__(self) -> None:
-        self._do("pop.start", namesrv=self.house.namesrv)
+        self._do("pop.start", namesrv=self.cluster.namesrv)
 
     def pop(self, **options: Any) -> list[dict[str, Any]]:
         """The messages of one pop."""
@@ -84,62 +84,73 @@ class Popper:
 
     def _do(self, command: str, **options: Any) -> Any:
         return self.java.do(
-            command, client=f"pop-{self.house.broker}", broker=self.house.broker,
-            address=self.house.broker_address, topic=self.topic, group=self.group, **options,
+            command, client=f"pop-{self.cluster.broker}", broker=self.cluster.broker,
+            address=self.cluster.broker_address, topic=self.topic, group=self.group, **options,
         )  # fmt: skip
 
 
 @pytest.fixture(scope="module")
-def popping(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house for these tests."""
+def popping(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster for these tests."""
     directory = tmp_path_factory.mktemp("popping")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(directory / "broker", names.address, brokerName="popping") as broker,
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(directory / "broker", names.address, brokerName="popping") as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
-def make_topic(client: Java, house: houses.House, topic: str, queues: int = 4) -> None:
+def make_topic(client: JavaSession, cluster: clusters.Cluster, topic: str, queues: int = 4) -> None:
     config = {"topicName": topic, "readQueueNums": queues, "writeQueueNums": queues, "perm": 6}
-    admin(client, house, "createAndUpdateTopicConfig", house.broker_address, config)
+    admin(client, cluster, "createAndUpdateTopicConfig", cluster.broker_address, config)
 
 
-def let_pop(client: Java, house: houses.House, topic: str) -> None:
+def let_pop(client: JavaSession, cluster: clusters.Cluster, topic: str) -> None:
     """Tell the group named like the topic to pop it."""
-    told = (house.broker_address, topic, topic, "POP", 0, 5000)
-    admin(client, house, "setMessageRequestMode", *told)
+    told = (cluster.broker_address, topic, topic, "POP", 0, 5000)
+    admin(client, cluster, "setMessageRequestMode", *told)
 
 
-def admin(client: Java, house: houses.House, method: str, *arguments: Any) -> Any:
-    name = f"admin-{house.broker}"
+def admin(client: JavaSession, cluster: clusters.Cluster, method: str, *arguments: Any) -> Any:
+    name = f"admin-{cluster.broker}"
     try:
         return client.do("admin.call", admin=name, method=method, args=list(arguments))
     except Exception as error:
         if "NullPointer" not in str(error):  # there is no such client yet
             raise
-    client.do("admin.start", admin=name, namesrv=house.namesrv)
+    client.do("admin.start", admin=name, namesrv=cluster.namesrv)
     return client.do("admin.call", admin=name, method=method, args=list(arguments))
 
 
-def send(client: Java, house: houses.House, *messages: dict[str, Any], **how: Any) -> None:
-    producer = f"p-{house.broker}"
-    client.do("producer.start", producer=producer, namesrv=house.namesrv)
+def send(
+    client: JavaSession, cluster: clusters.Cluster, *messages: dict[str, Any], **how: Any
+) -> None:
+    producer = f"p-{cluster.broker}"
+    client.do("producer.start", producer=producer, namesrv=cluster.namesrv)
     acked = client.do("producer.send", producer=producer, messages=list(messages), **how)
     if "later_ms" not in how:
         assert {line.get("status") for line in acked} == {"SEND_OK"}, acked
 
 
 def send_numbers(
-    client: Java, house: houses.House, topic: str, count: int, first: int = 0, **how: Any
+    client: JavaSession,
+    cluster: clusters.Cluster,
+    topic: str,
+    count: int,
+    first: int = 0,
+    **how: Any,
 ) -> None:
     messages = [{"topic": topic, "body": str(first + number)} for number in range(count)]
-    send(client, house, *messages, **how)
+    send(client, cluster, *messages, **how)
 
 
-def send_to_queue(client: Java, house: houses.House, topic: str, count: int, **how: Any) -> None:
+def send_to_queue(
+    client: JavaSession, cluster: clusters.Cluster, topic: str, count: int, **how: Any
+) -> None:
     """Numbered messages to queue 0, in order."""
-    send_numbers(client, house, topic, count, how="queue", broker=house.broker, queue_id=0, **how)
+    send_numbers(
+        client, cluster, topic, count, how="queue", broker=cluster.broker, queue_id=0, **how
+    )
 
 
 def bodies(messages: list[dict[str, Any]]) -> list[str]:
@@ -153,23 +164,27 @@ def numbers(count: int, first: int = 0) -> list[str]:
 # --- push consumers ------------------------------------------------------------------------------
 
 
-def start_consumers(client: Java, house: houses.House, topic: str, *names: str, **how: Any) -> None:
+def start_consumers(
+    client: JavaSession, cluster: clusters.Cluster, topic: str, *names: str, **how: Any
+) -> None:
     """Let consumers of the group named like the topic start, and wait until they pop."""
     for name in names:
         client.do(
-            "push.start", consumer=name, namesrv=house.namesrv, group=topic, topics={topic: "*"},
+            "push.start", consumer=name, namesrv=cluster.namesrv, group=topic, topics={topic: "*"},
             client_rebalance=False, **how,
         )  # fmt: skip
     for name in names:
         held = eventually(
             lambda name=name: client.do("push.queues", consumer=name, topic=topic, popped=True)  # type: ignore[misc]
         )
-        assert held == [[house.broker, -1]]
+        assert held == [[cluster.broker, -1]]
         assert client.do("push.queues", consumer=name, topic=topic) == []
 
 
 @clients
-def test_consumers_share_what_they_pop(client: Java, popping: houses.House, fresh: str) -> None:
+def test_consumers_share_what_they_pop(
+    client: JavaSession, popping: clusters.Cluster, fresh: str
+) -> None:
     make_topic(client, popping, fresh)
     let_pop(client, popping, fresh)
     start_consumers(client, popping, fresh, f"{fresh}-a", f"{fresh}-b")
@@ -194,7 +209,7 @@ def test_consumers_share_what_they_pop(client: Java, popping: houses.House, fres
 
 
 @json_client
-def test_mqadmin_sets_the_mode(client: Java, popping: houses.House, fresh: str) -> None:
+def test_mqadmin_sets_the_mode(client: JavaSession, popping: clusters.Cluster, fresh: str) -> None:
     make_topic(client, popping, fresh)
     printed = mqadmin(
         popping.namesrv, "setConsumeMode", "-b", popping.broker_address, "-t", fresh,
@@ -210,7 +225,7 @@ def test_mqadmin_sets_the_mode(client: Java, popping: houses.House, fresh: str) 
 
 @json_client
 def test_a_failing_listener_gets_popped_messages_again(
-    client: Java, popping: houses.House, fresh: str
+    client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
     make_topic(client, popping, fresh)
     let_pop(client, popping, fresh)
@@ -229,7 +244,7 @@ def test_a_failing_listener_gets_popped_messages_again(
 
 @json_client
 def test_a_popping_consumer_gives_up_after_its_times(
-    client: Java, popping: houses.House, fresh: str
+    client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
     make_topic(client, popping, fresh)
     let_pop(client, popping, fresh)
@@ -238,7 +253,7 @@ def test_a_popping_consumer_gives_up_after_its_times(
     # It acknowledges what failed too often once it is older than twice the longest delay: 2 s.
     rows = client.do("push.received", consumer=fresh, count=2, within_ms=60_000)
     assert [row[TIMES] for row in rows] == [0, 1]
-    time.sleep(4 if houses.APACHE else 3)
+    time.sleep(4 if clusters.APACHE else 3)
     rows = client.do("push.received", consumer=fresh, count=0)
     assert [row[TIMES] for row in rows] == list(range(len(rows)))
     assert len(rows) <= 4
@@ -251,7 +266,7 @@ def test_a_popping_consumer_gives_up_after_its_times(
 
 @clients
 def test_what_is_not_acknowledged_comes_back(
-    client: Java, popping: houses.House, fresh: str
+    client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
     make_topic(client, popping, fresh)
     send_numbers(client, popping, fresh, 10)
@@ -287,7 +302,7 @@ def test_what_is_not_acknowledged_comes_back(
 
 @json_client
 def test_receipts_of_other_times_and_nonsense_are_refused(
-    client: Java, popping: houses.House, fresh: str
+    client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
     make_topic(client, popping, fresh, 1)
     send_numbers(client, popping, fresh, 1)
@@ -300,7 +315,9 @@ def test_receipts_of_other_times_and_nonsense_are_refused(
 
 
 @json_client
-def test_waiting_requests_wake_up(client: Java, popping: houses.House, fresh: str) -> None:
+def test_waiting_requests_wake_up(
+    client: JavaSession, popping: clusters.Cluster, fresh: str
+) -> None:
     make_topic(client, popping, fresh)
     popper = Popper(client, popping, fresh, fresh)
     assert not popper.notified(poll_ms=500)
@@ -321,7 +338,7 @@ def test_waiting_requests_wake_up(client: Java, popping: houses.House, fresh: st
 
 @clients
 def test_a_fifo_group_waits_for_what_is_open(
-    client: Java, popping: houses.House, fresh: str
+    client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
     make_topic(client, popping, fresh, 1)
     send_to_queue(client, popping, fresh, 6)
@@ -359,7 +376,12 @@ def test_a_fifo_group_waits_for_what_is_open(
     ids=["tags", "sql92"],
 )
 def test_pops_are_filtered(
-    client: Java, popping: houses.House, fresh: str, exp_type: str, exp: str, expected: list[str]
+    client: JavaSession,
+    popping: clusters.Cluster,
+    fresh: str,
+    exp_type: str,
+    exp: str,
+    expected: list[str],
 ) -> None:
     make_topic(client, popping, fresh, 1)
     kinds = [("a", 9), ("b", 9), ("c", 9), ("c", 1)]
@@ -384,25 +406,25 @@ def test_pops_are_filtered(
 @pytest.mark.usefixtures("java")
 @pytest.mark.timeout(300)
 def test_what_was_lent_when_the_broker_died_comes_back(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     client = start_java()
     chosen = random.Random(5)
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
-        houses.broker(tmp_path / "broker", names.address, brokerName="mortal") as broker,
+        clusters.name_server(tmp_path / "namesrv") as names,
+        clusters.broker(tmp_path / "broker", names.address, brokerName="mortal") as broker,
     ):
-        house = houses.House(names.address, broker.name, broker.address)
-        make_topic(client, house, fresh)
-        popper = Popper(client, house, fresh, fresh)
+        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+        make_topic(client, cluster, fresh)
+        popper = Popper(client, cluster, fresh, fresh)
         for turn in range(rounds(ci=1, proof=5)):
             sent = numbers(40, first=100 * turn)
-            send_numbers(client, house, fresh, 40, first=100 * turn)
-            lent = popper.gather(40, invisible_ms=20_000 if houses.APACHE else 6_000)
+            send_numbers(client, cluster, fresh, 40, first=100 * turn)
+            lent = popper.gather(40, invisible_ms=20_000 if clusters.APACHE else 6_000)
             assert sorted(bodies(lent)) == sorted(sent)
             acked = chosen.sample(lent, 20)
             popper.ack_all(acked)
-            if houses.APACHE:
+            if clusters.APACHE:
                 time.sleep(6)  # it notes every 5 s how far it has popped, and begins anew there
             broker.kill()
             broker.start()
@@ -428,25 +450,25 @@ def alive(popper: Popper) -> bool:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ours_first", [False, True][: rounds(ci=1, proof=2)])
 def test_what_is_lent_moves_with_its_store(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str, ours_first: bool
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, ours_first: bool
 ) -> None:
-    kinds: list[type[houses.AnyBroker]] = [penstock.Broker, apache.Broker]
+    kinds: list[type[clusters.AnyBroker]] = [penstock.Broker, apache.Broker]
     first, second = kinds if ours_first else kinds[::-1]
-    conf = {**houses.ROOMY, "brokerName": "moving"}
+    conf = {**clusters.LARGE_FILES, "brokerName": "moving"}
     store = tmp_path / "store"
     with penstock.NameServer(tmp_path / "namesrv") as names:
         with first(tmp_path / "first", store, names.address, **conf) as broker:
-            house = houses.House(names.address, broker.name, broker.address)
+            cluster = clusters.Cluster(names.address, broker.name, broker.address)
             client = start_java()
-            make_topic(client, house, fresh)
-            send_numbers(client, house, fresh, 10)
-            popper = Popper(client, house, fresh, fresh)
+            make_topic(client, cluster, fresh)
+            send_numbers(client, cluster, fresh, 10)
+            popper = Popper(client, cluster, fresh, fresh)
             lent = popper.gather(10, invisible_ms=15_000)
             popper.ack_all([message for message in lent if int(message["body"]) < 6])
             client.kill()
         with second(tmp_path / "second", store, names.address, **conf) as broker:
-            house = houses.House(names.address, broker.name, broker.address)
-            popper = Popper(start_java(), house, fresh, fresh)
+            cluster = clusters.Cluster(names.address, broker.name, broker.address)
+            popper = Popper(start_java(), cluster, fresh, fresh)
             again = popper.gather(4, within_s=60)
             assert sorted(bodies(again)) == ["6", "7", "8", "9"]
             assert {(message["topic"], message["times"]) for message in again} == {(fresh, 1)}

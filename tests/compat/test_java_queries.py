@@ -12,11 +12,11 @@ import pytest
 from penstock.wire.message_ids import encode_offset_id
 from tests.depth import rounds
 
-from . import houses
+from . import clusters
 from .conftest import VARIANTS
+from .java_session import ClientError, JavaSession, eventually
 from .maven import V4_9
 from .mqadmin_shell import AdminShell
-from .session import ClientError, Java, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -41,19 +41,19 @@ class Expected(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def quick(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house whose delay levels are seconds."""
+def quick(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster whose delay levels are seconds."""
     directory = tmp_path_factory.mktemp("queries")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(
             directory / "broker", names.address, brokerName="queries", messageDelayLevel="1s 1s 1s"
         ) as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
-def send(client: Java, house: houses.House, topic: str, kind: str) -> tuple[Any, str]:
+def send(client: JavaSession, cluster: clusters.Cluster, topic: str, kind: str) -> tuple[Any, str]:
     """Send one message of a kind; its answer and its key."""
     key = f"{topic}-{kind}"
     message: dict[str, Any] = {"topic": topic, "body": kind, "keys": [key], "tags": "T"}
@@ -66,13 +66,13 @@ def send(client: Java, house: houses.House, topic: str, kind: str) -> tuple[Any,
         how["how"] = "transaction"
     elif kind == "delayed":
         message["delay_level"] = 1
-    name = f"{family}-{house.broker}"
+    name = f"{family}-{cluster.broker}"
     (acked,) = client.do(f"{family}.send", producer=name, messages=[message], **how)
     assert acked.get("status") == "SEND_OK", acked
     return acked, key
 
 
-def send_all(client: Java, house: houses.House, fresh: str) -> dict[str, Expected]:
+def send_all(client: JavaSession, cluster: clusters.Cluster, fresh: str) -> dict[str, Expected]:
     """One message of each kind."""
     retry, dead = f"{fresh}-retry", f"{fresh}-dead"
     ways = {
@@ -84,12 +84,12 @@ def send_all(client: Java, house: houses.House, fresh: str) -> dict[str, Expecte
         "retried": (retry, (retry, f"%RETRY%{retry}")),
         "dead": (dead, (dead, f"%DLQ%{dead}")),
     }
-    common = {"namesrv": house.namesrv}
+    common = {"namesrv": cluster.namesrv}
     for start in ("producer.start", "timer.start", "trace.producer"):
-        client.do(start, producer=f"{start.partition('.')[0]}-{house.broker}", **common)
+        client.do(start, producer=f"{start.partition('.')[0]}-{cluster.broker}", **common)
     made = {}
     for kind, (topic, topics) in ways.items():
-        acked, key = send(client, house, topic, kind)
+        acked, key = send(client, cluster, topic, kind)
         made[kind] = Expected(acked, key, topics, topic if topic not in topics else "")
     for topic, times, most in ((retry, 1, 16), (dead, 99, 0)):
         client.do(
@@ -99,10 +99,10 @@ def send_all(client: Java, house: houses.House, fresh: str) -> dict[str, Expecte
     return made
 
 
-def query(client: Java, house: houses.House, topic: str, key: str) -> list[Any]:
+def query(client: JavaSession, cluster: clusters.Cluster, topic: str, key: str) -> list[Any]:
     try:
         found: list[Any] = client.do(
-            "producer.query", producer=f"producer-{house.broker}", topic=topic, key=key
+            "producer.query", producer=f"producer-{cluster.broker}", topic=topic, key=key
         )
     except ClientError as error:
         if error.code not in (17, NO_MESSAGE):  # no route yet, or no message
@@ -111,26 +111,26 @@ def query(client: Java, house: houses.House, topic: str, key: str) -> list[Any]:
     return found
 
 
-def offset_id(house: houses.House, place: int) -> str:
+def offset_id(cluster: clusters.Cluster, place: int) -> str:
     """The offset id of the record at a place in the log."""
-    host, port = house.broker_address.split(":")
+    host, port = cluster.broker_address.split(":")
     return encode_offset_id(ip_address(host).packed, int(port), place)
 
 
-def check_found(client: Java, house: houses.House, one: Expected, topic: str) -> Any:
+def check_found(client: JavaSession, cluster: clusters.Cluster, one: Expected, topic: str) -> Any:
     """A message is found under a topic in every way, and it is the same record each time."""
-    (found,) = eventually(lambda: query(client, house, topic, one.key)) or [None]
+    (found,) = eventually(lambda: query(client, cluster, topic, one.key)) or [None]
     assert found is not None, f"{one.key} is not found under {topic}"
     assert (found["msg_id"], found["topic"]) == (one.acked["msg_id"], topic)
     place = found["physical_offset"]
-    for some_id in (one.acked["msg_id"], offset_id(house, place)):
+    for some_id in (one.acked["msg_id"], offset_id(cluster, place)):
         seen = client.do(
-            "producer.view", producer=f"producer-{house.broker}", topic=topic, id=some_id
+            "producer.view", producer=f"producer-{cluster.broker}", topic=topic, id=some_id
         )
         assert (seen["physical_offset"], seen["msg_id"]) == (place, one.acked["msg_id"])
-    client.do("pull.start", consumer="queries", namesrv=house.namesrv, group="queries")
+    client.do("pull.start", consumer="queries", namesrv=cluster.namesrv, group="queries")
     queue = {
-        "consumer": "queries", "topic": topic, "broker": house.broker,
+        "consumer": "queries", "topic": topic, "broker": cluster.broker,
         "queue_id": found["queue_id"],
     }  # fmt: skip
     stored_ms, offset = found["store_timestamp"], found["queue_offset"]
@@ -141,7 +141,7 @@ def check_found(client: Java, house: houses.House, one: Expected, topic: str) ->
 
 @clients
 def test_messages_of_every_kind_are_found(
-    client: Java, quick: houses.House, fresh: str, tmp_path: Path
+    client: JavaSession, quick: clusters.Cluster, fresh: str, tmp_path: Path
 ) -> None:
     made = send_all(client, quick, fresh)
     found: dict[tuple[str, str], Any] = {}
@@ -162,16 +162,16 @@ def test_messages_of_every_kind_are_found(
 
 
 def look_with_mqadmin(
-    house: houses.House, found: dict[tuple[str, str], Any], directory: Path
+    cluster: clusters.Cluster, found: dict[tuple[str, str], Any], directory: Path
 ) -> None:
-    with AdminShell(house.namesrv, directory / "shell") as shell:
+    with AdminShell(cluster.namesrv, directory / "shell") as shell:
 
         def run(command: str, topic: str, *words: str) -> str:
-            return shell.run(command, "-n", house.namesrv, "-t", topic, *words).out
+            return shell.run(command, "-n", cluster.namesrv, "-t", topic, *words).out
 
         for (_, topic), one in found.items():
             unique, key = one["msg_id"], one["keys"]
-            place_id = offset_id(house, one["physical_offset"])
+            place_id = offset_id(cluster, one["physical_offset"])
             assert place_id in run("queryMsgById", topic, "-i", place_id)
             assert key in run("queryMsgByUniqueKey", topic, "-i", unique)
             assert unique in run("queryMsgByKey", topic, "-k", key)
@@ -180,7 +180,14 @@ def look_with_mqadmin(
                 line for (name, where), line in found.items()
                 if name == kind and where.startswith(topic) and where != TIMER
             )  # fmt: skip
-            place = ("-b", house.broker, "-i", str(one["queue_id"]), "-o", str(one["queue_offset"]))
+            place = (
+                "-b",
+                cluster.broker,
+                "-i",
+                str(one["queue_id"]),
+                "-o",
+                str(one["queue_offset"]),
+            )
             assert one["msg_id"] in run("queryMsgByOffset", one["topic"], *place)
             stored_ms = one["store_timestamp"]
             span = ("-b", str(stored_ms), "-e", str(stored_ms + 1))

@@ -13,10 +13,10 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, houses, penstock
+from . import apache, clusters, penstock
 from .clients import mqadmin
 from .conftest import VARIANTS
-from .session import Java, eventually
+from .java_session import JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -32,33 +32,35 @@ BODY, TIME_NS, TOPIC, TIMES, STORED_MS, ORIGIN = 3, 8, 9, 10, 11, 12
 
 
 @pytest.fixture(scope="module")
-def quick(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house whose delay levels are seconds."""
+def quick(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster whose delay levels are seconds."""
     directory = tmp_path_factory.mktemp("quick")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(
             directory / "broker", names.address, brokerName="quick", messageDelayLevel=LEVELS
         ) as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
-def start_producer(client: Java, house: houses.House) -> str:
-    name = f"p-{house.broker}"
-    client.do("producer.start", producer=name, namesrv=house.namesrv)
+def start_producer(client: JavaSession, cluster: clusters.Cluster) -> str:
+    name = f"p-{cluster.broker}"
+    client.do("producer.start", producer=name, namesrv=cluster.namesrv)
     return name
 
 
-def send(client: Java, house: houses.House, messages: list[dict[str, Any]]) -> list[Any]:
+def send(
+    client: JavaSession, cluster: clusters.Cluster, messages: list[dict[str, Any]]
+) -> list[Any]:
     acked: list[Any] = client.do(
-        "producer.send", producer=start_producer(client, house), messages=messages
+        "producer.send", producer=start_producer(client, cluster), messages=messages
     )
     assert {line.get("status") for line in acked} == {"SEND_OK"}, acked
     return acked
 
 
-def received(client: Java, consumer: str, count: int, within_ms: int = 40_000) -> list[Any]:
+def received(client: JavaSession, consumer: str, count: int, within_ms: int = 40_000) -> list[Any]:
     rows: list[Any] = client.do(
         "push.received", consumer=consumer, count=count, within_ms=within_ms
     )
@@ -66,7 +68,9 @@ def received(client: Java, consumer: str, count: int, within_ms: int = 40_000) -
 
 
 @clients
-def test_delayed_messages_come_in_time(client: Java, quick: houses.House, fresh: str) -> None:
+def test_delayed_messages_come_in_time(
+    client: JavaSession, quick: clusters.Cluster, fresh: str
+) -> None:
     client.do("push.start", consumer=fresh, namesrv=quick.namesrv, group=fresh, topics={fresh: "*"})
     plain = {"topic": fresh, "body": "0"}
     send(client, quick, [plain])
@@ -90,7 +94,7 @@ def test_delayed_messages_come_in_time(client: Java, quick: houses.House, fresh:
 
 @clients
 def test_a_failing_listener_gets_the_message_again(
-    client: Java, quick: houses.House, fresh: str
+    client: JavaSession, quick: clusters.Cluster, fresh: str
 ) -> None:
     client.do(
         "push.start", consumer=fresh, namesrv=quick.namesrv, group=fresh, topics={fresh: "*"},
@@ -117,7 +121,7 @@ def test_a_failing_listener_gets_the_message_again(
 
 @clients
 def test_what_fails_too_often_is_a_dead_letter(
-    client: Java, quick: houses.House, fresh: str
+    client: JavaSession, quick: clusters.Cluster, fresh: str
 ) -> None:
     client.do(
         "push.start", consumer=fresh, namesrv=quick.namesrv, group=fresh, topics={fresh: "*"},
@@ -142,7 +146,7 @@ def test_what_fails_too_often_is_a_dead_letter(
 
 @clients
 def test_orderly_consumers_give_up_after_their_times(
-    client: Java, quick: houses.House, fresh: str
+    client: JavaSession, quick: clusters.Cluster, fresh: str
 ) -> None:
     client.do(
         "push.start", consumer=fresh, namesrv=quick.namesrv, group=fresh, topics={fresh: "*"},
@@ -165,17 +169,17 @@ def test_orderly_consumers_give_up_after_their_times(
 @pytest.mark.usefixtures("java")
 @pytest.mark.timeout(300)
 def test_no_delayed_or_retried_message_is_lost_when_the_broker_dies(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     client = start_java()
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
-        houses.broker(
+        clusters.name_server(tmp_path / "namesrv") as names,
+        clusters.broker(
             tmp_path / "broker", names.address, brokerName="mortal", messageDelayLevel=LEVELS
         ) as broker,
     ):
-        house = houses.House(names.address, broker.name, broker.address)
-        send(client, house, [{"topic": fresh, "body": "make the topic"}])
+        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+        send(client, cluster, [{"topic": fresh, "body": "make the topic"}])
         client.do(
             "push.start", consumer="c", namesrv=names.address, group=fresh, topics={fresh: "*"},
             fail_times=1, poll_namesrv_ms=1000,
@@ -189,7 +193,7 @@ def test_no_delayed_or_retried_message_is_lost_when_the_broker_dies(
                 body = f"m{number}"
                 due[body] = time.time() * 1000 + DELAYS_MS[level - 1]
                 lines = client.do(
-                    "producer.send", producer=f"p-{house.broker}",
+                    "producer.send", producer=f"p-{cluster.broker}",
                     messages=[{"topic": fresh, "body": body, "delay_level": level}],
                 )  # fmt: skip
                 if lines[0].get("status") != "SEND_OK":
@@ -197,7 +201,7 @@ def test_no_delayed_or_retried_message_is_lost_when_the_broker_dies(
                 number += 1
             broker.kill()
             broker.start()
-            eventually(lambda: probe(client, house, fresh))
+            eventually(lambda: probe(client, cluster, fresh))
 
         def all_twice() -> bool:
             rows = client.do("push.received", consumer="c")
@@ -212,10 +216,10 @@ def test_no_delayed_or_retried_message_is_lost_when_the_broker_dies(
         client.do("push.stop", consumer="c")
 
 
-def probe(client: Java, house: houses.House, topic: str) -> bool:
+def probe(client: JavaSession, cluster: clusters.Cluster, topic: str) -> bool:
     """Whether the broker takes messages again."""
     lines = client.do(
-        "producer.send", producer=f"p-{house.broker}",
+        "producer.send", producer=f"p-{cluster.broker}",
         messages=[{"topic": topic, "body": "are you there"}],
     )  # fmt: skip
     return bool(lines[0].get("status") == "SEND_OK")
@@ -225,21 +229,21 @@ def probe(client: Java, house: houses.House, topic: str) -> bool:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("ours_first", [True, False], ids=["ours-to-apache", "apache-to-ours"])
 def test_what_waits_moves_with_its_store(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str, ours_first: bool
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, ours_first: bool
 ) -> None:
-    kinds: list[type[houses.AnyBroker]] = [penstock.Broker, apache.Broker]
+    kinds: list[type[clusters.AnyBroker]] = [penstock.Broker, apache.Broker]
     first, second = kinds if ours_first else kinds[::-1]
-    conf = {**houses.ROOMY, "messageDelayLevel": "1s 15s", "brokerName": "moving"}
+    conf = {**clusters.LARGE_FILES, "messageDelayLevel": "1s 15s", "brokerName": "moving"}
     store = tmp_path / "store"
     with penstock.NameServer(tmp_path / "namesrv") as names:
         with first(tmp_path / "first", store, names.address, **conf) as broker:
-            house = houses.House(names.address, broker.name, broker.address)
+            cluster = clusters.Cluster(names.address, broker.name, broker.address)
             client = start_java()
-            send(client, house, [{"topic": fresh, "body": "now"}])
+            send(client, cluster, [{"topic": fresh, "body": "now"}])
             sent_ms = time.time() * 1000
             messages = [{"topic": fresh, "body": "later", "delay_level": 2, "tags": "A"}]
-            send(client, house, messages)
-            shown = eventually(lambda: level_shown(house))
+            send(client, cluster, messages)
+            shown = eventually(lambda: level_shown(cluster))
             assert shown.split() == ["scheduleMessageOffset_2", ":", "0,1"]
             client.kill()
         with second(tmp_path / "second", store, names.address, **conf):
@@ -252,7 +256,7 @@ def test_what_waits_moves_with_its_store(
             assert row[STORED_MS] >= sent_ms + 15_000
 
 
-def level_shown(house: houses.House) -> str:
+def level_shown(cluster: clusters.Cluster) -> str:
     """What mqadmin says of level 2."""
-    lines = mqadmin(house.namesrv, "brokerStatus", "-b", house.broker_address).splitlines()
+    lines = mqadmin(cluster.namesrv, "brokerStatus", "-b", cluster.broker_address).splitlines()
     return next((line for line in lines if line.startswith("scheduleMessageOffset_2 ")), "")

@@ -13,9 +13,9 @@ from penstock.wire.codes import RequestCode, ResponseCode
 from tests.depth import rounds
 from tests.integration.certificates import Pair, make_pair
 
-from . import apache, houses, maven
-from .houses import House
-from .session import ClientError, Java, eventually
+from . import apache, clusters, maven
+from .clusters import Cluster
+from .java_session import ClientError, JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
@@ -38,7 +38,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(tmp_path_factory.mktemp("pair"), "penstock")
 
 
-def _exchange(jvm: Java, namesrv: str, topic: str, *, tls: bool) -> None:
+def _exchange(jvm: JavaSession, namesrv: str, topic: str, *, tls: bool) -> None:
     topic = name = f"{topic}-{'tls' if tls else 'plain'}"
     jvm.do("producer.start", producer=name, namesrv=namesrv, tls=tls, timeout_ms=4000)
     messages = [{"topic": topic, "size": size} for size in (10, 300_000, 2_000_000)]
@@ -49,10 +49,15 @@ def _exchange(jvm: Java, namesrv: str, topic: str, *, tls: bool) -> None:
     assert sorted(row[7] for row in rows) == [10, 300_000, 2_000_000]
 
 
-@pytest.mark.skipif(houses.APACHE, reason="Apache takes its TLS settings from elsewhere")
+@pytest.mark.skipif(clusters.APACHE, reason="Apache takes its TLS settings from elsewhere")
 @pytest.mark.parametrize(("mode", "version"), TLS[: rounds(ci=2, proof=4)])
 def test_tls(
-    tmp_path: Path, start_java: Callable[..., Java], pair: Pair, fresh: str, mode: str, version: str
+    tmp_path: Path,
+    start_java: Callable[..., JavaSession],
+    pair: Pair,
+    fresh: str,
+    mode: str,
+    version: str,
 ) -> None:
     """The client checks the server's certificate; plain clients are served where allowed."""
     conf = {
@@ -68,8 +73,8 @@ def test_tls(
     jvm = start_java(version, properties=trust)
     outgoing = {"tls.enable": True, "tls.client.trustCertPath": pair.certificate}
     with (
-        houses.name_server(tmp_path / "namesrv", **conf) as names,
-        houses.broker(tmp_path / "broker", names.address, **conf, **outgoing),
+        clusters.name_server(tmp_path / "namesrv", **conf) as names,
+        clusters.broker(tmp_path / "broker", names.address, **conf, **outgoing),
     ):
         _exchange(jvm, names.address, fresh, tls=True)
         if mode == "permissive":
@@ -99,13 +104,15 @@ def _access() -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def guarded(java: None, latest: Java, tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    """A house with access control, in which Alice may use the topics and groups `alice-*`."""
+def guarded(
+    java: None, latest: JavaSession, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """A cluster with access control, in which Alice may use the topics and groups `alice-*`."""
     root = tmp_path_factory.mktemp("guarded")
     conf = {**_access(), "authConfigPath": root / "broker" / "auth"}
     with (
-        houses.name_server(root / "namesrv") as names,
-        houses.broker(root / "broker", names.address, **conf) as broker,
+        clusters.name_server(root / "namesrv") as names,
+        clusters.broker(root / "broker", names.address, **conf) as broker,
     ):
         latest.do("admin.start", admin="root", namesrv=names.address, **ROOT)
         call(latest, "root", "createUser", broker.address, *ALICE.values(), "Normal")
@@ -116,21 +123,21 @@ def guarded(java: None, latest: Java, tmp_path_factory: pytest.TempPathFactory) 
         call(latest, "root", "createAndUpdateTopicConfig", broker.address, {
             "topicName": "alice-orders", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6,
         })  # fmt: skip
-        yield House(names.address, broker.name, broker.address)
+        yield Cluster(names.address, broker.name, broker.address)
 
 
-def call(jvm: Java, admin: str, method: str, *args: Any) -> Any:
+def call(jvm: JavaSession, admin: str, method: str, *args: Any) -> Any:
     return jvm.do("admin.call", admin=admin, method=method, args=list(args))
 
 
-def _send_as(jvm: Java, house: House, who: dict[str, str], topic: str) -> Any:
+def _send_as(jvm: JavaSession, cluster: Cluster, who: dict[str, str], topic: str) -> Any:
     name = f"as-{who.get('user', 'nobody')}-{len(who.get('password', ''))}"
-    jvm.do("producer.start", producer=name, namesrv=house.namesrv, retries=0, **who)
+    jvm.do("producer.start", producer=name, namesrv=cluster.namesrv, retries=0, **who)
     [line] = jvm.do("producer.send", producer=name, messages=[{"topic": topic, "body": "x"}])
     return line
 
 
-def test_rights_decide_who_may_send(client: Java, guarded: House) -> None:
+def test_rights_decide_who_may_send(client: JavaSession, guarded: Cluster) -> None:
     assert _send_as(client, guarded, ALICE, "alice-orders")["status"] == "SEND_OK"
     assert _send_as(client, guarded, ROOT, "alice-orders")["status"] == "SEND_OK"
     for who in (WRONG, UNKNOWN, {}):
@@ -140,7 +147,7 @@ def test_rights_decide_who_may_send(client: Java, guarded: House) -> None:
     assert line.get("status") is None
 
 
-def test_rights_decide_who_may_consume(client: Java, guarded: House, fresh: str) -> None:
+def test_rights_decide_who_may_consume(client: JavaSession, guarded: Cluster, fresh: str) -> None:
     group = f"alice-{fresh}"
     sent = _send_as(client, guarded, ALICE, "alice-orders")
     client.do(
@@ -164,13 +171,13 @@ def test_rights_decide_who_may_consume(client: Java, guarded: House, fresh: str)
         client.do("pull.stop", consumer=consumer, later_ms=0)
 
 
-def test_only_root_administers(latest: Java, guarded: House, fresh: str) -> None:
+def test_only_root_administers(latest: JavaSession, guarded: Cluster, fresh: str) -> None:
     config = {"topicName": fresh, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     calls: dict[str, tuple[Any, ...]] = {
         "createAndUpdateTopicConfig": (config,),
         "createUser": ("eve", "secret", "Super"),
     }
-    if not houses.APACHE:  # which lets every known user do this
+    if not clusters.APACHE:  # which lets every known user do this
         calls["updateBrokerConfig"] = ({"maxMessageSize": "1"},)
     for number, who in enumerate((ALICE, WRONG, {})):
         admin = f"{fresh}-{number}"
@@ -182,7 +189,7 @@ def test_only_root_administers(latest: Java, guarded: House, fresh: str) -> None
         latest.do("admin.stop", admin=admin, later_ms=0)
 
 
-def test_no_request_is_served_unsigned(guarded: House) -> None:
+def test_no_request_is_served_unsigned(guarded: Cluster) -> None:
     answers = {
         code: apache.request(guarded.broker_address, int(code), {"topic": "alice-orders"})
         for code in RequestCode

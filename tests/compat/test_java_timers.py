@@ -16,10 +16,10 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, houses, maven, penstock
+from . import apache, clusters, maven, penstock
 from .clients import mqadmin
 from .conftest import VARIANTS
-from .session import Java, eventually
+from .java_session import JavaSession, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -49,55 +49,61 @@ Message = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def timers(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house in which messages can be recalled: with Apache that is a setting."""
+def timers(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster in which messages can be recalled: with Apache that is a setting."""
     directory = tmp_path_factory.mktemp("timers")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(directory / "broker", names.address, brokerName="clock", **EXACT) as broker,
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(directory / "broker", names.address, brokerName="clock", **EXACT) as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
 def now_ms() -> int:
     return time.time_ns() // 1_000_000
 
 
-def send(client: Java, house: houses.House, messages: list[Message]) -> list[Message]:
+def send(client: JavaSession, cluster: clusters.Cluster, messages: list[Message]) -> list[Message]:
     """What each was answered; refusals too."""
-    producer = f"timers-{house.broker}"
-    client.do("timer.start", producer=producer, namesrv=house.namesrv)
+    producer = f"timers-{cluster.broker}"
+    client.do("timer.start", producer=producer, namesrv=cluster.namesrv)
     lines: list[Message] = client.do("timer.send", producer=producer, messages=messages)
     return lines
 
 
-def send_all(client: Java, house: houses.House, messages: list[Message]) -> list[Message]:
-    lines = send(client, house, messages)
+def send_all(
+    client: JavaSession, cluster: clusters.Cluster, messages: list[Message]
+) -> list[Message]:
+    lines = send(client, cluster, messages)
     assert {line.get("status") for line in lines} == {"SEND_OK"}, lines
     return lines
 
 
-def recall(client: Java, house: houses.House, topic: str, handles: list[str]) -> list[Message]:
+def recall(
+    client: JavaSession, cluster: clusters.Cluster, topic: str, handles: list[str]
+) -> list[Message]:
     lines: list[Message] = client.do(
-        "timer.recall", producer=f"timers-{house.broker}", topic=topic, handles=handles
+        "timer.recall", producer=f"timers-{cluster.broker}", topic=topic, handles=handles
     )
     return lines
 
 
-def listen(client: Java, house: houses.House, topic: str) -> None:
+def listen(client: JavaSession, cluster: clusters.Cluster, topic: str) -> None:
     """A consumer of the topic, which is there already when it begins."""
-    send_all(client, house, [{"topic": topic, "body": "first"}])
-    client.do("push.start", consumer=topic, namesrv=house.namesrv, group=topic, topics={topic: "*"},
-              poll_namesrv_ms=1000)  # fmt: skip
+    send_all(client, cluster, [{"topic": topic, "body": "first"}])
+    subscribed = {"group": topic, "topics": {topic: "*"}}
+    client.do(
+        "push.start", consumer=topic, namesrv=cluster.namesrv, poll_namesrv_ms=1000, **subscribed
+    )
     assert [row[BODY] for row in received(client, topic, 1)] == ["first"]
 
 
-def received(client: Java, topic: str, count: int, within_ms: int = 30_000) -> list[Any]:
+def received(client: JavaSession, topic: str, count: int, within_ms: int = 30_000) -> list[Any]:
     rows: list[Any] = client.do("push.received", consumer=topic, count=count, within_ms=within_ms)
     return rows
 
 
-def timer(client: Java, topic: str, body: str, way: str, value: int) -> Message:
+def timer(client: JavaSession, topic: str, body: str, way: str, value: int) -> Message:
     """A message for a time, as a user of that client makes it."""
     if client.version != maven.V4_9:
         return {"topic": topic, "body": body, "set": {way: value}}
@@ -121,7 +127,9 @@ def judge_times(what: str, rows: list[Any], due: dict[str, int]) -> None:
 
 
 @all_clients
-def test_timers_come_at_their_time(client: Java, timers: houses.House, fresh: str) -> None:
+def test_timers_come_at_their_time(
+    client: JavaSession, timers: clusters.Cluster, fresh: str
+) -> None:
     listen(client, timers, fresh)
     exact_ms = now_ms() + 2345
     whole_ms = (now_ms() // 1000 + 3) * 1000
@@ -147,7 +155,7 @@ def test_timers_come_at_their_time(client: Java, timers: houses.House, fresh: st
 
 @clients
 def test_what_is_not_in_the_future_comes_at_once(
-    client: Java, timers: houses.House, fresh: str
+    client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
     listen(client, timers, fresh)
     lines = send_all(client, timers, [
@@ -166,7 +174,9 @@ def test_what_is_not_in_the_future_comes_at_once(
 
 
 @clients
-def test_hundreds_over_some_seconds(client: Java, timers: houses.House, fresh: str) -> None:
+def test_hundreds_over_some_seconds(
+    client: JavaSession, timers: clusters.Cluster, fresh: str
+) -> None:
     listen(client, timers, fresh)
     count, span_ms = rounds(ci=400, proof=2000), rounds(ci=2000, proof=10_000)
     begin_ms = now_ms() + 1500
@@ -184,7 +194,9 @@ def test_hundreds_over_some_seconds(client: Java, timers: houses.House, fresh: s
 
 
 @all_clients
-def test_what_cannot_wait_is_refused(client: Java, timers: houses.House, fresh: str) -> None:
+def test_what_cannot_wait_is_refused(
+    client: JavaSession, timers: clusters.Cluster, fresh: str
+) -> None:
     topic = {"topic": fresh, "body": "x"}
     refused = send(client, timers, [
         timer(client, fresh, "x", "setDelayTimeSec", TOO_FAR_S),
@@ -199,7 +211,7 @@ def test_what_cannot_wait_is_refused(client: Java, timers: houses.House, fresh: 
 
 
 @clients
-def test_a_delay_level_wins(client: Java, timers: houses.House, fresh: str) -> None:
+def test_a_delay_level_wins(client: JavaSession, timers: clusters.Cluster, fresh: str) -> None:
     listen(client, timers, fresh)
     far_ms = now_ms() + 3600_000
     both = [
@@ -216,9 +228,9 @@ def test_a_delay_level_wins(client: Java, timers: houses.House, fresh: str) -> N
     client.do("push.stop", consumer=fresh)
 
 
-def stored(client: Java, house: houses.House, topic: str) -> dict[str, Message]:
+def stored(client: JavaSession, cluster: clusters.Cluster, topic: str) -> dict[str, Message]:
     """The messages of the topic, by their keys."""
-    client.do("pull.start", consumer="look", namesrv=house.namesrv, group="timers-look")
+    client.do("pull.start", consumer="look", namesrv=cluster.namesrv, group="timers-look")
     found: dict[str, Message] = {}
     for queue in client.do("pull.queues", consumer="look", topic=topic):
         place = {"topic": topic, "broker": queue["broker"], "queue_id": queue["queue_id"]}
@@ -229,7 +241,9 @@ def stored(client: Java, house: houses.House, topic: str) -> dict[str, Message]:
 
 
 @all_clients
-def test_what_consumers_see_of_a_timer(client: Java, timers: houses.House, fresh: str) -> None:
+def test_what_consumers_see_of_a_timer(
+    client: JavaSession, timers: clusters.Cluster, fresh: str
+) -> None:
     listen(client, timers, fresh)
     due_ms = now_ms() + 2234
     ways = {
@@ -280,7 +294,9 @@ def handle(topic: str, broker: str, due_ms: int | str, msg_id: str, version: str
 
 
 @new_clients
-def test_what_is_recalled_never_comes(client: Java, timers: houses.House, fresh: str) -> None:
+def test_what_is_recalled_never_comes(
+    client: JavaSession, timers: clusters.Cluster, fresh: str
+) -> None:
     listen(client, timers, fresh)
     due_ms = now_ms() + 3000
     bodies = [f"{kind}{n}" for n in range(40) for kind in ("wanted", "unwanted")]
@@ -307,7 +323,9 @@ def test_what_is_recalled_never_comes(client: Java, timers: houses.House, fresh:
 
 
 @new_clients
-def test_handles_are_as_apache_makes_them(client: Java, timers: houses.House, fresh: str) -> None:
+def test_handles_are_as_apache_makes_them(
+    client: JavaSession, timers: clusters.Cluster, fresh: str
+) -> None:
     due_ms = now_ms() + 60_000
     (line,) = send_all(client, timers, [at(fresh, "x", due_ms)])
     words = base64.urlsafe_b64decode(line["recall_handle"]).decode().split(" ")
@@ -316,7 +334,9 @@ def test_handles_are_as_apache_makes_them(client: Java, timers: houses.House, fr
 
 
 @new_clients
-def test_recalls_that_are_refused(client: Java, timers: houses.House, fresh: str) -> None:
+def test_recalls_that_are_refused(
+    client: JavaSession, timers: clusters.Cluster, fresh: str
+) -> None:
     other = f"{fresh}-other"
     listen(client, timers, fresh)
     send_all(client, timers, [{"topic": other, "body": "here"}])
@@ -349,15 +369,15 @@ def test_recalls_that_are_refused(client: Java, timers: houses.House, fresh: str
 @pytest.mark.usefixtures("java")
 @pytest.mark.timeout(300)
 def test_timers_outlive_the_death_of_the_broker(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     client = start_java()
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
-        houses.broker(tmp_path / "broker", names.address, brokerName="mortal", **CONF) as broker,
+        clusters.name_server(tmp_path / "namesrv") as names,
+        clusters.broker(tmp_path / "broker", names.address, brokerName="mortal", **CONF) as broker,
     ):
-        house = houses.House(names.address, broker.name, broker.address)
-        listen(client, house, fresh)
+        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+        listen(client, cluster, fresh)
         due: dict[str, int] = {}
         possible: dict[str, int] = {}  # for those due while the broker was away: its return
         unwanted: set[str] = set()
@@ -365,10 +385,10 @@ def test_timers_outlive_the_death_of_the_broker(
             begin_ms = now_ms()
             # Due before the kill, while the broker is down, and after it has come back.
             times = {f"{life}-{n}": begin_ms + 1000 + n * 40 for n in range(200)}
-            lines = send_all(client, house, [at(fresh, body, ms) for body, ms in times.items()])
+            lines = send_all(client, cluster, [at(fresh, body, ms) for body, ms in times.items()])
             due |= times
             gone = [n for n, ms in enumerate(times.values()) if ms > begin_ms + 2600][::3]
-            recalled = recall(client, house, fresh, [lines[n]["recall_handle"] for n in gone])
+            recalled = recall(client, cluster, fresh, [lines[n]["recall_handle"] for n in gone])
             assert recalled == [{"msg_id": lines[n]["msg_id"]} for n in gone]
             unwanted |= {f"{life}-{n}" for n in gone}
             time.sleep(max(0.0, begin_ms + 2500 - now_ms()) / 1000)
@@ -378,7 +398,7 @@ def test_timers_outlive_the_death_of_the_broker(
             broker.start()
             possible |= {body: max(ms, now_ms()) for body, ms in times.items() if ms > kill_ms}
             eventually(
-                lambda: send(client, house, [{"topic": fresh, "body": "?"}])[0].get("status")
+                lambda: send(client, cluster, [{"topic": fresh, "body": "?"}])[0].get("status")
             )
             time.sleep(max(0.0, begin_ms + 9000 - now_ms()) / 1000)
         wanted = due.keys() - unwanted
@@ -401,25 +421,25 @@ def test_timers_outlive_the_death_of_the_broker(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["apache-to-ours", "ours-to-apache"][: rounds(ci=1, proof=2)])
 def test_timers_move_with_their_store(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str, way: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, way: str
 ) -> None:
-    kinds: list[type[houses.AnyBroker]] = [penstock.Broker, apache.Broker]
+    kinds: list[type[clusters.AnyBroker]] = [penstock.Broker, apache.Broker]
     first, second = kinds if way == "ours-to-apache" else kinds[::-1]
-    conf = {**houses.ROOMY, **CONF, "brokerName": "moving"}
+    conf = {**clusters.LARGE_FILES, **CONF, "brokerName": "moving"}
     store = tmp_path / "store"
     with penstock.NameServer(tmp_path / "namesrv") as names:
         with first(tmp_path / "first", store, names.address, **conf) as broker:
-            house = houses.House(names.address, broker.name, broker.address)
+            cluster = clusters.Cluster(names.address, broker.name, broker.address)
             client = start_java()
-            send_all(client, house, [{"topic": fresh, "body": "now"}])
+            send_all(client, cluster, [{"topic": fresh, "body": "now"}])
             begin_ms = now_ms()
             due = {"while away": begin_ms + 3_000, "later": begin_ms + 15_000}
             due |= {f"{n}": begin_ms + 12_000 + n * 50 for n in range(50)}
             messages = [at(fresh, body, ms) for body, ms in due.items()]
-            lines = dict(zip(due, send_all(client, house, messages), strict=True))
+            lines = dict(zip(due, send_all(client, cluster, messages), strict=True))
             unwanted = {str(n) for n in range(0, 50, 7)}
             handles = [lines[body]["recall_handle"] for body in sorted(unwanted)]
-            assert all("msg_id" in line for line in recall(client, house, fresh, handles))
+            assert all("msg_id" in line for line in recall(client, cluster, fresh, handles))
             client.kill()
             if first is apache.Broker:
                 broker.kill()  # a clean shutdown takes so long that all would have come before
@@ -427,7 +447,7 @@ def test_timers_move_with_their_store(
         moved_ms = now_ms()
         with second(tmp_path / "second", store, names.address, **conf) as broker:
             client = start_java()
-            house = houses.House(names.address, broker.name, broker.address)
+            cluster = clusters.Cluster(names.address, broker.name, broker.address)
             client.do("push.start", consumer=fresh, namesrv=names.address, group=fresh,
                       topics={fresh: "*"})  # fmt: skip
             wanted = due.keys() - unwanted
@@ -437,7 +457,7 @@ def test_timers_move_with_their_store(
             judge_times("moved", rows, due)
 
 
-def test_mqadmin_shows_the_timers(timers: houses.House) -> None:
+def test_mqadmin_shows_the_timers(timers: clusters.Cluster) -> None:
     said = mqadmin(timers.namesrv, "brokerStatus", "-b", timers.broker_address)
     pairs = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
     figures = {name.strip(): value.strip() for name, value in pairs.items()}

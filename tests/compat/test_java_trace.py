@@ -9,11 +9,11 @@ import pytest
 
 from tests.depth import rounds
 
-from . import houses
+from . import clusters
 from .clients import mqadmin
 from .conftest import VARIANTS
+from .java_session import ClientError, JavaSession, eventually
 from .maven import V4_9
-from .session import ClientError, Java, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -32,39 +32,43 @@ END_ID, END_STATE = 5, 11
 
 
 @pytest.fixture(scope="module")
-def traced(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house with the trace topic, whose retries come soon."""
+def traced(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster with the trace topic, whose retries come soon."""
     directory = tmp_path_factory.mktemp("traced")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(
             directory / "broker", names.address, brokerName="traced", traceTopicEnable=True,
             messageDelayLevel="1s 1s 1s 1s", regionId="far-away",
         ) as broker,
     ):  # fmt: skip
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
-def start_producer(client: Java, house: houses.House, fresh: str, **options: Any) -> None:
-    client.do("trace.producer", producer=fresh, namesrv=house.namesrv, **options)
+def start_producer(
+    client: JavaSession, cluster: clusters.Cluster, fresh: str, **options: Any
+) -> None:
+    client.do("trace.producer", producer=fresh, namesrv=cluster.namesrv, **options)
 
 
 @pytest.fixture
-def watcher(client: Java, traced: houses.House, fresh: str) -> str:
+def watcher(client: JavaSession, traced: clusters.Cluster, fresh: str) -> str:
     """A client that looks for traces and leaves none."""
     name = f"watch-{fresh}"
     start_producer(client, traced, name)
     return name
 
 
-def send(client: Java, fresh: str, *bodies: str, how: str = "sync", **fields: Any) -> Any:
+def send(client: JavaSession, fresh: str, *bodies: str, how: str = "sync", **fields: Any) -> Any:
     messages = [
         {"topic": fresh, "body": body, "keys": [f"{fresh}-{body}"], **fields} for body in bodies
     ]
     return client.do("trace.send", producer=fresh, messages=messages, how=how)
 
 
-def records(client: Java, producer: str, key: str, kind: str, topic: str = TRACES) -> list[Any]:
+def records(
+    client: JavaSession, producer: str, key: str, kind: str, topic: str = TRACES
+) -> list[Any]:
     """The records of a kind in the messages of a trace topic that have this key."""
     try:
         found = client.do("trace.find", producer=producer, topic=topic, key=key)
@@ -77,7 +81,7 @@ def records(client: Java, producer: str, key: str, kind: str, topic: str = TRACE
 
 
 def traces(
-    client: Java, producer: str, key: str, kind: str, count: int = 1, topic: str = TRACES
+    client: JavaSession, producer: str, key: str, kind: str, count: int = 1, topic: str = TRACES
 ) -> list[Any]:
     """So many records of a kind; clients send them when they like."""
 
@@ -90,7 +94,7 @@ def traces(
 
 @clients
 def test_a_message_is_traced_from_its_sending_to_its_end(
-    client: Java, traced: houses.House, watcher: str, fresh: str
+    client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
     start_producer(client, traced, fresh)
     (acked,) = send(client, fresh, "hello")
@@ -125,7 +129,7 @@ def test_a_message_is_traced_from_its_sending_to_its_end(
 
 @clients
 def test_delayed_messages_and_batches_are_traced(
-    client: Java, traced: houses.House, watcher: str, fresh: str
+    client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
     start_producer(client, traced, fresh)
     (delayed,) = send(client, fresh, "later", delay_level=1)
@@ -139,7 +143,7 @@ def test_delayed_messages_and_batches_are_traced(
 
 @clients
 def test_the_end_of_a_transaction_is_traced(
-    client: Java, traced: houses.House, watcher: str, fresh: str
+    client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
     start_producer(client, traced, fresh)
     commit, rollback = send(client, fresh, "commit", "rollback", how="transaction")
@@ -152,7 +156,7 @@ def test_the_end_of_a_transaction_is_traced(
 
 @clients
 def test_traces_go_to_a_topic_of_ones_own(
-    client: Java, traced: houses.House, watcher: str, fresh: str
+    client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
     own = f"{fresh}-traces"
     client.do("producer.start", producer=f"maker-{traced.broker}", namesrv=traced.namesrv)
@@ -166,7 +170,7 @@ def test_traces_go_to_a_topic_of_ones_own(
 
 @clients
 def test_a_broker_switches_traces_off(
-    client: Java, latest: Java, traced: houses.House, watcher: str, fresh: str
+    client: JavaSession, latest: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
     latest.do("admin.start", admin=fresh, namesrv=traced.namesrv)
 

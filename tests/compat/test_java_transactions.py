@@ -12,17 +12,17 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, houses, penstock
+from . import apache, clusters, penstock
 from .conftest import VARIANTS
+from .java_session import ClientError, JavaSession, eventually
 from .reading import read_all
-from .session import ClientError, Java, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 clients = pytest.mark.parametrize(
     "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
 )
-ours_only = pytest.mark.skipif(houses.APACHE, reason="Apache does it otherwise")
+ours_only = pytest.mark.skipif(clusters.APACHE, reason="Apache does it otherwise")
 
 END_TRANSACTION = 37
 UNKNOWN, COMMIT, ROLLBACK = 0, 8, 12
@@ -38,25 +38,27 @@ QUICK: dict[str, Any] = {
     "transactionCheckMax": 5,
     "traceTopicEnable": True,
 }
-if houses.APACHE:
+if clusters.APACHE:
     # Its check would otherwise ask again for what is finished but not yet noted in the op topic.
     QUICK["transactionOpBatchInterval"] = 100
 
-NOBODY_S = 0 if houses.APACHE else 8
+NOBODY_S = 0 if clusters.APACHE else 8
 """How long a half is left without a producer: longer than five checks, which Apache would count."""
 
 Line = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def trading(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house that asks after a second, every second."""
+def trading(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster that asks after a second, every second."""
     directory = tmp_path_factory.mktemp("trading")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(directory / "broker", names.address, brokerName="trading", **QUICK) as broker,
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(
+            directory / "broker", names.address, brokerName="trading", **QUICK
+        ) as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
 def message(topic: str, body: str, local: str, checks: str = "unknown", **more: Any) -> Line:
@@ -64,18 +66,20 @@ def message(topic: str, body: str, local: str, checks: str = "unknown", **more: 
     return {"topic": topic, "body": body, "properties": properties, **more}
 
 
-def start(client: Java, house: houses.House, name: str, **options: Any) -> None:
+def start(client: JavaSession, cluster: clusters.Cluster, name: str, **options: Any) -> None:
     options = {"group": name, **options}
-    client.do("tx.start", producer=name, namesrv=house.namesrv, **options)
+    client.do("tx.start", producer=name, namesrv=cluster.namesrv, **options)
 
 
-def send(client: Java, producer: str, messages: list[Line]) -> list[Line]:
+def send(client: JavaSession, producer: str, messages: list[Line]) -> list[Line]:
     lines: list[Line] = client.do("tx.send", producer=producer, messages=messages)
     assert {line.get("status") for line in lines} == {"SEND_OK"}, lines
     return lines
 
 
-def checks(client: Java, producer: str, count: int = 0, within_ms: int = 30_000) -> list[Line]:
+def checks(
+    client: JavaSession, producer: str, count: int = 0, within_ms: int = 30_000
+) -> list[Line]:
     asked: list[Line] = client.do("tx.checks", producer=producer, count=count, within_ms=within_ms)
     return asked
 
@@ -85,7 +89,9 @@ def offset_of(line: Line) -> int:
     return int(line["offset_msg_id"][-16:], 16)
 
 
-def end(client: Java, house: houses.House, producer: str, line: Line, how: int, **ext: str) -> Line:
+def end(
+    client: JavaSession, cluster: clusters.Cluster, producer: str, line: Line, how: int, **ext: str
+) -> Line:
     """What the broker answers to END_TRANSACTION that wants an answer."""
     fields = {
         "topic": "any",
@@ -96,19 +102,23 @@ def end(client: Java, house: houses.House, producer: str, line: Line, how: int, 
         "fromTransactionCheck": "false",
         "msgId": line["msg_id"],
         "transactionId": line["transaction_id"],
-        "bname": house.broker,
+        "bname": cluster.broker,
         **ext,
     }
     answer: Line = client.do(
-        "tx.ask", producer=producer, address=house.broker_address, code=END_TRANSACTION, ext=fields
+        "tx.ask",
+        producer=producer,
+        address=cluster.broker_address,
+        code=END_TRANSACTION,
+        ext=fields,
     )
     return answer
 
 
-def bodies(client: Java, house: houses.House, topic: str, count: int) -> list[str]:
+def bodies(client: JavaSession, cluster: clusters.Cluster, topic: str, count: int) -> list[str]:
     """The bodies in a topic that a push consumer saw, once there are `count` and no more come."""
     name = f"see-{topic}"
-    client.do("push.start", consumer=name, namesrv=house.namesrv, group=name, topics={topic: "*"})
+    client.do("push.start", consumer=name, namesrv=cluster.namesrv, group=name, topics={topic: "*"})
     client.do("push.received", consumer=name, count=count, within_ms=30_000)
     rows = client.do("push.received", consumer=name, count=count + 1, within_ms=1_500)
     client.do("push.stop", consumer=name)
@@ -117,7 +127,7 @@ def bodies(client: Java, house: houses.House, topic: str, count: int) -> list[st
 
 @clients
 def test_committed_messages_arrive_and_no_others(
-    client: Java, trading: houses.House, fresh: str
+    client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
     start(client, trading, fresh)
     lines = send(
@@ -155,7 +165,9 @@ def test_committed_messages_arrive_and_no_others(
 
 
 @clients
-def test_what_a_check_asks_about(client: Java, trading: houses.House, fresh: str) -> None:
+def test_what_a_check_asks_about(
+    client: JavaSession, trading: clusters.Cluster, fresh: str
+) -> None:
     start(client, trading, fresh)
     sent_ms = time.time() * 1000
     half = message(fresh, "b", "unknown", "unknown,commit", tags="A", keys=["k1", "k2"], flag=7)
@@ -166,7 +178,7 @@ def test_what_a_check_asks_about(client: Java, trading: houses.House, fresh: str
         assert check["queue_id"] == line["queue_id"]
         assert check["transaction_id"] == line["transaction_id"]
         assert (check["body"], check["tags"], check["keys"]) == ("b", "A", "k1 k2")
-        assert check["flag"] == 7 or houses.APACHE  # which loses it with its second copy
+        assert check["flag"] == 7 or clusters.APACHE  # which loses it with its second copy
         assert check["born_host"] == "127.0.0.1"
         assert check["properties"]["PGROUP"] == fresh
         assert check["properties"]["TRAN_MSG"] == "true"
@@ -181,7 +193,7 @@ def test_what_a_check_asks_about(client: Java, trading: houses.House, fresh: str
 
 @clients
 def test_what_a_committed_message_looks_like(
-    client: Java, trading: houses.House, fresh: str
+    client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
     start(client, trading, fresh)
     began_ms = time.time() * 1000
@@ -222,7 +234,7 @@ def test_what_a_committed_message_looks_like(
     assert "REAL_TOPIC" not in first["properties"]
     assert "DELAY" not in second["properties"]
     # The third one was committed by the answer to a check; Apache names the copy that it made.
-    if houses.APACHE:
+    if clusters.APACHE:
         assert third["prepared_offset"] > offset_of(lines[2])
     else:
         assert third["prepared_offset"] == offset_of(lines[2])
@@ -241,7 +253,7 @@ def test_what_a_committed_message_looks_like(
 
 @clients
 def test_after_five_unknown_answers_a_half_is_parked(
-    client: Java, trading: houses.House, fresh: str
+    client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
     start(client, trading, fresh)
     half = message(fresh, "nobody knows", "unknown", "unknown", tags="A", keys=["k"])
@@ -271,7 +283,7 @@ def test_after_five_unknown_answers_a_half_is_parked(
 
 @clients
 def test_another_producer_of_the_group_is_asked(
-    client: Java, trading: houses.House, fresh: str
+    client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
     start(client, trading, f"{fresh}-1", group=fresh)
     lines = send(
@@ -295,7 +307,7 @@ def test_another_producer_of_the_group_is_asked(
 
 
 @clients
-def test_an_immunity_of_its_own(client: Java, trading: houses.House, fresh: str) -> None:
+def test_an_immunity_of_its_own(client: JavaSession, trading: clusters.Cluster, fresh: str) -> None:
     start(client, trading, fresh)
     born_ms = time.time() * 1000
     immune = {"CHECK_IMMUNITY_TIME_IN_SECONDS": "3"}
@@ -312,14 +324,14 @@ def test_an_immunity_of_its_own(client: Java, trading: houses.House, fresh: str)
     assert asked[0]["time_ms"] >= born_ms + 3000
     assert bodies(client, trading, fresh, 2) == ["early", "patient"]
     late = end(client, trading, fresh, lines[1], COMMIT)
-    if houses.APACHE:
+    if clusters.APACHE:
         assert late["code"] == ILLEGAL_OPERATION
     client.do("tx.stop", producer=fresh)
 
 
 @clients
 def test_ending_by_a_request_that_is_answered(
-    client: Java, trading: houses.House, fresh: str
+    client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
     start(client, trading, fresh)
     good, bad, wrong = send(
@@ -339,7 +351,9 @@ def test_ending_by_a_request_that_is_answered(
 
 @ours_only  # Apache appends again what was done before, and commits what was rolled back.
 @clients
-def test_what_was_ended_stays_ended(client: Java, trading: houses.House, fresh: str) -> None:
+def test_what_was_ended_stays_ended(
+    client: JavaSession, trading: clusters.Cluster, fresh: str
+) -> None:
     start(client, trading, fresh)
     good, bad, asked, open_ = send(
         client, fresh,
@@ -371,7 +385,7 @@ def test_what_was_ended_stays_ended(client: Java, trading: houses.House, fresh: 
 
 
 @clients
-def test_traced_transactions(client: Java, trading: houses.House, fresh: str) -> None:
+def test_traced_transactions(client: JavaSession, trading: clusters.Cluster, fresh: str) -> None:
     start(client, trading, fresh, trace=True)
     lines = send(
         client, fresh,
@@ -393,15 +407,15 @@ def test_traced_transactions(client: Java, trading: houses.House, fresh: str) ->
 
 @pytest.mark.usefixtures("java")
 def test_halves_survive_the_death_of_the_broker(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     client = start_java()
     with (
-        houses.name_server(tmp_path / "namesrv") as names,
-        houses.broker(tmp_path / "broker", names.address, brokerName="mortal", **QUICK) as broker,
+        clusters.name_server(tmp_path / "namesrv") as names,
+        clusters.broker(tmp_path / "broker", names.address, brokerName="mortal", **QUICK) as broker,
     ):
-        house = houses.House(names.address, broker.name, broker.address)
-        start(client, house, fresh, poll_namesrv_ms=1000)
+        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+        start(client, cluster, fresh, poll_namesrv_ms=1000)
         lines = send(
             client, fresh,
             [
@@ -415,31 +429,33 @@ def test_halves_survive_the_death_of_the_broker(
         wanted = ["asked after", "decided before", "ended after"]
         broker.kill()
         broker.start()
-        end_again(client, house, fresh, lines[3], COMMIT)
-        assert end(client, house, fresh, lines[4], ROLLBACK)["code"] == 0
-        assert set(bodies(client, house, fresh, 3)) == set(wanted)
-        if houses.APACHE:
+        end_again(client, cluster, fresh, lines[3], COMMIT)
+        assert end(client, cluster, fresh, lines[4], ROLLBACK)["code"] == 0
+        assert set(bodies(client, cluster, fresh, 3)) == set(wanted)
+        if clusters.APACHE:
             return
         for _ in range(rounds(ci=1, proof=3)):
             broker.kill()
             broker.start()
-            end_again(client, house, fresh, lines[3], COMMIT)
+            end_again(client, cluster, fresh, lines[3], COMMIT)
             for line, same, other in (
                 (lines[0], COMMIT, ROLLBACK), (lines[2], COMMIT, ROLLBACK),
                 (lines[3], COMMIT, ROLLBACK), (lines[4], ROLLBACK, COMMIT),
             ):  # fmt: skip
-                assert end(client, house, fresh, line, same)["code"] == 0
-                assert end(client, house, fresh, line, other)["code"] != 0
-        found = Counter(one["msg_id"] for one in read_all(client, house, fresh))
+                assert end(client, cluster, fresh, line, same)["code"] == 0
+                assert end(client, cluster, fresh, line, other)["code"] != 0
+        found = Counter(one["msg_id"] for one in read_all(client, cluster, fresh))
         assert found == {lines[n]["msg_id"]: 1 for n in (0, 2, 3)}
 
 
-def end_again(client: Java, house: houses.House, producer: str, line: Line, how: int) -> None:
+def end_again(
+    client: JavaSession, cluster: clusters.Cluster, producer: str, line: Line, how: int
+) -> None:
     """End a transaction as soon as the broker can be reached again."""
 
     def ended() -> bool:
         try:
-            return bool(end(client, house, producer, line, how)["code"] == 0)
+            return bool(end(client, cluster, producer, line, how)["code"] == 0)
         except ClientError:
             return False
 
@@ -450,18 +466,18 @@ def end_again(client: Java, house: houses.House, producer: str, line: Line, how:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["apache-to-ours", "ours-to-apache"][: rounds(ci=1, proof=2)])
 def test_halves_move_with_their_store(
-    tmp_path: Path, start_java: Callable[..., Java], fresh: str, way: str
+    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, way: str
 ) -> None:
-    kinds: list[type[houses.AnyBroker]] = [apache.Broker, penstock.Broker]
+    kinds: list[type[clusters.AnyBroker]] = [apache.Broker, penstock.Broker]
     first, second = kinds if way == "apache-to-ours" else kinds[::-1]
-    slow = {**houses.ROOMY, **QUICK, "brokerName": "moving", "transactionTimeOut": 60_000}
+    slow = {**clusters.LARGE_FILES, **QUICK, "brokerName": "moving", "transactionTimeOut": 60_000}
     quick = {**slow, "transactionTimeOut": 1000}
     store = tmp_path / "store"
     with penstock.NameServer(tmp_path / "namesrv") as names:
         with first(tmp_path / "first", store, names.address, **slow) as broker:
-            house = houses.House(names.address, broker.name, broker.address)
+            cluster = clusters.Cluster(names.address, broker.name, broker.address)
             client = start_java()
-            start(client, house, fresh)
+            start(client, cluster, fresh)
             lines = send(
                 client, fresh,
                 [
@@ -471,15 +487,15 @@ def test_halves_move_with_their_store(
                     message(fresh, "never asked", "unknown", "rollback"),
                 ],
             )  # fmt: skip
-            assert bodies(client, house, fresh, 1) == ["before"]
+            assert bodies(client, cluster, fresh, 1) == ["before"]
             client.kill()
         with second(tmp_path / "second", store, names.address, **quick):
             client = start_java()
-            start(client, house, fresh)
+            start(client, cluster, fresh)
             send(client, fresh, [message(fresh, "hello", "commit")])
             asked = checks(client, fresh, 2)
             assert {check["transaction_id"] for check in asked} == {
                 line["transaction_id"] for line in lines[2:]
             }
             # The group goes on; and Apache may ask, and commit, twice.
-            assert set(bodies(client, house, fresh, 2)) == {"asked", "hello"}
+            assert set(bodies(client, cluster, fresh, 2)) == {"asked", "hello"}

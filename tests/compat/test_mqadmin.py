@@ -14,27 +14,27 @@ import pytest
 from tests.depth import DEPTH
 
 from .clients import mqadmin
-from .houses import House
-from .mqadmin_houses import apache_house, our_house
+from .clusters import Cluster
+from .mqadmin_clusters import apache_cluster, our_cluster
+from .mqadmin_runner import StepRunner, compare
 from .mqadmin_shell import AdminShell, Printed
-from .mqadmin_steps import GUARDED, TOUR, Step
-from .mqadmin_tour import Tour, compare
+from .mqadmin_steps import ACCESS_STEPS, ALL_STEPS, Step
 
 WITH_APACHE = DEPTH == "proof" or os.environ.get("PENSTOCK_COMPAT_PEER") == "apache"
 
-Result = tuple[Tour, list[Printed]]
+Result = tuple[StepRunner, list[Printed]]
 
 
-def visit(house: House, folder: Path, steps: tuple[Step, ...]) -> Result:
-    with AdminShell(house.namesrv, folder) as shell:
-        tour = Tour(house, shell)
-        return tour, tour.take(steps)
+def run_steps(cluster: Cluster, folder: Path, steps: tuple[Step, ...]) -> Result:
+    with AdminShell(cluster.namesrv, folder) as shell:
+        runner = StepRunner(cluster, shell)
+        return runner, runner.run(steps)
 
 
 def judge(steps: tuple[Step, ...], folder: Path, *, access: bool) -> None:
-    """Our house says the facts; Apache's does too, and both print the same."""
-    with our_house(folder / "penstock", access=access) as house:
-        ours, printed = visit(house, folder / "our-tool", steps)
+    """Our cluster says the facts; Apache's does too, and both print the same."""
+    with our_cluster(folder / "penstock", access=access) as cluster:
+        ours, printed = run_steps(cluster, folder / "our-tool", steps)
     problems = [
         problem
         for step, said in zip(steps, printed, strict=True)
@@ -43,8 +43,8 @@ def judge(steps: tuple[Step, ...], folder: Path, *, access: bool) -> None:
     assert not problems, "\n".join(problems)
     if not WITH_APACHE:
         return
-    with apache_house(folder / "apache", access=access) as house:
-        theirs, also_printed = visit(house, folder / "their-tool", steps)
+    with apache_cluster(folder / "apache", access=access) as cluster:
+        theirs, also_printed = run_steps(cluster, folder / "their-tool", steps)
     for step, mine, other in zip(steps, printed, also_printed, strict=True):
         problems += [f"APACHE {text}" for text in theirs.problems(step, other, apache=True)]
         problems += compare(step, (ours, mine), (theirs, other))
@@ -53,17 +53,17 @@ def judge(steps: tuple[Step, ...], folder: Path, *, access: bool) -> None:
 
 @pytest.mark.usefixtures("java")
 def test_every_command_says_the_same_facts(tmp_path: Path) -> None:
-    judge(TOUR, tmp_path, access=False)
+    judge(ALL_STEPS, tmp_path, access=False)
 
 
 @pytest.mark.usefixtures("java")
 def test_access_control_holds_for_commands(tmp_path: Path) -> None:
-    judge(GUARDED, tmp_path, access=True)
+    judge(ACCESS_STEPS, tmp_path, access=True)
 
 
 @pytest.mark.usefixtures("java")
 def test_mqadmin_as_a_process_ends_well(tmp_path: Path) -> None:
-    with our_house(tmp_path / "penstock", access=False) as house:
+    with our_cluster(tmp_path / "penstock", access=False) as cluster:
         # It ends with status 0 (another would raise) and says the rest on its error stream.
-        assert mqadmin(house.namesrv, "topicRoute", "-t", "Missing") == ""
-        assert "broker-a" in mqadmin(house.namesrv, "clusterList")
+        assert mqadmin(cluster.namesrv, "topicRoute", "-t", "Missing") == ""
+        assert "broker-a" in mqadmin(cluster.namesrv, "clusterList")

@@ -19,8 +19,8 @@ from penstock.client.received_message import ReceivedMessage
 from penstock.wire.bodies.client_bodies import MessageQueue
 
 from .clients import mqadmin
-from .houses import House
-from .session import ClientError, Java
+from .clusters import Cluster
+from .java_session import ClientError, JavaSession
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -28,11 +28,11 @@ QUEUES = 8
 
 
 class Site:
-    """The house under test, with Java's admin client and producer."""
+    """The cluster under test, with Java's admin client and producer."""
 
-    def __init__(self, java: Java, house: House, topic: str) -> None:
+    def __init__(self, java: JavaSession, cluster: Cluster, topic: str) -> None:
         self.java = java
-        self.house = house
+        self.cluster = cluster
         self.topic = topic
         self.sent = 0
 
@@ -45,7 +45,7 @@ class Site:
     def create(self, **config: Any) -> None:
         fields = {"topicName": self.topic, "readQueueNums": QUEUES, "writeQueueNums": QUEUES,
                   "perm": 6, **config}  # fmt: skip
-        self.call("createAndUpdateTopicConfig", self.house.broker_address, fields)
+        self.call("createAndUpdateTopicConfig", self.cluster.broker_address, fields)
 
     def send(self, count: int, **how: Any) -> None:
         messages = [{"topic": self.topic, "body": str(self.sent + n)} for n in range(count)]
@@ -55,27 +55,27 @@ class Site:
 
     def consumer(self, name: str, **options: Any) -> AsyncConsumer:
         given = {"group": self.topic, "start_at": "first", "instance_name": name, **options}
-        return AsyncConsumer(self.house.namesrv, **given)
+        return AsyncConsumer(self.cluster.namesrv, **given)
 
 
 @pytest.fixture(scope="module")
-def tools(latest: Java, house: House) -> Iterator[Java]:
-    latest.do("admin.start", admin="pygroups", namesrv=house.namesrv)
-    latest.do("producer.start", producer="pygroups", namesrv=house.namesrv)
+def tools(latest: JavaSession, cluster: Cluster) -> Iterator[JavaSession]:
+    latest.do("admin.start", admin="pygroups", namesrv=cluster.namesrv)
+    latest.do("producer.start", producer="pygroups", namesrv=cluster.namesrv)
     yield latest
     latest.do("producer.stop", producer="pygroups")
     latest.do("admin.stop", admin="pygroups", later_ms=0)
 
 
 @pytest.fixture
-def java_offsets(tools: Java) -> Path:
+def java_offsets(tools: JavaSession) -> Path:
     """Where the JVM keeps the offsets of its broadcast consumers."""
     return tools.log.parent / "offsets"
 
 
 @pytest.fixture
-def site(tools: Java, house: House, fresh: str) -> Site:
-    one = Site(tools, house, fresh)
+def site(tools: JavaSession, cluster: Cluster, fresh: str) -> Site:
+    one = Site(tools, cluster, fresh)
     one.create()
     return one
 
@@ -213,7 +213,7 @@ def test_a_hopeless_message_in_order_becomes_a_dead_letter(site: Site) -> None:
 
         one.consumer = site.consumer("one", orderly=True, retries_max=1)
         one.consumer.on(site.topic)(handle)
-        place = {"how": "queue", "broker": site.house.broker, "queue_id": 3}
+        place = {"how": "queue", "broker": site.cluster.broker, "queue_id": 3}
         await asyncio.to_thread(site.send, 2, **place)
         async with joined(one):
             await until(lambda: tried == [0, 0, 1])
@@ -239,7 +239,7 @@ def test_a_reset_by_mqadmin_reaches_it(site: Site) -> None:
             await until(lambda: numbers(one).total() == 40)
             await asyncio.sleep(6)  # progress is at the broker
             await asyncio.to_thread(
-                mqadmin, site.house.namesrv, "resetOffsetByTime",
+                mqadmin, site.cluster.namesrv, "resetOffsetByTime",
                 "-g", site.topic, "-t", site.topic, "-s", "0",
             )  # fmt: skip
             await until(lambda: numbers(one).total() >= 80)
@@ -308,7 +308,7 @@ def test_java_and_python_share(site: Site, orderly: bool) -> None:
     async def body() -> None:
         one = Member(site, "one", orderly=orderly)
         await asyncio.to_thread(
-            site.do, "push.start", consumer=site.topic, namesrv=site.house.namesrv,
+            site.do, "push.start", consumer=site.topic, namesrv=site.cluster.namesrv,
             group=site.topic, topics={site.topic: "*"}, orderly=orderly,
         )  # fmt: skip
         async with joined(one):
@@ -352,7 +352,7 @@ def test_broadcast_offsets_are_java_s_both_ways(site: Site, java_offsets: Path) 
 
     def java(count: int) -> list[int]:
         site.do(
-            "push.start", consumer=site.topic, namesrv=site.house.namesrv, group=site.topic,
+            "push.start", consumer=site.topic, namesrv=site.cluster.namesrv, group=site.topic,
             topics={site.topic: "*"}, broadcast=True,
         )  # fmt: skip
         rows = site.do("push.received", consumer=site.topic, count=count, within_ms=30_000)
@@ -416,10 +416,10 @@ def test_members_that_subscribe_differently_say_so(
 
 
 def test_a_topic_that_is_missing_is_said_and_taken_when_it_appears(
-    tools: Java, house: House, fresh: str, caplog: pytest.LogCaptureFixture
+    tools: JavaSession, cluster: Cluster, fresh: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
-        site = Site(tools, house, fresh)
+        site = Site(tools, cluster, fresh)
         one = Member(site, "one", heartbeat_ms=1_000)
         async with joined(one):
             await until(lambda: f"no broker has the topic '{fresh}'" in caplog.text)

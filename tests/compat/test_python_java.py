@@ -25,11 +25,11 @@ from penstock import (
 )
 from tests.depth import rounds
 
-from . import houses
+from . import clusters
 from .conftest import VARIANTS
+from .java_session import JavaSession, eventually
 from .maven import V4_9
 from .reading import read_all
-from .session import Java, eventually
 from .test_java_trace import records
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
@@ -51,26 +51,28 @@ OPTIONS: dict[str, Any] = {"route_refresh_ms": 1_000, "heartbeat_ms": 3_000}
 
 
 @pytest.fixture(scope="module")
-def both(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house in which retries, questions and traces come soon."""
+def both(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster in which retries, questions and traces come soon."""
     directory = tmp_path_factory.mktemp("both")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(directory / "broker", names.address, **CONF) as broker,
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(directory / "broker", names.address, **CONF) as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
-def java_producer(client: Java, house: houses.House, topic: str, queues: int = 4) -> str:
+def java_producer(
+    client: JavaSession, cluster: clusters.Cluster, topic: str, queues: int = 4
+) -> str:
     """A Java producer, and a topic for this test."""
-    name = f"java-{house.broker}"
-    client.do("producer.start", producer=name, namesrv=house.namesrv)
+    name = f"java-{cluster.broker}"
+    client.do("producer.start", producer=name, namesrv=cluster.namesrv)
     client.do("producer.create_topic", producer=name, topic=topic, queues=queues)
     return name
 
 
-def make(kind: Callable[..., Any], house: houses.House, group: str, **options: Any) -> Any:
-    return kind(house.namesrv, group=group, **{**OPTIONS, **options})
+def make(kind: Callable[..., Any], cluster: clusters.Cluster, group: str, **options: Any) -> Any:
+    return kind(cluster.namesrv, group=group, **{**OPTIONS, **options})
 
 
 @contextmanager
@@ -92,13 +94,15 @@ def crc(body: bytes) -> int:
     return zlib.crc32(body) & 0x7FFFFFFF
 
 
-def compressions(client: Java) -> list[str]:
+def compressions(client: JavaSession) -> list[str]:
     """Old Java clients know no other."""
     return ["zlib", "lz4", "zstd"] if client.version != V4_9 else ["zlib"]
 
 
 @clients
-def test_java_reads_what_python_sent(client: Java, both: houses.House, fresh: str) -> None:
+def test_java_reads_what_python_sent(
+    client: JavaSession, both: clusters.Cluster, fresh: str
+) -> None:
     java_producer(client, both, fresh)
     sent: dict[str, tuple[Any, bytes]] = {}
     with make(Producer, both, fresh) as producer:
@@ -144,7 +148,9 @@ def test_java_reads_what_python_sent(client: Java, both: houses.House, fresh: st
 
 
 @clients
-def test_python_reads_what_java_sent(client: Java, both: houses.House, fresh: str) -> None:
+def test_python_reads_what_java_sent(
+    client: JavaSession, both: clusters.Cluster, fresh: str
+) -> None:
     producer = java_producer(client, both, fresh)
     messages: list[dict[str, Any]] = [
         {
@@ -191,7 +197,9 @@ def test_python_reads_what_java_sent(client: Java, both: houses.House, fresh: st
 
 
 @clients
-def test_ordering_keys_mean_the_same_queues(client: Java, both: houses.House, fresh: str) -> None:
+def test_ordering_keys_mean_the_same_queues(
+    client: JavaSession, both: clusters.Cluster, fresh: str
+) -> None:
     producer = java_producer(client, both, fresh, queues=7)
     keys = [f"order-{n}" for n in range(30)] + ["", "ß", "世界", "polygenelubricants"]
     messages = [{"topic": fresh, "body": key, "properties": {"shard": key}} for key in keys if key]
@@ -205,7 +213,7 @@ def test_ordering_keys_mean_the_same_queues(client: Java, both: houses.House, fr
 
 
 @clients
-def test_order_is_kept_both_ways(client: Java, both: houses.House, fresh: str) -> None:
+def test_order_is_kept_both_ways(client: JavaSession, both: clusters.Cluster, fresh: str) -> None:
     producer = java_producer(client, both, fresh, queues=2)
     with make(Producer, both, fresh) as ours:
         queues = list(ours.queues(fresh))
@@ -242,7 +250,7 @@ def test_order_is_kept_both_ways(client: Java, both: houses.House, fresh: str) -
 
 @clients
 def test_a_failed_message_comes_again_at_the_other_client(
-    client: Java, both: houses.House, fresh: str
+    client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
     """Python gives a message back; Java of the same group gets it, with the same id."""
     java_producer(client, both, fresh)
@@ -266,7 +274,7 @@ def test_a_failed_message_comes_again_at_the_other_client(
 
 @clients
 def test_transactions_of_one_are_answered_by_the_other(
-    client: Java, both: houses.House, fresh: str
+    client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
     java_producer(client, both, fresh)
     group = f"{fresh}-tx"
@@ -312,7 +320,7 @@ def test_transactions_of_one_are_answered_by_the_other(
 
 
 @clients
-def test_traces_are_alike(client: Java, both: houses.House, fresh: str) -> None:
+def test_traces_are_alike(client: JavaSession, both: clusters.Cluster, fresh: str) -> None:
     java_producer(client, both, fresh)
     watcher = f"watch-{fresh}"
     client.do("trace.producer", producer=watcher, namesrv=both.namesrv)
@@ -345,15 +353,15 @@ def test_traces_are_alike(client: Java, both: houses.House, fresh: str) -> None:
     client.do("trace.stop", producer=watcher)
 
 
-def _java_reads(client: Java, house: houses.House, topic: str, group: str) -> None:
-    client.do("trace.consumer", consumer=group, group=group, namesrv=house.namesrv, topic=topic)
+def _java_reads(client: JavaSession, cluster: clusters.Cluster, topic: str, group: str) -> None:
+    client.do("trace.consumer", consumer=group, group=group, namesrv=cluster.namesrv, topic=topic)
     assert client.do("trace.consumed", consumer=group, count=2)
     client.do("trace.stop", consumer=group)
 
 
-def _python_reads(client: Java, house: houses.House, topic: str, group: str) -> None:
+def _python_reads(client: JavaSession, cluster: clusters.Cluster, topic: str, group: str) -> None:
     came: list[str] = []
-    consumer = make(Consumer, house, group, trace=True, start_at="first", rebalance_ms=1000)
+    consumer = make(Consumer, cluster, group, trace=True, start_at="first", rebalance_ms=1000)
 
     @consumer.on(topic)
     def handle(message: ReceivedMessage) -> None:
@@ -365,7 +373,7 @@ def _python_reads(client: Java, house: houses.House, topic: str, group: str) -> 
 
 @clients
 def test_broadcast_offsets_are_one_file(
-    client: Java, both: houses.House, fresh: str, tmp_path: Path
+    client: JavaSession, both: clusters.Cluster, fresh: str, tmp_path: Path
 ) -> None:
     """Python goes on where Java was, and Java where Python was."""
     producer = java_producer(client, both, fresh, queues=2)
@@ -409,7 +417,7 @@ def test_broadcast_offsets_are_one_file(
 @clients
 @pytest.mark.parametrize("python_first", [True, False])
 def test_one_java_and_one_python_consumer_share_a_group(
-    client: Java, both: houses.House, fresh: str, python_first: bool
+    client: JavaSession, both: clusters.Cluster, fresh: str, python_first: bool
 ) -> None:
     producer = java_producer(client, both, fresh, queues=8)
     came: list[str] = []
@@ -456,7 +464,7 @@ def test_one_java_and_one_python_consumer_share_a_group(
 
 @clients
 def test_one_java_and_one_python_consumer_in_order(
-    client: Java, both: houses.House, fresh: str
+    client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
     """Queues change hands under their locks: nothing is overtaken."""
     producer = java_producer(client, both, fresh, queues=4)
@@ -497,7 +505,7 @@ def test_one_java_and_one_python_consumer_in_order(
 
 @clients
 def test_requests_are_replied_to_across_languages(
-    client: Java, both: houses.House, fresh: str
+    client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
     java_producer(client, both, fresh)
     other = f"{fresh}-2"

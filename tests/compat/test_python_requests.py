@@ -14,9 +14,9 @@ from penstock.client.producer.async_producer import AsyncProducer
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import NoReply, PenstockError, Refused
 
-from . import houses
+from . import clusters
+from .java_session import JavaSession
 from .python_reading import eventually, read_topic
-from .session import Java
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -24,31 +24,31 @@ REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 
 
 @pytest.fixture(scope="module")
-def two(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
+def two(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """Two brokers; the first one is named."""
     directory = tmp_path_factory.mktemp("two")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(directory / "a", names.address, brokerName="broker-a") as first,
-        houses.broker(directory / "b", names.address, brokerName="broker-b"),
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(directory / "a", names.address, brokerName="broker-a") as first,
+        clusters.broker(directory / "b", names.address, brokerName="broker-b"),
     ):
-        yield houses.House(names.address, first.name, first.address)
+        yield clusters.Cluster(names.address, first.name, first.address)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def asked(house: houses.House, topic: str, body: bytes) -> ReceivedMessage:
+async def asked(cluster: clusters.Cluster, topic: str, body: bytes) -> ReceivedMessage:
     """The request with this body, once it is there."""
 
     async def look() -> list[ReceivedMessage]:
-        return [one for one in await read_topic(house.namesrv, topic) if one.body == body]
+        return [one for one in await read_topic(cluster.namesrv, topic) if one.body == body]
 
     return (await eventually(look))[0]
 
 
-def test_python_asks_and_python_replies(two: houses.House, fresh: str) -> None:
+def test_python_asks_and_python_replies(two: clusters.Cluster, fresh: str) -> None:
     long = random.Random(1).randbytes(3_000) * 40
 
     async def work() -> None:
@@ -75,7 +75,7 @@ def test_python_asks_and_python_replies(two: houses.House, fresh: str) -> None:
 
 
 def test_many_requests_at_once_get_each_its_own_reply(
-    two: houses.House, latest: Java, fresh: str
+    two: clusters.Cluster, latest: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
         async with AsyncProducer(two.namesrv, group=fresh) as asker:
@@ -98,7 +98,9 @@ def test_many_requests_at_once_get_each_its_own_reply(
     run(work())
 
 
-def test_java_asks_and_python_replies(two: houses.House, latest: Java, fresh: str) -> None:
+def test_java_asks_and_python_replies(
+    two: clusters.Cluster, latest: JavaSession, fresh: str
+) -> None:
     async def work() -> None:
         async with AsyncProducer(two.namesrv, group=fresh) as replier:
             await replier.send(Message(fresh, b"so that the topic is there"))
@@ -116,7 +118,7 @@ def test_java_asks_and_python_replies(two: houses.House, latest: Java, fresh: st
     run(work())
 
 
-def test_nobody_replies_and_nobody_waits(two: houses.House, fresh: str) -> None:
+def test_nobody_replies_and_nobody_waits(two: clusters.Cluster, fresh: str) -> None:
     async def work() -> None:
         async with AsyncProducer(two.namesrv, group=f"{fresh}-replier") as replier:
             async with AsyncProducer(two.namesrv, group=fresh) as asker:

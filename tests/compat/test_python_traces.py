@@ -23,31 +23,31 @@ from penstock.client.transaction.async_transaction_producer import (
     Decision,
 )
 
-from . import houses
+from . import clusters
+from .java_session import JavaSession
 from .python_reading import eventually, read_topic
-from .session import Java
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 TRACES = "RMQ_SYS_TRACE_TOPIC"
 SETTINGS: dict[str, Any] = {}
-if houses.APACHE:
+if clusters.APACHE:
     # It would otherwise ask about what is finished and not yet noted in the op topic.
     SETTINGS = {"recallMessageEnable": True, "transactionOpBatchInterval": 100}
 Line = dict[str, Any]
 
 
 @pytest.fixture(scope="module")
-def traced(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
+def traced(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     directory = tmp_path_factory.mktemp("traced")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(
             directory / "broker", names.address, brokerName="traced", traceTopicEnable=True,
             regionId="far-away", transactionTimeOut=1000, transactionCheckInterval=1000, **SETTINGS,
         ) as broker,
     ):  # fmt: skip
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -55,14 +55,14 @@ def run(work: Coroutine[Any, Any, None]) -> None:
 
 
 async def records_of(
-    house: houses.House, message_id: str, kind: str, count: int = 1
+    cluster: clusters.Cluster, message_id: str, kind: str, count: int = 1
 ) -> tuple[list[TraceRecord], list[str]]:
     """The records of a kind about a message, and the keys of the messages that hold them."""
 
     async def look() -> tuple[list[TraceRecord], list[str]] | None:
         keys: list[str] = []
         records: list[TraceRecord] = []
-        for message in await read_topic(house.namesrv, TRACES):
+        for message in await read_topic(cluster.namesrv, TRACES):
             found = [
                 record
                 for record in decode_traces(message.body)
@@ -78,7 +78,9 @@ async def records_of(
     return found
 
 
-def java_send(client: Java, topic: str, *bodies: str, how: str = "sync", **more: Any) -> list[Line]:
+def java_send(
+    client: JavaSession, topic: str, *bodies: str, how: str = "sync", **more: Any
+) -> list[Line]:
     messages = [
         {"topic": topic, "body": body, "keys": ["key-1", body], "tags": "red", **more}
         for body in bodies
@@ -99,7 +101,7 @@ def same_fields(ours: TraceRecord, theirs: TraceRecord) -> None:
 
 
 def test_sends_leave_the_same_trace_as_javas(
-    traced: houses.House, latest: Java, fresh: str
+    traced: clusters.Cluster, latest: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
         latest.do("trace.producer", producer=fresh, namesrv=traced.namesrv)
@@ -137,7 +139,7 @@ def test_sends_leave_the_same_trace_as_javas(
 
 
 def test_ends_of_transactions_leave_the_same_trace_as_javas(
-    traced: houses.House, latest: Java, fresh: str
+    traced: clusters.Cluster, latest: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
         latest.do("trace.producer", producer=fresh, namesrv=traced.namesrv)
@@ -177,7 +179,7 @@ def test_ends_of_transactions_leave_the_same_trace_as_javas(
 
 
 def test_consuming_leaves_the_same_trace_as_javas(
-    traced: houses.House, latest: Java, fresh: str
+    traced: clusters.Cluster, latest: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
         async with AsyncProducer(traced.namesrv, group=fresh, trace=True) as producer:
@@ -208,7 +210,7 @@ def test_consuming_leaves_the_same_trace_as_javas(
     run(work())
 
 
-def test_a_recall_is_traced(traced: houses.House, fresh: str) -> None:
+def test_a_recall_is_traced(traced: clusters.Cluster, fresh: str) -> None:
     async def work() -> SendReceipt:
         async with AsyncProducer(traced.namesrv, group=fresh, trace=True) as producer:
             receipt = await producer.send(Message(fresh, b"never", delay=timedelta(hours=1)))

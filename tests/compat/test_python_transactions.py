@@ -22,7 +22,7 @@ from penstock.client.transaction.async_transaction_producer import (
 )
 from penstock.errors import TransactionCommitted, TransactionRolledBack
 
-from . import houses
+from . import clusters
 from .python_reading import eventually, read_bodies, read_topic
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
@@ -33,7 +33,7 @@ QUICK: dict[str, Any] = {
     "transactionCheckMax": 15,
     "traceTopicEnable": True,
 }
-if houses.APACHE:
+if clusters.APACHE:
     QUICK["transactionOpBatchInterval"] = 100
 
 ENDER = """
@@ -49,30 +49,32 @@ asyncio.run(end(*sys.argv[1:]))
 
 
 @pytest.fixture(scope="module")
-def trading(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[houses.House]:
-    """A house that asks after a second, every second."""
+def trading(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
+    """A cluster that asks after a second, every second."""
     directory = tmp_path_factory.mktemp("trading")
     with (
-        houses.name_server(directory / "namesrv") as names,
-        houses.broker(directory / "broker", names.address, brokerName="trading", **QUICK) as broker,
+        clusters.name_server(directory / "namesrv") as names,
+        clusters.broker(
+            directory / "broker", names.address, brokerName="trading", **QUICK
+        ) as broker,
     ):
-        yield houses.House(names.address, broker.name, broker.address)
+        yield clusters.Cluster(names.address, broker.name, broker.address)
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-async def until_read(house: houses.House, topic: str, count: int) -> list[str]:
+async def until_read(cluster: clusters.Cluster, topic: str, count: int) -> list[str]:
     async def look() -> list[str]:
-        bodies = await read_bodies(house.namesrv, topic)
+        bodies = await read_bodies(cluster.namesrv, topic)
         return bodies if len(bodies) >= count else []
 
     return await eventually(look)
 
 
 def test_a_block_commits_at_its_end_and_rolls_back_on_an_error(
-    trading: houses.House, fresh: str
+    trading: clusters.Cluster, fresh: str
 ) -> None:
     async def work() -> None:
         async with AsyncTransactionProducer(trading.namesrv, group=fresh) as producer:
@@ -93,7 +95,7 @@ def test_a_block_commits_at_its_end_and_rolls_back_on_an_error(
     run(work())
 
 
-def test_the_check_decides_what_nobody_has_told(trading: houses.House, fresh: str) -> None:
+def test_the_check_decides_what_nobody_has_told(trading: clusters.Cluster, fresh: str) -> None:
     asked: list[ReceivedMessage] = []
     answers: dict[str, list[Any]] = {
         "yes": [True], "no": [Decision.ROLLBACK], "later": [None, Decision.UNKNOWN, True],
@@ -133,7 +135,7 @@ def test_the_check_decides_what_nobody_has_told(trading: houses.House, fresh: st
     run(work())
 
 
-def test_a_check_may_be_a_coroutine(trading: houses.House, fresh: str) -> None:
+def test_a_check_may_be_a_coroutine(trading: clusters.Cluster, fresh: str) -> None:
     async def work() -> None:
         producer = AsyncTransactionProducer(trading.namesrv, group=fresh)
 
@@ -150,7 +152,7 @@ def test_a_check_may_be_a_coroutine(trading: houses.House, fresh: str) -> None:
 
 
 def test_a_producer_that_has_sent_nothing_answers_for_a_dead_one(
-    trading: houses.House, fresh: str
+    trading: clusters.Cluster, fresh: str
 ) -> None:
     async def work() -> None:
         async with AsyncTransactionProducer(trading.namesrv, group=fresh) as dead:
@@ -163,7 +165,7 @@ def test_a_producer_that_has_sent_nothing_answers_for_a_dead_one(
     run(work())
 
 
-def test_another_process_ends_it_by_the_handle(trading: houses.House, fresh: str) -> None:
+def test_another_process_ends_it_by_the_handle(trading: clusters.Cluster, fresh: str) -> None:
     async def end(how: str, handle: TransactionHandle) -> None:
         command = [sys.executable, "-c", ENDER, trading.namesrv, how, str(handle)]
         await asyncio.to_thread(subprocess.run, command, check=True, timeout=30)
@@ -179,8 +181,8 @@ def test_another_process_ends_it_by_the_handle(trading: houses.House, fresh: str
     run(work())
 
 
-@pytest.mark.skipif(houses.APACHE, reason="Apache forgets what became of a transaction")
-def test_ending_it_twice(trading: houses.House, fresh: str) -> None:
+@pytest.mark.skipif(clusters.APACHE, reason="Apache forgets what became of a transaction")
+def test_ending_it_twice(trading: clusters.Cluster, fresh: str) -> None:
     async def work() -> None:
         async with AsyncTransactionProducer(trading.namesrv, group=fresh) as producer:
             good = await producer.prepare(Message(fresh, b"good"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from . import clients, maven
-from .houses import House
+from .clusters import Cluster
 
 README = Path(__file__).parent.parent.parent / "README.md"
 LIMIT_S = 120.0
@@ -24,10 +24,10 @@ def block(language: str, part: str) -> str:
 
 
 @pytest.mark.parametrize("version", maven.VERSIONS)
-def test_the_java_example_runs(house: House, tmp_path: Path, version: str) -> None:
+def test_the_java_example_runs(cluster: Cluster, tmp_path: Path, version: str) -> None:
     source = tmp_path / "Registrations.java"
     text = block("java", "class Registrations")
-    source.write_text(text.replace("127.0.0.1:9876", house.namesrv))
+    source.write_text(text.replace("127.0.0.1:9876", cluster.namesrv))
     flags = (*maven.JVM_FLAGS, f"-Duser.home={tmp_path}")
     done = subprocess.run(
         ["java", *flags, str(source)], env=maven.java_environment(version), capture_output=True,
@@ -38,14 +38,14 @@ def test_the_java_example_runs(house: House, tmp_path: Path, version: str) -> No
     assert 'user-42 {"id": 42}' in done.stdout
 
 
-def test_the_mqadmin_examples_run(house: House) -> None:
+def test_the_mqadmin_examples_run(cluster: Cluster) -> None:
     printed = {}
     for line in block("sh", "mqadmin").splitlines():
         tool, command, flag, _, *rest = shlex.split(line)
         assert (tool, flag) == ("mqadmin", "-n")
-        printed[command] = clients.mqadmin(house.namesrv, command, *rest)
-    assert house.broker in printed["clusterList"]
+        printed[command] = clients.mqadmin(cluster.namesrv, command, *rest)
+    assert cluster.broker in printed["clusterList"]
     assert "success" in printed["updateTopic"]
     assert "SEND_OK" in printed["sendMessage"]
-    assert house.broker in printed["topicStatus"]
+    assert cluster.broker in printed["topicStatus"]
     assert '{"id": 42}' in printed["consumeMessage"]

@@ -39,7 +39,7 @@ def test_it_is_refused(tmp_path: Path) -> None:
             task = TransactionalTask(options, TaskId("s", 0, 0, 0, "q"))
             with pytest.raises(NotTransactional, match=f"and {broker.name} is not one"):
                 await task.begin()
-            # In a house of both kinds the control topic is Penstock's, and rows may go to Apache's.
+            # In a mixed cluster the control topic is on Penstock; rows may go to Apache.
             async with SinkClient(options, lambda client: lambda message: None) as client:
                 rows = [Outgoing(0, Message("orders", "x"), None)]
                 with pytest.raises(NotTransactional, match=f"and {broker.name} is not one"):

@@ -18,7 +18,7 @@ from penstock.errors import NoRoute
 from penstock.spark.sink import sink_client
 from penstock.spark.sink.row_messages import Outgoing
 from penstock.spark.sink.transactional import TaskId, TransactionalTask, commit_batch
-from tests.client.houses import House
+from tests.client.clusters import Cluster
 from tests.depth import rounds
 from tests.integration.sink_driver import QUERY, TASKS, bodies, options_of, write_batch, write_task
 
@@ -30,14 +30,14 @@ QUIET_MS = 300
 
 
 @pytest.fixture(scope="module")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
-    house = House("penstock", tmp_path_factory.mktemp("house"))
-    house.start()
-    yield house
-    house.kill()
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    cluster = Cluster("penstock", tmp_path_factory.mktemp("cluster"))
+    cluster.start()
+    yield cluster
+    cluster.kill()
 
 
-def check(house: House, topic: str, batches: int) -> None:
+def check(cluster: Cluster, topic: str, batches: int) -> None:
     """Each row once, and nothing else."""
     wanted = Counter(
         body.encode()
@@ -45,13 +45,13 @@ def check(house: House, topic: str, batches: int) -> None:
         for partition in range(TASKS)
         for body in bodies(batch, partition, ROWS)
     )
-    assert Counter(read(house, topic, wanted.total())) == wanted
+    assert Counter(read(cluster, topic, wanted.total())) == wanted
 
 
-def read(house: House, topic: str, rows: int) -> list[bytes]:
+def read(cluster: Cluster, topic: str, rows: int) -> list[bytes]:
     """What lies in a topic, at least so many, and whatever else; each queue in its order."""
     found: list[bytes] = []
-    with PullConsumer(house.nameservers, group="sink-check", auto_commit=False) as consumer:
+    with PullConsumer(cluster.nameservers, group="sink-check", auto_commit=False) as consumer:
         queues = consumer.queues(topic)
         consumer.assign(queues)
         for queue in queues:
@@ -63,14 +63,14 @@ def read(house: House, topic: str, rows: int) -> list[bytes]:
     return found
 
 
-def test_the_driver_is_killed(house: House, tmp_path: Path) -> None:
-    topic = house.make_topic("driver-killed")
+def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+    topic = cluster.make_topic("driver-killed")
     checkpoint = tmp_path / "checkpoint"
     checkpoint.write_text("0")
     chance = random.Random(7)
     batches = 3
     command = [
-        sys.executable, "-m", "tests.integration.sink_driver", house.nameservers, topic, topic,
+        sys.executable, "-m", "tests.integration.sink_driver", cluster.nameservers, topic, topic,
         str(batches), str(ROWS), str(checkpoint),
     ]  # fmt: skip
     for _ in range(rounds(ci=4, proof=60)):
@@ -83,15 +83,15 @@ def test_the_driver_is_killed(house: House, tmp_path: Path) -> None:
                 os.kill(driver.pid, signal.SIGKILL)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=150)
     assert checkpoint.read_text() == str(batches)
-    check(house, topic, batches)
+    check(cluster, topic, batches)
 
 
-def test_rows_of_one_key_keep_their_order(house: House) -> None:
-    topic = house.make_topic("in-order")
+def test_rows_of_one_key_keep_their_order(cluster: Cluster) -> None:
+    topic = cluster.make_topic("in-order")
     rows, keys = rounds(ci=3_000, proof=50_000), 5
 
     async def write() -> None:
-        options = options_of(house.nameservers, topic, topic)
+        options = options_of(cluster.nameservers, topic, topic)
         task = TransactionalTask(options, TaskId(topic, 0, 0, 0, QUERY))
         assert await task.begin()
         await task.send(
@@ -104,16 +104,16 @@ def test_rows_of_one_key_keep_their_order(house: House) -> None:
 
     asyncio.run(write())
     found: dict[int, list[int]] = {key: [] for key in range(keys)}
-    for body in read(house, topic, rows):
+    for body in read(cluster, topic, rows):
         found[int(body) % keys].append(int(body))
     assert found == {key: list(range(key, rows, keys)) for key in range(keys)}
 
 
 @pytest.mark.parametrize("name", ["broker-a", "broker-b"])
 def test_a_broker_is_killed_during_the_commit(
-    house: House, monkeypatch: pytest.MonkeyPatch, name: str
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    topic = house.make_topic(f"killed-{name}")
+    topic = cluster.make_topic(f"killed-{name}")
     end = sink_client.SinkClient._end
     kills = set(random.Random(name).sample(range(2 * TASKS * ROWS), rounds(ci=2, proof=20)))
     ended = 0
@@ -124,72 +124,72 @@ def test_a_broker_is_killed_during_the_commit(
         ended += 1
         if ended in kills:
             async with one_at_a_time:
-                await asyncio.to_thread(_kill_and_start, house, name)
+                await asyncio.to_thread(_kill_and_start, cluster, name)
         return await end(self, *args)
 
     monkeypatch.setattr(sink_client.SinkClient, "_end", ending)
 
     async def body() -> None:
-        options = options_of(house.nameservers, topic, topic)
+        options = options_of(cluster.nameservers, topic, topic)
         for batch in range(2):
             await write_batch(options, batch, ROWS)
 
     asyncio.run(body())
     assert kills <= set(range(ended + 1))
-    check(house, topic, 2)
+    check(cluster, topic, 2)
 
 
-def test_a_broker_is_killed_while_halves_are_sent(house: House) -> None:
-    topic = house.make_topic("killed-sending")
+def test_a_broker_is_killed_while_halves_are_sent(cluster: Cluster) -> None:
+    topic = cluster.make_topic("killed-sending")
 
     async def body() -> None:
-        options = options_of(house.nameservers, topic, topic)
+        options = options_of(cluster.nameservers, topic, topic)
         writing = asyncio.ensure_future(write_batch(options, 0, ROWS))
-        await asyncio.to_thread(_kill_and_start, house, "broker-b")
+        await asyncio.to_thread(_kill_and_start, cluster, "broker-b")
         await writing
 
     asyncio.run(body())
-    check(house, topic, 1)
+    check(cluster, topic, 1)
 
 
-def _kill_and_start(house: House, name: str) -> None:
-    broker = house.broker(name)
+def _kill_and_start(cluster: Cluster, name: str) -> None:
+    broker = cluster.broker(name)
     broker.kill()
     broker.start()
 
 
-def test_the_home_of_a_sink_is_never_another_broker(house: House) -> None:
+def test_the_home_of_a_sink_is_never_another_broker(cluster: Cluster) -> None:
     """Not when it is away, and not when the sink is asked for while it is."""
-    topic = house.make_topic("homeless")
+    topic = cluster.make_topic("homeless")
 
     async def body() -> None:
-        options = options_of(house.nameservers, topic, topic)
+        options = options_of(cluster.nameservers, topic, topic)
         await write_batch(options, 0, ROWS)
-        home = await _home(house, topic)
-        other = next(broker.name for broker in house.brokers if broker.name != home)
+        home = await _home(cluster, topic)
+        other = next(broker.name for broker in cluster.brokers if broker.name != home)
         handles = [(await write_task(options, 1, partition, ROWS))[0] for partition in range(TASKS)]
-        house.broker(home).kill()
+        cluster.broker(home).kill()
         try:
-            while set(house.route(topic)) != {other}:
+            while set(cluster.route(topic)) != {other}:
                 await asyncio.sleep(0.05)
-            quick = options_of(house.nameservers, topic, topic, patience="1s")
+            quick = options_of(cluster.nameservers, topic, topic, patience="1s")
             task = TransactionalTask(quick, TaskId(topic, 1, 0, 1, QUERY))
             with pytest.raises(NoRoute, match="decisions of the sink 'homeless' is away"):
                 await task.begin()
         finally:
-            house.broker(home).start()
-        house.await_route(topic, [home, other])
+            cluster.broker(home).start()
+        cluster.await_route(topic, [home, other])
         await commit_batch(
             options, topic, 1, [data for given in handles for data in given], query_id=QUERY
         )
 
     asyncio.run(body())
-    check(house, topic, 2)
+    check(cluster, topic, 2)
 
 
-async def _home(house: House, sink_id: str) -> str:
+async def _home(cluster: Cluster, sink_id: str) -> str:
     async with sink_client.SinkClient(
-        options_of(house.nameservers, sink_id, sink_id), lambda client: lambda message: None
+        options_of(cluster.nameservers, sink_id, sink_id), lambda client: lambda message: None
     ) as client:
         control = client.control(sink_id, QUERY)
         await control.locate(1)

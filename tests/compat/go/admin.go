@@ -8,9 +8,9 @@ import (
 )
 
 // administer opens an admin client for one call: it keeps every route that it has ever seen.
-func administer[R any](h *house, act func(admin.Admin) (R, error)) (R, error) {
+func administer[R any](s *session, act func(admin.Admin) (R, error)) (R, error) {
 	made, err := admin.NewAdmin(
-		admin.WithResolver(primitive.NewPassthroughResolver(h.nameServers)),
+		admin.WithResolver(primitive.NewPassthroughResolver(s.nameServers)),
 	)
 	if err != nil {
 		var none R
@@ -20,11 +20,11 @@ func administer[R any](h *house, act func(admin.Admin) (R, error)) (R, error) {
 	return act(made)
 }
 
-func createTopic(h *house, a struct {
+func createTopic(s *session, a struct {
 	Topic, Address string
 	Queues         int
 }) (any, error) {
-	return administer(h, func(by admin.Admin) (any, error) {
+	return administer(s, func(by admin.Admin) (any, error) {
 		return nil, by.CreateTopic(
 			context.Background(),
 			admin.WithTopicCreate(a.Topic),
@@ -35,14 +35,14 @@ func createTopic(h *house, a struct {
 	})
 }
 
-func deleteTopic(h *house, a struct{ Topic string }) (any, error) {
-	return administer(h, func(by admin.Admin) (any, error) {
+func deleteTopic(s *session, a struct{ Topic string }) (any, error) {
+	return administer(s, func(by admin.Admin) (any, error) {
 		return nil, by.DeleteTopic(context.Background(), admin.WithTopicDelete(a.Topic))
 	})
 }
 
-func listTopics(h *house, _ struct{}) (any, error) {
-	return administer(h, func(by admin.Admin) (any, error) {
+func listTopics(s *session, _ struct{}) (any, error) {
+	return administer(s, func(by admin.Admin) (any, error) {
 		list, err := by.FetchAllTopicList(context.Background())
 		if err != nil {
 			return nil, err
@@ -52,14 +52,14 @@ func listTopics(h *house, _ struct{}) (any, error) {
 }
 
 // listQueues answers with the queues that a producer would choose from.
-func listQueues(h *house, a struct{ Topic string }) (any, error) {
-	return administer(h, func(by admin.Admin) (any, error) {
+func listQueues(s *session, a struct{ Topic string }) (any, error) {
+	return administer(s, func(by admin.Admin) (any, error) {
 		return by.FetchPublishMessageQueues(context.Background(), a.Topic)
 	})
 }
 
-func listGroups(h *house, a struct{ Address string }) (any, error) {
-	return administer(h, func(by admin.Admin) (any, error) {
+func listGroups(s *session, a struct{ Address string }) (any, error) {
+	return administer(s, func(by admin.Admin) (any, error) {
 		groups, err := by.GetAllSubscriptionGroup(context.Background(), a.Address, patience)
 		if err != nil {
 			return nil, err

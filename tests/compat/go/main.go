@@ -23,15 +23,15 @@ const patience = 20 * time.Second
 // client is whatever was started under a name.
 type client interface{ Shutdown() error }
 
-// house is the name server to talk to and everything that was started. Something in `arrivals`
+// session is the name server to talk to and everything that was started. Something in `arrivals`
 // means that a consumer has got more since somebody last looked.
-type house struct {
+type session struct {
 	nameServers primitive.NamesrvAddr
 	clients     map[string]client
 	arrivals    chan struct{}
 }
 
-type action func(*house, json.RawMessage) (any, error)
+type action func(*session, json.RawMessage) (any, error)
 
 var actions = map[string]action{
 	"produce":   with(startProducer),
@@ -52,12 +52,12 @@ var actions = map[string]action{
 
 func main() {
 	rlog.SetLogLevel("warn")
-	h := &house{primitive.NamesrvAddr{os.Args[1]}, map[string]client{}, make(chan struct{}, 1)}
+	s := &session{primitive.NamesrvAddr{os.Args[1]}, map[string]client{}, make(chan struct{}, 1)}
 	input := bufio.NewScanner(os.Stdin)
 	input.Buffer(nil, 64<<20)
 	output := json.NewEncoder(os.Stdout)
 	for input.Scan() {
-		answer, err := h.perform(input.Bytes())
+		answer, err := s.perform(input.Bytes())
 		line := map[string]any{"answer": answer}
 		if err != nil {
 			line = map[string]any{"error": err.Error()}
@@ -66,12 +66,12 @@ func main() {
 			return
 		}
 	}
-	for _, client := range h.clients {
+	for _, client := range s.clients {
 		client.Shutdown()
 	}
 }
 
-func (h *house) perform(line []byte) (any, error) {
+func (s *session) perform(line []byte) (any, error) {
 	var command struct{ Do string }
 	if err := json.Unmarshal(line, &command); err != nil {
 		return nil, err
@@ -80,34 +80,34 @@ func (h *house) perform(line []byte) (any, error) {
 	if !known {
 		return nil, fmt.Errorf("no such command: %q", command.Do)
 	}
-	return act(h, line)
+	return act(s, line)
 }
 
 // with reads the fields of a command into the arguments of the function that carries it out.
-func with[A any](act func(*house, A) (any, error)) action {
-	return func(h *house, line json.RawMessage) (any, error) {
+func with[A any](act func(*session, A) (any, error)) action {
+	return func(s *session, line json.RawMessage) (any, error) {
 		var arguments A
 		if err := json.Unmarshal(line, &arguments); err != nil {
 			return nil, err
 		}
-		return act(h, arguments)
+		return act(s, arguments)
 	}
 }
 
 // find is the client of that name, if it is of that kind.
-func find[C client](h *house, name string) (C, error) {
-	found, ok := h.clients[name].(C)
+func find[C client](s *session, name string) (C, error) {
+	found, ok := s.clients[name].(C)
 	if !ok {
 		return found, fmt.Errorf("no such %T: %q", found, name)
 	}
 	return found, nil
 }
 
-func stop(h *house, a struct{ Name string }) (any, error) {
-	found, err := find[client](h, a.Name)
+func stop(s *session, a struct{ Name string }) (any, error) {
+	found, err := find[client](s, a.Name)
 	if err != nil {
 		return nil, err
 	}
-	delete(h.clients, a.Name)
+	delete(s.clients, a.Name)
 	return nil, found.Shutdown()
 }

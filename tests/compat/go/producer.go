@@ -18,9 +18,9 @@ var selectors = map[string]func() producer.QueueSelector{
 	"manual": producer.NewManualQueueSelector,
 }
 
-func startProducer(h *house, a struct{ Name, Group, Selector string }) (any, error) {
+func startProducer(s *session, a struct{ Name, Group, Selector string }) (any, error) {
 	made, err := rocketmq.NewProducer(
-		producer.WithNameServer(h.nameServers),
+		producer.WithNameServer(s.nameServers),
 		producer.WithInstanceName(a.Name),
 		producer.WithGroupName(a.Group),
 		producer.WithQueueSelector(selectors[a.Selector]()),
@@ -28,7 +28,7 @@ func startProducer(h *house, a struct{ Name, Group, Selector string }) (any, err
 	if err != nil {
 		return nil, err
 	}
-	h.clients[a.Name] = sending{made}
+	s.clients[a.Name] = sending{made}
 	return nil, made.Start()
 }
 
@@ -73,8 +73,8 @@ type sendArguments struct {
 	Messages []outgoing
 }
 
-func send(h *house, a sendArguments) (any, error) {
-	by, err := find[sending](h, a.Name)
+func send(s *session, a sendArguments) (any, error) {
+	by, err := find[sending](s, a.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -11,9 +11,9 @@ import (
 
 type pulling struct{ rocketmq.PullConsumer }
 
-func startPull(h *house, a consumeArguments) (any, error) {
+func startPull(s *session, a consumeArguments) (any, error) {
 	made, err := rocketmq.NewPullConsumer(
-		consumer.WithNameServer(h.nameServers),
+		consumer.WithNameServer(s.nameServers),
 		consumer.WithInstance(a.Name),
 		consumer.WithGroupName(a.Group),
 		consumer.WithConsumeFromWhere(beginnings[a.From]),
@@ -25,7 +25,7 @@ func startPull(h *house, a consumeArguments) (any, error) {
 	if err := made.Subscribe(a.Topic, a.selector()); err != nil {
 		return nil, err
 	}
-	h.clients[a.Name] = pulling{made}
+	s.clients[a.Name] = pulling{made}
 	return nil, made.Start()
 }
 
@@ -41,12 +41,12 @@ type pulled struct {
 }
 
 // pull reads from one place.
-func pull(h *house, a struct {
+func pull(s *session, a struct {
 	Name, Topic, Broker string
 	Queue, Count        int
 	Offset              int64
 }) (any, error) {
-	by, err := find[pulling](h, a.Name)
+	by, err := find[pulling](s, a.Name)
 	if err != nil {
 		return nil, err
 	}
@@ -71,12 +71,12 @@ func pull(h *house, a struct {
 
 // poll takes what the pull consumer fetches by itself, and acknowledges it, until it has `Count`
 // messages or the time is up.
-func poll(h *house, a struct {
+func poll(s *session, a struct {
 	Name   string
 	Count  int
 	WaitMs int `json:"wait_ms"`
 }) (any, error) {
-	by, err := find[pulling](h, a.Name)
+	by, err := find[pulling](s, a.Name)
 	if err != nil {
 		return nil, err
 	}

@@ -84,13 +84,13 @@ var beginnings = map[string]consumer.ConsumeFromWhere{
 	"last": consumer.ConsumeFromLastOffset,
 }
 
-func startPush(h *house, a consumeArguments) (any, error) {
+func startPush(s *session, a consumeArguments) (any, error) {
 	model := consumer.Clustering
 	if a.Broadcast {
 		model = consumer.BroadCasting
 	}
 	made, err := rocketmq.NewPushConsumer(
-		consumer.WithNameServer(h.nameServers),
+		consumer.WithNameServer(s.nameServers),
 		consumer.WithInstance(a.Name),
 		consumer.WithGroupName(a.Group),
 		consumer.WithConsumerModel(model),
@@ -100,17 +100,17 @@ func startPush(h *house, a consumeArguments) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &pushed{PushConsumer: made, arrivals: h.arrivals}
+	p := &pushed{PushConsumer: made, arrivals: s.arrivals}
 	if err := made.Subscribe(a.Topic, a.selector(), p.keep); err != nil {
 		return nil, err
 	}
-	h.clients[a.Name] = p
+	s.clients[a.Name] = p
 	return nil, made.Start()
 }
 
 // await answers with all that the consumers of these names have got, in turn, once it is `Count`
 // messages altogether or the time is up.
-func await(h *house, a struct {
+func await(s *session, a struct {
 	Names  []string
 	Count  int
 	WaitMs int `json:"wait_ms"`
@@ -120,7 +120,7 @@ func await(h *house, a struct {
 	for {
 		total := 0
 		for i, name := range a.Names {
-			p, err := find[*pushed](h, name)
+			p, err := find[*pushed](s, name)
 			if err != nil {
 				return nil, err
 			}
@@ -133,7 +133,7 @@ func await(h *house, a struct {
 			return all, nil
 		}
 		select {
-		case <-h.arrivals:
+		case <-s.arrivals:
 		case <-deadline:
 			return all, nil
 		}
@@ -142,8 +142,8 @@ func await(h *house, a struct {
 
 // settle waits until everything that the broker has in a topic of one queue is consumed and its
 // offset is known to the client, so that stopping the consumer commits the end of the queue.
-func settle(h *house, a struct{ Name, Topic string }) (any, error) {
-	p, err := find[*pushed](h, a.Name)
+func settle(s *session, a struct{ Name, Topic string }) (any, error) {
+	p, err := find[*pushed](s, a.Name)
 	if err != nil {
 		return nil, err
 	}

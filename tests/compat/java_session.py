@@ -38,7 +38,7 @@ class ClientError(Exception):
         self.message = message
 
 
-class Java:
+class JavaSession:
     """A running JVM with the clients of one release and one serialization."""
 
     def __init__(

@@ -21,7 +21,7 @@ AnyBroker = apache.Broker | penstock.Broker
 AnyNameServer = apache.NameServer | penstock.NameServer
 
 # Room for bodies of 4 MiB; apache.Broker has tiny files otherwise.
-ROOMY: dict[str, Any] = {
+LARGE_FILES: dict[str, Any] = {
     "mappedFileSizeCommitLog": 64 * 1024 * 1024,
     "mappedFileSizeConsumeQueue": 600_000,
     "maxHashSlotNum": 50_000,
@@ -34,7 +34,7 @@ ROOMY: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class House:
+class Cluster:
     """A NameServer and one broker that runs for many tests."""
 
     namesrv: str
@@ -43,25 +43,25 @@ class House:
 
 
 def name_server(directory: Path, **conf: Any) -> AnyNameServer:
-    """A NameServer of the house under test, not yet started."""
+    """A NameServer of the cluster under test, not yet started."""
     return (apache.NameServer if APACHE else penstock.NameServer)(directory, **conf)
 
 
 def broker(directory: Path, namesrv: str, **conf: Any) -> AnyBroker:
-    """A broker of the house under test, not yet started; its store is in `directory`."""
+    """A broker of the cluster under test, not yet started; its store is in `directory`."""
     kind = apache.Broker if APACHE else penstock.Broker
-    return kind(directory, directory / "store", namesrv, **{**ROOMY, **conf})
+    return kind(directory, directory / "store", namesrv, **{**LARGE_FILES, **conf})
 
 
 @contextlib.contextmanager
-def house(directory: Path) -> Iterator[House]:
-    """The common house: `penstock up`, or Apache's two servers."""
+def cluster(directory: Path) -> Iterator[Cluster]:
+    """The common cluster: `penstock up`, or Apache's two servers."""
     if not APACHE:
         with penstock.Up(directory) as up:
-            yield House(up.address, "broker-a", up.broker_address)
+            yield Cluster(up.address, "broker-a", up.broker_address)
         return
     with (
         name_server(directory / "namesrv") as names,
         broker(directory / "broker", names.address, brokerName="broker-a") as one,
     ):
-        yield House(names.address, one.name, one.address)
+        yield Cluster(names.address, one.name, one.address)

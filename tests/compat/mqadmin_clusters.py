@@ -9,17 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from . import apache, penstock
-from .houses import House
+from .clusters import Cluster
 
 NAME = "broker-a"
 CLUSTER = "DefaultCluster"
 ROOT = ("root", "0123456789")
-"""The super user of a house with access control."""
+"""The super user of a cluster with access control."""
 _AUTH = "org.apache.rocketmq.auth"
 
 
 @contextmanager
-def our_house(folder: Path, *, access: bool) -> Iterator[House]:
+def our_cluster(folder: Path, *, access: bool) -> Iterator[Cluster]:
     """`penstock up`."""
     folder.mkdir(parents=True)
     settings = folder / "penstock.toml"
@@ -27,11 +27,11 @@ def our_house(folder: Path, *, access: bool) -> Iterator[House]:
     text += "authentication = true\nauthorization = true\n" if access else ""
     settings.write_text(text)
     with penstock.Up(folder, "--config", str(settings)) as up:
-        yield House(up.address, NAME, up.broker_address)
+        yield Cluster(up.address, NAME, up.broker_address)
 
 
 @contextmanager
-def apache_house(folder: Path, *, access: bool) -> Iterator[House]:
+def apache_cluster(folder: Path, *, access: bool) -> Iterator[Cluster]:
     """Apache's servers, with the settings that are our defaults."""
     conf: dict[str, Any] = {
         "initAuthenticationUser": json.dumps({"username": ROOT[0], "password": ROOT[1]}),
@@ -54,5 +54,5 @@ def apache_house(folder: Path, *, access: bool) -> Iterator[House]:
             folder / "broker", folder / "store", names.address, brokerName=NAME, **conf
         ) as broker,
     ):
-        yield House(names.address, NAME, broker.address)
+        yield Cluster(names.address, NAME, broker.address)
         broker.kill()  # a clean shutdown takes seconds, and nobody reads the store

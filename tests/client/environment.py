@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 from penstock import AsyncConsumer, AsyncProducer, Message, ReceivedMessage, SendReceipt
 from penstock.wire.message import StoredMessage, decode_messages
 
-from .houses import House, ask
+from .clusters import Cluster, ask
 
 T = TypeVar("T")
 
@@ -23,23 +23,23 @@ QUICK: dict[str, Any] = {"route_refresh_ms": 1_000, "heartbeat_ms": 5_000}
 """Tests are in more of a hurry than applications."""
 
 
-class World:
-    """A house, and names of this test's own."""
+class Environment:
+    """A cluster, and names of this test's own."""
 
-    def __init__(self, house: House, fresh: str) -> None:
-        self.house = house
+    def __init__(self, cluster: Cluster, fresh: str) -> None:
+        self.cluster = cluster
         self.fresh = fresh
 
     @property
     def nameservers(self) -> str:
-        return self.house.nameservers
+        return self.cluster.nameservers
 
     def name(self, suffix: str = "") -> str:
         return f"{self.fresh}-{suffix}" if suffix else self.fresh
 
     def topic(self, suffix: str = "", **options: Any) -> str:
         """A new topic on both brokers (`queues`, `brokers`, `perm`)."""
-        return self.house.make_topic(self.name(suffix), **options)
+        return self.cluster.make_topic(self.name(suffix), **options)
 
     def producer(self, **options: Any) -> AsyncProducer:
         return AsyncProducer(**self._options(options, "p"))
@@ -59,7 +59,7 @@ class World:
     def stored(self, topic: str) -> list[StoredMessage]:
         """Every message of a topic, queue by queue: what brokers have, not what clients say."""
         found: list[StoredMessage] = []
-        for broker in self.house.brokers:
+        for broker in self.cluster.brokers:
             await_dispatch(broker.address)
             for queue_id in range(64):
                 place = {"topic": topic, "queueId": str(queue_id)}
@@ -78,7 +78,7 @@ class World:
 
     def committed(self, topic: str, group: str, broker: str, queue_id: int) -> int:
         """A group's progress in a queue; -1 if it has none."""
-        answer = ask(self.house.broker(broker).address, COMMITTED, {
+        answer = ask(self.cluster.broker(broker).address, COMMITTED, {
             "consumerGroup": group, "topic": topic, "queueId": str(queue_id),
             "setZeroIfNotFound": "false",
         })  # fmt: skip
@@ -88,7 +88,7 @@ class World:
         """The sum of a group's progress over all queues of a topic."""
         return sum(
             max(0, self.committed(topic, group, broker.name, n))
-            for broker in self.house.brokers
+            for broker in self.cluster.brokers
             for n in range(queues)
         )
 

@@ -1,7 +1,7 @@
 """The servers of the client tests: a NameServer and the brokers broker-a and broker-b, twice.
 
-Both houses have the same settings and the same interface (tests/compat/apache.py), so that no test
-knows which one it talks to. Retries come after one second, halves are asked about after one.
+Both clusters have the same settings and the same interface (tests/compat/apache.py), so a test does
+not know which one it talks to. Messages are retried and half messages checked after one second.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.compat import apache, penstock
-from tests.compat.houses import ROOMY
+from tests.compat.clusters import LARGE_FILES
 
 KINDS = ("penstock", "apache")
-THREADS = "house"
+THREADS = "cluster"
 """Threads with this prefix start servers while the first tests run."""
 
 START_S = 180.0
@@ -30,7 +30,7 @@ ROUTE = 105
 
 LEVELS = "1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s 1s"
 CONF: Mapping[str, Any] = {
-    **ROOMY,
+    **LARGE_FILES,
     "mappedFileSizeCommitLog": 32 * 1024 * 1024,
     "messageDelayLevel": LEVELS,
     "recallMessageEnable": True,
@@ -68,7 +68,7 @@ class Answer(NamedTuple):
     remark: str
 
 
-class House:
+class Cluster:
     """A NameServer and two brokers; `kind` is "penstock" or "apache"."""
 
     def __init__(

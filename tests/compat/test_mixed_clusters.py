@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from . import apache, houses, penstock
+from . import apache, clusters, penstock
+from .java_session import JavaSession, eventually
 from .reading import read_all
-from .session import Java, eventually
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 COUNT = 64
 
 
-def _exchange(jvm: Java, namesrv: str, topic: str) -> list[Any]:
+def _exchange(jvm: JavaSession, namesrv: str, topic: str) -> list[Any]:
     """Send, consume by push and read everything; gives the acknowledgements."""
     jvm.do("producer.start", producer=topic, namesrv=namesrv)
     jvm.do("producer.create_topic", producer=topic, topic=topic, queues=4)
@@ -33,9 +33,9 @@ def _exchange(jvm: Java, namesrv: str, topic: str) -> list[Any]:
     assert eventually(complete)
     jvm.do("push.stop", consumer=topic)
     jvm.do("producer.stop", producer=topic)
-    house = houses.House(namesrv, "", "")
+    cluster = clusters.Cluster(namesrv, "", "")
     where = {(line["queue_id"], line["queue_offset"], line["msg_id"]) for line in acked}
-    read = read_all(jvm, house, topic)
+    read = read_all(jvm, cluster, topic)
     assert {(line["queue_id"], line["queue_offset"], line["msg_id"]) for line in read} == where
     return acked
 
@@ -53,7 +53,7 @@ def our_names(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def test_our_broker_at_their_nameserver(
-    latest: Java, apache_names: str, tmp_path: Path, fresh: str
+    latest: JavaSession, apache_names: str, tmp_path: Path, fresh: str
 ) -> None:
     with penstock.Broker(tmp_path, tmp_path / "store", apache_names, brokerName="ours"):
         acked = _exchange(latest, apache_names, fresh)
@@ -71,13 +71,13 @@ def their_broker(our_names: str, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 @pytest.mark.usefixtures("their_broker")
-def test_their_broker_at_our_nameserver(latest: Java, our_names: str, fresh: str) -> None:
+def test_their_broker_at_our_nameserver(latest: JavaSession, our_names: str, fresh: str) -> None:
     acked = _exchange(latest, our_names, fresh)
     assert {line["broker"] for line in acked} == {"theirs"}
 
 
 @pytest.mark.usefixtures("their_broker")
-def test_a_cluster_of_both(latest: Java, our_names: str, tmp_path: Path, fresh: str) -> None:
+def test_a_cluster_of_both(latest: JavaSession, our_names: str, tmp_path: Path, fresh: str) -> None:
     with penstock.Broker(tmp_path, tmp_path / "store", our_names, brokerName="ours"):
         acked = _exchange(latest, our_names, fresh)
     brokers = [line["broker"] for line in acked]
