@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
-from penstock.spark.sink.data_writer import make_stream_writer, sink_client
+from penstock.spark.sink import sink_client
+from penstock.spark.sink.data_writer import make_stream_writer
 
 if TYPE_CHECKING:
     import pyarrow as pa
