@@ -12,12 +12,12 @@ import pytest
 from penstock import Admin, Message, Producer
 from penstock.errors import DataLost
 from penstock.spark.arrow.columns import ColumnBuilder
-from penstock.spark.connection_options import Connection
+from penstock.spark.connection_options import ConnectionOptions
 from penstock.spark.source import range_reader
-from penstock.spark.source.log_reader import Scan, plan_scan, read_slice
+from penstock.spark.source.log_reader import LogScan, plan_scan, read_slice
 from penstock.spark.source.offset_ranges import QueueRange
 from penstock.spark.source.range_reader import Reading, read_range
-from penstock.spark.worker_connection import close_links
+from penstock.spark.worker_connection import close_worker_connections
 
 from . import apache
 
@@ -37,12 +37,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache.Broker]:
         apache.Broker(folder / "b", folder / "store", names.address) as broker,
     ):
         yield broker
-        close_links()
+        close_worker_connections()
 
 
 @pytest.fixture(scope="module")
-def connection(broker: apache.Broker) -> Connection:
-    return Connection((broker._namesrv,))
+def connection(broker: apache.Broker) -> ConnectionOptions:
+    return ConnectionOptions((broker._namesrv,))
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,9 @@ def part(broker: apache.Broker, first: int = 0, until: int = COUNT) -> QueueRang
     return QueueRange("T", broker.name, 0, first, until)
 
 
-def test_parts_of_a_queue(broker: apache.Broker, connection: Connection, sent: list[Row]) -> None:
+def test_parts_of_a_queue(
+    broker: apache.Broker, connection: ConnectionOptions, sent: list[Row]
+) -> None:
     found = rows(read_range(connection, part(broker), ALL))
     assert sorted(row[1:] for row in found) == sorted(row[1:] for row in sent)
     assert [row[0] for row in found] == list(range(COUNT))
@@ -85,7 +87,10 @@ def test_parts_of_a_queue(broker: apache.Broker, connection: Connection, sent: l
 
 
 def test_offsets_that_are_not_there(
-    broker: apache.Broker, connection: Connection, sent: list[Row], monkeypatch: pytest.MonkeyPatch
+    broker: apache.Broker,
+    connection: ConnectionOptions,
+    sent: list[Row],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(range_reader, "BEHIND_MS", 300)
     for first in (COUNT - 5, COUNT, COUNT + 3):
@@ -98,9 +103,9 @@ def test_offsets_that_are_not_there(
 
 
 def test_its_log_files_hold_the_same(
-    broker: apache.Broker, connection: Connection, sent: list[Row]
+    broker: apache.Broker, connection: ConnectionOptions, sent: list[Row]
 ) -> None:
-    scan = Scan(columns=COLUMNS, topics=frozenset({"T"}))
+    scan = LogScan(columns=COLUMNS, topics=frozenset({"T"}))
     slices = plan_scan(str(broker.store_dir), scan)
     assert len(slices) > 1
     found = [row for one in slices for row in rows(read_slice(one, scan))]
@@ -108,7 +113,10 @@ def test_its_log_files_hold_the_same(
 
 
 def test_a_kill_and_a_new_start(
-    broker: apache.Broker, connection: Connection, sent: list[Row], monkeypatch: pytest.MonkeyPatch
+    broker: apache.Broker,
+    connection: ConnectionOptions,
+    sent: list[Row],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(range_reader, "ColumnBuilder", partial(ColumnBuilder, rows_max=100))
     batches = read_range(connection, part(broker), ALL)

@@ -21,12 +21,12 @@ from penstock import Admin, Message, Producer
 from penstock.client.consumer.pull_loop import PullAnswer
 from penstock.errors import DataLost, InvalidParameter, ReadGaveUp
 from penstock.spark.arrow.columns import ColumnBuilder
-from penstock.spark.connection_options import Connection
+from penstock.spark.connection_options import ConnectionOptions
 from penstock.spark.message_schema import DEFAULT_COLUMNS, arrow_schema
 from penstock.spark.source import queue_pulls, range_reader
 from penstock.spark.source.offset_ranges import QueueRange
 from penstock.spark.source.range_reader import Reading, read_range
-from penstock.spark.worker_connection import close_links, link
+from penstock.spark.worker_connection import close_worker_connections, worker_connection
 from penstock.testing import InProcessBroker
 from tests.compat.penstock import Broker, NameServer
 
@@ -41,7 +41,7 @@ def broker() -> Iterator[InProcessBroker]:
     with InProcessBroker() as broker:
         broker.create_topic("T", queues=1)
         yield broker
-    close_links()
+    close_worker_connections()
 
 
 @pytest.fixture
@@ -49,8 +49,8 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "ColumnBuilder", partial(ColumnBuilder, rows_max=100))
 
 
-def here(broker: InProcessBroker, timeout_ms: int = 3_000) -> Connection:
-    return Connection((broker.address,), timeout_ms=timeout_ms)
+def here(broker: InProcessBroker, timeout_ms: int = 3_000) -> ConnectionOptions:
+    return ConnectionOptions((broker.address,), timeout_ms=timeout_ms)
 
 
 def fill(broker: InProcessBroker, count: int, size: int = 20) -> list[Row]:
@@ -66,7 +66,7 @@ def fill(broker: InProcessBroker, count: int, size: int = 20) -> list[Row]:
 
 
 def part(broker: InProcessBroker, first: int, until: int, queue_id: int = 0) -> QueueRange:
-    with link(here(broker)) as way:
+    with worker_connection(here(broker)) as way:
         name = way.run(way.session.route("T")).brokers[0]
     return QueueRange("T", name, queue_id, first, until)
 
@@ -129,7 +129,7 @@ def test_short_answers_are_asked_for_ahead(size: int) -> None:
 
         patch.setattr(queue_pulls.Pulls, "ask_ahead", count)
         assert rows(read_range(here(broker), part(broker, 3, 2_987), ALL)) == sent[3:2_987]
-        close_links()
+        close_worker_connections()
     assert max(flying) == (queue_pulls.AHEAD_MAX if size == 1 else max(flying))
 
 
@@ -161,7 +161,7 @@ def test_a_broker_that_hangs_or_is_killed_is_waited_for(
             for future in futures:
                 future.result()
         batches = read_range(
-            Connection((names.address,)), QueueRange("T", broker.name, 0, 0, 8_000), ALL
+            ConnectionOptions((names.address,)), QueueRange("T", broker.name, 0, 0, 8_000), ALL
         )
         found = rows(itertools.islice(batches, 3))
         os.kill(broker.pid, signal.SIGSTOP)
@@ -172,7 +172,7 @@ def test_a_broker_that_hangs_or_is_killed_is_waited_for(
         broker.kill()
         broker.start()
         assert [row[0] for row in found + rows(batches)] == list(range(8_000))
-        close_links()
+        close_worker_connections()
 
 
 def test_an_answer_may_lie_unread_for_long(
@@ -203,7 +203,7 @@ def test_a_broker_that_stays_away_is_named(small_batches: None) -> None:
         next(batches)
     with pytest.raises(ReadGaveUp) as caught:
         rows(batches)
-    close_links()
+    close_worker_connections()
     for text in (whole.broker, address, "T", "queue 0", "readTimeout"):
         assert text in str(caught.value)
     copy = pickle.loads(pickle.dumps(caught.value))
@@ -295,7 +295,7 @@ def test_a_forked_worker_makes_connections_of_its_own() -> None:
     import os, sys, warnings
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     from penstock import Message, Producer
-    from penstock.spark.worker_connection import close_links
+    from penstock.spark.worker_connection import close_worker_connections
     from tests.integration.test_spark_reading import ALL, fill, here, part, read_range, rows
     from penstock.testing import InProcessBroker
 
@@ -310,7 +310,7 @@ def test_a_forked_worker_makes_connections_of_its_own() -> None:
         code = 1
         try:
             assert rows(read_range(connection, whole, ALL)) == sent
-            close_links()
+            close_worker_connections()
             code = 0
         finally:
             os._exit(code)

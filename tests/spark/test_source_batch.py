@@ -163,7 +163,7 @@ def test_the_log_is_read_without_its_broker(spark: SparkSession, house: Up, fres
     ("options", "text"),
     [({"subscribe": "no-such-topic"}, "no broker has the topic 'no-such-topic'"),
      ({"startingOffset": "earliest"}, "maybe startingOffsets is meant"),
-     ({"startingOffset": "earliest"}, "What to do: there are accessKey"),
+     ({"startingOffset": "earliest"}, "What to do: its options are accessKey"),
      ({"columns": "price"}, "'price' is no column"),
      ({"maxOffsetsPerTrigger": "5"}, "for streams only"),
      ({"nameserver": "127.0.0.1:1", "readTimeout": "1s"}, "no NameServer answers"),

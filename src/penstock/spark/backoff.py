@@ -1,4 +1,4 @@
-"""Trying again for as long as it is worth it."""
+"""Retries with exponential back-off, and which errors are worth one."""
 
 import logging
 from collections.abc import Awaitable, Callable
@@ -20,12 +20,12 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-AGAIN_MS: Final = 100
-AGAIN_MS_MAX: Final = 2_000
-"""Pauses before a broker is asked again."""
-DENIED_MS: Final = 5_000
-"""How long it is tried to send what brokers say is not allowed."""
-PASSING: Final = frozenset(
+BACKOFF_MS: Final = 100
+BACKOFF_MS_MAX: Final = 2_000
+"""First and longest pause between two attempts."""
+PERMISSION_RETRY_MS: Final = 5_000
+"""How long a send is retried that brokers refuse for lack of permission."""
+TEMPORARY_CODES: Final = frozenset(
     (
         ResponseCode.SYSTEM_ERROR,
         ResponseCode.SYSTEM_BUSY,
@@ -34,59 +34,63 @@ PASSING: Final = frozenset(
         ResponseCode.FLOW_CONTROL,
     )
 )
-"""Refusals of reads that may be over in a moment."""
+"""Refusals of reads that may be temporary."""
 
 
-def passing(error: PenstockError) -> PenstockError:
-    """The error; one that is worth another try where a refusal may be over in a moment."""
-    return SystemBusy(error.message) if error.answer_code in PASSING else error
+def as_temporary(error: PenstockError) -> PenstockError:
+    """The error, replaced by one with `retry` if its response code may be temporary."""
+    return SystemBusy(error.message) if error.answer_code in TEMPORARY_CODES else error
 
 
-def hopeless(error: PenstockError) -> PenstockError | None:
-    """What to raise at once, since waiting does not mend it: that a server is not trusted; None
-    where it may help."""
+def permanent_cause(error: PenstockError) -> PenstockError | None:
+    """The error to raise without a retry: the server is not trusted. None for other errors."""
     if isinstance(error, PeerUntrusted):
         return TlsError(error.message, hint=error.hint)
     if isinstance(error, AllFailed):
-        causes = [hopeless(cause) for cause in error.attempts]
+        causes = [permanent_cause(cause) for cause in error.attempts]
         return causes[-1] if causes and all(causes) else None
     return None
 
 
-def denied(error: PenstockError) -> PenstockError | None:
-    """What to raise where brokers take nothing of this user, or nothing for this topic, and that
-    has lasted DENIED_MS: who drains a broker lets it refuse until clients know another."""
+def permission_error(error: PenstockError) -> PenstockError | None:
+    """The refusal if all attempts of a send were refused for lack of permission.
+
+    It is raised only after PERMISSION_RETRY_MS: a broker that is drained refuses writes until
+    clients have a route to another one.
+    """
     causes = error.attempts if isinstance(error, SendFailed) else ()
     if causes and all(isinstance(cause, NoPermission) for cause in causes):
         return causes[-1]
     return None
 
 
-async def insist(
+async def retry(
     clock: Clock,
-    patience_ms: int,
+    timeout_ms: int,
     attempt: Callable[[], Awaitable[T]],
     refresh: Callable[[], Awaitable[object]] | None = None,
 ) -> T:
-    """What `attempt` comes to, tried again while its error says so and there is time left."""
+    """The result of `attempt`, which is repeated while its error has `retry` and time is left."""
     began_ms = clock.monotonic_ms()
-    wait_ms = AGAIN_MS
+    wait_ms = BACKOFF_MS
     while True:
         try:
             return await attempt()
         except PenstockError as error:
-            if (cause := hopeless(error)) is not None:
+            if (cause := permanent_cause(error)) is not None:
                 raise cause from error.__cause__
             waited_ms = clock.monotonic_ms() + wait_ms - began_ms
-            if (refused := denied(error)) is not None and waited_ms >= DENIED_MS:
+            if (refused := permission_error(error)) is not None and (
+                waited_ms >= PERMISSION_RETRY_MS
+            ):
                 raise refused from error
-            if not error.retry or waited_ms >= patience_ms:
+            if not error.retry or waited_ms >= timeout_ms:
                 raise
-            log.info("tried again in %d ms: %s", wait_ms, error)
+            log.info("retrying in %d ms: %s", wait_ms, error)
         await pause(clock, wait_ms)
-        wait_ms = min(2 * wait_ms, AGAIN_MS_MAX)
+        wait_ms = min(2 * wait_ms, BACKOFF_MS_MAX)
         if refresh is not None:
             try:
                 await refresh()
             except PenstockError as error:
-                log.info("no fresh route: %s", error)
+                log.info("could not refresh the route: %s", error)

@@ -1,8 +1,8 @@
-"""What a cluster has: topics, queues and their ends. Asked by the driver while it plans.
+"""Topics, queues and offsets of a cluster, which the driver needs to plan a read.
 
-One `Cluster` lives as long as a plan is made, or as long as a stream runs. A broker that is away is
-no broker without messages: who asks for a whole picture waits for it (`patiently`), and who can go
-on without it is told which queues are unknown.
+A `ClusterMetadata` lives while a query is planned, or as long as a stream runs. An unavailable
+broker is not a broker without messages: methods named `all_…` wait for it (`with_retries`), the
+others report its queues as unavailable.
 """
 
 import logging
@@ -25,11 +25,11 @@ from penstock.errors import (
     PenstockError,
     ReadGaveUp,
 )
-from penstock.spark.backoff import hopeless, insist, passing
-from penstock.spark.connection_options import Connection
+from penstock.spark.backoff import as_temporary, permanent_cause, retry
+from penstock.spark.connection_options import ConnectionOptions
 from penstock.spark.message_schema import CONTROL_TOPIC
-from penstock.spark.source.queue_offsets import Marks, listed
-from penstock.spark.source.source_options import Topics
+from penstock.spark.source.queue_offsets import QueueOffsets, listed
+from penstock.spark.source.source_options import TopicSelection
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import TopicConfigAndQueueMapping
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -45,28 +45,28 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_NOTHING: Final = "-1"
-"""Apache's offset of a queue that it has not made yet, and of a search that finds nothing."""
+_NO_OFFSET: Final = "-1"
+"""Apache's answer for a queue that it has not created yet, and for a search without a result."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
-    """An end of each queue, as far as its broker could be asked."""
+class QueriedOffsets:
+    """One offset of each queue, and the queues whose brokers could not be asked."""
 
-    found: dict[MessageQueue, int] = field(default_factory=dict)
-    away: dict[MessageQueue, PenstockError] = field(default_factory=dict)
-    """Queues of brokers that do not answer."""
-    by_replica: frozenset[MessageQueue] = frozenset()
-    """Queues whose master is away: their replica may be behind."""
+    offsets: dict[MessageQueue, int] = field(default_factory=dict)
+    unavailable: dict[MessageQueue, PenstockError] = field(default_factory=dict)
+    """Queues of brokers that do not answer, with the error."""
+    from_replica: frozenset[MessageQueue] = frozenset()
+    """Queues whose master is unavailable: the replica that answered may be behind."""
 
 
-class AsyncCluster(Lifetime):
-    """Questions about topics, queues and groups; topics are named without the namespace."""
+class AsyncClusterMetadata(Lifetime):
+    """Queries topics, queues and groups; topics are named without the namespace."""
 
-    def __init__(self, connection: Connection, *, patience_ms: int) -> None:
-        self._admin = AsyncAdmin(connection.nameservers, **connection.keywords())
+    def __init__(self, connection: ConnectionOptions, *, timeout_ms: int) -> None:
+        self._admin = AsyncAdmin(connection.nameservers, **connection.client_keywords())
         self._session = self._admin.session
-        self._patience_ms = patience_ms
+        self._timeout_ms = timeout_ms
 
     async def start(self) -> None:
         await self._admin.start()
@@ -76,27 +76,27 @@ class AsyncCluster(Lifetime):
 
     # --- topics and queues
 
-    async def queues(self, topics: Topics) -> set[MessageQueue]:
-        """The queues to read; topics that are not there have none. Raises where nobody answers."""
+    async def queues(self, topics: TopicSelection) -> set[MessageQueue]:
+        """The queues to read; a topic that does not exist has none. Raises if no server answers."""
         if topics.assigned is not None:
             return assigned_queues(topics)
         names = topics.names if topics.pattern is None else await self._matching(topics.pattern)
         found = await self._admin.for_each(names, self._readable)
         return {queue for queues in found for queue in queues}
 
-    async def all_queues(self, topics: Topics) -> set[MessageQueue]:
-        """The same; waits for a NameServer, and for a broker that it knows. Raises ReadGaveUp."""
-        await self.patiently(self._some_broker)
-        return await self.patiently(lambda: self.queues(topics))
+    async def all_queues(self, topics: TopicSelection) -> set[MessageQueue]:
+        """As `queues`; waits for a NameServer and a registered broker. Raises ReadGaveUp."""
+        await self.with_retries(self._check_any_broker)
+        return await self.with_retries(lambda: self.queues(topics))
 
-    async def settled_queues(self, topics: Topics) -> set[MessageQueue]:
-        """The same for the beginning of a query, when all topics have to be there.
+    async def required_queues(self, topics: TopicSelection) -> set[MessageQueue]:
+        """As `all_queues`, for the start of a query, when all topics must exist.
 
-        Raises NoRoute, NoQueue; ReadGaveUp where there is no broker for too long.
+        Raises NoRoute, NoQueue; ReadGaveUp if there is no broker for too long.
         """
         found = await self.all_queues(topics)
         if topics.assigned is not None:
-            await self.patiently(lambda: self._check_assigned(found))
+            await self.with_retries(lambda: self._check_assigned(found))
             return found
         for name in topics.names:
             if not any(queue.topic == name for queue in found):
@@ -106,7 +106,7 @@ class AsyncCluster(Lifetime):
                 raise NoQueue(f"the topic {name} has no queue that can be read")
         return found
 
-    async def _some_broker(self) -> None:
+    async def _check_any_broker(self) -> None:
         if not await self._admin.brokers():
             raise NoRoute(
                 f"the NameServers {self._session.nameservers.text()} know no broker",
@@ -114,22 +114,22 @@ class AsyncCluster(Lifetime):
             )
 
     async def _check_assigned(self, wanted: set[MessageQueue]) -> None:
-        """Whether the brokers of these queues are there; raises NoRoute, and NoQueue for a queue
-        that a broker does not have."""
+        """Raise NoRoute if a broker of these queues is missing, NoQueue if it lacks a queue."""
         names = sorted({queue.topic for queue in wanted})
-        there = {
+        existing = {
             queue
             for queues in await self._admin.for_each(names, self._readable)
             for queue in queues
         }
-        having = {(queue.topic, queue.broker_name) for queue in there}
-        missing = wanted - there
+        brokers = {(queue.topic, queue.broker_name) for queue in existing}
+        missing = wanted - existing
         if not missing:
             return
-        text = f"assign names queues that are not there: {listed(missing)}"
-        if all((queue.topic, queue.broker_name) in having for queue in missing):
-            raise _Final(NoQueue(text, hint=f"there are {listed(there) or 'none'}"))
-        raise NoRoute(text, hint=f"there are {listed(there) or 'none'}")
+        text = f"assign names queues that do not exist: {listed(missing)}"
+        hint = f"existing queues: {listed(existing) or 'none'}"
+        if all((queue.topic, queue.broker_name) in brokers for queue in missing):
+            raise _Permanent(NoQueue(text, hint=hint))
+        raise NoRoute(text, hint=hint)
 
     async def _readable(self, topic: str) -> list[MessageQueue]:
         route = await self._session.find_route(self._session.with_namespace(topic))
@@ -138,7 +138,8 @@ class AsyncCluster(Lifetime):
         return [MessageQueue(topic, q.broker_name, q.queue_id) for q in route.read_queues]
 
     async def _matching(self, pattern: str) -> list[str]:
-        """Topics by pattern; those of groups only if the pattern begins as their names do."""
+        """Topics that match a pattern; retry and dead-letter topics only if the pattern starts
+        with their prefix."""
         brokers = await self._admin.brokers()
         own = {name for broker in brokers for name in (broker.cluster, broker.name)}
         kinds = {TopicKind.NORMAL}
@@ -154,31 +155,35 @@ class AsyncCluster(Lifetime):
 
     # --- offsets
 
-    async def begins(self, queues: Iterable[MessageQueue]) -> Ends:
-        """The offset of the first message of each queue."""
+    async def min_offsets(self, queues: Iterable[MessageQueue]) -> QueriedOffsets:
+        """The offset of the first message in each queue."""
         return await self._ask(queues, RequestCode.GET_MIN_OFFSET)
 
-    async def ends(self, queues: Iterable[MessageQueue]) -> Ends:
+    async def max_offsets(self, queues: Iterable[MessageQueue]) -> QueriedOffsets:
         """The offset that the next message of each queue will get."""
         return await self._ask(queues, RequestCode.GET_MAX_OFFSET)
 
-    async def at(self, queues: Iterable[MessageQueue], ms: int) -> Ends:
-        """The offset of the first message that was stored then or later; else the queue's end."""
+    async def offsets_at(self, queues: Iterable[MessageQueue], ms: int) -> QueriedOffsets:
+        """The offset of the first message stored at `ms` or later, or else the queue's end."""
         return await self._ask(queues, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, timestamp=str(ms))
 
-    async def all_begins(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """As `begins`, of all of them: waits for brokers that are away. Raises ReadGaveUp."""
-        return await self._whole(queues, self.begins)
+    async def all_min_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """As `min_offsets`, but waits for unavailable brokers. Raises ReadGaveUp."""
+        return await self._complete(queues, self.min_offsets)
 
-    async def all_ends(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        """As `ends`, of all of them: waits for brokers that are away. Raises ReadGaveUp."""
-        return await self._whole(queues, self.ends)
+    async def all_max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        """As `max_offsets`, but waits for unavailable brokers. Raises ReadGaveUp."""
+        return await self._complete(queues, self.max_offsets)
 
-    async def all_at(self, queues: Iterable[MessageQueue], ms: int) -> dict[MessageQueue, int]:
-        """As `at`, of all of them: waits for brokers that are away. Raises ReadGaveUp."""
-        return await self._whole(queues, lambda some: self.at(some, ms))
+    async def all_offsets_at(
+        self, queues: Iterable[MessageQueue], ms: int
+    ) -> dict[MessageQueue, int]:
+        """As `offsets_at`, but waits for unavailable brokers. Raises ReadGaveUp."""
+        return await self._complete(queues, lambda some: self.offsets_at(some, ms))
 
-    async def _ask(self, queues: Iterable[MessageQueue], code: int, **fields: str) -> Ends:
+    async def _ask(
+        self, queues: Iterable[MessageQueue], code: int, **fields: str
+    ) -> QueriedOffsets:
         wanted = sorted(queues)
 
         async def one(queue: MessageQueue) -> int | PenstockError:
@@ -187,18 +192,20 @@ class AsyncCluster(Lifetime):
             except PenstockError as error:
                 if error.retry:
                     return error
-                if (passed := passing(error)).retry:
-                    return passed
+                if (temporary := as_temporary(error)).retry:
+                    return temporary
                 raise
 
         answers = await self._admin.for_each(wanted, one)
-        ends = Ends(by_replica=frozenset(q for q in wanted if not self._has_master(q.broker_name)))
+        result = QueriedOffsets(
+            from_replica=frozenset(q for q in wanted if not self._has_master(q.broker_name))
+        )
         for queue, answer in zip(wanted, answers, strict=True):
             if isinstance(answer, int):
-                ends.found[queue] = answer
+                result.offsets[queue] = answer
             else:
-                ends.away[queue] = answer
-        return ends
+                result.unavailable[queue] = answer
+        return result
 
     async def _offset(self, queue: MessageQueue, code: int, fields: dict[str, str]) -> int:
         fields = {
@@ -209,32 +216,34 @@ class AsyncCluster(Lifetime):
         }
         peer = await broker_of(self._session, queue)
         ext = (await self._session.call(peer, code, fields)).ext
-        return 0 if ext.get("offset") == _NOTHING else offset_in(ext)
+        return 0 if ext.get("offset") == _NO_OFFSET else offset_in(ext)
 
     def _has_master(self, broker: str) -> bool:
         return MASTER_ID in self._session.brokers.get(broker, {})
 
-    async def _whole(
+    async def _complete(
         self,
         queues: Iterable[MessageQueue],
-        ask: Callable[[Iterable[MessageQueue]], Coroutine[object, object, Ends]],
+        ask: Callable[[Iterable[MessageQueue]], Coroutine[object, object, QueriedOffsets]],
     ) -> dict[MessageQueue, int]:
         found: dict[MessageQueue, int] = {}
         wanted = set(queues)
 
         async def rest() -> None:
-            ends = await ask(wanted - found.keys())
-            found.update(ends.found)
-            for queue, error in ends.away.items():
+            result = await ask(wanted - found.keys())
+            found.update(result.offsets)
+            for queue, error in result.unavailable.items():
                 await self._session.find_route(self._session.with_namespace(queue.topic))
                 raise error
 
-        await self.patiently(rest)
+        await self.with_retries(rest)
         return found
 
-    async def gone(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
-        """Those of the queues whose brokers are there and say that they have no such topic, or no
-        such queue to read. Nobody knows while a broker is away, or too old to tell."""
+    async def deleted_queues(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+        """Those of the queues whose brokers answer that the topic or the queue does not exist.
+
+        Queues of brokers that are unavailable, or too old to tell, are not among them.
+        """
         wanted = set(queues)
         try:
             masters = {b.name: b for b in await self._admin.brokers() if b.is_master}
@@ -246,19 +255,24 @@ class AsyncCluster(Lifetime):
             try:
                 return await self._count_queues(place[0], masters[place[1]])
             except PenstockError as error:
-                log.warning("whether %s still has %s is unknown: %s", place[1], place[0], error)
+                log.warning(
+                    "could not check whether broker %s still has topic %s: %s",
+                    place[1],
+                    place[0],
+                    error,
+                )
                 return None
 
         counts = dict(zip(places, await self._admin.for_each(places, count), strict=True))
-        gone = set()
+        deleted = set()
         for queue in wanted:
             queue_count = counts.get((queue.topic, queue.broker_name))
             if queue_count is not None and queue.queue_id >= queue_count:
-                gone.add(queue)
-        return gone
+                deleted.add(queue)
+        return deleted
 
     async def _count_queues(self, topic: str, broker: BrokerAddress) -> int:
-        """How many queues of a topic can be read at a broker; 0 where it has no such topic."""
+        """The number of queues of a topic that can be read on a broker; 0 if it lacks the topic."""
         answer = await self._admin.ask(
             broker.address,
             RequestCode.GET_TOPIC_CONFIG,
@@ -271,38 +285,40 @@ class AsyncCluster(Lifetime):
 
     # --- groups
 
-    async def commit(self, group: str, marks: Marks) -> dict[MessageQueue, int]:
-        """Store a group's progress; gives what is stored. Failures are logged: nothing is lost by
-        them, since Spark keeps the offsets that count."""
+    async def commit_offsets(self, group: str, offsets: QueueOffsets) -> dict[MessageQueue, int]:
+        """Commit offsets of a group; returns those that were committed.
+
+        Failures are only logged: Spark's checkpoint has the offsets that matter.
+        """
         name = self._session.with_namespace(group)
 
         async def one(queue: MessageQueue) -> PenstockError | None:
             try:
-                await self._store(name, self._admin.full_queue(queue), marks[queue])
+                await self._commit_offset(name, self._admin.full_queue(queue), offsets[queue])
             except PenstockError as error:
                 return error
             return None
 
-        queues = sorted(marks)
+        queues = sorted(offsets)
         failures = await self._admin.for_each(queues, one)
         if any(isinstance(failure, GroupNotExist) for failure in failures):
             try:
                 await self._admin.create_group(group)
                 failures = await self._admin.for_each(queues, one)
             except PenstockError as error:
-                log.warning("the group %s can't be made: %s", group, error)
+                log.warning("could not create the group %s: %s", group, error)
         failed = {queue: f for queue, f in zip(queues, failures, strict=True) if f is not None}
         for queue, failure in list(failed.items())[:1]:
             log.warning(
-                "progress of %s is not stored for %d queues, such as %s: %s",
+                "could not commit offsets of the group %s for %d queues, such as %s: %s",
                 group,
                 len(failed),
                 listed([queue]),
                 failure,
             )
-        return {queue: marks[queue] for queue in queues if queue not in failed}
+        return {queue: offsets[queue] for queue in queues if queue not in failed}
 
-    async def _store(self, group: str, queue: MessageQueue, offset: int) -> None:
+    async def _commit_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         fields = {
             "consumerGroup": group,
             "topic": queue.topic,
@@ -313,47 +329,47 @@ class AsyncCluster(Lifetime):
         peer = await broker_of(self._session, queue)
         await self._session.call(peer, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
-    # --- patience
+    # --- retries
 
-    async def patiently(self, work: Callable[[], Awaitable[T]]) -> T:
-        """What `work` comes to; as long as it fails because servers are away it is tried again.
+    async def with_retries(self, work: Callable[[], Awaitable[T]]) -> T:
+        """The result of `work`, which is retried while servers are unavailable.
 
         Raises ReadGaveUp, and TlsError for a server that is not trusted.
         """
-        is_told = False
+        is_logged = False
 
         async def attempt() -> T:
-            nonlocal is_told
+            nonlocal is_logged
             try:
                 return await work()
             except PenstockError as error:
-                if error.retry and hopeless(error) is None and not is_told:
-                    is_told = True
-                    log.warning("waiting up to %g s: %s", self._patience_ms / 1000, error)
+                if error.retry and permanent_cause(error) is None and not is_logged:
+                    is_logged = True
+                    log.warning("waiting up to %g s: %s", self._timeout_ms / 1000, error)
                 raise
 
         try:
-            return await insist(self._session.clock, self._patience_ms, attempt)
-        except _Final as error:
+            return await retry(self._session.clock, self._timeout_ms, attempt)
+        except _Permanent as error:
             raise error.reason from None
         except PenstockError as error:
             if not error.retry:
                 raise
             raise ReadGaveUp(
-                f"{error.message} (waited {self._patience_ms / 1000:g} s)",
-                hint=f"{error.hint}; readTimeout says how long to wait",
+                f"{error.message} (waited {self._timeout_ms / 1000:g} s)",
+                hint=f"{error.hint}; readTimeout sets how long to wait",
             ) from error
 
 
-class _Final(PenstockError):  # noqa: N818
-    """What waiting does not mend, whatever its class says."""
+class _Permanent(PenstockError):  # noqa: N818
+    """Wraps an error that is not retried, although its class has `retry`."""
 
     def __init__(self, reason: PenstockError) -> None:
         super().__init__(reason.message)
         self.reason = reason
 
 
-def assigned_queues(topics: Topics) -> set[MessageQueue]:
+def assigned_queues(topics: TopicSelection) -> set[MessageQueue]:
     """The queues of the option assign."""
     return {
         MessageQueue(topic, broker, number)
@@ -363,19 +379,19 @@ def assigned_queues(topics: Topics) -> set[MessageQueue]:
     }
 
 
-class Cluster(Face[AsyncCluster]):
-    """`AsyncCluster` for Spark's code, which blocks."""
+class ClusterMetadata(Face[AsyncClusterMetadata]):
+    """`AsyncClusterMetadata` for Spark's callbacks, which are synchronous."""
 
-    def __init__(self, connection: Connection, *, patience_ms: int) -> None:
-        super().__init__(lambda: AsyncCluster(connection, patience_ms=patience_ms))
+    def __init__(self, connection: ConnectionOptions, *, timeout_ms: int) -> None:
+        super().__init__(lambda: AsyncClusterMetadata(connection, timeout_ms=timeout_ms))
 
-    queues = blocking(AsyncCluster.queues)
-    all_queues = blocking(AsyncCluster.all_queues)
-    settled_queues = blocking(AsyncCluster.settled_queues)
-    begins = blocking(AsyncCluster.begins)
-    ends = blocking(AsyncCluster.ends)
-    all_begins = blocking(AsyncCluster.all_begins)
-    all_ends = blocking(AsyncCluster.all_ends)
-    all_at = blocking(AsyncCluster.all_at)
-    gone = blocking(AsyncCluster.gone)
-    commit = blocking(AsyncCluster.commit)
+    queues = blocking(AsyncClusterMetadata.queues)
+    all_queues = blocking(AsyncClusterMetadata.all_queues)
+    required_queues = blocking(AsyncClusterMetadata.required_queues)
+    min_offsets = blocking(AsyncClusterMetadata.min_offsets)
+    max_offsets = blocking(AsyncClusterMetadata.max_offsets)
+    all_min_offsets = blocking(AsyncClusterMetadata.all_min_offsets)
+    all_max_offsets = blocking(AsyncClusterMetadata.all_max_offsets)
+    all_offsets_at = blocking(AsyncClusterMetadata.all_offsets_at)
+    deleted_queues = blocking(AsyncClusterMetadata.deleted_queues)
+    commit_offsets = blocking(AsyncClusterMetadata.commit_offsets)

@@ -1,8 +1,7 @@
-"""Options as Spark hands them over: text, by names whose case does not matter.
+"""Options as Spark passes them: strings, with names whose case does not matter.
 
-`Given` reads them with their kinds, and refuses names that nobody knows: a misspelt option that is
-ignored is found out much later. `Connection` is what source and sink share: where the servers are,
-and who we are.
+`OptionReader` parses them by type and refuses unknown names: a misspelt option that is ignored is
+noticed much later. `ConnectionOptions` is what source and sink share: servers and credentials.
 """
 
 import re
@@ -31,7 +30,7 @@ CONNECTION_OPTIONS: Final = (
 
 REQUEST_MS: Final = 5_000
 READ_MS: Final = 120_000
-"""How long a broker may be away: the default of readTimeout."""
+"""The default of readTimeout: how long a broker may be unavailable."""
 _UNITS_MS: Final = {
     "ms": 1,
     "s": 1_000,
@@ -41,11 +40,11 @@ _UNITS_MS: Final = {
     "d": 86_400_000,
 }
 _DURATION: Final = re.compile(r"(\d{1,15})\s*([a-z]*)")
-_SWITCHES: Final = {"true": True, "false": False}
+_BOOLEANS: Final = {"true": True, "false": False}
 
 
-class Given:
-    """The options of one source or sink, each asked for by its name and kind."""
+class OptionReader:
+    """Parses the options of one source or sink."""
 
     def __init__(self, options: Mapping[str, str], known: Collection[str], *, what: str) -> None:
         self._values = {name.lower(): value.strip() for name, value in options.items()}
@@ -56,47 +55,45 @@ class Given:
         return name.lower() in self._values
 
     def named(self, names: Collection[str]) -> list[str]:
-        """Those of these options that were given."""
+        """Those of these options that are set."""
         return [name for name in names if name in self]
 
     def text(self, name: str) -> str | None:
-        """The text; None if the option was not given. Raises BadSetting where it is empty."""
+        """The value; None if the option is not set. Raises BadSetting if it is empty."""
         value = self._values.get(name.lower())
         if value == "":
-            raise BadSetting(f"the option {name} is empty", hint="give a value or leave it out")
+            raise BadSetting(f"the option {name} is empty", hint="set a value or leave it out")
         return value
 
-    def switch(self, name: str, *, default: bool) -> bool:
+    def boolean(self, name: str, *, default: bool) -> bool:
         """`true` or `false`."""
         value = self.text(name)
         if value is None:
             return default
-        if value.lower() not in _SWITCHES:
-            raise BadSetting(f"the option {name} is {value!r}", hint="give true or false")
-        return _SWITCHES[value.lower()]
+        if value.lower() not in _BOOLEANS:
+            raise BadSetting(f"the option {name} is {value!r}", hint="set true or false")
+        return _BOOLEANS[value.lower()]
 
     def choice(self, name: str, choices: Collection[str], *, default: str) -> str:
-        """One of some words."""
+        """One of several words."""
         value = self.text(name)
         if value is None:
             return default
         if value.lower() not in choices:
-            raise BadSetting(f"the option {name} is {value!r}", hint="give " + " or ".join(choices))
+            raise BadSetting(f"the option {name} is {value!r}", hint="set " + " or ".join(choices))
         return value.lower()
 
     def count(self, name: str) -> int | None:
-        """A whole number, 1 or more."""
+        """An integer of at least 1."""
         value = self.text(name)
         if value is None:
             return None
         if not (value.isascii() and value.isdigit() and len(value) < 19 and int(value) > 0):
-            raise BadSetting(
-                f"the option {name} is {value!r}", hint="give a whole number that is 1 or more"
-            )
+            raise BadSetting(f"the option {name} is {value!r}", hint="set an integer of at least 1")
         return int(value)
 
     def duration_ms(self, name: str, *, default: int) -> int:
-        """A time span: `15m`, `30s`, `500ms`, `2h`, or milliseconds."""
+        """A duration: `15m`, `30s`, `500ms`, `2h`, or milliseconds."""
         value = self.text(name)
         if value is None:
             return default
@@ -104,12 +101,12 @@ class Given:
         unit = None if found is None else _UNITS_MS.get(found[2] or "ms")
         if found is None or unit is None or int(found[1]) == 0:
             raise BadSetting(
-                f"the option {name} is {value!r}", hint="give a time span such as 15m, 30s or 500ms"
+                f"the option {name} is {value!r}", hint="set a duration such as 15m, 30s or 500ms"
             )
         return int(found[1]) * unit
 
-    def moment_ms(self, name: str) -> int | None:
-        """A moment: milliseconds since 1970, or ISO text; without a zone it is local time."""
+    def timestamp_ms(self, name: str) -> int | None:
+        """A timestamp: milliseconds since 1970, or ISO 8601; local time if it has no zone."""
         value = self.text(name)
         if value is None:
             return None
@@ -120,20 +117,20 @@ class Given:
         except (ValueError, OverflowError, OSError):
             raise BadSetting(
                 f"the option {name} is {value!r}",
-                hint="give milliseconds since 1970, or a time such as 2025-11-16T08:00:00+00:00",
+                hint="set milliseconds since 1970, or a time such as 2025-11-16T08:00:00+00:00",
             ) from None
 
     def one_of(self, names: Collection[str]) -> str | None:
-        """Which of these options was given; raises BadSetting where there are several."""
+        """Which of these options is set; raises BadSetting if several are."""
         found = self.named(names)
         if len(found) > 1:
             raise BadSetting(
-                f"the options {' and '.join(found)} contradict each other", hint="give one of them"
+                f"the options {' and '.join(found)} contradict each other", hint="set one of them"
             )
         return found[0] if found else None
 
     def refuse(self, names: Collection[str], why: str) -> None:
-        """Raise BadSetting if one of these was given."""
+        """Raise BadSetting if one of these is set."""
         found = self.named(names)
         if found:
             raise BadSetting(f"the option {found[0]} {why}", hint="leave it out")
@@ -144,17 +141,18 @@ def _check_known(name: str, known: Collection[str], what: str) -> None:
     if name.lower() in names:
         return
     near = get_close_matches(name.lower(), names, 1)
-    meant = f", maybe {names[near[0]]} is meant" if near else ""
+    suggestion = f"; did you mean {names[near[0]]}?" if near else ""
     raise BadSetting(
-        f"the {what} has no option {name!r}{meant}", hint=f"there are {', '.join(sorted(known))}"
+        f"the {what} has no option {name!r}{suggestion}",
+        hint=f"its options are {', '.join(sorted(known))}",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Connection:
-    """Which servers, and who we are: a value that tasks on other machines get too.
+class ConnectionOptions:
+    """Servers and credentials; pickled for tasks on other machines.
 
-    Where no NameServer is named the driver's environment decides, not that of each machine.
+    If no NameServer is set, the driver's environment decides, not that of each machine.
     """
 
     nameservers: tuple[str, ...]
@@ -169,20 +167,20 @@ class Connection:
     timeout_ms: int = REQUEST_MS
 
     @classmethod
-    def of(cls, given: Given) -> "Connection":
+    def of(cls, given: OptionReader) -> "ConnectionOptions":
         """From the options; raises BadSetting."""
         tls_files = given.named(("tlsCa", "tlsCert", "tlsKey"))
-        if tls_files and not given.switch("tls", default=False):
+        if tls_files and not given.boolean("tls", default=False):
             raise BadSetting(f"the option {tls_files[0]} needs tls", hint="set tls to true as well")
         if "tlsKey" in given and "tlsCert" not in given:
-            raise BadSetting("the option tlsKey needs tlsCert", hint="give both, or none of them")
+            raise BadSetting("the option tlsKey needs tlsCert", hint="set both or neither")
         connection = cls(
             nameservers=ClientOptions.of(given.text("nameserver"), {}).nameservers,
             namespace=given.text("namespace") or "",
             access_key=given.text("accessKey") or "",
             secret_key=given.text("secretKey") or "",
             security_token=given.text("securityToken"),
-            tls=given.switch("tls", default=False),
+            tls=given.boolean("tls", default=False),
             tls_ca=given.text("tlsCa"),
             tls_cert=given.text("tlsCert"),
             tls_key=given.text("tlsKey"),
@@ -191,12 +189,12 @@ class Connection:
         if bool(connection.access_key) != bool(connection.secret_key):
             raise BadSetting(
                 "the options accessKey and secretKey belong together",
-                hint="give both, or none of them",
+                hint="set both or neither",
             )
         return connection
 
-    def keywords(self) -> ClientKeywords:
-        """What every client takes beside `nameservers`; reads the certificates of this machine."""
+    def client_keywords(self) -> ClientKeywords:
+        """The keyword arguments of every client except `nameservers`; reads certificate files."""
         keywords: ClientKeywords = {
             "namespace": self.namespace,
             "access_key": self.access_key,
@@ -210,11 +208,11 @@ class Connection:
         return keywords
 
     def client_options(self) -> ClientOptions:
-        """The same, complete, for a `Session`."""
-        return ClientOptions.of(self.nameservers, self.keywords())
+        """The options of a client `Session`."""
+        return ClientOptions.of(self.nameservers, self.client_keywords())
 
     def _context(self) -> ssl.SSLContext:
-        """Names are never checked: servers are known by their addresses."""
+        """Host names are not checked: servers are known by their addresses."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         context.check_hostname = False
@@ -224,12 +222,12 @@ class Connection:
             else:
                 context.load_verify_locations(self.tls_ca)
             if self.tls_cert is not None:
-                # Without a password of ours OpenSSL would ask the terminal for one.
+                # Without a password callback OpenSSL would prompt on the terminal.
                 context.load_cert_chain(self.tls_cert, self.tls_key, lambda: "")
         except OSError as error:  # TLS errors are OSErrors too
             files = ", ".join(filter(None, (self.tls_ca, self.tls_cert, self.tls_key)))
             raise TlsError(
                 f"the options tlsCa, tlsCert, tlsKey ({files}): {error}",
-                hint="they name PEM files that every machine of the cluster can read",
+                hint="set PEM files that every machine of the Spark cluster can read",
             ) from None
         return context

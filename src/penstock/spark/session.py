@@ -1,8 +1,8 @@
-"""A Spark session that works without set-up: on this machine, on a cluster, or through Connect.
+"""A Spark session without configuration: on this machine, on a cluster, or through Spark Connect.
 
-`spark_session` finds Java (`java.py`), gives Spark's Python workers this Python, keeps the state of
-streams in RocksDB with a changelog, and on a single machine listens on loopback only. Whatever
-`conf` or spark-submit says goes first.
+`spark_session` finds Java (`java.py`), runs Spark's Python workers with this Python, keeps the
+state of streams in RocksDB with a changelog, and on a single machine listens on loopback only.
+`conf` and spark-submit take precedence.
 """
 
 import logging
@@ -30,8 +30,8 @@ _STREAMING: Final = {
 }
 _QUIET: Final = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 _LOOPBACK: Final = {"spark.driver.bindAddress": "127.0.0.1", "spark.driver.host": "127.0.0.1"}
-_HERE: Final = re.compile(r"local(\[.*\])?|spark://(127\.0\.0\.1|localhost)(:\d+)?")
-"""Masters that only this machine reaches."""
+_LOCAL_MASTER: Final = re.compile(r"local(\[.*\])?|spark://(127\.0\.0\.1|localhost)(:\d+)?")
+"""Masters that can be reached from this machine only."""
 
 log = logging.getLogger(__name__)
 
@@ -39,10 +39,10 @@ log = logging.getLogger(__name__)
 def spark_session(
     app: str, *, master: str | None = None, conf: Mapping[str, str] | None = None
 ) -> "SparkSession":
-    """The session called `app`; the one that runs already, with what of `conf` it takes, if any.
+    """A session called `app`, or the active one with those settings of `conf` that can change.
 
     `master` is `local[2]`, `spark://host:7077`, `yarn`, `k8s://…`, or `sc://host:15002` for Spark
-    Connect. Without it: what spark-submit was given, else all cores of this machine.
+    Connect. The default is the master of spark-submit, or else all cores of this machine.
     """
     from pyspark.sql import SparkSession
 
@@ -71,7 +71,7 @@ def spark_session(
     with _spark_home(master):
         session = builder.getOrCreate()
     if session.conf.get("spark.submit.pyFiles", ""):
-        # Spark looks for sources in what is installed, not in what is shipped with a job.
+        # Spark looks for data sources in installed packages only, not in the files of a job.
         from penstock.spark.source.data_source import DefaultSource
 
         session.dataSource.register(DefaultSource)
@@ -79,14 +79,14 @@ def spark_session(
 
 
 def defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:
-    """What a session of our own gets besides `conf`, and Java's options with ours added."""
+    """Settings of a session that we start, besides `conf`; Java's options have ours added."""
     given = {**_STREAMING, **_QUIET}
-    if _HERE.fullmatch(master):
+    if _LOCAL_MASTER.fullmatch(master):
         given |= _LOOPBACK
     if master.startswith("local"):
-        # Spark's 200 suit a cluster; here each is a state store and a task of its own.
+        # Spark's default of 200 suits a cluster; each is a task and a state store.
         given["spark.sql.shuffle.partitions"] = str(_cores(master))
-        # Here the driver does all the work, and Spark's one gigabyte is little for that.
+        # The driver does all the work, and Spark's default of one gigabyte is too little for it.
         given["spark.driver.memory"] = f"{_heap_mib()}m"
     given = {name: value for name, value in given.items() if name not in conf}
     options = conf.get("spark.driver.extraJavaOptions", "")
@@ -98,49 +98,49 @@ def defaults(master: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 
 def _prepare(master: str, conf: Mapping[str, str]) -> None:
-    """The environment that Spark's launcher and its Python workers read."""
+    """Set the environment variables that Spark's launcher and its Python workers read."""
     os.environ["JAVA_HOME"] = str(java_home())
-    if _HERE.fullmatch(master):
+    if _LOCAL_MASTER.fullmatch(master):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     python = conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON") or sys.executable
-    # Sources that Spark finds by itself run on the driver's Python, on executors too.
+    # Data sources run with the driver's Python, on executors too.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = python
     if shipped := conf.get("spark.submit.pyFiles"):
-        # The driver's own Python workers of a stream do not get them any other way.
+        # A stream's Python workers on the driver get these files in no other way.
         paths = [*shipped.split(","), os.environ.get("PYTHONPATH", "")]
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    log.debug("Spark starts with JAVA_HOME=%s", os.environ["JAVA_HOME"])
+    log.debug("starting Spark with JAVA_HOME=%s", os.environ["JAVA_HOME"])
 
 
 @contextmanager
 def _spark_home(master: str | None) -> Iterator[None]:
-    """Let the JVM of a single machine start its Python workers quickly. They need this Python."""
-    here = master is not None and master.startswith("local") and not _is_submitted()
-    same = os.environ.get("PYSPARK_PYTHON") == sys.executable
-    home = spark_home() if here and same else None
+    """Set SPARK_HOME so that Python workers start faster, if they run here with this Python."""
+    is_local = master is not None and master.startswith("local") and not _is_submitted()
+    same_python = os.environ.get("PYSPARK_PYTHON") == sys.executable
+    home = spark_home() if is_local and same_python else None
     if home is None:
         yield
         return
     os.environ["SPARK_HOME"] = str(home)
     try:
         yield
-    finally:  # other programs that this one starts have a cluster to think of
+    finally:  # programs started later may use a cluster
         del os.environ["SPARK_HOME"]
 
 
 def _is_submitted() -> bool:
-    """Whether spark-submit (or a notebook's launcher) has started the JVM already."""
+    """Whether spark-submit (or the launcher of a notebook) has started the JVM."""
     return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def _heap_mib() -> int:
-    """An eighth of the machine's memory, from Spark's own default up to four gigabytes."""
+    """An eighth of the machine's memory, between Spark's default of 1 GiB and 4 GiB."""
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return min(max(machine // 8 >> 20, 1024), 4096)
 
 
 def _cores(master: str) -> int:
-    """How many tasks `local[4]`, `local[4, 2]`, `local[*]` or `local` runs at a time."""
+    """The number of tasks that `local[4]`, `local[4, 2]`, `local[*]` or `local` runs at a time."""
     inside = re.match(r"local\[\s*(\d+|\*)", master)
     if inside is None:
         return 1

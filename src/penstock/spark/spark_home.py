@@ -1,8 +1,8 @@
-"""Homes of our own for Java and Spark: directories of links in the user's cache, made once.
+"""Our own SPARK_HOME and JAVA_HOME: directories of symbolic links in the user's cache.
 
-Spark's Python workers import pyspark from a zip of sources that its home has, and each of the four
-or five that a session starts compiles it anew, most of a second each. On a single machine they can
-as well import what is installed, so a session there gets a home without that zip.
+Spark's Python workers import pyspark from a zip of sources in SPARK_HOME. Each of the four or five
+workers of a session compiles it again, which takes most of a second. On a single machine they can
+import the installed package instead, so a session there gets a home without that zip.
 """
 
 import atexit
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Final
 
 _PYTHON: Final = "python"
-"""The directory of Spark's home that has the zip."""
+"""The directory of SPARK_HOME that holds the zip."""
 
 
 def spark_home() -> Path | None:
-    """A home of Spark's in which Python workers find pyspark where it is installed.
+    """A SPARK_HOME with which Python workers import the installed pyspark.
 
-    None where that is not among this Python's packages, or somebody has chosen a home.
+    None if pyspark is not in this Python's site-packages, or SPARK_HOME is set.
     """
     import pyspark
 
@@ -31,68 +31,68 @@ def spark_home() -> Path | None:
         return None
 
     def fill(home: Path) -> None:
-        link_all(package, home, but=_PYTHON)
+        link_all(package, home, except_for=_PYTHON)
 
-    def is_whole(home: Path) -> bool:
+    def is_complete(home: Path) -> bool:
         return (home / "jars").resolve() == package / "jars"
 
-    return made_home("spark", f"{package} {pyspark.__version__}", fill, is_whole)
+    return made_home("spark", f"{package} {pyspark.__version__}", fill, is_complete)
 
 
 def _packages() -> list[Path]:
-    """Where every process of this Python looks for packages."""
+    """The directories in which every process of this Python looks for packages."""
     places = site.getsitepackages() + [site.getusersitepackages()] * bool(site.ENABLE_USER_SITE)
     return [Path(place).resolve() for place in places]
 
 
-def link_all(source: Path, home: Path, *, but: str) -> None:
-    """Links to all that is in a directory, except one entry."""
+def link_all(source: Path, home: Path, *, except_for: str) -> None:
+    """Make links to all entries of a directory except one."""
     for entry in source.iterdir():
-        if entry.name != but:
+        if entry.name != except_for:
             (home / entry.name).symlink_to(entry)
 
 
 def made_home(
-    kind: str, identity: str, fill: Callable[[Path], None], is_whole: Callable[[Path], bool]
+    kind: str, identity: str, fill: Callable[[Path], None], is_complete: Callable[[Path], bool]
 ) -> Path:
-    """The directory that `fill` has filled, now or before; a temporary one if there is no cache."""
+    """The directory that `fill` fills unless it exists; a temporary one if there is no cache."""
     name = hashlib.sha256(identity.encode()).hexdigest()[:16]
     try:
-        return _make(cache(kind) / name, fill, is_whole)
-    except (OSError, RuntimeError):  # a home directory that is unknown, full or read-only
+        return _make(cache(kind) / name, fill, is_complete)
+    except (OSError, RuntimeError):  # the home directory is unknown, full or read-only
         folder = Path(tempfile.mkdtemp(prefix=f"penstock-{kind}-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
-        return _make(folder / name, fill, is_whole)
+        return _make(folder / name, fill, is_complete)
 
 
 def cache(kind: str) -> Path:
-    """Where homes of a kind lie."""
+    """The cache directory for `java` or `spark`."""
     place = os.environ.get("XDG_CACHE_HOME", "")
     root = Path(place) if os.path.isabs(place) else Path.home() / ".cache"
     return root / "penstock" / kind
 
 
-def _make(home: Path, fill: Callable[[Path], None], is_whole: Callable[[Path], bool]) -> Path:
-    if is_whole(home):
+def _make(home: Path, fill: Callable[[Path], None], is_complete: Callable[[Path], bool]) -> Path:
+    if is_complete(home):
         return home
     home.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     draft = Path(tempfile.mkdtemp(prefix=f"{home.name}-", dir=home.parent))
     try:
         fill(draft)
-        _put_in_place(draft, home, is_whole)
+        _put_in_place(draft, home, is_complete)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     return home
 
 
-def _put_in_place(draft: Path, home: Path, is_whole: Callable[[Path], bool]) -> None:
-    """Another process may make the same home at the same time: whoever is first wins."""
+def _put_in_place(draft: Path, home: Path, is_complete: Callable[[Path], bool]) -> None:
+    """Rename the draft; another process may make the same home at the same time and win."""
     try:
         draft.rename(home)
     except OSError:
-        if is_whole(home):
+        if is_complete(home):
             return
-        # What lies there is a damaged home: it makes room, and only then the draft goes in.
+        # The existing home is damaged: move it away, then rename the draft.
         aside = Path(tempfile.mkdtemp(prefix="old-", dir=home.parent))
         home.rename(aside / home.name)
         shutil.rmtree(aside, ignore_errors=True)

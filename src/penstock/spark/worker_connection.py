@@ -1,12 +1,11 @@
-"""A Spark worker's way to the brokers: an event loop of its own, and a session on it.
+"""The connections of a Spark worker to the brokers: an event loop and a client session on it.
 
-Spark's Python workers are plain threads that serve one task after another. A link is made for the
-first task that needs one, and kept for the tasks after it. It belongs to its thread and to its
-process: after a fork a new one is made, and the old one is left alone, since its sockets are the
-parent's.
+Spark's Python workers are plain threads that run one task after another. A connection is made for
+the first task that needs one, and kept for later tasks. It belongs to its thread and its process.
+After a fork a new one is made; the old one is not closed, because its sockets belong to the parent.
 
-    with link(connection) as here:
-        answer = here.run(here.session.route("orders"))
+    with worker_connection(options) as connection:
+        route = connection.run(connection.session.route("orders"))
 """
 
 import asyncio
@@ -18,23 +17,23 @@ from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from penstock.client.client_session import Session
-from penstock.spark.connection_options import Connection
+from penstock.spark.connection_options import ConnectionOptions
 
 T = TypeVar("T")
 
-LINKS_MAX: Final = 4
-"""Links that a thread keeps while nobody uses them."""
+IDLE_CONNECTIONS_MAX: Final = 4
+"""Unused connections that a thread keeps open."""
 
-_left_behind: Final[list[object]] = []
-"""Links of the process that this one was forked from: closing them would disturb the parent."""
+_parent_connections: Final[list[object]] = []
+"""Connections of the parent process, kept from garbage collection: it would close its sockets."""
 
 
-class Link:
-    """An event loop that runs while `run` does, and a session that lives on it."""
+class WorkerConnection:
+    """An event loop that runs only during `run`, and a session that lives on it."""
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, options: ConnectionOptions) -> None:
         self.users = 0
-        self.session = Session(connection.client_options())
+        self.session = Session(options.client_options())
         self._loop = _new_loop()
         try:
             self.run(self.session.start())
@@ -43,56 +42,56 @@ class Link:
             raise
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for this in the caller's thread."""
+        """Run a coroutine to its end in the caller's thread."""
         return self._loop.run_until_complete(work)
 
     def close(self) -> None:
-        """End the connections and the loop."""
+        """Close the session and the loop."""
         self.run(self.session.close())
         self.run(self._loop.shutdown_default_executor())
         self._loop.close()
 
 
-class _Links(threading.local):
-    """The links of one thread."""
+class _ThreadConnections(threading.local):
+    """The connections of one thread; the one used last comes last."""
 
     def __init__(self) -> None:
         self.pid = os.getpid()
-        self.kept: dict[Connection, Link] = {}
+        self.kept: dict[ConnectionOptions, WorkerConnection] = {}
 
-    def after_fork(self) -> None:
+    def check_fork(self) -> None:
         if self.pid != os.getpid():
-            _left_behind.append(self.kept)
+            _parent_connections.append(self.kept)
             self.pid, self.kept = os.getpid(), {}
 
-    def make_room(self) -> None:
-        idle = [connection for connection, link in self.kept.items() if not link.users]
-        for connection in idle[: max(len(self.kept) - LINKS_MAX, 0)]:
-            self.kept.pop(connection).close()
+    def close_idle(self, keep: int) -> None:
+        """Close unused connections, the oldest first, until at most `keep` are left."""
+        idle = [options for options, connection in self.kept.items() if not connection.users]
+        for options in idle[: max(len(self.kept) - keep, 0)]:
+            self.kept.pop(options).close()
 
 
-_links = _Links()
+_connections = _ThreadConnections()
 
 
 @contextmanager
-def link(connection: Connection) -> Iterator[Link]:
-    """This thread's link to a cluster; it stays open for the next task that asks for it."""
-    _links.after_fork()
-    here = _links.kept.pop(connection, None) or Link(connection)
-    _links.kept[connection] = here  # the one used last stands last
-    here.users += 1
+def worker_connection(options: ConnectionOptions) -> Iterator[WorkerConnection]:
+    """This thread's connection for these options; it stays open for later tasks."""
+    _connections.check_fork()
+    connection = _connections.kept.pop(options, None) or WorkerConnection(options)
+    _connections.kept[options] = connection
+    connection.users += 1
     try:
-        yield here
+        yield connection
     finally:
-        here.users -= 1
-        _links.make_room()
+        connection.users -= 1
+        _connections.close_idle(IDLE_CONNECTIONS_MAX)
 
 
-def close_links() -> None:
-    """Close what this thread keeps; for the end of a process, and for tests."""
-    _links.after_fork()
-    for connection in [c for c, link in _links.kept.items() if not link.users]:
-        _links.kept.pop(connection).close()
+def close_worker_connections() -> None:
+    """Close this thread's unused connections: at the end of the process, and in tests."""
+    _connections.check_fork()
+    _connections.close_idle(0)
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
@@ -104,4 +103,4 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     return make()
 
 
-atexit.register(close_links)
+atexit.register(close_worker_connections)

@@ -1,5 +1,7 @@
-"""What begins where Spark calls our code: it shows nothing of an error but its traceback, and of
-warnings nothing at all."""
+"""What runs first where Spark calls our code: it makes hints and warnings visible.
+
+Spark shows only the traceback of an error, and no warnings at all.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,8 +11,8 @@ from penstock.spark.worker_logs import show_warnings
 
 
 @contextmanager
-def hints_shown() -> Iterator[None]:
-    """Let tracebacks of our errors end with what to do about them."""
+def with_hints() -> Iterator[None]:
+    """Let the tracebacks of our errors end with their hints."""
     try:
         yield
     except PenstockError as error:
@@ -22,7 +24,7 @@ def hints_shown() -> Iterator[None]:
 
 @contextmanager
 def in_worker() -> Iterator[None]:
-    """The same in a Python process of Spark's, where warnings of ours are let out besides."""
+    """As `with_hints`, in a Python process of Spark's, which also logs our warnings."""
     show_warnings()
-    with hints_shown():
+    with with_hints():
         yield

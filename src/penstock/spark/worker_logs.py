@@ -1,7 +1,7 @@
-"""What our code logs in Spark's Python workers, on their stderr: Spark shows that as its own.
+"""Logs our warnings in Spark's Python workers to their stderr, which Spark copies into its log.
 
-A library is silent where an application has not set up logging. In a worker there is no
-application that could, so warnings (lost messages, brokers that are away) would be lost there.
+A library is silent where the application has not configured logging. A worker has no application,
+so warnings (lost messages, unavailable brokers) would never be seen there.
 """
 
 import logging
@@ -13,8 +13,10 @@ PACKAGE: Final = "penstock"
 
 
 class WorkerLog(logging.Handler):
-    """Lines on stderr, unless somebody has set up logging: Spark does where it collects logs
-    (`spark.sql.pyspark.worker.logging.enabled`), and then takes stderr as well."""
+    """Writes to stderr unless the root logger has handlers.
+
+    Spark adds one where it collects logs itself (`spark.sql.pyspark.worker.logging.enabled`).
+    """
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
@@ -29,7 +31,7 @@ class WorkerLog(logging.Handler):
 
 
 def show_warnings() -> None:
-    """Let this process, a worker of Spark's, say what our code warns of."""
-    ours = logging.getLogger(PACKAGE)
-    if not any(isinstance(handler, WorkerLog) for handler in ours.handlers):
-        ours.addHandler(WorkerLog())
+    """Log the warnings of our code in this process, a Python worker of Spark's."""
+    logger = logging.getLogger(PACKAGE)
+    if not any(isinstance(handler, WorkerLog) for handler in logger.handlers):
+        logger.addHandler(WorkerLog())

@@ -14,7 +14,7 @@ from penstock.errors import (
     SendFailed,
     TlsError,
 )
-from penstock.spark.backoff import DENIED_MS, denied, hopeless, insist
+from penstock.spark.backoff import PERMISSION_RETRY_MS, permanent_cause, permission_error, retry
 from penstock.testing.clock import VirtualClock
 
 AWAY, STRANGER = PeerUnreachable("away", address="a:1"), PeerUntrusted("bad", address="b:1")
@@ -36,21 +36,21 @@ DENIED = NoPermission("not you")
     ],
 )
 def test_what_waiting_does_not_mend(error: PenstockError, kind: type[PenstockError] | None) -> None:
-    cause = hopeless(error)
+    cause = permanent_cause(error)
     assert type(cause) is (kind or type(None))
     assert cause is None or not cause.retry
 
 
 def test_a_refusal_is_believed_after_a_while() -> None:
-    assert denied(SendFailed("all", attempts=(DENIED, DENIED))) is DENIED
+    assert permission_error(SendFailed("all", attempts=(DENIED, DENIED))) is DENIED
     for error in (AWAY, SendFailed("none"), SendFailed("once", attempts=(AWAY, DENIED))):
-        assert denied(error) is None
+        assert permission_error(error) is None
 
 
 @pytest.mark.parametrize(
     ("error", "lasts_ms", "kind"),
     [
-        (SendFailed("all", attempts=(DENIED,)), DENIED_MS, NoPermission),
+        (SendFailed("all", attempts=(DENIED,)), PERMISSION_RETRY_MS, NoPermission),
         (SendFailed("all", attempts=(AWAY,)), 60_000, SendFailed),
         (STRANGER, 0, TlsError),
         (DENIED, 0, NoPermission),
@@ -66,7 +66,7 @@ def test_how_long_it_is_tried(
 
     async def body() -> None:
         began_ms = clock.monotonic_ms()
-        trying = asyncio.ensure_future(insist(clock, 60_000, fail))
+        trying = asyncio.ensure_future(retry(clock, 60_000, fail))
         while not trying.done():
             await clock.elapse(100)
         assert type(trying.exception()) is kind

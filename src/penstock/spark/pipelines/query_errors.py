@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock import errors
 from penstock.errors import BadSetting, PenstockError, PipelineFailed
-from penstock.spark.worker_entry import hints_shown
+from penstock.spark.worker_entry import with_hints
 
 _OURS: Final = re.compile(r"penstock\.errors\.(\w+): (.+)(?:\n *What to do: (.+))?")
 """With the note that `hints.py` leaves."""
@@ -48,7 +48,7 @@ def in_batch() -> Iterator[None]:
     nobody is told that the query has failed.
     """
     try:
-        with hints_shown(), for_people():
+        with with_hints(), for_people():
             yield
     except PenstockError as error:
         log.debug("a batch failed", exc_info=True)

@@ -17,7 +17,7 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import BadSetting
-from penstock.spark.connection_options import Given
+from penstock.spark.connection_options import OptionReader
 from penstock.spark.pipelines.batch_progress import Batch, new_batches
 from penstock.spark.pipelines.query_errors import for_people
 
@@ -144,9 +144,9 @@ class Job:
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
 
-    def given(self, *names: str) -> Given:
+    def given(self, *names: str) -> OptionReader:
         """Some options, to be read by kind as those of format `penstock` are."""
-        return Given(
+        return OptionReader(
             {name: self[name] for name in names if self[name] is not None}, names, what="pipeline"
         )
 
@@ -163,12 +163,12 @@ class Job:
 
     def queues(self, **options: str) -> "set[MessageQueue]":
         """The queues that such a stream reads at first; raises BadSetting, NoRoute, ReadGaveUp."""
-        from penstock.spark.cluster_metadata import Cluster
+        from penstock.spark.cluster_metadata import ClusterMetadata
         from penstock.spark.source.source_options import SourceOptions
 
         chosen = SourceOptions.of({**self.connection, **options}, stream=True)
-        with Cluster(chosen.connection, patience_ms=SERVERS_MS) as cluster:
-            return cluster.settled_queues(chosen.topics)
+        with ClusterMetadata(chosen.connection, timeout_ms=SERVERS_MS) as cluster:
+            return cluster.required_queues(chosen.topics)
 
 
 Start = Callable[["SparkSession", Job], "Sequence[StreamingQuery]"]

@@ -32,7 +32,13 @@ from penstock.errors import (
     SendFailed,
     WriteGaveUp,
 )
-from penstock.spark.backoff import AGAIN_MS, AGAIN_MS_MAX, DENIED_MS, denied, hopeless
+from penstock.spark.backoff import (
+    BACKOFF_MS,
+    BACKOFF_MS_MAX,
+    PERMISSION_RETRY_MS,
+    permanent_cause,
+    permission_error,
+)
 from penstock.spark.sink.row_messages import Outgoing
 from penstock.spark.sink.send_batches import Bundle, bundles
 from penstock.spark.sink.sink_options import SinkOptions
@@ -91,11 +97,11 @@ class Courier:
         with topic or rights."""
         for request in bundle.requests:
             if bundle.together and len(request) > 1:
-                await self._insist(request, together=True)
+                await self._retry(request, together=True)
             else:
-                await self._insist(request, together=False)
+                await self._retry(request, together=False)
 
-    async def _insist(self, rows: list[Outgoing], *, together: bool) -> None:
+    async def _retry(self, rows: list[Outgoing], *, together: bool) -> None:
         began_ms = self._clock.monotonic_ms()
         attempts = unsafe = 0
         while True:
@@ -103,7 +109,7 @@ class Courier:
                 results = await self._attempt(rows, together=together)
             except (MessageIllegal, RecordError):  # one of them is wrong: which one?
                 for row in rows:
-                    await self._insist([row], together=False)
+                    await self._retry([row], together=False)
                 return
             left, error = self._sort_out(rows, results)
             if error is None:
@@ -114,13 +120,15 @@ class Courier:
             limit_ms = self._options.delivery_timeout_ms
             if isinstance(error, NoRoute) and left[0].message.topic not in self._known:
                 limit_ms = min(limit_ms, NEW_TOPIC_MS)
-            if (refused := denied(error)) is not None and waited_ms >= DENIED_MS:
+            if (
+                refused := permission_error(error)
+            ) is not None and waited_ms >= PERMISSION_RETRY_MS:
                 refused.add_note(f"while sending {self._place(left)}")
                 raise refused from error
             if unsafe >= UNSAFE_MAX or waited_ms >= limit_ms:
                 raise self._given_up(left, error, waited_ms)
             log.warning("%s: sent again: %s", self._place(left), error)
-            await pause(self._clock, min(AGAIN_MS << min(attempts, 8), AGAIN_MS_MAX))
+            await pause(self._clock, min(BACKOFF_MS << min(attempts, 8), BACKOFF_MS_MAX))
             rows = left
 
     async def _attempt(
@@ -169,7 +177,7 @@ class Courier:
                 raise result
             if isinstance(error, MessageIllegal | RecordError):
                 raise RowRefused.at(row.row, self._partition, error.message, error.hint) from error
-            error = hopeless(error) or error
+            error = permanent_cause(error) or error
             if not error.retry:
                 error.add_note(f"while sending {self._place([row])}")
                 raise error

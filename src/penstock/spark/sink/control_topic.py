@@ -43,7 +43,7 @@ from penstock.errors import (
     SendFailed,
     SinkTaken,
 )
-from penstock.spark.backoff import insist
+from penstock.spark.backoff import retry
 from penstock.spark.message_schema import CONTROL_TOPIC as TOPIC
 from penstock.spark.sink.batch_status import (
     HERE,
@@ -123,7 +123,7 @@ class Control:
 
     async def locate(self, batch_id: int, chosen: str | None = None) -> None:
         """Find the sink's home, or choose it for a new sink; raises DecisionLost and others."""
-        self.home = await self._insist(lambda: self._find_home(batch_id, chosen))
+        self.home = await self._retry(lambda: self._find_home(batch_id, chosen))
 
     async def _find_home(self, batch_id: int, chosen: str | None) -> str:
         route = await self._session.find_route(self._topic)
@@ -214,7 +214,7 @@ class Control:
     async def numbers(self) -> Numbers:
         """The numbers kept beside the notes."""
         slots = (_STATE, _OWNER, self._queue_id)
-        state, owner, position = await self._insist(
+        state, owner, position = await self._retry(
             lambda: asyncio.gather(*(self._get(self.home, slot) for slot in slots))
         )
         return Numbers(state or 0, owner, position or 0)
@@ -266,7 +266,7 @@ class Control:
         )
 
     async def _notes_at_home(self, numbers: Numbers) -> list[Note]:
-        return await self._insist(lambda: self._notes(self.home, numbers.position))
+        return await self._retry(lambda: self._notes(self.home, numbers.position))
 
     async def _notes(self, broker: str, position: int) -> list[Note]:
         """The notes of the sink that a broker has, in their order."""
@@ -322,7 +322,7 @@ class Control:
 
     async def _append(self, kind: Kind, body: Body, inline: bytes = b"") -> int:
         message = Message(TOPIC, encode_note(body, inline), self._tag(kind))
-        return await self._insist(lambda: self._send_note(message))
+        return await self._retry(lambda: self._send_note(message))
 
     async def _send_note(self, message: Message) -> int:
         queue = MessageQueue(TOPIC, self.home, self._queue_id)
@@ -350,20 +350,20 @@ class Control:
 
     async def _part(self, offset: int) -> bytes:
         kinds = (Kind.PART,)
-        answer = await self._insist(lambda: self._pull(self.home, self._queue_id, offset, kinds, 1))
+        answer = await self._retry(lambda: self._pull(self.home, self._queue_id, offset, kinds, 1))
         found = [note.inline for note in self._read(answer, kinds) if note.offset == offset]
         return found[0] if found else b""
 
     # --- calls
 
-    async def _insist(self, attempt: Callable[[], Awaitable[T]]) -> T:
-        return await insist(self._session.clock, self._patience_ms, attempt, self._refresh)
+    async def _retry(self, attempt: Callable[[], Awaitable[T]]) -> T:
+        return await retry(self._session.clock, self._patience_ms, attempt, self._refresh)
 
     async def _refresh(self) -> None:
         await self._session.find_route(self._topic)
 
     async def _note(self, queue_id: int, number: int) -> None:
-        await self._insist(lambda: self._set(self.home, queue_id, number))
+        await self._retry(lambda: self._set(self.home, queue_id, number))
 
     def _tag(self, kind: Kind) -> str:
         return f"{kind.value}-{self._name}"

@@ -30,7 +30,7 @@ from penstock.errors import (
     TransactionCommitted,
     WriteGaveUp,
 )
-from penstock.spark.backoff import insist, passing
+from penstock.spark.backoff import as_temporary, retry
 from penstock.spark.sink.commit_messages import HalfOffsets, Parcel, Place
 from penstock.spark.sink.control_topic import Control
 from penstock.spark.sink.row_messages import Outgoing
@@ -98,7 +98,7 @@ class SinkClient(AsyncTransactionProducer):
             compress_above_bytes=options.compress_above_bytes,
             message_bytes_max=max(options.message_bytes_max, MESSAGE_BYTES_MAX),
             in_flight_max=IN_FLIGHT_MAX,
-            **options.connection.keywords(),
+            **options.connection.client_keywords(),
         )
         self._ours: set[str] = set()  # brokers, by name
         self._routed: set[str] = set()  # topics whose brokers are ours
@@ -127,7 +127,7 @@ class SinkClient(AsyncTransactionProducer):
 
     async def _make_topic(self, topic: str, queues: int) -> None:
         connection = self._options.connection
-        async with AsyncAdmin(connection.nameservers, **connection.keywords()) as admin:
+        async with AsyncAdmin(connection.nameservers, **connection.client_keywords()) as admin:
             masters = await admin.masters()
             ours = [master.name for master in masters if await self._is_ours(master.address)]
             if not ours:
@@ -162,7 +162,7 @@ class SinkClient(AsyncTransactionProducer):
             answer = await self._session.call(peer, RequestCode.GET_BROKER_RUNTIME_INFO)
         except Refused as error:
             # One of Apache's has no figures in its first second and says so by an error.
-            raise passing(error) from None
+            raise as_temporary(error) from None
         return PENSTOCK in fastjson.decode(answer.body, KVTable).table
 
     # --- sending
@@ -179,7 +179,7 @@ class SinkClient(AsyncTransactionProducer):
         Raises RowRefused for a row that can't be sent, WriteGaveUp when there is no time left.
         """
         for topic in {row.message.topic for row in rows}:
-            await self._insist(partial(self.check_brokers, topic))
+            await self._retry(partial(self.check_brokers, topic))
         marks = {
             **properties,
             PROPERTY_TRANSACTION_PREPARED: "true",
@@ -187,12 +187,12 @@ class SinkClient(AsyncTransactionProducer):
         }
         for begin in range(0, len(rows), WINDOW):
             window = list(rows[begin : begin + WINDOW])
-            await self._insist(partial(self._send_window, window, marks, partition, stored))
+            await self._retry(partial(self._send_window, window, marks, partition, stored))
 
-    async def _insist(self, attempt: Callable[[], Awaitable[None]]) -> None:
+    async def _retry(self, attempt: Callable[[], Awaitable[None]]) -> None:
         patience_ms = self._options.delivery_timeout_ms
         try:
-            await insist(self._session.clock, patience_ms, attempt)
+            await retry(self._session.clock, patience_ms, attempt)
         except PenstockError as error:
             if not error.retry:
                 raise
@@ -259,7 +259,7 @@ class SinkClient(AsyncTransactionProducer):
         broker does not answer for too long: then it is not known of all of them."""
         refusals: list[str] = []
         for window in _windows(parcel):
-            await insist(
+            await retry(
                 self._session.clock,
                 self._options.delivery_timeout_ms,
                 partial(self._end_window, window, Decision.COMMIT, refusals),
@@ -274,7 +274,7 @@ class SinkClient(AsyncTransactionProducer):
                 its = [handle for handle in window if handle.broker_name == broker]
                 attempt = partial(self._end_window, its, Decision.ROLLBACK, [])
                 try:
-                    await insist(self._session.clock, ENDINGS_MS, attempt)
+                    await retry(self._session.clock, ENDINGS_MS, attempt)
                 except PenstockError as error:
                     away[broker] = error
         for broker, why in away.items():

@@ -12,7 +12,7 @@ from penstock.client.producer.outgoing import (
     check_topic,
 )
 from penstock.errors import BadSetting, PenstockError
-from penstock.spark.connection_options import CONNECTION_OPTIONS, Connection, Given
+from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.wire.codes import group_fault
 
 SINK_OPTIONS: Final = (
@@ -53,7 +53,7 @@ _SINK_ID_CHARS_MAX: Final = 128
 class SinkOptions:
     """How a DataFrame is written; tasks on other machines get it too."""
 
-    connection: Connection
+    connection: ConnectionOptions
     topic: str | None
     """Where all rows go; None: each row says it in its column `topic`."""
     transactional: bool
@@ -81,7 +81,9 @@ class SinkOptions:
     @classmethod
     def of(cls, options: Mapping[str, str], *, stream: bool) -> "SinkOptions":
         """From what Spark hands over; raises BadSetting."""
-        given = Given(options, (*CONNECTION_OPTIONS, *SINK_OPTIONS, *_SPARKS_OWN), what="sink")
+        given = OptionReader(
+            options, (*CONNECTION_OPTIONS, *SINK_OPTIONS, *_SPARKS_OWN), what="sink"
+        )
         delivery = given.choice(
             "delivery", ("at-least-once", "transactional"), default="at-least-once"
         )
@@ -89,7 +91,7 @@ class SinkOptions:
         _check_identity(given, transactional=transactional, stream=stream)
         compression = given.choice("compression", ("zlib", "lz4", "zstd", "none"), default="zlib")
         made = cls(
-            connection=Connection.of(given),
+            connection=ConnectionOptions.of(given),
             topic=given.text("topic"),
             transactional=transactional,
             sink_id=given.text("sinkId"),
@@ -105,7 +107,7 @@ class SinkOptions:
             batch_count=_at_most(given, "batchCount", BATCH_COUNT_MAX, default=BATCH_COUNT_MAX),
             in_flight_bytes=given.count("inFlightBytes") or IN_FLIGHT_BYTES,
             message_bytes_max=given.count("messageBytesMax") or SendOptions().message_bytes_max,
-            identify=given.switch("identify", default=True),
+            identify=given.boolean("identify", default=True),
         )
         _check_values(made)
         return made
@@ -119,7 +121,7 @@ class SinkOptions:
             compress_above_bytes=self.compress_above_bytes,
             message_bytes_max=self.message_bytes_max,
             in_flight_max=MESSAGES_IN_FLIGHT_MAX,
-            **self.connection.keywords(),
+            **self.connection.client_keywords(),
         )
 
     def producer_key(self) -> object:
@@ -133,7 +135,7 @@ class SinkOptions:
         )
 
 
-def _check_identity(given: Given, *, transactional: bool, stream: bool) -> None:
+def _check_identity(given: OptionReader, *, transactional: bool, stream: bool) -> None:
     if transactional:
         given.refuse(_AT_LEAST_ONCE_ONLY, "is only for delivery=at-least-once")
     else:
@@ -150,13 +152,13 @@ def _check_identity(given: Given, *, transactional: bool, stream: bool) -> None:
         raise BadSetting("the option batchId needs sinkId", hint="give both, or none of them")
 
 
-def _batch_id(given: Given) -> int:
+def _batch_id(given: OptionReader) -> int:
     """The one number of the sink that may be 0: foreachBatch counts from there."""
     text = given.text("batchId")
     return 0 if text in (None, "0") else given.count("batchId") or 0
 
 
-def _at_most(given: Given, name: str, limit: int, *, default: int) -> int:
+def _at_most(given: OptionReader, name: str, limit: int, *, default: int) -> int:
     value = given.count(name) or default
     if value > limit:
         raise BadSetting.over(

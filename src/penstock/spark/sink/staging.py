@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import LongType, StringType, StructField, StructType
 
-from penstock.spark.message_schema import DATE, UNSEARCHED, spark_schema
+from penstock.spark.message_schema import COLUMNS_WITHOUT_STATISTICS, DATE, spark_schema
 from penstock.spark.source.data_source import read_parts
 from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.source.stream_reader import TopicStreamReader
@@ -152,7 +152,9 @@ class _File:
     def _write(self) -> None:
         table = pa.Table.from_batches(self._waiting)
         if self._writer is None:
-            searched = [name for name in table.schema.names if name not in UNSEARCHED]
+            searched = [
+                name for name in table.schema.names if name not in COLUMNS_WITHOUT_STATISTICS
+            ]
             self._writer = pq.ParquetWriter(
                 self._path,
                 table.schema,

@@ -30,14 +30,14 @@ from penstock.client.namespace import with_namespace
 from penstock.errors import BadSetting
 from penstock.spark.message_schema import DATE, FIELDS, arrow_schema, spark_schema, stored_columns
 from penstock.spark.source.offset_ranges import QueueRange, split
-from penstock.spark.source.queue_offsets import Marks, report, resolved, spans
+from penstock.spark.source.queue_offsets import QueueOffsets, report, resolved, spans
 from penstock.spark.source.range_reader import Reading, read_range
 from penstock.spark.source.source_options import SourceOptions
-from penstock.spark.worker_entry import hints_shown, in_worker
+from penstock.spark.worker_entry import in_worker, with_hints
 from penstock.spark.worker_logs import show_warnings
 
 if TYPE_CHECKING:
-    from penstock.spark.cluster_metadata import Cluster
+    from penstock.spark.cluster_metadata import ClusterMetadata
     from penstock.wire.bodies.client_bodies import MessageQueue
 
 NAME: Final = "penstock"
@@ -157,7 +157,7 @@ def read_parts(
         timeout_ms=options.read_timeout_ms,
     )
     settle_in()
-    with hints_shown():
+    with with_hints():
         for part in partition.value or ():
             yield from rows.fit(read_range(options.connection, part, reading))
 
@@ -171,12 +171,12 @@ class TopicReader(DataSourceReader):
 
     @in_worker()
     def partitions(self) -> list[InputPartition]:
-        from penstock.spark.cluster_metadata import Cluster
+        from penstock.spark.cluster_metadata import ClusterMetadata
 
         options = self._options
-        with Cluster(options.connection, patience_ms=options.read_timeout_ms) as cluster:
-            queues = cluster.settled_queues(options.topics)
-            begins, ends = cluster.all_begins(queues), cluster.all_ends(queues)
+        with ClusterMetadata(options.connection, timeout_ms=options.read_timeout_ms) as cluster:
+            queues = cluster.required_queues(options.topics)
+            begins, ends = cluster.all_min_offsets(queues), cluster.all_max_offsets(queues)
             start = place(cluster, options, "starting", begins, ends)
             end = place(cluster, options, "ending", begins, ends)
         return partitions_between(options, _in_order(options, start, end), end, begins, ends)
@@ -186,7 +186,11 @@ class TopicReader(DataSourceReader):
 
 
 def place(
-    cluster: "Cluster", options: SourceOptions, side: str, begins: Marks, ends: Marks
+    cluster: "ClusterMetadata",
+    options: SourceOptions,
+    side: str,
+    begins: QueueOffsets,
+    ends: QueueOffsets,
 ) -> dict["MessageQueue", int]:
     """Where each queue is begun or ended, by the options."""
     wanted = options.starting if side == "starting" else options.ending
@@ -195,14 +199,14 @@ def place(
     if wanted == "latest":
         return dict(ends)
     if isinstance(wanted, int):
-        found = cluster.all_at(ends, wanted)
+        found = cluster.all_offsets_at(ends, wanted)
         # Messages may have come since the ends were asked for.
         return {q: min(max(found[q], begins[q]), ends[q]) for q in ends}
     assert not isinstance(wanted, str)
     return resolved(wanted, begins, ends, f"{side}Offsets")
 
 
-def _in_order(options: SourceOptions, start: Marks, end: Marks) -> Marks:
+def _in_order(options: SourceOptions, start: QueueOffsets, end: QueueOffsets) -> QueueOffsets:
     """The beginning, not after the end: by times and words that is an empty queue, by numbers an
     error."""
     if isinstance(options.starting, Mapping) and isinstance(options.ending, Mapping):
@@ -217,7 +221,11 @@ def _in_order(options: SourceOptions, start: Marks, end: Marks) -> Marks:
 
 
 def partitions_between(
-    options: SourceOptions, start: Marks, end: Marks, begins: Marks, ends: Marks
+    options: SourceOptions,
+    start: QueueOffsets,
+    end: QueueOffsets,
+    begins: QueueOffsets,
+    ends: QueueOffsets,
 ) -> list[InputPartition]:
     """What tasks read; raises DataLost where messages are missing and that matters."""
     found, losses = spans(start, end, begins, ends)
@@ -234,14 +242,14 @@ class LogReader(DataSourceReader):
     """The commit-log files of a store, in slices; no broker is asked."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        from penstock.spark.source.log_reader import Scan
+        from penstock.spark.source.log_reader import LogScan
 
         assert options.log_path is not None
         self._path = options.log_path
         self._rows = ArrowRows(options, schema)
         self._tasks_min = options.partitions_min
         topics, pattern = _in_log(options)
-        self._scan = Scan(
+        self._scan = LogScan(
             columns=stored_columns(options.columns),
             topics=topics,
             pattern=pattern,
@@ -266,7 +274,7 @@ class LogReader(DataSourceReader):
 
         if partition.value is not None:  # Spark's word for no partition at all
             settle_in()
-            with hints_shown():
+            with with_hints():
                 for part in partition.value:
                     yield from self._rows.fit(read_slice(part, self._scan))
 

@@ -28,12 +28,12 @@ from penstock.spark.arrow.columns import (
     UNWRITTEN,
     ColumnBuilder,
 )
-from penstock.spark.source.log_slices import LogSlice, Scan, plan_scan
+from penstock.spark.source.log_slices import LogScan, LogSlice, plan_scan
 from penstock.store.tools.file_pieces import LogFile, search
 from penstock.wire import octets
 from penstock.wire.record import BLANK_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 
-__all__ = ["LogSlice", "Scan", "plan_scan", "read_slice"]
+__all__ = ["LogScan", "LogSlice", "plan_scan", "read_slice"]
 
 log = logging.getLogger(__name__)
 
@@ -49,7 +49,7 @@ _MAGIC_HEAD: Final = _MAGICS[0][:3]  # both begin with it
 _BLANK_MAGIC: Final = MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
-def read_slice(part: LogSlice, scan: Scan) -> Iterator[pa.RecordBatch]:
+def read_slice(part: LogSlice, scan: LogScan) -> Iterator[pa.RecordBatch]:
     """The messages of a slice, in the order of the log. Raises DataLost, ReadFailed."""
     builder = ColumnBuilder(scan.columns, broker=scan.broker)
     try:
@@ -134,7 +134,7 @@ class _File:
 class _Walk:
     """The walk through one slice."""
 
-    def __init__(self, file: _File, part: LogSlice, scan: Scan, builder: ColumnBuilder) -> None:
+    def __init__(self, file: _File, part: LogSlice, scan: LogScan, builder: ColumnBuilder) -> None:
         self._file = file
         self._part = part
         self._filter = scan.filter()

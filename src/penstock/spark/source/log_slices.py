@@ -41,7 +41,7 @@ _LOG_OFFSET_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scan:
+class LogScan:
     """What to take of a log; goes to the workers by pickle."""
 
     columns: tuple[str, ...]
@@ -74,7 +74,7 @@ class Scan:
     def _chosen(self) -> Callable[[bytes], bool]:
         """Whether a topic is wanted."""
         if self.pattern is not None:
-            pattern, prefixes = re.compile(self.pattern), prefixes_named(self.pattern)
+            pattern, prefixes = re.compile(self.pattern), group_topic_prefixes(self.pattern)
 
             def matches(topic: bytes) -> bool:
                 name = topic.decode("utf-8", "replace")
@@ -87,7 +87,7 @@ class Scan:
         return is_user_topic
 
 
-def prefixes_named(pattern: str) -> tuple[str, ...]:
+def group_topic_prefixes(pattern: str) -> tuple[str, ...]:
     """What names of groups' topics begin with, as far as a pattern asks for those by beginning so:
     one that does not means topics of applications, as where brokers are read."""
     known = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
@@ -109,7 +109,7 @@ class LogSlice:
     """Slices with the same number are read by one task."""
 
 
-def plan_scan(path: str, scan: Scan, *, tasks_min: int | None = None) -> list[LogSlice]:
+def plan_scan(path: str, scan: LogScan, *, tasks_min: int | None = None) -> list[LogSlice]:
     """The slices of the log of a store: its directory, its `commitlog` directory, or one file.
 
     Tasks get equal shares. Raises BadSetting where there is no log, DataLost where files are
@@ -217,7 +217,7 @@ def _used(files: list[LogFile]) -> list[LogFile]:
     return files
 
 
-def _in_time(files: list[LogFile], scan: Scan) -> list[LogFile]:
+def _in_time(files: list[LogFile], scan: LogScan) -> list[LogFile]:
     """Without those whose messages were all stored too early or too late."""
     if scan.from_ms is None and scan.until_ms is None:
         return files

@@ -26,9 +26,9 @@ INITIAL: Final = "$initial"
 SHOWN_MAX: Final = 10
 
 Json: TypeAlias = dict[str, Any]
-Marks: TypeAlias = Mapping[MessageQueue, int]
+QueueOffsets: TypeAlias = Mapping[MessageQueue, int]
 """An offset for each queue; topics are named without the namespace."""
-Start: TypeAlias = str | int | Marks
+Start: TypeAlias = str | int | QueueOffsets
 """`earliest`, `latest`, milliseconds since 1970, or offsets."""
 Assignment: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -72,7 +72,7 @@ def parse_assignment(text: str) -> Assignment:
     return found
 
 
-def to_json(marks: Marks, initial: Marks | None = None) -> Json:
+def to_json(marks: QueueOffsets, initial: QueueOffsets | None = None) -> Json:
     """Offsets for Spark, always in the same order: Spark compares their text."""
     found: Json = {}
     if initial is not None:
@@ -133,12 +133,12 @@ def _is_queue(number: object) -> bool:
 # --- how much of it ------------------------------------------------------------------------------
 
 
-def rows_between(start: Marks, end: Marks) -> int:
+def rows_between(start: QueueOffsets, end: QueueOffsets) -> int:
     """Messages from `start` to `end`; queues that `start` does not have are left out."""
     return sum(max(end[queue] - start[queue], 0) for queue in start.keys() & end.keys())
 
 
-def limited(start: Marks, end: Marks, rows_max: int) -> dict[MessageQueue, int]:
+def limited(start: QueueOffsets, end: QueueOffsets, rows_max: int) -> dict[MessageQueue, int]:
     """The end of a batch of at most so many messages, spread over the queues by what they have.
 
     Every queue with messages gets its turn: at least one of each where there are enough, else as
@@ -184,7 +184,7 @@ class Loss:
         return f"{queue.topic}, queue {queue.queue_id} at {queue.broker_name}: {self.what}"
 
 
-def gone_back(start: Marks, end: Marks) -> list[Loss]:
+def gone_back(start: QueueOffsets, end: QueueOffsets) -> list[Loss]:
     """Queues that end before the place where a query has come to."""
     return [
         Loss(queue, None, f"it was read up to offset {start[queue]} and ends at {end[queue]} now")
@@ -194,7 +194,7 @@ def gone_back(start: Marks, end: Marks) -> list[Loss]:
 
 
 def spans(
-    start: Marks, end: Marks, begins: Marks, ends: Marks
+    start: QueueOffsets, end: QueueOffsets, begins: QueueOffsets, ends: QueueOffsets
 ) -> tuple[dict[MessageQueue, tuple[int, int]], list[Loss]]:
     """First and last offsets to read of each queue that has messages, and what is not there.
 
@@ -231,7 +231,9 @@ def listed(queues: Iterable[MessageQueue]) -> str:
     return "; ".join(f"{topic} {name} {' '.join(ids)}" for (topic, name), ids in found.items())
 
 
-def resolved(wanted: Marks, begins: Marks, ends: Marks, option: str) -> dict[MessageQueue, int]:
+def resolved(
+    wanted: QueueOffsets, begins: QueueOffsets, ends: QueueOffsets, option: str
+) -> dict[MessageQueue, int]:
     """Offsets of an option, -2 and -1 replaced; raises BadSetting where a queue has no such, where
     there is no such queue, and where a queue that is read is not named."""
     unknown, missing = wanted.keys() - ends.keys(), ends.keys() - wanted.keys()

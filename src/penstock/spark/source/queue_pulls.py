@@ -25,7 +25,7 @@ from penstock.errors import (
     PenstockError,
     ReadGaveUp,
 )
-from penstock.spark.backoff import PASSING, hopeless
+from penstock.spark.backoff import TEMPORARY_CODES, permanent_cause
 from penstock.spark.source.offset_ranges import QueueRange
 from penstock.wire.codes import PULL_SUBSCRIPTION, ResponseCode
 
@@ -36,8 +36,8 @@ PULL_MESSAGES: Final = 1_024
 PULL_TIMEOUT_MS: Final = 15_000
 """How long an answer is waited for, see `Pulls._wait`."""
 _EVER_MS: Final = 24 * 3_600_000
-AGAIN_MS: Final = 100
-AGAIN_MS_MAX: Final = 3_000
+BACKOFF_MS: Final = 100
+BACKOFF_MS_MAX: Final = 3_000
 AHEAD_MAX: Final = 8
 """Pulls in flight where the size of answers is known."""
 
@@ -58,7 +58,7 @@ class Pulls:
         self._broker_id = MASTER_ID
         self._address = ""
         self._flying: deque[tuple[int, asyncio.Task[PullAnswer]]] = deque()
-        self._again_ms = AGAIN_MS
+        self._again_ms = BACKOFF_MS
         self._failing_since_ms: int | None = None
         self._fields = {
             "consumerGroup": session.with_namespace(group),
@@ -87,7 +87,7 @@ class Pulls:
                 self.call_off()
                 await self._failed(offset, error)
                 continue
-            self._failing_since_ms, self._again_ms = None, AGAIN_MS
+            self._failing_since_ms, self._again_ms = None, BACKOFF_MS
             self._broker_id = answer.suggested_broker_id
             self._learn(offset, answer)
             return answer
@@ -180,10 +180,10 @@ class Pulls:
     async def _failed(self, offset: int, error: PenstockError) -> None:
         """Wait a little before the next attempt; raises where that makes no sense."""
         slave = isinstance(error, PeerUntrusted) and self._broker_id != MASTER_ID
-        if (cause := hopeless(error)) is not None and not slave:
+        if (cause := permanent_cause(error)) is not None and not slave:
             raise cause
-        passing = isinstance(error, PeerError | NoRoute | NoNameServer)
-        if not passing and error.answer_code not in PASSING:
+        is_unavailable = isinstance(error, PeerError | NoRoute | NoNameServer)
+        if not is_unavailable and error.answer_code not in TEMPORARY_CODES:
             raise error
         part, clock = self._part, self._session.clock
         now_ms = clock.monotonic_ms()
@@ -198,7 +198,7 @@ class Pulls:
                 f" for {away_ms / 1000:.1f} s (readTimeout): {error}"
             ) from error
         await pause(clock, self._again_ms)
-        self._again_ms = min(2 * self._again_ms, AGAIN_MS_MAX)
+        self._again_ms = min(2 * self._again_ms, BACKOFF_MS_MAX)
         self._broker_id = MASTER_ID
         await self._refresh()
 

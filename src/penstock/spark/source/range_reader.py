@@ -18,10 +18,10 @@ from penstock.client.consumer.subscription import Subscription
 from penstock.clock import pause
 from penstock.errors import DataLost, TopicNotExist
 from penstock.spark.arrow.columns import BAD, DONE, FULL, ColumnBuilder
-from penstock.spark.connection_options import READ_MS, Connection
+from penstock.spark.connection_options import READ_MS, ConnectionOptions
 from penstock.spark.source.offset_ranges import QueueRange
-from penstock.spark.source.queue_pulls import AGAIN_MS, AGAIN_MS_MAX, Pulls
-from penstock.spark.worker_connection import Link, link
+from penstock.spark.source.queue_pulls import BACKOFF_MS, BACKOFF_MS_MAX, Pulls
+from penstock.spark.worker_connection import WorkerConnection, worker_connection
 from penstock.wire.codes import ResponseCode
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Reading:
 
 
 def read_range(
-    connection: Connection, part: QueueRange, reading: Reading
+    connection: ConnectionOptions, part: QueueRange, reading: Reading
 ) -> Iterator[pa.RecordBatch]:
     """The messages of a queue from `part.first` up to `part.until`, which is not read any more.
 
@@ -54,7 +54,7 @@ def read_range(
     """
     if part.first >= part.until:
         return
-    with link(connection) as here:
+    with worker_connection(connection) as here:
         work = RangeReader(here, part, reading)
         try:
             while (batch := here.run(work.batch())) is not None:
@@ -66,7 +66,7 @@ def read_range(
 class RangeReader:
     """One part on its way into batches."""
 
-    def __init__(self, here: Link, part: QueueRange, reading: Reading) -> None:
+    def __init__(self, here: WorkerConnection, part: QueueRange, reading: Reading) -> None:
         subscription = Subscription.of(part.topic, reading.tags, version=0)
         self._part = part
         self._fail = reading.fail_on_data_loss
@@ -82,7 +82,7 @@ class RangeReader:
         )
         self._behind_ms = min(BEHIND_MS, reading.timeout_ms)
         self._behind_since_ms: int | None = None
-        self._again_ms = AGAIN_MS
+        self._again_ms = BACKOFF_MS
         self._at = part.first
         self._answer: PullAnswer | None = None  # what is being decoded
         self._position = 0  # how far
@@ -122,7 +122,7 @@ class RangeReader:
         if next_offset <= at:
             await self._behind(answer)
             return
-        self._behind_since_ms, self._again_ms = None, AGAIN_MS
+        self._behind_since_ms, self._again_ms = None, BACKOFF_MS
         await self._pulls.ask_ahead(next_offset)
         if self._tags is not None and at < answer.min_offset:
             # Messages without a wanted tag leave gaps, too: only the queue's begin tells.
@@ -184,7 +184,7 @@ class RangeReader:
             self._lose(self._part.until, f"offsets {_there(answer)} are there")
             return
         await pause(self._clock, self._again_ms)
-        self._again_ms = min(2 * self._again_ms, AGAIN_MS_MAX)
+        self._again_ms = min(2 * self._again_ms, BACKOFF_MS_MAX)
         await self._pulls.elsewhere()
 
     def _lose(self, until: int, why: str) -> None:

@@ -10,13 +10,18 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from penstock.errors import BadSetting
-from penstock.spark.connection_options import CONNECTION_OPTIONS, READ_MS, Connection, Given
+from penstock.spark.connection_options import (
+    CONNECTION_OPTIONS,
+    READ_MS,
+    ConnectionOptions,
+    OptionReader,
+)
 from penstock.spark.message_schema import wanted_columns
 from penstock.spark.source.queue_offsets import (
     EARLIEST,
     LATEST,
     Assignment,
-    Marks,
+    QueueOffsets,
     Start,
     listed,
     parse_assignment,
@@ -70,7 +75,7 @@ TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 
 @dataclass(frozen=True, slots=True)
-class Topics:
+class TopicSelection:
     """Which topics are read: by name, by pattern, or certain queues of some."""
 
     names: tuple[str, ...] = ()
@@ -78,7 +83,7 @@ class Topics:
     assigned: Assignment | None = None
 
     @classmethod
-    def of(cls, given: Given, *, needed: bool) -> "Topics":
+    def of(cls, given: OptionReader, *, needed: bool) -> "TopicSelection":
         """From the options; raises BadSetting."""
         ways = ("subscribe", "subscribePattern", "assign")
         way = given.one_of(ways)
@@ -121,8 +126,8 @@ class Topics:
 class SourceOptions:
     """All that a reader is told."""
 
-    connection: Connection
-    topics: Topics
+    connection: ConnectionOptions
+    topics: TopicSelection
     columns: tuple[str, ...]
     starting: Start
     ending: Start
@@ -149,14 +154,14 @@ class SourceOptions:
     @classmethod
     def of(cls, options: Mapping[str, str], *, stream: bool = False) -> "SourceOptions":
         """From what Spark hands over; raises BadSetting."""
-        given = Given(options, (*CONNECTION_OPTIONS, *SOURCE_OPTIONS), what="source")
+        given = OptionReader(options, (*CONNECTION_OPTIONS, *SOURCE_OPTIONS), what="source")
         is_log = given.choice("mode", ("queue", "log"), default="queue") == "log"
         _check_mode(given, is_log=is_log, stream=stream)
         commit_group = given.text("commitGroup")
         prefix = given.text("groupIdPrefix") or GROUP_PREFIX
-        topics = Topics.of(given, needed=not is_log)
+        topics = TopicSelection.of(given, needed=not is_log)
         found = cls(
-            connection=Connection.of(given),
+            connection=ConnectionOptions.of(given),
             topics=topics,
             columns=wanted_columns(given.text("columns")),
             starting=_place(given, "starting", default="latest" if stream else "earliest"),
@@ -164,16 +169,16 @@ class SourceOptions:
             tags=given.text("tags"),
             group=commit_group or f"{prefix}-source",
             commit_group=commit_group,
-            fail_on_data_loss=given.switch("failOnDataLoss", default=True),
+            fail_on_data_loss=given.boolean("failOnDataLoss", default=True),
             partitions_min=given.count("minPartitions"),
             rows_max=given.count("maxOffsetsPerTrigger"),
             rows_min=given.count("minOffsetsPerTrigger"),
             trigger_delay_ms=given.duration_ms("maxTriggerDelay", default=TRIGGER_DELAY_MS),
             read_timeout_ms=given.duration_ms("readTimeout", default=READ_MS),
             log_path=given.text("path") if is_log else None,
-            starting_ms=given.moment_ms("startingTimestamp"),
-            ending_ms=given.moment_ms("endingTimestamp"),
-            check_crc=given.switch("checkCrc", default=True),
+            starting_ms=given.timestamp_ms("startingTimestamp"),
+            ending_ms=given.timestamp_ms("endingTimestamp"),
+            check_crc=given.boolean("checkCrc", default=True),
             broker=given.text("brokerName"),
         )
         found.check()
@@ -184,7 +189,7 @@ class SourceOptions:
     @staticmethod
     def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
         """Only the columns, before it is known what is read; raises BadSetting."""
-        given = Given(options, (*CONNECTION_OPTIONS, *SOURCE_OPTIONS), what="source")
+        given = OptionReader(options, (*CONNECTION_OPTIONS, *SOURCE_OPTIONS), what="source")
         return wanted_columns(given.text("columns"))
 
     def with_columns(self, columns: tuple[str, ...]) -> "SourceOptions":
@@ -224,7 +229,7 @@ class SourceOptions:
                 )
 
 
-def _check_mode(given: Given, *, is_log: bool, stream: bool) -> None:
+def _check_mode(given: OptionReader, *, is_log: bool, stream: bool) -> None:
     if is_log:
         if stream:
             raise BadSetting(
@@ -245,7 +250,7 @@ def _check_mode(given: Given, *, is_log: bool, stream: bool) -> None:
         given.refuse(_STREAM_ONLY, "is for streams only")
 
 
-def _place(given: Given, side: str, *, default: str) -> Start:
+def _place(given: OptionReader, side: str, *, default: str) -> Start:
     """Where to begin or to end: offsets or a moment."""
     way = given.one_of((f"{side}Offsets", f"{side}Timestamp"))
     if way is None:
@@ -253,13 +258,13 @@ def _place(given: Given, side: str, *, default: str) -> Start:
     text = given.text(way)
     assert text is not None
     if way.endswith("Timestamp"):
-        moment = given.moment_ms(way)
+        moment = given.timestamp_ms(way)
         assert moment is not None
         return moment
     return parse_start(text, way)
 
 
-def _check_named(option: str, offsets: Marks, topics: Topics) -> None:
+def _check_named(option: str, offsets: QueueOffsets, topics: TopicSelection) -> None:
     """Offsets of a queue that is not read are a slip of the pen."""
     for queue in sorted(offsets):
         if not topics.include(queue):

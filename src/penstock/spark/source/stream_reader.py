@@ -21,12 +21,12 @@ from pyspark.sql.types import StructType
 
 from penstock.clock import Clock, LoopClock
 from penstock.errors import BadSetting, PenstockError
-from penstock.spark.cluster_metadata import Cluster
+from penstock.spark.cluster_metadata import ClusterMetadata
 from penstock.spark.source.data_source import ArrowRows, partitions_between, place, read_parts
 from penstock.spark.source.queue_offsets import (
     Json,
     Loss,
-    Marks,
+    QueueOffsets,
     from_json,
     gone_back,
     initial_in,
@@ -52,7 +52,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._rows = ArrowRows(options, schema)
         self._clock: Clock = LoopClock()
-        self._open: Cluster | None = None
+        self._open: ClusterMetadata | None = None
         self._initial: Json | None = None
         self._target: dict[MessageQueue, int] | None = None
         """Trigger.AvailableNow: where this run ends."""
@@ -73,9 +73,9 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Where a new query begins. Asked more than once, and the same each time."""
         if self._initial is None:
             cluster = self._cluster()
-            queues = cluster.settled_queues(self._options.topics)
-            ends = cluster.all_ends(queues) if self._target is None else self._target
-            begins = cluster.all_begins(ends)
+            queues = cluster.required_queues(self._options.topics)
+            ends = cluster.all_max_offsets(queues) if self._target is None else self._target
+            begins = cluster.all_min_offsets(ends)
             self._initial = to_json(place(cluster, self._options, "starting", begins, ends))
         return self._initial
 
@@ -90,7 +90,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Fix the end of this run: all topics and messages that are there now."""
         cluster = self._cluster()
-        self._target = cluster.all_ends(cluster.all_queues(self._options.topics))
+        self._target = cluster.all_max_offsets(cluster.all_queues(self._options.topics))
         self._seen = dict(self._target)
 
     @in_worker()
@@ -141,31 +141,31 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         waited_ms = self._clock.monotonic_ms() - self._triggered_ms
         return waited_ms < self._options.trigger_delay_ms
 
-    def _ends(self, marks: Marks) -> dict[MessageQueue, int]:
+    def _ends(self, marks: QueueOffsets) -> dict[MessageQueue, int]:
         """The end of every queue; of one that is away or gone, the place we have come to."""
         if self._target is not None:
             self._target |= self._rest_of_target(marks, self._target)
             return {**marks, **self._target}
-        ends = self._cluster().ends(self._look(marks))
-        self._tell_away(ends.away)
+        ends = self._cluster().max_offsets(self._look(marks))
+        self._tell_away(ends.unavailable)
         found = {
             queue: end
-            for queue, end in ends.found.items()
-            if queue not in ends.by_replica or end >= marks.get(queue, 0)
+            for queue, end in ends.offsets.items()
+            if queue not in ends.from_replica or end >= marks.get(queue, 0)
         }
         self._seen |= found
         return {**marks, **found}
 
-    def _rest_of_target(self, marks: Marks, target: Marks) -> dict[MessageQueue, int]:
+    def _rest_of_target(self, marks: QueueOffsets, target: QueueOffsets) -> dict[MessageQueue, int]:
         """Ends that could not be told when a run to a fixed end began."""
         absent = self._absent(marks, target)
-        rest = self._cluster().all_ends(absent) if absent else {}
+        rest = self._cluster().all_max_offsets(absent) if absent else {}
         behind = {queue for queue in marks.keys() & target.keys() if target[queue] < marks[queue]}
         if behind:  # maybe a replica was asked: that is no loss
-            ends = self._cluster().ends(behind)
+            ends = self._cluster().max_offsets(behind)
             for queue in behind:
-                is_known = queue in ends.found and queue not in ends.by_replica
-                rest[queue] = ends.found[queue] if is_known else marks[queue]
+                is_known = queue in ends.offsets and queue not in ends.from_replica
+                rest[queue] = ends.offsets[queue] if is_known else marks[queue]
         return rest
 
     def _tell_away(self, away: Mapping[MessageQueue, PenstockError]) -> None:
@@ -183,11 +183,11 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return {}
         # A run to a fixed end that left some out would end without them.
         is_fixed = self._target is not None
-        return cluster.all_begins(wanted) if is_fixed else cluster.begins(wanted).found
+        return cluster.all_min_offsets(wanted) if is_fixed else cluster.min_offsets(wanted).offsets
 
     # --- queues that come and go
 
-    def _look(self, marks: Marks) -> set[MessageQueue]:
+    def _look(self, marks: QueueOffsets) -> set[MessageQueue]:
         """The queues that there are, and those that we read and that may come back; those of
         before while nobody can tell."""
         now_ms = self._clock.monotonic_ms()
@@ -209,7 +209,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._looked_ms = now_ms
         return self._queues
 
-    def _absent(self, marks: Marks, there: Iterable[MessageQueue]) -> set[MessageQueue]:
+    def _absent(self, marks: QueueOffsets, there: Iterable[MessageQueue]) -> set[MessageQueue]:
         """Queues that we read and that no route names now, but for those that are gone for good.
 
         Those that the options do not choose any more stay where they are, too.
@@ -217,7 +217,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         absent = set(filter(self._options.topics.include, marks.keys() - set(there) - self._gone))
         if not absent:
             return set()
-        gone = self._cluster().gone(absent)
+        gone = self._cluster().deleted_queues(absent)
         if gone:
             report(
                 [
@@ -243,14 +243,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if not active:
             return []
         cluster = self._cluster()
-        begins = cluster.begins(active)
+        begins = cluster.min_offsets(active)
         unseen = {queue for queue in active if self._seen.get(queue, -1) < until[queue]}
-        ends = cluster.ends(unseen)
-        there = {q: n for q, n in ends.found.items() if q not in ends.by_replica}
-        if begins.away:  # of a topic that was deleted nobody tells where its broker is
-            there |= dict.fromkeys(cluster.gone(begins.away), 0)
+        ends = cluster.max_offsets(unseen)
+        there = {q: n for q, n in ends.offsets.items() if q not in ends.from_replica}
+        if begins.unavailable:  # of a topic that was deleted nobody tells where its broker is
+            there |= dict.fromkeys(cluster.deleted_queues(begins.unavailable), 0)
         chosen = {queue: until[queue] for queue in active}
-        return partitions_between(self._options, first, chosen, begins.found, there)
+        return partitions_between(self._options, first, chosen, begins.offsets, there)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         return read_parts(self._options, self._rows, partition)
@@ -260,7 +260,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def commit(self, end: Json) -> None:
         self._store_progress(from_json(end))
 
-    def _store_progress(self, marks: Marks) -> None:
+    def _store_progress(self, marks: QueueOffsets) -> None:
         """Tell the brokers how far the query is, where a group is named for that.
 
         Spark commits the last batch only when the next one begins: so the beginning of that one
@@ -275,14 +275,14 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._committed.get(queue) != offset and queue not in self._gone
         }
         if due:
-            self._committed |= self._cluster().commit(group, due)
+            self._committed |= self._cluster().commit_offsets(group, due)
 
     # --- life
 
-    def _cluster(self) -> Cluster:
+    def _cluster(self) -> ClusterMetadata:
         if self._open is None:
             options = self._options
-            self._open = Cluster(options.connection, patience_ms=options.read_timeout_ms)
+            self._open = ClusterMetadata(options.connection, timeout_ms=options.read_timeout_ms)
             self._open.start()
         return self._open
 

@@ -30,7 +30,7 @@ from penstock.spark.pipelines.insight.plots import (
 from penstock.spark.pipelines.insight.report import report
 from penstock.spark.pipelines.insight.trace_latency import _row
 from penstock.spark.pipelines.running import Job
-from penstock.spark.source.log_slices import Scan
+from penstock.spark.source.log_slices import LogScan
 
 NOON_MS = 1_785_585_600_000
 HOSTILE = '<script>alert("1")</script> & $x_{2$ \x00\x1b\u202e'
@@ -103,7 +103,7 @@ def test_a_pattern_means_topics_of_applications() -> None:
 
 def test_a_log_has_topics_of_groups_for_a_pattern_that_begins_as_their_names_do() -> None:
     def wanted(pattern: str, *topics: str) -> list[str]:
-        chosen = Scan(columns=("body",), pattern=pattern).filter().topics
+        chosen = LogScan(columns=("body",), pattern=pattern).filter().topics
         assert chosen is not None
         return [topic for topic in topics if chosen(topic.encode())]
 

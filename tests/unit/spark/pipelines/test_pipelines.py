@@ -109,7 +109,7 @@ def test_what_is_no_trigger(text: str) -> None:
         (("--topics", "a", "--pattern", "b"), "exclude each other"),
         ((), "no topics are named"),
         (("--topics", "a", "--prefix", "x"), "--prefix is for"),
-        (("--topics", "a", "--columns", "nonsense"), "no column of a message"),
+        (("--topics", "a", "--columns", "nonsense"), "a message has no column"),
         (("--topics", "a", "--max-rows", "0"), "less than 1"),
         (("--topics", "a", "--start", "yesterday"), "startingOffsets"),
         (("--topics", "a", "--trigger", "soon"), "no trigger"),

@@ -74,7 +74,7 @@ def test_a_stream_has_its_identity_from_its_query() -> None:
         (True, {"delivery": "transactional", "acks": "1"}, "acks is only for delivery=at-least"),
         (True, {"delivery": "transactional", "identify": "false"}, "identify is only for"),
         (True, {"delivery": "transactional", "batchBytes": "9"}, "batchBytes is only for"),
-        (False, {"topik": "t"}, "maybe topic is meant"),
+        (False, {"topik": "t"}, "did you mean topic"),
         (False, {"subscribe": "t"}, "the sink has no option 'subscribe'"),
         (False, {"topic": "a b"}, "the option topic: the topic name 'a b' contains"),
         (False, {"topic": "SCHEDULE_TOPIC_XXXX"}, "the option topic: only brokers write"),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadSetting, DataLost, ReadFailed
 from penstock.spark.source import log_reader as scan_module
-from penstock.spark.source.log_reader import LogSlice, Scan, plan_scan, read_slice
+from penstock.spark.source.log_reader import LogScan, LogSlice, plan_scan, read_slice
 from penstock.store.segment import NAME_DIGITS
 from penstock.store.tools.file_pieces import search
 from penstock.wire.message import encode_batch
@@ -23,7 +23,7 @@ from tests.unit.client.consumer.consumer_kit import record
 from tests.unit.spark.arrow.test_columns import log_of
 
 COLUMNS = ("topic", "queue_id", "queue_offset", "body", "commit_log_offset")
-ALL = Scan(columns=COLUMNS)
+ALL = LogScan(columns=COLUMNS)
 Row = tuple[str, int, int, bytes, int]
 
 
@@ -62,7 +62,7 @@ def rows_of(stored: Iterable[Stored]) -> list[Row]:
     ]
 
 
-def read(slices: Sequence[LogSlice], scan: Scan = ALL) -> list[Row]:
+def read(slices: Sequence[LogSlice], scan: LogScan = ALL) -> list[Row]:
     rows: list[Row] = []
     for part in slices:
         for batch in read_slice(part, scan):
@@ -154,7 +154,7 @@ def test_topics_tags_and_times_decide(tmp_path: Path) -> None:
     paths = write(tmp_path, model)
 
     def found(**wanted: object) -> list[Row]:
-        scan = Scan(columns=COLUMNS, **wanted)  # type: ignore[arg-type]
+        scan = LogScan(columns=COLUMNS, **wanted)  # type: ignore[arg-type]
         return read(plan_scan(str(tmp_path), scan), scan)
 
     def expected(wanted: object) -> list[Row]:
@@ -168,14 +168,14 @@ def test_topics_tags_and_times_decide(tmp_path: Path) -> None:
     middle = expected(lambda s: from_ms <= s.store_ms < until_ms)
     assert middle
     assert found(from_ms=from_ms, until_ms=until_ms) == middle
-    late = Scan(columns=COLUMNS, from_ms=START_MS + 190_000)
+    late = LogScan(columns=COLUMNS, from_ms=START_MS + 190_000)
     assert len(plan_scan(str(tmp_path), late)) < len(paths)  # files that are too old stay unread
 
 
 def test_a_pattern_needs_no_topic_column(tmp_path: Path) -> None:
     model = model_of(50)
     write(tmp_path, model)
-    scan = Scan(columns=("body",), pattern="sms")
+    scan = LogScan(columns=("body",), pattern="sms")
     batches = [batch for part in plan_scan(str(tmp_path), scan) for batch in read_slice(part, scan)]
     bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
     assert bodies == [s.message.body for s in model.stored if s.message.topic == "sms"]
@@ -224,7 +224,7 @@ def test_damage_is_named_or_passed_over(
     assert str(victim.offset) in str(caught.value)
     assert str(victim.end - 1) in str(caught.value)
     with caplog.at_level(logging.WARNING):
-        found = read(slices, Scan(columns=COLUMNS, fail_on_data_loss=False))
+        found = read(slices, LogScan(columns=COLUMNS, fail_on_data_loss=False))
     whole = [s for s in model.stored if s is not victim and s.offset < SEGMENT_BYTES]
     assert found == rows_of(whole)
     assert "data loss" in caplog.text
@@ -237,7 +237,7 @@ def test_a_body_is_believed_where_nobody_checks_it(tmp_path: Path) -> None:
     with paths[0].open("r+b") as file:
         file.seek(victim.offset + 88)
         file.write(bytes([victim.message.body[0] ^ 1]))
-    scan = Scan(columns=COLUMNS, check_crc=False)
+    scan = LogScan(columns=COLUMNS, check_crc=False)
     assert len(read(plan_scan(str(tmp_path), scan), scan)) == len(model.stored)
 
 
@@ -249,7 +249,7 @@ def test_a_file_that_breaks_off_before_the_next_one_is_a_loss(tmp_path: Path) ->
         file.truncate(first[-1].offset)
     with pytest.raises(DataLost, match=f"log offset {first[-1].offset} to {SEGMENT_BYTES - 1}"):
         read(plan_scan(str(tmp_path), ALL))
-    going_on = Scan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
     expected = [stored for stored in model.stored if stored is not first[-1]]
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(expected)
 
@@ -260,7 +260,7 @@ def test_a_missing_file_is_a_loss(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(DataLost, match=f"{SEGMENT_BYTES} to {2 * SEGMENT_BYTES - 1} are missing"):
         plan_scan(str(tmp_path), ALL)
-    going_on = Scan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
     kept = [s for s in model.stored if s.offset // SEGMENT_BYTES != 1]
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
 
@@ -318,7 +318,7 @@ def test_a_record_that_becomes_whole_while_the_next_one_is_searched_is_no_loss(
     assert read(plan_scan(str(tmp_path), ALL)) == rows_of(model.stored)
 
 
-def queue_offsets(path: Path, scan: Scan) -> list[int]:
+def queue_offsets(path: Path, scan: LogScan) -> list[int]:
     batches = [batch for part in plan_scan(str(path), scan) for batch in read_slice(part, scan)]
     return [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]
 
@@ -336,7 +336,7 @@ def test_messages_of_a_batch_that_is_broken_are_read_once(
     path.write_bytes(log + bytes(1000))
     with pytest.raises(DataLost, match=f"log offset {len(record(0))} to"):
         read(plan_scan(str(path), ALL))
-    going_on = Scan(columns=("queue_offset",), fail_on_data_loss=False)
+    going_on = LogScan(columns=("queue_offset",), fail_on_data_loss=False)
     assert queue_offsets(path, going_on) == [0, 1, 2, 3]
     assert caplog.text.count("data loss") == 1
 
@@ -357,7 +357,7 @@ def test_a_middle_file_without_a_byte_is_a_loss(tmp_path: Path) -> None:
     paths[1].write_bytes(b"")
     with pytest.raises(DataLost, match=f"log offset {SEGMENT_BYTES} to {2 * SEGMENT_BYTES - 1}"):
         read(plan_scan(str(tmp_path), ALL))
-    going_on = Scan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
     kept = [s for s in model.stored if s.offset // SEGMENT_BYTES != 1]
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
 
@@ -370,7 +370,7 @@ def test_files_of_different_lengths_miss_nothing(tmp_path: Path) -> None:
         log = log_of(*(record(offsets + n) for n in range(count)), begin=begin) + blank
         (tmp_path / f"{begin:0{NAME_DIGITS}d}").write_bytes(log)
         begin, offsets = begin + len(log), offsets + count
-    assert queue_offsets(tmp_path, Scan(columns=("queue_offset",))) == list(range(offsets))
+    assert queue_offsets(tmp_path, LogScan(columns=("queue_offset",))) == list(range(offsets))
 
 
 def test_a_file_that_retention_takes_after_the_plan(
@@ -382,7 +382,7 @@ def test_a_file_that_retention_takes_after_the_plan(
     paths[0].unlink()
     with pytest.raises(DataLost, match=f"log offset 0 to {SEGMENT_BYTES - 1}"):
         read(slices)
-    going_on = Scan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
     kept = [s for s in model.stored if s.offset >= SEGMENT_BYTES]
     assert read(slices, going_on) == rows_of(kept)
     assert "data loss" in caplog.text

@@ -13,14 +13,14 @@ from penstock.errors import DataLost, TopicNotExist
 from penstock.spark.source import range_reader
 from penstock.spark.source.offset_ranges import QueueRange
 from penstock.spark.source.range_reader import RangeReader, Reading
-from penstock.spark.worker_connection import Link
+from penstock.spark.worker_connection import WorkerConnection
 from penstock.wire.codes import ResponseCode
 from tests.store_kit import Message, Stored
 
 OK, MOVED = ResponseCode.SUCCESS, ResponseCode.PULL_OFFSET_MOVED
 NOTHING, AGAIN = ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY
 PART = QueueRange("orders", "b-1", 3, 10, 30)
-HERE = cast(Link, SimpleNamespace(session=SimpleNamespace(clock=LoopClock())))
+HERE = cast(WorkerConnection, SimpleNamespace(session=SimpleNamespace(clock=LoopClock())))
 
 
 def record(offset: int, tag: str = "a") -> bytes:
@@ -192,7 +192,7 @@ def test_a_queue_that_is_behind_for_a_moment(monkeypatch: pytest.MonkeyPatch) ->
         20: [answer(NOTHING, 20, high=20), answer(MOVED, 15, high=15),
              answer(OK, 30, range(20, 30))],
     }  # fmt: skip
-    monkeypatch.setattr(range_reader, "AGAIN_MS", 1)
+    monkeypatch.setattr(range_reader, "BACKOFF_MS", 1)
     found, work, script = read(monkeypatch, answers)
     assert (found, work.lost, script.asked) == (list(range(10, 30)), 0, [10, 20, 20, 20])
 

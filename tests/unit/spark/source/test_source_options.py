@@ -6,13 +6,13 @@ from collections.abc import Callable
 import pytest
 
 from penstock.errors import BadSetting, TlsError
-from penstock.spark.connection_options import CONNECTION_OPTIONS, Connection, Given
+from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.spark.source.source_options import SourceOptions
 from penstock.wire.bodies.client_bodies import MessageQueue
 
 
-def given(**options: str) -> Given:
-    return Given(options, ("count", "span", "switch", "moment", "word"), what="test")
+def given(**options: str) -> OptionReader:
+    return OptionReader(options, ("count", "span", "switch", "moment", "word"), what="test")
 
 
 def source(**options: str) -> SourceOptions:
@@ -31,7 +31,7 @@ def test_names_do_not_mind_case() -> None:
 
 
 def test_an_unknown_option_names_the_near_one_and_all() -> None:
-    with pytest.raises(BadSetting, match="maybe startingOffsets is meant") as failure:
+    with pytest.raises(BadSetting, match="did you mean startingOffsets") as failure:
         source(subscribe="orders", startingOffset="earliest")
     assert "subscribePattern" in failure.value.hint
 
@@ -56,7 +56,7 @@ def test_bad_durations_are_refused(text: str) -> None:
      ("2023-11-14T22:13:20.250Z", 1_700_000_000_250)],
 )  # fmt: skip
 def test_moments(text: str, ms: int) -> None:
-    assert given(moment=text).moment_ms("moment") == ms
+    assert given(moment=text).timestamp_ms("moment") == ms
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_moments(text: str, ms: int) -> None:
 def test_bad_values_are_refused_by_name(name: str, text: str) -> None:
     options = given(**{name: text})
     read: dict[str, Callable[[], object]] = {
-        "moment": lambda: options.moment_ms("moment"),
+        "moment": lambda: options.timestamp_ms("moment"),
         "count": lambda: options.count("count"),
-        "switch": lambda: options.switch("switch", default=False),
+        "switch": lambda: options.boolean("switch", default=False),
         "word": lambda: options.choice("word", ("a", "b"), default="a"),
     }
     with pytest.raises(BadSetting, match=name):
@@ -157,7 +157,7 @@ def test_a_log_needs_no_topic() -> None:
 
 def test_a_connection_travels_and_keeps_its_secret() -> None:
     options = {"nameserver": "h:1", "accessKey": "me", "secretKey": "hush", "namespace": "acme"}
-    connection = Connection.of(Given(options, CONNECTION_OPTIONS, what="test"))
+    connection = ConnectionOptions.of(OptionReader(options, CONNECTION_OPTIONS, what="test"))
     again = pickle.loads(pickle.dumps(connection))
     assert again == connection
     assert hash(again) == hash(connection)
@@ -168,11 +168,11 @@ def test_a_connection_travels_and_keeps_its_secret() -> None:
 
 
 def test_tls_without_an_authority_checks_nobody_and_a_missing_file_is_named() -> None:
-    plain = Given({"nameserver": "h:1", "tls": "true"}, CONNECTION_OPTIONS, what="test")
-    context = Connection.of(plain).client_options().ssl
+    plain = OptionReader({"nameserver": "h:1", "tls": "true"}, CONNECTION_OPTIONS, what="test")
+    context = ConnectionOptions.of(plain).client_options().ssl
     assert context is not None
     assert not context.check_hostname
     options = {"tls": "true", "tlsCa": "/nowhere/ca.pem"}
-    connection = Connection.of(Given(options, CONNECTION_OPTIONS, what="test"))
+    connection = ConnectionOptions.of(OptionReader(options, CONNECTION_OPTIONS, what="test"))
     with pytest.raises(TlsError, match="nowhere"):
         connection.client_options()

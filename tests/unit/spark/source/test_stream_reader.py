@@ -14,10 +14,10 @@ from pyspark.sql.streaming.datasource import (
 )
 
 from penstock.errors import BadSetting, DataLost, NoNameServer, PeerUnreachable, ReadGaveUp
-from penstock.spark.cluster_metadata import Ends
+from penstock.spark.cluster_metadata import QueriedOffsets
 from penstock.spark.source.data_source import DefaultSource
-from penstock.spark.source.queue_offsets import Marks
-from penstock.spark.source.source_options import SourceOptions, Topics
+from penstock.spark.source.queue_offsets import QueueOffsets
+from penstock.spark.source.source_options import SourceOptions, TopicSelection
 from penstock.spark.source.stream_reader import LOOK_MS, TopicStreamReader
 from penstock.testing.clock import VirtualClock
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -43,45 +43,45 @@ class MadeUp:
         self.asked_gone = 0
         self.commits: list[set[MessageQueue]] = []
 
-    def queues(self, topics: Topics) -> set[MessageQueue]:
+    def queues(self, topics: TopicSelection) -> set[MessageQueue]:
         self.asked += 1
         if self.names_away:
             raise NoNameServer("no NameServer answers")
         return set(self.there)
 
-    all_queues = settled_queues = queues
+    all_queues = required_queues = queues
 
-    def ends(self, queues: Iterable[MessageQueue]) -> Ends:
+    def max_offsets(self, queues: Iterable[MessageQueue]) -> QueriedOffsets:
         return self._of(queues, self.there)
 
-    def begins(self, queues: Iterable[MessageQueue]) -> Ends:
+    def min_offsets(self, queues: Iterable[MessageQueue]) -> QueriedOffsets:
         return self._of(queues, self.first)
 
-    def _of(self, queues: Iterable[MessageQueue], table: Marks) -> Ends:
-        ends = Ends(by_replica=frozenset(self.replicas))
+    def _of(self, queues: Iterable[MessageQueue], table: QueueOffsets) -> QueriedOffsets:
+        ends = QueriedOffsets(from_replica=frozenset(self.replicas))
         for queue in queues:
             if queue in self.away:
-                ends.away[queue] = PeerUnreachable("away", address=queue.broker_name)
+                ends.unavailable[queue] = PeerUnreachable("away", address=queue.broker_name)
             else:
-                ends.found[queue] = table.get(queue, 0)
+                ends.offsets[queue] = table.get(queue, 0)
         return ends
 
-    def all_ends(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        return self._whole(self.ends(queues))
+    def all_max_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        return self._whole(self.max_offsets(queues))
 
-    def all_begins(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
-        return self._whole(self.begins(queues))
+    def all_min_offsets(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, int]:
+        return self._whole(self.min_offsets(queues))
 
-    def _whole(self, ends: Ends) -> dict[MessageQueue, int]:
-        if ends.away:
+    def _whole(self, ends: QueriedOffsets) -> dict[MessageQueue, int]:
+        if ends.unavailable:
             raise ReadGaveUp("away for too long")
-        return ends.found
+        return ends.offsets
 
-    def gone(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
+    def deleted_queues(self, queues: Iterable[MessageQueue]) -> set[MessageQueue]:
         self.asked_gone += 1
         return set(queues) & self.lost
 
-    def commit(self, group: str, marks: Marks) -> dict[MessageQueue, int]:
+    def commit_offsets(self, group: str, marks: QueueOffsets) -> dict[MessageQueue, int]:
         self.commits.append(set(marks))
         done = {q: n for q, n in marks.items() if q not in self.away | self.lost}
         self.stored.update(done)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock import Admin
 from penstock.errors import GroupNotExist, PenstockError
-from penstock.spark.connection_options import CONNECTION_OPTIONS, Connection, Given
+from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,10 +42,10 @@ def sample_lag(
 
     Raises GroupNotExist for one that is named and not there.
     """
-    given = Connection.of(Given(dict(connection), CONNECTION_OPTIONS, what="source"))
+    given = ConnectionOptions.of(OptionReader(dict(connection), CONNECTION_OPTIONS, what="source"))
     rows: list[tuple[object, ...]] = []
     unknown: list[str] = []
-    with Admin(given.nameservers, **given.keywords()) as admin:
+    with Admin(given.nameservers, **given.client_keywords()) as admin:
         there = [group.name for group in admin.groups()]
         for name in groups:
             if name not in there:

@@ -30,7 +30,7 @@ from penstock.spark.pipelines.insight.report import report
 from penstock.spark.pipelines.job_cancel import Stopped, stoppable
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, stop_signals
-from penstock.spark.source.log_slices import Scan, plan_scan
+from penstock.spark.source.log_slices import LogScan, plan_scan
 from penstock.wire.codes import TOPIC_TRACE
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def verify(job: Job) -> None:
     if _is_live(job):
         wanted_queues(job, choice)
     elif job["log"] is not None:
-        plan_scan(job["log"], Scan(columns=("topic",)))
+        plan_scan(job["log"], LogScan(columns=("topic",)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -273,7 +273,7 @@ def _moment_ms(job: Job, name: str, now_ms: int) -> int | None:
     given = job.given(name)
     if _AGO.fullmatch(text.strip().lower()):
         return now_ms - given.duration_ms(name, default=0)
-    return given.moment_ms(name)
+    return given.timestamp_ms(name)
 
 
 def _bucket_ms(job: Job) -> int:

@@ -14,7 +14,7 @@ from penstock.spark.pipelines.insight.profiles import MESSAGE_COLUMNS
 from penstock.spark.pipelines.insight.trace_latency import TRACE_COLUMNS
 from penstock.spark.pipelines.lake.lake_rows import lake_rows
 from penstock.spark.pipelines.running import Job
-from penstock.spark.source.log_slices import prefixes_named
+from penstock.spark.source.log_slices import group_topic_prefixes
 from penstock.wire.codes import DLQ_TOPIC_PREFIX
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class Choice:
         if self.topics:
             return topic in self.topics
         pattern = self.pattern or ALL
-        may = kind_of(topic) is TopicKind.NORMAL or topic.startswith(prefixes_named(pattern))
+        may = kind_of(topic) is TopicKind.NORMAL or topic.startswith(group_topic_prefixes(pattern))
         return may and topic not in self.machinery and re.fullmatch(pattern, topic) is not None
 
     def includes_dead(self, topic: str) -> bool:

@@ -14,7 +14,12 @@ from typing import TYPE_CHECKING, Final
 from weakref import WeakSet
 
 from penstock.errors import BadSetting, LakeDamaged, LakeRefused
-from penstock.spark.message_schema import DATE, UNSEARCHED, spark_schema, wanted_columns
+from penstock.spark.message_schema import (
+    COLUMNS_WITHOUT_STATISTICS,
+    DATE,
+    spark_schema,
+    wanted_columns,
+)
 from penstock.spark.pipelines.lake.json_bodies import BAD, BodySchema
 from penstock.spark.pipelines.lake.lake_compaction import LARGE_BYTES, Compacted, compact_lake
 from penstock.spark.pipelines.lake.lake_files import File, HadoopFiles
@@ -42,7 +47,7 @@ _COMMITTER: Final = "mapreduce.fileoutputcommitter.algorithm.version"
 """1: files of tasks that failed or were too slow never get to those of a finished job."""
 _NO_STATISTICS: Final = {
     f"parquet.column.statistics.enabled#{path}": "false"
-    for paths in UNSEARCHED.values()
+    for paths in COLUMNS_WITHOUT_STATISTICS.values()
     for path in paths
 }
 _staging: "Final[WeakSet[SparkSession]]" = WeakSet()

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock import Admin
 from penstock.errors import BadSetting
-from penstock.spark.connection_options import CONNECTION_OPTIONS, Connection, Given
+from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.spark.pipelines.query_start import all_started
 from penstock.spark.pipelines.registration import event_tables as tables
 from penstock.spark.pipelines.registration import events
@@ -135,9 +135,9 @@ def _sink_options(job: Job, query: str) -> dict[str, str]:
 
 def _check_alerts(job: Job) -> None:
     """Raise NoRoute where the topic is missing: without it the first alert would end the query."""
-    given = Given(dict(job.connection), CONNECTION_OPTIONS, what="source")
-    connection = Connection.of(given)
-    with Admin(connection.nameservers, **connection.keywords()) as admin:
+    given = OptionReader(dict(job.connection), CONNECTION_OPTIONS, what="source")
+    connection = ConnectionOptions.of(given)
+    with Admin(connection.nameservers, **connection.client_keywords()) as admin:
         admin.route(job["alerts"])
 
 

@@ -45,8 +45,8 @@ def selection(job: Job) -> Selection:
     given = job.given("from", "until")
     return Selection(
         topics=_names(job, "topics", ","),
-        from_ms=given.moment_ms("from"),
-        until_ms=given.moment_ms("until"),
+        from_ms=given.timestamp_ms("from"),
+        until_ms=given.timestamp_ms("until"),
         by=job["by"],
         keys=_names(job, "keys", ","),
         tags=_names(job, "tags", "||"),

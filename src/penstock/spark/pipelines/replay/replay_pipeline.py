@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from penstock import Admin
 from penstock.errors import BadSetting, PipelineFailed
-from penstock.spark.connection_options import CONNECTION_OPTIONS, Connection, Given
+from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
 from penstock.spark.pipelines.job_cancel import Stopped, stoppable
 from penstock.spark.pipelines.lake.lake_rows import lake_rows
 from penstock.spark.pipelines.replay import options
@@ -29,7 +29,7 @@ from penstock.spark.pipelines.replay.selection import (
 )
 from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, stop_signals
 from penstock.spark.sink.sink_options import SinkOptions
-from penstock.spark.source.log_slices import Scan, plan_scan
+from penstock.spark.source.log_slices import LogScan, plan_scan
 from penstock.spark.source.source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -248,16 +248,16 @@ def _check_source(job: Job, chosen: Selection) -> None:
     if job["run"] is not None:  # one that goes on has its messages, whatever became of the source
         return
     if job["log"] is not None:
-        plan_scan(job["log"], Scan(columns=("topic",)))
+        plan_scan(job["log"], LogScan(columns=("topic",)))
     else:
         job.queues(subscribe=",".join(chosen.topics))
 
 
 def _check_targets(job: Job, topics: set[str]) -> None:
     """Raise NoRoute for a topic that is missing."""
-    given = Given(dict(job.connection), CONNECTION_OPTIONS, what="sink")
-    connection = Connection.of(given)
-    with Admin(connection.nameservers, **connection.keywords()) as admin:
+    given = OptionReader(dict(job.connection), CONNECTION_OPTIONS, what="sink")
+    connection = ConnectionOptions.of(given)
+    with Admin(connection.nameservers, **connection.client_keywords()) as admin:
         for topic in sorted(topics):
             admin.route(topic)
 
