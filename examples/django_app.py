@@ -1,10 +1,12 @@
-"""Django in one file: a view that sends. The producer survives the fork of a server's workers.
+"""A Django application in one file: a view that sends a message.
+
+The producer is created before the server forks its workers, and works in each of them.
 
     export DJANGO_SETTINGS_MODULE=examples.django_app
     python -m django runserver
     gunicorn "django.core.wsgi:get_wsgi_application()"
 
-NameServers: NAMESRV_ADDR, else 127.0.0.1:9876
+The NameServers come from NAMESRV_ADDR; the default is 127.0.0.1:9876.
 """
 
 import json
@@ -27,7 +29,7 @@ producer = Producer(group="signup")
 
 
 class Signup(AppConfig):
-    """The application: Django calls `ready` once it is set up, in each process."""
+    """Django calls `ready` in each process when it has loaded the application."""
 
     name = __name__
 

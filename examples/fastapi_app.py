@@ -1,6 +1,9 @@
-"""FastAPI: a registration that answers once its message is durable; a consumer in the same process.
+"""A FastAPI application: a request that sends a message, and a consumer in the same process.
 
-uvicorn examples.fastapi_app:app    NameServers: NAMESRV_ADDR, else 127.0.0.1:9876
+    uvicorn examples.fastapi_app:app
+
+The request is answered when the broker has acknowledged the message. The NameServers come from
+NAMESRV_ADDR; the default is 127.0.0.1:9876.
 """
 
 import json

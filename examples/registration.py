@@ -1,12 +1,12 @@
-"""Why a queue: the story of a registration, measured.
+"""Measures a user registration with and without a message queue.
 
-A registration has 50 ms of work of its own. Then it sends a text message, pushes a notification and
-books a coupon: three services that take 50 ms each. Called one after another they make the user
-wait 200 ms. With a queue between, the registration ends when the message is durable, and the
-services take their messages at their own pace, also when twenty times as many come at once.
+A registration takes 50 ms. Then it sends a text message, a push notification and a coupon, by
+calling three services that take 50 ms each. If it calls them one after another, the user waits for
+200 ms. With a message queue the registration ends when the message is acknowledged, and the
+services consume the messages at their own pace, even when twenty times as many users register.
 
-    python examples/registration.py                   starts a broker of its own
-    python examples/registration.py localhost:9876    uses yours, Penstock's or RocketMQ's
+    python examples/registration.py                   starts its own broker
+    python examples/registration.py localhost:9876    uses a running cluster
 """
 
 import asyncio
@@ -26,14 +26,14 @@ from rich.table import Table
 from penstock import AsyncAdmin, AsyncConsumer, AsyncProducer, Message, ReceivedMessage
 
 WORK_S = 0.05
-"""What the registration does itself, and what each service takes."""
+"""The duration of the registration itself, and of each service call."""
 SERVICES = ("sms", "push", "coupon")
 SERVICE_CALLS_MAX = 20
-"""Calls that a service works on at a time: it can do 400 per second."""
-SERVICE_LINE_MAX = 40
-"""Calls that may wait for their turn; a service refuses the next one."""
+"""Concurrent calls of a service: it can process 400 per second."""
+SERVICE_WAITING_MAX = 40
+"""Calls that may wait; a service refuses further ones."""
 WORKERS = 20
-"""Requests that the web server handles at a time."""
+"""Concurrent requests of the web server."""
 REGISTRATIONS = 200
 SPIKE_FACTOR = 20
 USUAL_PER_S = 50
@@ -41,20 +41,20 @@ SPIKE_S = 1.0
 
 
 class Service:
-    """Somebody else's service behind a TCP port: 50 ms for each call, so many at a time."""
+    """A service behind a TCP port: 50 ms per call, with limited concurrency."""
 
     def __init__(self) -> None:
-        self._turns = asyncio.Semaphore(SERVICE_CALLS_MAX)
+        self._slots = asyncio.Semaphore(SERVICE_CALLS_MAX)
         self._waiting = 0
         self.done = 0
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while await reader.readline():
-            if self._waiting >= SERVICE_LINE_MAX:
+            if self._waiting >= SERVICE_WAITING_MAX:
                 writer.write(b"overloaded\n")
                 continue
             self._waiting += 1
-            async with self._turns:
+            async with self._slots:
                 self._waiting -= 1
                 await asyncio.sleep(WORK_S)
             self.done += 1
@@ -72,7 +72,7 @@ def _serve(
 
 
 class Services:
-    """The three services and how to call them."""
+    """The three services, and a client for them."""
 
     def __init__(self) -> None:
         self.all = {name: Service() for name in SERVICES}
@@ -93,7 +93,7 @@ class Services:
                     writer.close()
 
     async def call(self, name: str, user: str) -> None:
-        """Raises where the service refuses."""
+        """Call a service; raises RuntimeError if it refuses."""
         if self._idle[name]:
             reader, writer = self._idle[name].pop()
         else:
@@ -108,56 +108,56 @@ class Services:
 Register = Callable[[str], Awaitable[None]]
 
 
-class Figures:
-    """How registrations went."""
+class Measurement:
+    """The duration and outcome of registrations."""
 
     def __init__(self) -> None:
-        self.took: list[float] = []
+        self.durations: list[float] = []
         self.errors = 0
         self.seconds = 0.0
 
     async def measure(self, register: Register, user: str) -> None:
-        began = time.monotonic()
+        started = time.monotonic()
         try:
             await register(user)
         except RuntimeError:
             self.errors += 1
         else:
-            self.took.append(time.monotonic() - began)
+            self.durations.append(time.monotonic() - started)
 
 
-async def steady(register: Register) -> Figures:
-    """So many workers, each with the next registration as soon as it has done one."""
-    figures = Figures()
+async def steady(register: Register) -> Measurement:
+    """Register REGISTRATIONS users with WORKERS concurrent workers."""
+    measurement = Measurement()
     users = iter(range(REGISTRATIONS))
 
     async def work() -> None:
         for user in users:
-            await figures.measure(register, str(user))
+            await measurement.measure(register, str(user))
 
-    began = time.monotonic()
+    started = time.monotonic()
     await asyncio.gather(*(work() for _ in range(WORKERS)))
-    figures.seconds = time.monotonic() - began
-    return figures
+    measurement.seconds = time.monotonic() - started
+    return measurement
 
 
-async def spike(register: Register) -> Figures:
-    """Twenty times the usual rate for a second, whether or not the ones before have ended."""
-    figures = Figures()
+async def spike(register: Register) -> Measurement:
+    """Register users at SPIKE_FACTOR times the usual rate, without waiting for earlier ones."""
+    measurement = Measurement()
     count = int(SPIKE_FACTOR * USUAL_PER_S * SPIKE_S)
-    began = time.monotonic()
+    started = time.monotonic()
     async with asyncio.TaskGroup() as group:
         for number in range(count):
-            group.create_task(figures.measure(register, str(number)))
-            await asyncio.sleep(max(began + SPIKE_S * (number + 1) / count - time.monotonic(), 0))
-    figures.seconds = time.monotonic() - began
-    return figures
+            group.create_task(measurement.measure(register, str(number)))
+            await asyncio.sleep(max(started + SPIKE_S * (number + 1) / count - time.monotonic(), 0))
+    measurement.seconds = time.monotonic() - started
+    return measurement
 
 
-async def tell_story(nameservers: str) -> int:
+async def compare(nameservers: str) -> int:
     topic = f"UserRegistered-{os.getpid()}"
     async with (
-        topic_of_our_own(nameservers, topic),
+        temporary_topic(nameservers, topic),
         Services().running() as services,
         AsyncProducer(nameservers, group="registration") as producer,
     ):
@@ -179,17 +179,17 @@ async def tell_story(nameservers: str) -> int:
             for name in SERVICES:
                 await stack.enter_async_context(consumer_of(name, services, nameservers, topic))
             usual = await steady(with_queue)
-            peak = await spike(with_queue)
-            sent = len(usual.took) + len(peak.took)
+            spiked = await spike(with_queue)
+            sent = len(usual.durations) + len(spiked.durations)
             drained_s = await drained(services, before, sent)
-        results["with a queue"] = usual, peak
+        results["with a queue"] = usual, spiked
     show(results, drained_s)
-    return peak.errors
+    return spiked.errors
 
 
 @asynccontextmanager
-async def topic_of_our_own(nameservers: str, topic: str) -> AsyncIterator[None]:
-    """A topic that goes away again, and the groups of the services with it."""
+async def temporary_topic(nameservers: str, topic: str) -> AsyncIterator[None]:
+    """Create a topic; afterwards delete it and the groups of the services."""
     async with AsyncAdmin(nameservers) as admin:
         await admin.create_topic(topic, queues=4)
         yield
@@ -199,7 +199,7 @@ async def topic_of_our_own(nameservers: str, topic: str) -> AsyncIterator[None]:
 
 
 def consumer_of(name: str, services: Services, nameservers: str, topic: str) -> AsyncConsumer:
-    """What takes messages to a service, no more at a time than it can work on."""
+    """A consumer that calls a service, with no more concurrent calls than the service accepts."""
     consumer = AsyncConsumer(
         nameservers, group=f"{name}-{topic}", start_at="first", concurrency=SERVICE_CALLS_MAX
     )
@@ -212,39 +212,43 @@ def consumer_of(name: str, services: Services, nameservers: str, topic: str) -> 
 
 
 async def drained(services: Services, before: dict[str, int], wanted: int) -> float:
-    """Seconds until every service has had every registration."""
-    began = time.monotonic()
+    """Wait until every service has processed all registrations; returns the seconds."""
+    started = time.monotonic()
     while any(services.all[name].done - before[name] < wanted for name in SERVICES):
         await asyncio.sleep(0.01)
-    return time.monotonic() - began
+    return time.monotonic() - started
 
 
-def show(results: dict[str, tuple[Figures, Figures]], drained_s: float) -> None:
-    table = Table(title="A registration and its three services")
+def show(results: dict[str, tuple[Measurement, Measurement]], drained_s: float) -> None:
+    table = Table(title="A registration with three services")
     table.add_column("")
     for name in results:
         table.add_column(name, justify="right")
-    rates = [len(usual.took) / usual.seconds for usual, _ in results.values()]
+    rates = [len(usual.durations) / usual.seconds for usual, _ in results.values()]
     rows = {
-        "a registration takes": [f"{mean(u.took) * 1000:.0f} ms" for u, _ in results.values()],
-        f"registrations per second, {WORKERS} workers": [f"{rate:.0f}" for rate in rates],
-        f"errors when {SPIKE_FACTOR} times as many come": [
-            f"{p.errors} of {p.errors + len(p.took)}" for _, p in results.values()
+        "mean duration of a registration": [
+            f"{mean(u.durations) * 1000:.0f} ms" for u, _ in results.values()
         ],
-        "the last of them waited": [f"{max(p.took) * 1000:.0f} ms" for _, p in results.values()],
+        f"registrations per second with {WORKERS} workers": [f"{rate:.0f}" for rate in rates],
+        f"errors at {SPIKE_FACTOR} times the usual rate": [
+            f"{p.errors} of {p.errors + len(p.durations)}" for _, p in results.values()
+        ],
+        "longest duration at that rate": [
+            f"{max(p.durations) * 1000:.0f} ms" for _, p in results.values()
+        ],
     }
     for title, cells in rows.items():
         table.add_row(title, *cells)
     Console().print(table)
     print(
-        f"{rates[1] / rates[0]:.1f} times the throughput; the services had caught up "
-        f"{drained_s:.1f} s after the peak, at their own pace"
+        f"With a queue the throughput is {rates[1] / rates[0]:.1f} times as high. The services had "
+        f"processed all messages {drained_s:.1f} s after the spike."
     )
 
 
 @asynccontextmanager
-async def broker_of_our_own() -> AsyncIterator[str]:
-    """`penstock up` in a directory that goes away again."""
+async def local_broker() -> AsyncIterator[str]:
+    """Run `penstock up` with a temporary data directory."""
     nameserver, broker = free_port(), free_port()
     with tempfile.TemporaryDirectory() as folder:
         process = await asyncio.create_subprocess_exec(
@@ -256,7 +260,7 @@ async def broker_of_our_own() -> AsyncIterator[str]:
         try:
             line = await process.stdout.readline()
             if not line.startswith(b"penstock is up"):
-                raise RuntimeError("no broker could be started")
+                raise RuntimeError("the broker did not start")
             yield f"127.0.0.1:{nameserver}"
         finally:
             process.terminate()
@@ -270,9 +274,9 @@ def free_port() -> int:
 
 async def main() -> int:
     if len(sys.argv) > 1:
-        return await tell_story(sys.argv[1])
-    async with broker_of_our_own() as nameservers:
-        return await tell_story(nameservers)
+        return await compare(sys.argv[1])
+    async with local_broker() as nameservers:
+        return await compare(nameservers)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
-"""A plain script: sends a few messages and consumes them.
+"""A script that sends a few messages and consumes them.
 
-python examples/script.py [NAMESERVERS]    default: NAMESRV_ADDR, else 127.0.0.1:9876
+    python examples/script.py [NAMESERVERS]
+
+The default of NAMESERVERS is NAMESRV_ADDR, else 127.0.0.1:9876.
 """
 
 import sys

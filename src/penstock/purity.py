@@ -1,7 +1,7 @@
-"""`PENSTOCK_PURE=1`: run the Python sources even where compiled modules lie beside them.
+"""`PENSTOCK_PURE=1`: run the Python sources even if compiled modules are beside them.
 
-The import system prefers an extension module to a source of the same name, so a
-finder that offers only sources is installed before the others.
+The import system prefers an extension module to a source file of the same name. So a finder that
+returns only source files is installed before the others.
 """
 
 import sys
@@ -17,14 +17,14 @@ class _SourcesOnly(PathFinder):
     ) -> ModuleSpec | None:
         if not fullname.startswith("penstock.") or path is None:
             return None
-        for folder in path:
-            spec = FileFinder(folder, (SourceFileLoader, [".py"])).find_spec(fullname)
+        for directory in path:
+            spec = FileFinder(directory, (SourceFileLoader, [".py"])).find_spec(fullname)
             if spec is not None and spec.loader is not None:
                 return spec
         return None
 
 
 def install() -> None:
-    """Make every later import of a Penstock module take its source."""
+    """Make later imports of Penstock modules use the source files."""
     if not any(isinstance(f, type) and issubclass(f, _SourcesOnly) for f in sys.meta_path):
         sys.meta_path.insert(0, _SourcesOnly)
