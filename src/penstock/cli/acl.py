@@ -34,8 +34,9 @@ def acl() -> None:
     """Manage the access rules of running brokers, Penstock's or Apache's.
 
     RESOURCE is Topic:NAME, Group:NAME or Cluster:NAME, where NAME may end in *; or * for all.
-    ACTIONS is a list such as Pub,Sub of Pub, Sub, Create, Update, Delete, Get and List; or All.
-    The most specific rule applies; between equally specific rules a denial does.
+    ACTIONS is a comma-separated list of Pub, Sub, Create, Update, Delete, Get and List, or All.
+    The most specific rule applies. If an allowing and a denying rule are equally specific, the
+    denying one applies.
     """
 
 

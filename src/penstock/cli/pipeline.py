@@ -39,7 +39,7 @@ def list_pipelines(as_json: bool) -> None:
     if as_json:
         print_json({each.name: each.summary for each in found})
         return
-    print_table(("PIPELINE", "WHAT IT DOES"), [(each.name, each.summary) for each in found])
+    print_table(("PIPELINE", "DESCRIPTION"), [(each.name, each.summary) for each in found])
 
 
 @pipeline.command()

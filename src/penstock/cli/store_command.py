@@ -30,10 +30,27 @@ def _store_options(command: F) -> F:
     options = (
         click.argument("directory", metavar="DIR", type=click.Path(path_type=Path)),
         click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text."),
-        click.option("--segment-bytes", type=int, default=0, help="Size of a CommitLog file."),
-        click.option("--queue-entries", type=int, default=0, help="Entries per queue file."),
-        click.option("--index-slots", type=int, default=0, help="Slots per index file."),
-        click.option("--index-entries", type=int, default=0, help="Entries per index file."),
+        click.option(
+            "--segment-bytes",
+            type=int,
+            default=0,
+            help="Bytes per CommitLog file.  [default: detected]",
+        ),
+        click.option(
+            "--queue-entries",
+            type=int,
+            default=0,
+            help="Entries per queue file.  [default: detected]",
+        ),
+        click.option(
+            "--index-slots", type=int, default=0, help="Slots per index file.  [default: detected]"
+        ),
+        click.option(
+            "--index-entries",
+            type=int,
+            default=0,
+            help="Entries per index file.  [default: detected]",
+        ),
     )
     for option in reversed(options):
         command = option(command)
@@ -69,7 +86,9 @@ def stat(directory: Path, as_json: bool, exact: bool, progress: bool | None, **s
 
 @store.command(short_help="Check every record, queue entry and index entry.")
 @_store_options
-@click.option("--limit", type=int, default=50, show_default=True, help="Problems to print.")
+@click.option(
+    "--limit", type=int, default=50, show_default=True, help="Maximum number of problems to print."
+)
 @_progress
 def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **sizes: int) -> int:
     """Check every record, queue entry and index entry.
@@ -120,10 +139,16 @@ def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **
     type=int,
     default=10,
     show_default=True,
-    help="Messages to print; 0: all.",
+    help="Maximum number of messages to print; 0 for all.",
 )
 @click.option("--bodies", is_flag=True, help="Print bodies, as text or hex.")
-@click.option("--body-bytes", type=int, default=400, show_default=True, help="Truncate bodies.")
+@click.option(
+    "--body-bytes",
+    type=int,
+    default=400,
+    show_default=True,
+    help="Maximum number of bytes to print of a body.",
+)
 @click.option("--salvage", is_flag=True, help="Scan the CommitLog and skip damaged records.")
 def dump(
     directory: Path,

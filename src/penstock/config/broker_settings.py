@@ -158,8 +158,8 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  live=True, least=1)
     ] = 1_000_000  # fmt: skip
     default_request_mode: Annotated[
-        str, Doc("How groups with broker-side rebalancing receive messages unless they have a "
-                 "request mode of their own: PULL or POP.", "defaultMessageRequestMode", live=True,
+        str, Doc("How groups with broker-side rebalancing receive messages unless a request mode "
+                 "is set for them: PULL or POP.", "defaultMessageRequestMode", live=True,
                  check=check_request_mode)
     ] = "PULL"  # fmt: skip
     default_pop_share_queues: Annotated[
@@ -213,6 +213,6 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "popInflightMessageThreshold", live=True)
     ] = 10_000  # fmt: skip
     server_side_reset: Annotated[
-        bool, Doc("Reset consumer offsets in the broker, without the consumers' help.",
+        bool, Doc("Reset consumer offsets in the broker, without involving the consumers.",
                   "useServerSideResetOffset", live=True)
     ] = True  # fmt: skip

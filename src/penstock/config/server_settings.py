@@ -46,8 +46,8 @@ class TlsConfig(Checked, frozen=True, forbid_unknown_fields=True):
     """TLS of a broker or NameServer."""
 
     mode: Annotated[
-        str, Doc("off, permissive (TLS and plain connections on one port) or enforcing.",
-                 "tls.server.mode", choices=("off", "permissive", "enforcing"),
+        str, Doc("TLS on the server's ports: off, permissive (TLS and plain connections) or "
+                 "enforcing.", "tls.server.mode", choices=("off", "permissive", "enforcing"),
                  form="`disabled` for off")
     ] = "permissive"  # fmt: skip
     certificate: Annotated[
@@ -66,7 +66,7 @@ class TlsConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "tls.server.trustCertPath", path=True)
     ] = ""  # fmt: skip
     client_auth: Annotated[
-        str, Doc("Whether clients present a certificate: none, optional or require.",
+        str, Doc("Whether clients must present a certificate: none, optional or require.",
                  "tls.server.need.client.auth", choices=("none", "optional", "require"))
     ] = "none"  # fmt: skip
     outgoing: Annotated[bool, Doc("Use TLS for connections to NameServers.", "tls.enable")] = False

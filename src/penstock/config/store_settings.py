@@ -66,9 +66,9 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "at its own millisecond.", "timerPrecisionMs", least=100, most=1000)
     ] = 1000  # fmt: skip
     timer_roll_slots: Annotated[
-        int, Doc("A message that waits longer than this number of slots, or longer than half of "
-                 "`retain_hours`, is stored again.", "timerRollWindowSlot", live=True, least=60,
-                 most=7 * 86_400 - 60)
+        int, Doc("A timed message that is further ahead is stored again after this number of "
+                 "slots, or after half of `retain_hours` if that is shorter.",
+                 "timerRollWindowSlot", live=True, least=60, most=7 * 86_400 - 60)
     ] = 2 * 86_400  # fmt: skip
     timer_flush_ms: Annotated[
         int, Doc("How often the files of the timer are flushed.", "timerFlushIntervalMs", live=True,
@@ -115,12 +115,11 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "sync flush, mapping otherwise).", choices=("auto", "mapping", "pwrite"))
     ] = "auto"  # fmt: skip
     lock_memory: Annotated[
-        bool, Doc("Lock the segment that is being written in memory (mlock).",
-                  "warmMapedFileEnable")
-    ] = False  # fmt: skip
+        bool, Doc("Keep the current CommitLog segment in memory (mlock).", "warmMapedFileEnable")
+    ] = False
     hot_bytes: Annotated[
-        int, Doc("The newest part of the CommitLog, which is assumed to be in memory and is read "
-                 "without a thread.", live=True)
+        int, Doc("The size of the newest part of the CommitLog, which is assumed to be in memory "
+                 "and is read in the event loop.", live=True)
     ] = 256 * 1024 * 1024  # fmt: skip
     retain_hours: Annotated[
         int, Doc("Segments older than this may be deleted.", "fileReservedTime", live=True)

@@ -59,7 +59,7 @@ class ReadBack(NamedTuple):
     seconds: float
 
 
-@click.command()
+@click.command(short_help="Kill a broker under load, then recover and verify its store.")
 @click.option(
     "--messages", type=click.IntRange(min=1), help="Number of messages.  [default: 1000000]"
 )

@@ -47,7 +47,7 @@ disk_refuse_percent = 100
 """
 
 
-@click.command()
+@click.command(short_help="Process a load spike with two Spark pipelines.")
 @click.option(
     "--users",
     "per_minute",
