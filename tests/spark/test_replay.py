@@ -19,8 +19,9 @@ import pytest
 
 from penstock import Admin, Message, ReceivedMessage
 from penstock.errors import BadSetting, NoRoute, PipelineFailed
+from penstock.spark.pipelines.replay import replay_run, selection
 from penstock.spark.pipelines.replay.pace import Pace, Pacer, Slice
-from penstock.spark.pipelines.replay.replay_pipeline import replay, replay_run, selection
+from penstock.spark.pipelines.replay.replay_pipeline import replay
 from penstock.spark.pipelines.running import find_pipeline, run_pipeline
 from tests.compat.penstock import Up
 from tests.depth import rounds
