@@ -419,6 +419,9 @@ class NotInFlight(ClientError):
     hint = "acknowledge or extend only messages from `receive`, and only until they are returned"
 
 
+NotLent = NotInFlight  # the name before 0.1.0 was released
+
+
 # --- Spark ---------------------------------------------------------------------------------------
 
 
