@@ -16,10 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 import penstock
-from benchmarks.open_gate import Nothing, OpenGate, Straight
 from benchmarks.plain import PlainHandler
+from benchmarks.send_stubs import EmptyService, NoRedirects, WritableTopics
 from penstock.broker.send import SendHandler
 from penstock.config import StoreConfig
+from penstock.rpc.router import Router
 from penstock.server.request_loop import RequestLoop
 from penstock.store.store import MessageStore
 from penstock.wire.frame import BINARY, JSON
@@ -71,8 +72,9 @@ def ours(case: Case, folder: Path) -> tuple[float, float, int]:
     store = MessageStore(folder, StoreConfig(index_enabled=case.index), now_ms=NOW_MS)
     for queue_id in range(4):
         store.make_queue(b"BenchTopic", queue_id)
-    send = SendHandler(store.path, OpenGate(store), Straight(), HOST, EXTRA)
-    request_loop = RequestLoop(Nothing(), store.path, send)
+    send = SendHandler(store.path, WritableTopics(store), NoRedirects(), HOST)
+    send.configure(EXTRA, store.config.body_bytes_max, trace_on=True)
+    request_loop = RequestLoop(EmptyService(), Router([send.rows()]).in_place)
     pristine = frames(case.per_read, case.encoding)
     buffer = bytearray(pristine)
     request_loop.bind(memoryview(buffer), HOST)

@@ -99,14 +99,9 @@ def codes_in(page: str, heading: str) -> set[str]:
 def test_the_brokers_requests_are_on_its_page(tmp_path: Path) -> None:
     with house(tmp_path) as home:
         rows = {request_name(code) for code in home.broker.router.rows}
-    on_the_hot_path = {
-        RequestCode.SEND_MESSAGE.name, RequestCode.SEND_MESSAGE_V2.name,
-        RequestCode.SEND_BATCH_MESSAGE.name, RequestCode.PULL_MESSAGE.name,
-        RequestCode.LITE_PULL_MESSAGE.name,
-    }  # fmt: skip
     refused = {code.name for code in (*ABSENT, RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC)}
     assert refused <= rows
-    assert codes_in("broker.md", "### Served") == (rows | on_the_hot_path) - refused
+    assert codes_in("broker.md", "### Served") == rows - refused
     assert codes_in("broker.md", "### Refused for good") == refused
 
 

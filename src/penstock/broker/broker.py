@@ -108,9 +108,13 @@ class Broker:
             self.pop,
         )
         store.care.pinned_from = self._pinned_from
+        self.send = self._make_send(numeric)
+        self.pull = PullHandler(self.context)
         self.router = Router(
             family.rows()
             for family in (
+                self.send,
+                self.pull,
                 HeartbeatHandlers(self.context),
                 ProgressHandlers(self.context),
                 LockingHandlers(self.context),
@@ -132,8 +136,6 @@ class Broker:
                 AuthAdmin(self.context),
             )
         )
-        self.send = self._make_send(numeric)
-        self.pull = PullHandler(self.context)
         self._offsets_ms = self._store_ms = now_ms
         self._permission = settings.current.broker.permission
         self._settings_changed(settings.current)
@@ -188,18 +190,15 @@ class Broker:
     def _make_send(self, host: bytes) -> SendHandler:
         config = self.settings.current
         ids = UniqueIds(host[:-4], pid=os.getpid(), loader=self.context.started_ms & 0x7FFFFFFF)
-        send = SendHandler(
+        region = config.broker.region
+        return SendHandler(
             self.context.store.path,
             self.context.topics,
             self.context.redirects,
             host,
-            _extra(config.broker),
-            config.store.body_bytes_max,
-            ids,
+            unique_ids=ids,
+            region=b"" if region == DEFAULT_REGION else region.encode(),
         )
-        if config.broker.region != DEFAULT_REGION:
-            send.region = config.broker.region.encode()
-        return send
 
     # --- what the server calls
 
@@ -290,19 +289,21 @@ class Broker:
         return min((pin for pin in pins if pin is not None), default=None)
 
     def _settings_changed(self, settings: Settings) -> None:
-        self.send.record.body_bytes_max = settings.store.body_bytes_max
-        self.send.extra = _extra(settings.broker)
-        self.send.trace_off = not settings.broker.trace_on
+        self.send.configure(
+            _extra_properties(settings.broker),
+            settings.store.body_bytes_max,
+            trace_on=settings.broker.trace_on,
+        )
         if settings.broker.permission != self._permission:
             self._permission = settings.broker.permission
-            self.context.topics.close_gates()
+            self.context.topics.recheck_queues()
             self.context.topics.table.touch(self._store_ms)
             self.effects.put(RegisterSoon())
         self.context.topics.refresh(self._store_ms)
         self.context.store.reconfigure(settings.store)
 
 
-def _extra(config: BrokerConfig) -> bytes:
+def _extra_properties(config: BrokerConfig) -> bytes:
     """The properties that a broker adds to every message."""
     return encode_properties(
         {

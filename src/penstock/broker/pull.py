@@ -15,6 +15,7 @@ from penstock.broker.filter.filtered_read import Sieve
 from penstock.broker.filter.filters import TAG, Filter
 from penstock.errors import BadFilter, NoPermission, PenstockError, Refused, TopicNotExist
 from penstock.rpc.answers import Answer, InThread, Reply, Suspend
+from penstock.rpc.router import InPlaceRow
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
@@ -27,6 +28,7 @@ from penstock.wire.codes import (
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
     SYS_BORN_HOST_V6,
+    RequestCode,
     ResponseCode,
 )
 from penstock.wire.frame import Request
@@ -102,6 +104,12 @@ class PullHandler:
         self._context = context
         self._store = context.store
         self._reader: Reader | Sieve = context.store.reader  # of the last find in the loop
+
+    def rows(self) -> list[InPlaceRow]:
+        return [
+            InPlaceRow(RequestCode.PULL_MESSAGE, self),
+            InPlaceRow(RequestCode.LITE_PULL_MESSAGE, self),
+        ]
 
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
         """Messages into the output, or another answer."""
@@ -191,7 +199,7 @@ class PullHandler:
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueue:
         try:
-            return self._context.topics.readable(topic, queue_id)
+            return self._context.topics.readable_queue(topic, queue_id)
         except NoPermission as error:
             raise Forbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
 

@@ -87,10 +87,10 @@ class Redirects:
                 return Redirect(queue, sys_flag, context.timers.recall_handle(topic, properties))
         return None
 
-    def check_room(self, record_bytes: int, parked: int, topic: str) -> None:
+    def check_length(self, record_bytes: int, topic_bytes: int, topic: str) -> None:
         """Refuse a message that could be parked under a topic of `parked` bytes, but would be too
         long for a segment under its own."""
-        longer = max(len(topic.encode()) - parked, 0) + 1
+        longer = max(len(topic.encode()) - topic_bytes, 0) + 1
         segment_bytes = self._context.store.log.row.size
         if record_bytes + longer + BLANK_BYTES > segment_bytes:
             raise MessageIllegal.over(

@@ -90,7 +90,7 @@ class Replies:
         """Store a reply, and ask its requester to take it."""
         header = _header(command)
         context, now_ms = self._context, command.now_ms
-        queue = context.topics.admit(
+        queue = context.topics.writable_queue(
             header.text("topic"),
             header.i32("queueId"),
             template=header.text("defaultTopic"),

@@ -18,39 +18,39 @@ cdef int _PERCENT
 
 cdef class SendHandler:
     cdef readonly PutPath path
-    cdef public object gate
-    cdef public object redirects
+    cdef public object topics
+    cdef readonly object redirects
     cdef readonly bytes store_host
-    cdef readonly Record record
-    cdef public bytes extra
-    cdef public bytes region
-    cdef public bint trace_off
     cdef public object unique_ids
-    cdef readonly bint waits
-    cdef readonly Output waiting
-    cdef readonly Output late
+    cdef readonly bytes region
+    cdef readonly Record record
+    cdef readonly bytes extra_properties
+    cdef readonly bint trace_off
+    cdef readonly bint sync_flush
+    cdef readonly Output flush_pending
+    cdef readonly Output flush_timeout
     cdef readonly bint created
-    cdef readonly long long creations
     cdef str _created_topic
-    cdef readonly Output fresh
-    cdef readonly Output fresh_late
+    cdef readonly Output creation_reply
+    cdef readonly Output creation_timeout
+    cdef readonly long long creations
     cdef readonly long long sent
     cdef readonly long long refused
     cdef unsigned char[::1] _buffer
-    cdef bint _moved
+    cdef bint _rewritten
     cdef int _queue_id
-    cdef bint _wait
-    cdef bytes _recall
+    cdef bint _wait_for_flush
+    cdef bytes _recall_handle
 
     cpdef int bind(self, unsigned char[::1] buffer, bytes born_host) except -1
-    cpdef int come_from(self, bytes born_host) except -1
+    cpdef int set_born_host(self, bytes born_host) except -1
     @cython.locals(status=int, record=Record, queue=ConsumeQueue, batch=bint)
-    cpdef int handle(self, Request request, Output output, long long now_ms) except -1
+    cpdef object handle(self, Request request, Output output, long long client, long long now_ms)
     @cython.locals(record=Record)
     cdef int _answer(self, Request request, Output output, int code, bint batch) except -1
-    cdef bint _read_letters(self, Request request) except -1
-    cdef bint _read_names(self, Request request) except -1
+    cdef bint _read_v2(self, Request request) except -1
+    cdef bint _read_v1(self, Request request) except -1
     @cython.locals(record=Record)
-    cdef int _take(self, Request request, int topic, int properties, int queue_id, int sys_flag,
-                   int born, int flag, int reconsumed) except -1
-    cdef int _return(self) except -1
+    cdef int _fill_record(self, Request request, int topic, int properties, int queue_id,
+                          int sys_flag, int born, int flag, int reconsumed) except -1
+    cdef int _restore_source(self) except -1

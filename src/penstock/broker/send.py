@@ -1,17 +1,19 @@
-"""Sending: a request's header and body become a record of the log (codes 10, 310 and 320).
+"""Sends: a request's header and body become a record of the log (codes 10, 310 and 320).
 
-The hot path makes no Python object per message: fields are read in place, the record is encoded
+The hot path creates no Python object per message: fields are read in place, the record is encoded
 from the connection's buffer into the log, the response is written into the connection's output.
-A queue that has not been sent to since its topic last changed is asked for at the gate first.
+The first send to a queue after its topic has changed asks `topics` whether the queue is writable.
 
-Under sync flush a response may leave only when the message is on the disk: it is written into
-`waiting`, and its twin for the case that this takes too long into `late`.
+Under sync flush a response is sent when the message is flushed. Until then it is in
+`flush_pending`; the response for the case that the flush takes too long is in `flush_timeout`.
 """
 
 from typing import Protocol
 
+from penstock.broker.redirect import Redirect
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
 from penstock.rpc.answers import Answer, EncodedReply
+from penstock.rpc.router import InPlaceRow
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, PutPath
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, V3_4_9
@@ -47,46 +49,34 @@ _ONEWAY = 2
 _PREPARED = 0x04
 _TRANSACTION_MASK = 0x0C
 _PERCENT = 37  # of %RETRY%
-_MEND = "mend the message; sending it again does not help"
+_CORRECT_IT = "correct the message; sending it again does not help"
 
-_FAULTS = {
+_PROBLEMS = {
     TOPIC_EMPTY: "the topic is empty",
-    BATCH_BROKEN: "the batch is broken",
+    BATCH_BROKEN: "the batch can't be decoded",
     BATCH_SPECIAL: "a message of a batch can't be delayed or transactional",
-    PROPERTIES_WITH_ZERO: "the properties hold a zero byte",
+    PROPERTIES_WITH_ZERO: "the properties contain a zero byte",
 }
 
 
-class Gate(Protocol):
-    """Who knows which queues may be sent to."""
+class SendTopics(Protocol):
+    """Decides which queues may be sent to, and creates topics."""
 
-    def admit(
+    def writable_queue(
         self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
-    ) -> ConsumeQueue: ...
+    ) -> ConsumeQueue:
+        """The queue, marked as `taking`; raises a PenstockError if it may not be sent to."""
 
     @property
     def creations(self) -> int:
-        """How many topics were made because somebody sent to them."""
+        """How many topics were created by a send."""
 
-    def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
-        """The answer to a send that made its topic: given when clients can find the topic."""
-
-
-class Redirect(Protocol):
-    """Where a message goes instead of the queue it was sent to."""
-
-    @property
-    def queue(self) -> ConsumeQueue: ...
-
-    @property
-    def sys_flag(self) -> int: ...
-
-    @property
-    def recall_handle(self) -> bytes: ...
+    def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:
+        """The answer to a send that created its topic: sent when clients can find the topic."""
 
 
-class Redirects(Protocol):
-    """Who knows of messages that are not stored in the queue they were sent to."""
+class SendRedirects(Protocol):
+    """Decides which messages are stored in another queue than the one they were sent to."""
 
     def place(
         self,
@@ -99,91 +89,113 @@ class Redirects(Protocol):
         times_max: int | None,
         now_ms: int,
     ) -> Redirect | None:
-        """The detour, or None; what has to be known later goes into the properties."""
+        """The redirect of a message, or None. Adds to the properties what delivery needs later."""
 
-    def check_room(self, record_bytes: int, parked: int, topic: str) -> None:
-        """Raise MessageIllegal for one that is too long to come back from its detour."""
+    def check_length(self, record_bytes: int, topic_bytes: int, topic: str) -> None:
+        """Raise MessageIllegal for a message that would be too long under its own topic."""
 
 
 class SendHandler:
-    """Stores messages and answers in kind."""
+    """Stores messages and writes the responses."""
 
     def __init__(
         self,
         path: PutPath,
-        gate: Gate,
-        redirects: Redirects,
+        topics: SendTopics,
+        redirects: SendRedirects,
         store_host: bytes,
-        extra_properties: bytes,
-        body_bytes_max: int = BODY_BYTES_MAX,
+        *,
         unique_ids: UniqueIds | None = None,
+        region: bytes = b"",
     ) -> None:
+        """`region` is named in responses unless it is empty."""
         self.path: PutPath = path
-        self.gate: Gate = gate
-        self.redirects: Redirects = redirects
+        self.topics: SendTopics = topics
+        self.redirects: SendRedirects = redirects
         self.store_host: bytes = store_host
-        self.record: Record = Record(body_bytes_max)
-        self.record.store_host = store_host
-        self.extra: bytes = extra_properties
-        self.region: bytes = b""
-        self.trace_off: bool = False
         self.unique_ids: UniqueIds | None = unique_ids
-        self.waits: bool = path.flusher.group_commit
-        self.waiting: Output = Output(1024)
-        self.late: Output = Output(1024)
+        self.region: bytes = region
+        # The message of the present request. It refers to `_buffer` until the next request.
+        self.record: Record = Record(BODY_BYTES_MAX)
+        self.record.store_host = store_host
+        # Properties that the broker adds to each message, encoded. By the live settings.
+        self.extra_properties: bytes = b""
+        # Responses say that tracing is off. By the live settings.
+        self.trace_off: bool = False
+        # Whether responses wait for the flush. Fixed.
+        self.sync_flush: bool = path.flusher.group_commit
+        # Responses of this read that wait for the flush; the server takes both after the read.
+        self.flush_pending: Output = Output(1024)
+        self.flush_timeout: Output = Output(1024)
+        # Whether the present request created its topic, and which.
         self.created: bool = False
-        self.creations: int = 0
         self._created_topic: str = ""
-        self.fresh: Output = Output(1024)
-        self.fresh_late: Output = Output(1024)
+        # Its two responses; taken before the next request.
+        self.creation_reply: Output = Output(1024)
+        self.creation_timeout: Output = Output(1024)
+        # Counters since the start.
+        self.creations: int = 0
         self.sent: int = 0
         self.refused: int = 0
+        # The connection's buffer, valid until the next `bind`.
         self._buffer: memoryview = memoryview(bytearray(1))
-        self._moved: bool = False
+        # Of the present request: its record refers to a copy and not to the buffer; the queue that
+        # the response names; whether its response waits for the flush; the handle in its response.
+        self._rewritten: bool = False
         self._queue_id: int = 0
-        self._wait: bool = True
-        self._recall: bytes = b""
+        self._wait_for_flush: bool = True
+        self._recall_handle: bytes = b""
+
+    def rows(self) -> list[InPlaceRow]:
+        return [
+            InPlaceRow(SEND_MESSAGE, self),
+            InPlaceRow(SEND_MESSAGE_V2, self),
+            InPlaceRow(SEND_BATCH_MESSAGE, self),
+        ]
+
+    def configure(self, extra_properties: bytes, body_bytes_max: int, *, trace_on: bool) -> None:
+        """Apply live settings."""
+        self.extra_properties = extra_properties
+        self.record.body_bytes_max = body_bytes_max
+        self.trace_off = not trace_on
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
-        """Take a connection's buffer and the address its messages were born at."""
+        """Read from this buffer; `born_host` is the client's address, encoded."""
         self._buffer = buffer
         self.record.bind(buffer)
         self.record.born_host = born_host
 
-    def come_from(self, born_host: bytes) -> None:
-        """The bound buffer now holds requests of another connection."""
+    def set_born_host(self, born_host: bytes) -> None:
+        """The buffer now has requests of the client with this address."""
         self.record.born_host = born_host
 
-    def release(self) -> None:
-        self._buffer = memoryview(bytearray(1))
-        self.record.release()
+    def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
+        """Store the message or batch and, unless the request is one-way, write the response.
 
-    def handle(self, request: Request, output: Output, now_ms: int) -> None:
-        """Store what a send request holds and, unless it is one-way, answer.
-
-        Raises a PenstockError where the message is refused.
+        Returns an answer only if the topic was created. Raises a PenstockError if the message is
+        refused.
         """
         record = self.record
         self.created = False
         if request.code == _SEND_MESSAGE:
-            batch = self._read_names(request)
+            batch = self._read_v1(request)
         else:
-            batch = self._read_letters(request)
+            batch = self._read_v2(request)
         queue = self.path.queues.find(
             record.source, record.topic_at, record.topic_length, record.queue_id
         )
         if queue is None or not queue.taking:
-            queue = self._admit(request, now_ms)
-        self._queue_id = record.queue_id  # the answer names it wherever the message is stored
+            queue = self._writable_queue(request, now_ms)
+        self._queue_id = record.queue_id  # the response names it even if the message is redirected
         if batch:
             if record.sys_flag & _TRANSACTION_MASK:
-                raise MessageIllegal(_FAULTS[BATCH_SPECIAL], hint=_MEND)
+                raise MessageIllegal(_PROBLEMS[BATCH_SPECIAL], hint=_CORRECT_IT)
             if record.source[record.topic_at] == _PERCENT:
                 self._refuse_retries()
-            record.extra = b""  # as RocketMQ 5.4: each message has the properties it came with
+            record.extra = b""  # as in RocketMQ 5.4: each message keeps its own properties
             status = self.path.put_batch(record, now_ms)
         else:
-            record.extra = self.extra
+            record.extra = self.extra_properties
             status = self.path.check(record)
             if status == _PUT_OK and (
                 record.marks.unique_length == 0
@@ -191,26 +203,29 @@ class SendHandler:
                 or record.sys_flag & _PREPARED
                 or record.source[record.topic_at] == _PERCENT
             ):
-                queue = self._mend(request, queue, now_ms)
+                queue = self._rewrite(request, queue, now_ms)
                 status = self.path.check(record)
             if status == _PUT_OK:
                 status = self.path.put_in(record, queue, now_ms)
         if status == _PUT_OK:
             self.sent += 1
             if request.flag & _ONEWAY == 0:
-                self._wait = batch or record.marks.wait
+                self._wait_for_flush = batch or record.marks.wait
                 if self.created:
-                    self._answer(request, self.fresh, _SUCCESS, batch)
-                    self._answer(request, self.fresh_late, _FLUSH_DISK_TIMEOUT, batch)
-                elif self.waits and self._wait:
-                    self._answer(request, self.waiting, _SUCCESS, batch)
-                    self._answer(request, self.late, _FLUSH_DISK_TIMEOUT, batch)
+                    self._answer(request, self.creation_reply, _SUCCESS, batch)
+                    self._answer(request, self.creation_timeout, _FLUSH_DISK_TIMEOUT, batch)
+                elif self.sync_flush and self._wait_for_flush:
+                    self._answer(request, self.flush_pending, _SUCCESS, batch)
+                    self._answer(request, self.flush_timeout, _FLUSH_DISK_TIMEOUT, batch)
                 else:
                     self._answer(request, output, _SUCCESS, batch)
-            if self._moved:
-                self._return()
+            if self._rewritten:
+                self._restore_source()
+            if self.created:
+                return self._creation_answer(now_ms)
         else:
             self._refuse(status)
+        return None
 
     def _answer(self, request: Request, output: Output, code: int, batch: bool) -> None:
         record = self.record
@@ -227,17 +242,17 @@ class SendHandler:
             output.field_span(
                 b"transactionId", record.source, record.marks.unique_at, record.marks.unique_length
             )
-        if len(self._recall) > 0:
-            output.field_plain(b"recallHandle", self._recall)
+        if len(self._recall_handle) > 0:
+            output.field_plain(b"recallHandle", self._recall_handle)
         if len(self.region) > 0:
             output.field_plain(b"MSG_REGION", self.region)
-        if self.trace_off:  # a client that is told nothing may trace
+        if self.trace_off:  # without this field clients trace
             output.field_plain(b"TRACE_ON", b"false")
         output.end(0)
 
-    def _read_letters(self, request: Request) -> bool:
-        """The one-letter names of V2; the numbers are their character codes."""
-        self._take(
+    def _read_v2(self, request: Request) -> bool:
+        """Fill the record from one-letter field names, given by their character codes."""
+        self._fill_record(
             request,
             request.letter(98),
             request.letter(105),
@@ -249,8 +264,9 @@ class SendHandler:
         )
         return request.truth(request.letter(109))
 
-    def _read_names(self, request: Request) -> bool:
-        self._take(
+    def _read_v1(self, request: Request) -> bool:
+        """Fill the record from full field names."""
+        self._fill_record(
             request,
             request.find(b"topic"),
             request.find(b"properties"),
@@ -262,7 +278,7 @@ class SendHandler:
         )
         return request.truth(request.find(b"batch"))
 
-    def _take(
+    def _fill_record(
         self,
         request: Request,
         topic: int,
@@ -273,11 +289,11 @@ class SendHandler:
         flag: int,
         reconsumed: int,
     ) -> None:
-        """Point the record at the fields of these numbers; -1 for one that is not there."""
+        """Make the record refer to the fields with these numbers; -1 is a missing field."""
         if queue_id < 0 or sys_flag < 0 or born < 0 or flag < 0:
             raise HeaderError("queueId, sysFlag, bornTimestamp and flag are required to send")
-        if self._moved:  # a message before this one was refused after it had been mended
-            self._return()
+        if self._rewritten:  # the message before was rewritten and then refused
+            self._restore_source()
         record = self.record
         record.topic_length = 0
         if topic >= 0:
@@ -295,14 +311,14 @@ class SendHandler:
         record.body_at = request.body_at
         record.body_length = request.body_length
 
-    def _admit(self, request: Request, now_ms: int) -> ConsumeQueue:
-        """Ask at the gate; raises a PenstockError if the queue may not be sent to."""
+    def _writable_queue(self, request: Request, now_ms: int) -> ConsumeQueue:
+        """The queue, if it may be sent to; else raises a PenstockError."""
         record = self.record
         v1 = request.code == _SEND_MESSAGE
         names = (b"defaultTopic", b"defaultTopicQueueNums") if v1 else (b"c", b"d")
-        creations = self.gate.creations
+        creations = self.topics.creations
         name = self._named_topic()
-        queue = self.gate.admit(
+        queue = self.topics.writable_queue(
             name,
             record.queue_id,
             template=request.text(names[0]) or "",
@@ -310,17 +326,16 @@ class SendHandler:
             now_ms=now_ms,
         )
         record.queue_id = queue.queue_id
-        if self.gate.creations != creations:
+        if self.topics.creations != creations:
             self.creations += 1
             self._created_topic = name
             self.created = not request.is_oneway()
         return queue
 
-    def take_created(self, now_ms: int) -> Answer:
-        """The answer to the send that has just made its topic."""
-        offset = self.path.log.end if self.waits and self._wait else 0
-        answer = EncodedReply(self.fresh.take(), self.fresh_late.take(), offset)
-        return self.gate.announced(self._created_topic, answer, now_ms)
+    def _creation_answer(self, now_ms: int) -> Answer:
+        offset = self.path.log.end if self.sync_flush and self._wait_for_flush else 0
+        reply = EncodedReply(self.creation_reply.take(), self.creation_timeout.take(), offset)
+        return self.topics.reply_when_registered(self._created_topic, reply, now_ms)
 
     def _named_topic(self) -> str:
         record = self.record
@@ -329,13 +344,12 @@ class SendHandler:
 
     def _refuse_retries(self) -> None:
         if self._named_topic().startswith(RETRY_TOPIC_PREFIX):
-            raise MessageIllegal("messages can't be sent to a retry topic in a batch", hint=_MEND)
+            raise MessageIllegal("a batch can't be sent to a retry topic", hint=_CORRECT_IT)
 
-    def _mend(self, request: Request, queue: ConsumeQueue, now_ms: int) -> ConsumeQueue:
-        """Give the message the id it lacks, take away what is never stored. Gives the queue where
-        it is stored: its own, or that of its detour.
+    def _rewrite(self, request: Request, queue: ConsumeQueue, now_ms: int) -> ConsumeQueue:
+        """Add a missing unique id, remove properties that are never stored, apply the redirect.
 
-        Its parts move into a buffer of their own.
+        Returns the queue to store in. The record refers to a copy of the message afterwards.
         """
         record = self.record
         source = record.source
@@ -353,46 +367,47 @@ class SendHandler:
             properties,
             sys_flag=record.sys_flag,
             reconsumed=record.reconsume_times,
-            times_max=_times_max(request),
+            times_max=_reconsume_times_max(request),
             now_ms=now_ms,
         )
-        self._moved = True  # from here on there is something to undo, whatever is refused below
+        self._rewritten = True  # to be undone even if the message is refused below
         if redirect is not None:
             queue = redirect.queue
             record.sys_flag = redirect.sys_flag
-            self._recall = redirect.recall_handle
+            self._recall_handle = redirect.recall_handle
         body = bytes(source[record.body_at : record.body_at + record.body_length])
         record.fill(queue.topic, body, encode_properties(properties))
         record.queue_id = queue.queue_id
         if redirect is not None and record.prepare() == 0:
-            self.redirects.check_room(record.size, record.topic_length, topic)
+            self.redirects.check_length(record.size, record.topic_length, topic)
         return queue
 
-    def _return(self) -> None:
-        self._moved = False
-        self._recall = b""
+    def _restore_source(self) -> None:
+        """Make the record refer to the connection's buffer again."""
+        self._rewritten = False
+        self._recall_handle = b""
         self.record.bind(self._buffer)
 
     def _refuse(self, status: int) -> None:
         self.refused += 1
         fault = self.path.fault
         if status == ILLEGAL:
-            raise refuse_message(self.path.problem, self.record, self.path.log.row.size)
+            raise illegal_message(self.path.problem, self.record, self.path.log.row.size)
         if isinstance(fault, PenstockError):
             raise fault
-        raise NotWriteable(f"the message can't be stored: {fault}", hint="look at the broker's log")
+        raise NotWriteable(f"the message can't be stored: {fault}", hint="see the broker's log")
 
 
-def _times_max(request: Request) -> int | None:
-    """How often a message may be retried, where the client says so."""
+def _reconsume_times_max(request: Request) -> int | None:
+    """How often the message may be consumed again, if the client says so."""
     if request.version < V3_4_9:
         return None
     name = b"maxReconsumeTimes" if request.code == _SEND_MESSAGE else b"l"
     return request.i64_or(name, 0) if request.text(name) is not None else None
 
 
-def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageIllegal:
-    """What is wrong with a message, with the figure, the limit and the setting."""
+def illegal_message(problem: int, record: Record, segment_bytes: int) -> MessageIllegal:
+    """The error for a problem that `Record.prepare` found."""
     if problem == BODY_TOO_LONG:
         return MessageIllegal.over(
             "the body is too long",
@@ -416,4 +431,4 @@ def refuse_message(problem: int, record: Record, segment_bytes: int) -> MessageI
             limit=segment_bytes - BLANK_BYTES,
             setting="segment_bytes",
         )
-    return MessageIllegal(_FAULTS[problem], hint=_MEND)
+    return MessageIllegal(_PROBLEMS[problem], hint=_CORRECT_IT)

@@ -107,7 +107,7 @@ class Topics:
 
     def refresh(self, now_ms: int) -> None:
         """Live settings changed: let sends ask again, and have the template if there should be."""
-        self.close_gates()
+        self.recheck_queues()
         default_queues = self._settings.current.broker.default_topic_queues
         for config in self._built_in().values():
             stale = (
@@ -165,7 +165,7 @@ class Topics:
             raise TopicNotExist(f"the topic {topic} does not exist here")
         return config
 
-    def admit(
+    def writable_queue(
         self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
     ) -> ConsumeQueue:
         """The queue a message may be sent to, marked as `taking`; a negative id means any.
@@ -194,7 +194,7 @@ class Topics:
             )
         return self._open_gate(config, queue_id)
 
-    def readable(self, topic: str, queue_id: int) -> ConsumeQueue:
+    def readable_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue a consumer may read. Raises NoPermission, TopicNotExist or InvalidParameter."""
         config = self.need(topic)
         broker = self._settings.current.broker
@@ -238,7 +238,7 @@ class Topics:
             self._store.prepare(config.topic_name, config.write_queue_nums)
         else:
             log.info("topic %s is changed: %s, before: %s", config.topic_name, config, before)
-            self._close_gates_of(before)
+            self._recheck_queues_of(before)
         self._tell()
 
     def mark_ordered(self, names: Iterable[str], now_ms: int) -> None:
@@ -261,11 +261,11 @@ class Topics:
             self._tell()
         return queues
 
-    def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
+    def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:
         """The answer to a send that made its topic: consumers that start on it find the route."""
-        return RegisterTopics(lambda: answer, now_ms + ANNOUNCE_MS, (topic,))
+        return RegisterTopics(lambda: reply, now_ms + ANNOUNCE_MS, (topic,))
 
-    def close_gates(self) -> None:
+    def recheck_queues(self) -> None:
         """Let every queue ask again before it takes messages: the broker's permission changed."""
         for queue in self._store.queues.rows:
             queue.taking = False
@@ -315,7 +315,7 @@ class Topics:
             raise InvalidParameter(f"the topic {topic} can't have a queue {queue_id}")
         return queue
 
-    def _close_gates_of(self, config: TopicConfig) -> None:
+    def _recheck_queues_of(self, config: TopicConfig) -> None:
         name = config.topic_name.encode()
         for queue_id in range(max(config.write_queue_nums, config.read_queue_nums)):
             queue = self._store.queues.get(name, queue_id)

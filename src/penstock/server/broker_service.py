@@ -92,9 +92,7 @@ class BrokerService:
         context = broker.context
         request_loop = RequestLoop(
             broker,
-            context.store.path,
-            broker.send,
-            broker.pull,
+            broker.router.in_place,
             context.access if context.access.enabled() else None,
             frame_bytes_max=limits.frame_bytes_max,
             header_bytes_max=limits.header_bytes_max,

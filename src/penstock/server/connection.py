@@ -152,8 +152,8 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _serve(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
         server = self._server
         request_loop = server.request_loop
-        request_loop.come_from(self.client, self.peer, self.born_host)
-        request_loop.busy = server.is_over(server.config().memory_bytes_max)
+        request_loop.set_client(self.client, self.peer, self.born_host)
+        request_loop.overloaded = server.is_over(server.config().memory_bytes_max)
         began = perf_counter_ns()
         fault: WireError | None = None
         try:
@@ -184,12 +184,12 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _keep(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
         """Put what is left of a read aside: part of a frame, or frames that have to wait."""
         request_loop = self._server.request_loop
-        if view is self._own and request_loop.full:  # the rest stays where it is
+        if view is self._own and request_loop.stopped_early:  # the rest stays where it is
             self._from = at
             self.frame_since_ms = now_ms
             return
         have = end - at
-        if request_loop.full:
+        if request_loop.stopped_early:
             need = size = have + OWN_BYTES_MIN
         else:
             need = have + request_loop.request.missing
@@ -198,7 +198,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         own[:have] = view[at:end]
         self._drop_own()
         self._own, self._from, self._have, self._need = own, 0, have, need
-        self._stalled = request_loop.full
+        self._stalled = request_loop.stopped_early
         self.frame_since_ms = now_ms
         self._server.memory += size
 
@@ -228,7 +228,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         assert own is not None
         limit = self._server.held_max()
         busy = SystemBusy.over(
-            "[OVERLOAD] unfinished requests and unsent answers of all clients",
+            "[OVERLOAD] unfinished requests and unsent responses of all clients",
             limit=limit,
             figure=self._server.memory,
             setting="memory_bytes_max",

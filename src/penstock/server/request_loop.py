@@ -1,40 +1,37 @@
-"""One read's worth of work: frames → handlers → one output. No asyncio, no sockets.
+"""Serves the requests of one read: frames in, handlers, one output. No asyncio, no sockets.
 
-Sends (and, where given, pulls) go straight from the buffer to their handlers; everything else is
-copied out into a Command for the service's router. Answers that are not ready now are left in
-`deferred` for the server to carry on.
+Requests with an `InPlaceRow` (sends and pulls) are handled in the connection's buffer. All others
+are copied into a Command for the service's router. Answers that are not a response yet are left in
+`deferred` for the answer executor.
 """
 
 import logging
+from collections.abc import Mapping
 from typing import Any, Protocol
 
-from penstock.broker.send import SEND_BATCH_MESSAGE, SEND_MESSAGE, SEND_MESSAGE_V2, SendHandler
+from penstock.broker.send import SendHandler
 from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.router import InPlaceHandler
 from penstock.store.put import PutPath
 from penstock.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Request
 from penstock.wire.output import Output, response
 
 log = logging.getLogger(__name__)
 
-_SEND_MESSAGE = SEND_MESSAGE
-_SEND_MESSAGE_V2 = SEND_MESSAGE_V2
-_SEND_BATCH_MESSAGE = SEND_BATCH_MESSAGE
-_PULL_MESSAGE = 11
-_LITE_PULL_MESSAGE = 361
-_CREATIONS_MAX = 4  # topics that sends may make in one turn: each makes files
+_FAST_CODES = 512  # send codes below this are found by a table
+_CREATIONS_MAX = 4  # topics that the sends of one read may create: each creates files
 _SYSTEM_ERROR = 1
 _RESPONSE = 1
 _ONEWAY = 2
 
 
-class Guard(Protocol):
+class AccessCheck(Protocol):
     """Access control."""
 
-    def enabled(self) -> bool: ...
-
-    def check(self, command: Command) -> Reply | None: ...
+    def check(self, command: Command) -> Reply | None:
+        """None if the request is allowed, else the refusal."""
 
 
 class Service(Protocol):
@@ -51,73 +48,88 @@ class Service(Protocol):
     def tick(self, now_ms: int) -> None: ...
 
 
-class PullService(Protocol):
-    """Reads messages: answers into the output, or by a value."""
-
-    def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer: ...
-
-
 class RequestLoop:
     """Serves the bytes of one connection at a time."""
 
     def __init__(
         self,
         service: Service,
-        path: PutPath | None = None,
-        send: SendHandler | None = None,
-        pull: PullService | None = None,
-        guard: Guard | None = None,
+        in_place: Mapping[int, InPlaceHandler] | None = None,
+        access: AccessCheck | None = None,
         *,
         frame_bytes_max: int = FRAME_BYTES_MAX,
         header_bytes_max: int = HEADER_BYTES_MAX,
         output_bytes_max: int = 1024 * 1024,
     ) -> None:
+        """`in_place` is that of the service's router; without `access` everything is allowed."""
         self.service: Service = service
-        self.path: PutPath | None = path
-        self.send: SendHandler | None = send
-        self.pull: PullService | None = pull
-        self.guard: Guard | None = guard
+        self.access: AccessCheck | None = access
+        # Handlers by code, as the router marks them.
+        self.in_place: dict[int, InPlaceHandler] = dict(in_place or {})
+        # The one of them that is compiled, called without a look into the dict, and its codes: a
+        # byte per code, 1 where the code is a send. Looked up once, here.
+        self.send: SendHandler | None = None
+        for handler in self.in_place.values():
+            if isinstance(handler, SendHandler):
+                self.send = handler
+        self._send_codes: memoryview = memoryview(
+            bytes(
+                self.send is not None and self.in_place.get(code) is self.send
+                for code in range(_FAST_CODES)
+            )
+        )
+        # Where sends are appended; what it appended is published after each read.
+        self.path: PutPath | None = self.send.path if self.send is not None else None
+        # The present request. Its fields refer to the bound buffer until the next one is read.
         self.request: Request = Request(frame_bytes_max, header_bytes_max)
+        # Responses of this read; the server takes them after `serve`.
         self.output: Output = Output()
         self.output_bytes_max: int = output_bytes_max
+        # The connection whose bytes are served, until the next `set_client`.
         self.client: int = 0
         self.peer: str = ""
+        # Counters since the start; refusals by the error's name.
         self.requests: int = 0
-        self.refusals: dict[str, int] = {}  # by the error's name
-        self.full: bool = False  # stopped early, so that others have their turn
-        self.busy: bool = False  # requests are refused: the server has no memory left for them
-        self.attend: bool = False  # somebody waits for messages that have come
+        self.refusals: dict[str, int] = {}
+        # The last `serve` stopped before the end of the bytes, for the sake of other connections.
+        self.stopped_early: bool = False
+        # Set by the connection before each read: all requests are refused, memory is short.
+        self.overloaded: bool = False
+        # Messages have arrived that suspended requests wait for; the server resets it.
+        self.arrivals: bool = False
+        # (opaque, encoding, one-way, answer), and responses of clients to requests of ours, by
+        # opaque; the server takes both after each read.
         self.deferred: list[tuple[int, int, bool, Any]] = []
         self.responses: list[tuple[int, Reply]] = []
 
     def bind(self, buffer: memoryview, born_host: bytes) -> None:
-        """Take the buffer that later positions refer to."""
+        """Read from this buffer."""
         self.request.bind(buffer)
         if self.send is not None:
             self.send.bind(buffer, born_host)
 
-    def come_from(self, client: int, peer: str, born_host: bytes) -> None:
-        """Name the connection whose bytes the buffer holds."""
+    def set_client(self, client: int, peer: str, born_host: bytes) -> None:
+        """Name the connection whose bytes are in the buffer."""
         self.client = client
         self.peer = peer
         if self.send is not None:
-            self.send.come_from(born_host)
+            self.send.set_born_host(born_host)
 
     def serve(self, at: int, end: int, now_ms: int) -> int:
-        """Handle the whole frames in [at, end); returns where the first one left begins.
+        """Serve the whole frames in [at, end); returns where the first unserved one begins.
 
-        Raises a WireError for a frame that breaks the protocol; what was answered before it is in
-        the output. A sound frame whose fields make no sense is answered with an error.
+        Raises a WireError for a frame that violates the protocol; the responses to the requests
+        before it are in the output. A valid frame with invalid fields gets an error response.
         """
         request = self.request
-        self.full = False
-        made = self.send.creations if self.send is not None else 0
+        self.stopped_early = False
+        created = self.send.creations if self.send is not None else 0
         try:
             while at < end:
                 if self.output.length >= self.output_bytes_max or (
-                    self.send is not None and self.send.creations - made >= _CREATIONS_MAX
+                    self.send is not None and self.send.creations - created >= _CREATIONS_MAX
                 ):
-                    self.full = True
+                    self.stopped_early = True
                     break
                 length = request.read(at, end)
                 if length == 0:
@@ -125,63 +137,56 @@ class RequestLoop:
                 at += length
                 self.requests += 1
                 if request.flag & _RESPONSE:
-                    self._note_response()
+                    self._add_response()
                 elif (
                     self.send is not None
-                    and self.guard is None
-                    and not self.busy
-                    and (
-                        request.code == _SEND_MESSAGE_V2
-                        or request.code == _SEND_MESSAGE
-                        or request.code == _SEND_BATCH_MESSAGE
-                    )
+                    and self.access is None
+                    and not self.overloaded
+                    and 0 <= request.code < _FAST_CODES
+                    and self._send_codes[request.code]
                 ):
                     try:
-                        self.send.handle(request, self.output, now_ms)
-                        if self.send.created:
-                            self._give(self.send.take_created(now_ms))
+                        answer = self.send.handle(request, self.output, self.client, now_ms)
+                        if answer is not None:
+                            self._respond(answer)
                     except PenstockError as error:
                         self._refuse(error)
                     except Exception as error:
                         self._fail(error)
                 else:
-                    self._serve_slowly(now_ms)
+                    self._serve_one(now_ms)
         finally:
             if self.path is not None and self.path.settle():
-                self.attend = True
+                self.arrivals = True
         return at
 
-    def _serve_slowly(self, now_ms: int) -> None:
-        """Everything but plain sends; a bug in a handler is this request's trouble only."""
+    def _serve_one(self, now_ms: int) -> None:
+        """Serve any request; a bug in a handler affects this request only."""
         request = self.request
         before = self.output.length
         try:
-            if self.busy:
+            if self.overloaded:
                 raise SystemBusy(
-                    "[OVERLOAD] unfinished requests and unsent answers take more memory than "
+                    "[OVERLOAD] unfinished requests and unsent responses take more memory than "
                     "memory_bytes_max allows"
                 )
             command = None
-            if self.guard is not None:
+            if self.access is not None:
                 command = self._command(now_ms)
-                refused = self.guard.check(command)
+                refused = self.access.check(command)
                 if refused is not None:
                     self._count("NoPermission")
-                    self._give(refused)
+                    self._respond(refused)
                     return
-            code = request.code
-            if self.send is not None and code in (10, 310, 320):
-                self.send.handle(request, self.output, now_ms)
-                if self.send.created:
-                    self._give(self.send.take_created(now_ms))
-            elif self.pull is not None and code in (_PULL_MESSAGE, _LITE_PULL_MESSAGE):
-                self._give(self.pull.handle(request, self.output, self.client, now_ms))
+            handler = self.in_place.get(request.code)
+            if handler is None:
+                self._respond(self.service.handle(command or self._command(now_ms)))
+            else:
+                self._respond(handler.handle(request, self.output, self.client, now_ms))
                 if request.is_oneway():
                     self.output.length = before
-            else:
-                self._give(self.service.handle(command or self._command(now_ms)))
         except PenstockError as error:
-            self.output.length = before  # a half-written answer must not stay
+            self.output.length = before  # remove an incomplete response
             self._refuse(error)
         except Exception as error:
             self.output.length = before
@@ -204,12 +209,12 @@ class RequestLoop:
             remark=request.remark(),
         )
 
-    def _note_response(self) -> None:
+    def _add_response(self) -> None:
         request = self.request
         reply = Reply(request.code, request.ext(), request.body(), request.remark())
         self.responses.append((request.opaque, reply))
 
-    def _give(self, answer: Answer) -> None:
+    def _respond(self, answer: Answer) -> None:
         if answer is None:
             return
         request = self.request
@@ -232,18 +237,16 @@ class RequestLoop:
     def _fail(self, error: Exception) -> None:
         log.exception("request %d from %s failed", self.request.code, self.peer)
         self._count(type(error).__name__)
-        self._answer(_SYSTEM_ERROR, f"a bug of Penstock: {type(error).__name__}: {error}")
+        self._respond_error(_SYSTEM_ERROR, f"a bug in Penstock: {type(error).__name__}: {error}")
 
     def _refuse(self, error: PenstockError) -> None:
         self._count(type(error).__name__)
-        self._answer(error.code, error.remark())
+        self._respond_error(error.code, error.remark())
 
     def _count(self, name: str) -> None:
         self.refusals[name] = self.refusals.get(name, 0) + 1
 
-    def _answer(self, code: int, remark: str) -> None:
-        """An error, unless nobody waits for one."""
+    def _respond_error(self, code: int, remark: str) -> None:
         request = self.request
         if not request.is_oneway():
-            answer = response(code, request.opaque, request.encoding, remark=remark)
-            self.output.append(answer)
+            self.output.append(response(code, request.opaque, request.encoding, remark=remark))

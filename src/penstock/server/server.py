@@ -188,9 +188,11 @@ class Server:
         if request_loop.output.length:
             connection.write(request_loop.output.take())
         send = request_loop.send
-        if send is not None and send.waiting.length:
+        if send is not None and send.flush_pending.length:
             assert self._store is not None
-            encoded = EncodedReply(send.waiting.take(), send.late.take(), self._store.log.end)
+            encoded = EncodedReply(
+                send.flush_pending.take(), send.flush_timeout.take(), self._store.log.end
+            )
             self.send_flushed(connection, encoded)
         if request_loop.deferred:
             deferred, request_loop.deferred = request_loop.deferred, []
@@ -202,8 +204,8 @@ class Server:
             responses, request_loop.responses = request_loop.responses, []
             for opaque, reply in responses:
                 self.answer_executor.answered(connection.client, opaque, reply)
-        if request_loop.attend:
-            request_loop.attend = False
+        if request_loop.arrivals:
+            request_loop.arrivals = False
             assert self._store is not None
             self._store.attend()
         if self._effects.pending:

@@ -48,9 +48,7 @@ class House:
         self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=now_ms)
         self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)
         self.context = self.broker.context
-        self.request_loop = RequestLoop(
-            self.broker, self.store.path, self.broker.send, self.broker.pull
-        )
+        self.request_loop = RequestLoop(self.broker, self.broker.router.in_place)
         self.held: list[Suspend] = []
         self.woken: list[Reply] = []
         self.context.long_polling.on_wake(self.wake)
@@ -62,7 +60,7 @@ class House:
         """What a frame is answered with: a Reply, a Hold, or None."""
         buffer = bytearray(data)
         self.request_loop.bind(memoryview(buffer), BORN)
-        self.request_loop.come_from(1, "10.1.2.3:54321", BORN)
+        self.request_loop.set_client(1, "10.1.2.3:54321", BORN)
         self.request_loop.serve(0, len(data), self.now_ms)
         if self.request_loop.deferred:
             opaque, _, _, answer = self.request_loop.deferred.pop()
@@ -71,8 +69,8 @@ class House:
                 self.context.long_polling.add(1, opaque, answer)
             return answer  # type: ignore[no-any-return]
         data = self.request_loop.output.take()
-        if self.request_loop.attend:
-            self.request_loop.attend = False
+        if self.request_loop.arrivals:
+            self.request_loop.arrivals = False
             self.store.attend()
         return read_reply(data) if data else None
 
@@ -101,7 +99,7 @@ class House:
         self.request_loop.bind(memoryview(bytearray(data)), BORN)
         assert self.request_loop.serve(0, len(data), self.now_ms) == len(data)
         self.request_loop.output.take()
-        self.request_loop.attend = False
+        self.request_loop.arrivals = False
         self.store.attend()
 
     def send(

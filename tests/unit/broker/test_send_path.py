@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.open_gate import Nothing, OpenGate, Straight
+from benchmarks.send_stubs import EmptyService, NoRedirects, WritableTopics
 
 from penstock.broker.send import (
     SEND_BATCH_MESSAGE,
@@ -17,6 +17,7 @@ from penstock.broker.send import (
 )
 from penstock.errors import DiskFull, WireError
 from penstock.rpc.answers import Answer, EncodedReply
+from penstock.rpc.router import Router
 from penstock.server.request_loop import RequestLoop
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
@@ -60,8 +61,8 @@ class Peer:
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
-        self.send = SendHandler(store.path, OpenGate(store), Straight(), HOST, b"")
-        self.request_loop = RequestLoop(Nothing(), store.path, self.send)
+        self.send = SendHandler(store.path, WritableTopics(store), NoRedirects(), HOST)
+        self.request_loop = RequestLoop(EmptyService(), Router([self.send.rows()]).in_place)
 
     def give(self, data: bytes) -> int:
         self.request_loop.bind(memoryview(bytearray(data or b"\0")), BORN)
@@ -295,7 +296,7 @@ def test_properties_of_the_broker_are_added(tmp_path: Path) -> None:
     store = bench.open()
     store.make_queue(b"t", 1)
     peer = Peer(store)
-    peer.request_loop.send.extra = b"CLUSTER\x01c\x02"
+    peer.send.configure(b"CLUSTER\x01c\x02", 1 << 20, trace_on=True)
     peer.ask(send(SEND_MESSAGE_V2, BINARY, properties="a\x01b"))
     (data,) = peer.stored()
     assert data.endswith(b"a\x01b\x02CLUSTER\x01c\x02")
@@ -305,16 +306,16 @@ def test_properties_of_the_broker_are_added(tmp_path: Path) -> None:
 
 def test_a_queue_is_asked_for_once(peer: Peer) -> None:
     asked: list[int] = []
-    gate = OpenGate(peer.store)
+    topics = WritableTopics(peer.store)
 
     class Counting:
         creations = 0
 
-        def admit(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
+        def writable_queue(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
             asked.append(queue_id)
-            return gate.admit(topic, queue_id, template="", template_queues=0, now_ms=0)
+            return topics.writable_queue(topic, queue_id, template="", template_queues=0, now_ms=0)
 
-    peer.send.gate = Counting()
+    peer.send.topics = Counting()
     for _ in range(3):
         assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
     queue = peer.store.queue("t", 1)
@@ -374,15 +375,15 @@ def test_a_bug_in_the_way_of_a_send_is_that_request_s_trouble(peer: Peer) -> Non
     class Broken:
         creations = 0
 
-        def admit(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
+        def writable_queue(self, topic: str, queue_id: int, **rest: object) -> ConsumeQueue:
             raise ValueError("oops")
 
-    gate = peer.send.gate
-    peer.send.gate = Broken()
+    topics = peer.send.topics
+    peer.send.topics = Broken()
     frames = [send(SEND_MESSAGE_V2, JSON, opaque=n) for n in (1, 2)]
     assert peer.give(b"".join(frames)) == len(b"".join(frames))
     assert [(a.opaque, a.code) for a in peer.answers()] == [(1, 1), (2, 1)]
-    peer.send.gate = gate
+    peer.send.topics = topics
     assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
 
 
@@ -418,7 +419,7 @@ def test_under_sync_flush_answers_wait_apart(tmp_path: Path) -> None:
         + encode(9999, opaque=3)
     )
     assert [a.opaque for a in peer.answers()] == [2, 3]
-    for output, code in ((peer.send.waiting, 0), (peer.send.late, 10)):
+    for output, code in ((peer.send.flush_pending, 0), (peer.send.flush_timeout, 10)):
         answer = Request()
         data = output.take()
         answer.bind(memoryview(bytearray(data)))
@@ -433,7 +434,7 @@ def test_a_full_output_stops_the_turn_until_later(peer: Peer) -> None:
     frames = [send(SEND_MESSAGE_V2, JSON, opaque=n) for n in range(10)]
     data = b"".join(frames)
     served = peer.give(data)
-    assert peer.request_loop.full
+    assert peer.request_loop.stopped_early
     assert 0 < served < len(data)
     answered = len(peer.answers())
     assert served == sum(len(frame) for frame in frames[:answered])
@@ -445,13 +446,13 @@ def test_a_send_that_makes_its_topic_is_answered_apart(tmp_path: Path, sync: boo
     store = bench.open(sync_flush=sync)
     peer = Peer(store)
 
-    class Making(OpenGate):
-        def admit(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
+    class Making(WritableTopics):
+        def writable_queue(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
             store.make_queue(topic.encode(), queue_id)
             self.creations += 1
-            return super().admit(topic, queue_id, **rest)
+            return super().writable_queue(topic, queue_id, **rest)
 
-    peer.send.gate = Making(store)
+    peer.send.topics = Making(store)
     peer.give(send(SEND_MESSAGE_V2, JSON, opaque=1) + send(SEND_MESSAGE_V2, JSON, opaque=2))
     ((opaque, _, _, answer),) = peer.request_loop.deferred
     assert opaque == 1
@@ -463,7 +464,7 @@ def test_a_send_that_makes_its_topic_is_answered_apart(tmp_path: Path, sync: boo
         assert request.read(0, len(data)) == len(data)
         assert (request.opaque, request.code) == (1, code)
     assert len(peer.answers()) == (0 if sync else 1)
-    assert (peer.send.waiting.length > 0) == sync
+    assert (peer.send.flush_pending.length > 0) == sync
     bench.end()
 
 
@@ -472,16 +473,16 @@ def test_sends_that_make_topics_leave_room_for_others(tmp_path: Path) -> None:
     store = bench.open()
     peer = Peer(store)
 
-    class Making(OpenGate):
-        def admit(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
+    class Making(WritableTopics):
+        def writable_queue(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
             store.make_queue(topic.encode(), queue_id)
             self.creations += 1
-            return super().admit(topic, queue_id, **rest)
+            return super().writable_queue(topic, queue_id, **rest)
 
-    peer.send.gate = Making(store)
+    peer.send.topics = Making(store)
     frames = [send(SEND_MESSAGE_V2, JSON, topic=f"t{n}", flag=2 * (n % 2)) for n in range(10)]
     served = peer.give(b"".join(frames))
-    assert peer.request_loop.full
+    assert peer.request_loop.stopped_early
     assert served == len(b"".join(frames[:4]))
     bench.end()
 
@@ -493,17 +494,17 @@ def test_a_topic_made_by_a_message_without_id_is_announced_by_its_name(tmp_path:
     peer.send.unique_ids = UniqueIds(bytes([127, 0, 0, 1]), pid=7, loader=9)
     named: list[tuple[str, bool]] = []
 
-    class Making(OpenGate):
-        def admit(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
+    class Making(WritableTopics):
+        def writable_queue(self, topic: str, queue_id: int, **rest: Any) -> ConsumeQueue:
             store.make_queue(topic.encode(), queue_id)
             self.creations += 1
-            return super().admit(topic, queue_id, **rest)
+            return super().writable_queue(topic, queue_id, **rest)
 
-        def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
-            named.append((topic, answer.offset > 0))
-            return answer
+        def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:
+            named.append((topic, reply.offset > 0))
+            return reply
 
-    peer.send.gate = Making(store)
+    peer.send.topics = Making(store)
     peer.give(send(SEND_MESSAGE_V2, JSON, topic="fresh", properties="a\x01b"))
     body = encode_batch([(b"one", 1, {}), (b"two", 2, {"WAIT": "false"})])
     peer.give(batch_frame(SEND_BATCH_MESSAGE, JSON, body, "m"))

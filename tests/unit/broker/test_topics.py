@@ -23,7 +23,7 @@ def kit(tmp_path: Path) -> Iterator[TopicKit]:
 
 def admit(kit: TopicKit, topic: str, queue_id: int = 0, **template: Any) -> ConsumeQueue:
     asked = {"template": "TBW102", "template_queues": 4, **template}
-    return kit.topics.admit(topic, queue_id, now_ms=NOW_MS, **asked)
+    return kit.topics.writable_queue(topic, queue_id, now_ms=NOW_MS, **asked)
 
 
 def test_a_broker_has_the_topics_of_apache_5_4(kit: TopicKit) -> None:
@@ -158,7 +158,7 @@ def test_gates_close_when_a_topic_or_the_broker_changes(kit: TopicKit) -> None:
     mine, other = admit(kit, "t", 3), admit(kit, "u")
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=2), NOW_MS)
     assert (mine.taking, other.taking) == (False, True)
-    kit.topics.close_gates()
+    kit.topics.recheck_queues()
     assert not other.taking
 
 
@@ -167,24 +167,24 @@ def test_gates_close_when_a_topic_or_the_broker_changes(kit: TopicKit) -> None:
 
 def test_a_consumer_gets_the_queue_before_its_first_message(kit: TopicKit) -> None:
     admit(kit, "t")
-    queue = kit.topics.readable("t", 2)
-    assert queue is kit.topics.readable("t", 2)
+    queue = kit.topics.readable_queue("t", 2)
+    assert queue is kit.topics.readable_queue("t", 2)
     assert not queue.taking
 
 
 def test_what_may_not_be_read_is_refused(kit: TopicKit) -> None:
     with pytest.raises(TopicNotExist):
-        kit.topics.readable("t", 0)
+        kit.topics.readable_queue("t", 0)
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=4), NOW_MS)
     for queue_id in (-1, 2):
         with pytest.raises(InvalidParameter, match="there are 2"):
-            kit.topics.readable("t", queue_id)
+            kit.topics.readable_queue("t", queue_id)
     kit.topics.put(TopicConfig(topic_name="t", perm=2), NOW_MS)
     with pytest.raises(NoPermission, match="permission is 2"):
-        kit.topics.readable("t", 0)
+        kit.topics.readable_queue("t", 0)
     kit.set(permission=2)
     with pytest.raises(NoPermission, match="broker-a"):
-        kit.topics.readable("TBW102", 0)
+        kit.topics.readable_queue("TBW102", 0)
 
 
 # --- ensuring and deleting
@@ -206,7 +206,7 @@ def test_a_deleted_topic_is_gone_and_begins_anew(kit: TopicKit) -> None:
     assert [queue.taking for queue in queues] == [False]
     assert kit.effects.take() == [PersistSoon(kit.topics.table), RegisterSoon()]
     with pytest.raises(TopicNotExist):
-        kit.topics.readable("t", 0)
+        kit.topics.readable_queue("t", 0)
     assert admit(kit, "t").max_offset == 0
     kit.send("t", "new")
     kit.store.finish_removal()

@@ -167,7 +167,7 @@ class Retry:
         topic = topics.ensure(name, config.retry_queue_nums, PERM_READ_WRITE, now_ms)
         queues = max(min(config.retry_queue_nums, topic.read_queue_nums), 1)
         self._turn += 1
-        return topics.admit(
+        return topics.writable_queue(
             name, self._turn % queues, template="", template_queues=0, now_ms=now_ms
         )
 

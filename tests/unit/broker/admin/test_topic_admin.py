@@ -113,7 +113,7 @@ def test_creating_the_same_topic_again_changes_nothing(kit: TopicKit) -> None:
 
 def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
     kit.create("Orders")
-    queue = kit.topics.admit("Orders", 0, template="", template_queues=0, now_ms=NOW_MS)
+    queue = kit.topics.writable_queue("Orders", 0, template="", template_queues=0, now_ms=NOW_MS)
     kit.create("Orders", perm=4)
     assert not queue.taking
 
@@ -218,7 +218,7 @@ def test_who_waits_at_a_deleted_topic_is_woken(kit: TopicKit) -> None:
     kit.create("Orders")
     woken: list[SuspendedRequest] = []
     kit.long_polling.on_wake(lambda held, last: woken.append(held))
-    queue = kit.topics.readable("Orders", 0)
+    queue = kit.topics.readable_queue("Orders", 0)
     kit.long_polling.add(1, "response", Suspend(queue, NOW_MS + 1000, lambda last: Reply()))
     kit.ask(DELETE, {"topic": "Orders"})
     assert [held.pending_response for held in woken] == ["response"]

@@ -127,13 +127,13 @@ def test_a_level_counts_more_than_a_timer(home: House) -> None:
 
 def test_a_send_that_makes_its_topic_announces_that_topic(home: House) -> None:
     named: list[str] = []
-    announced = home.context.topics.announced
+    announced = home.context.topics.reply_when_registered
 
     def note(topic: str, answer: Any, now_ms: int) -> Any:
         named.append(topic)
         return announced(topic, answer, now_ms)
 
-    home.context.topics.announced = note  # type: ignore[method-assign]
+    home.context.topics.reply_when_registered = note  # type: ignore[method-assign]
     assert park(home, 1, topic="New").code == 0
     assert named == ["New"]
 
@@ -490,5 +490,5 @@ def test_under_sync_flush_the_answer_waits(tmp_path: Path) -> None:
         home.request_loop.bind(memoryview(bytearray(frame)), BORN)
         home.request_loop.serve(0, len(frame), home.now_ms)
         assert home.request_loop.output.length == 0
-        assert read_reply(home.broker.send.waiting.take()).code == 0
-        assert read_reply(home.broker.send.late.take()).code == 10
+        assert read_reply(home.broker.send.flush_pending.take()).code == 0
+        assert read_reply(home.broker.send.flush_timeout.take()).code == 10

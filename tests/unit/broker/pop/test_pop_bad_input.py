@@ -71,15 +71,15 @@ def serve_together(home: House, *frames: bytes) -> None:
     held first, then those are woken for whom something came."""
     data = b"".join(frames)
     home.request_loop.bind(memoryview(bytearray(data)), BORN)
-    home.request_loop.come_from(1, "10.1.2.3:54321", BORN)
+    home.request_loop.set_client(1, "10.1.2.3:54321", BORN)
     assert home.request_loop.serve(0, len(data), home.now_ms) == len(data)
     home.request_loop.output.take()
     deferred, home.request_loop.deferred = home.request_loop.deferred, []
     for opaque, _, _, answer in deferred:
         if isinstance(answer := home.finish(answer), Suspend):
             home.context.long_polling.add(1, opaque, answer)
-    if home.request_loop.attend:
-        home.request_loop.attend = False
+    if home.request_loop.arrivals:
+        home.request_loop.arrivals = False
         home.store.attend()
 
 

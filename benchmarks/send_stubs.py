@@ -1,4 +1,4 @@
-"""The least that the send path needs around it: every queue that exists may be sent to."""
+"""The least that the send path needs around it: every existing queue is writable."""
 
 from penstock.errors import TopicNotExist
 from penstock.rpc.answers import Answer, EncodedReply
@@ -8,15 +8,15 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.store import MessageStore
 
 
-class OpenGate:
-    """Lets everything pass."""
+class WritableTopics:
+    """Every existing queue is writable."""
 
     creations = 0
 
     def __init__(self, store: MessageStore) -> None:
         self._store = store
 
-    def admit(
+    def writable_queue(
         self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
     ) -> ConsumeQueue:
         queue = self._store.queue(topic, queue_id)
@@ -25,21 +25,21 @@ class OpenGate:
         queue.taking = True
         return queue
 
-    def announced(self, topic: str, answer: EncodedReply, now_ms: int) -> Answer:
-        return answer
+    def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:
+        return reply
 
 
-class Straight:
-    """Knows no detours."""
+class NoRedirects:
+    """No message is redirected."""
 
     def place(self, topic: str, queue_id: int, properties: dict[str, str], **rest: object) -> None:
         return None
 
-    def check_room(self, record_bytes: int, parked: int, topic: str) -> None: ...
+    def check_length(self, record_bytes: int, topic_bytes: int, topic: str) -> None: ...
 
 
-class Nothing:
-    """A service that knows no request."""
+class EmptyService:
+    """A service that serves no request but those in place."""
 
     def handle(self, command: Command) -> Answer:
         return unsupported(command.code)
