@@ -517,4 +517,9 @@ def test_the_plugin_imports_the_broker_on_first_use() -> None:
     """
     env = {name: value for name, value in os.environ.items() if name != "PENSTOCK_PURE"}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env)
-    assert done.stdout.split() == ["penstock", "penstock.testing", "penstock.testing.plugin"]
+    assert done.stdout.split() == [
+        "penstock",
+        "penstock.lazy",
+        "penstock.testing",
+        "penstock.testing.plugin",
+    ]

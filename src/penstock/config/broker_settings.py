@@ -24,12 +24,6 @@ def check_addresses(text: str) -> None:
             raise ValueError("must be a list of host:port, separated by ;")
 
 
-def check_request_mode(text: str) -> None:
-    """How consumers receive messages."""
-    if text not in ("PULL", "POP"):
-        raise ValueError("must be PULL or POP")
-
-
 class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     """The settings of one broker."""
 
@@ -160,7 +154,7 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     default_request_mode: Annotated[
         str, Doc("How groups with broker-side rebalancing receive messages unless a request mode "
                  "is set for them: PULL or POP.", "defaultMessageRequestMode", live=True,
-                 check=check_request_mode)
+                 choices=("PULL", "POP"))
     ] = "PULL"  # fmt: skip
     default_pop_share_queues: Annotated[
         int, Doc("POP: the number of other consumers of the group whose queues each consumer also "

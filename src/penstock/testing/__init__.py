@@ -4,7 +4,7 @@
 automatically. `InProcessBroker` is the same broker without pytest.
 """
 
-from importlib import import_module
+from penstock.lazy import lazy_exports
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -22,9 +22,4 @@ _MODULES = {
 __all__ = ["BrokerClock", "FaultyDisk", "InProcessBroker", "PowerCut"]
 
 
-def __getattr__(name: str) -> object:
-    """Import on first use: pytest imports this package wherever Penstock is installed."""
-    module = _MODULES.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{module}"), name)
+__getattr__ = lazy_exports(__name__, _MODULES)
