@@ -13,8 +13,9 @@ from penstock.store.disk import Disk
 from penstock.store.get import FOUND
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
+from penstock.wire.layout import BLANK_BYTES, MAGIC_V1
 from penstock.wire.output import Output
-from penstock.wire.record import BLANK_BYTES, MAGIC_V1, Record, java_hash
+from penstock.wire.record import Record, java_hash
 
 SEGMENT_BYTES = 16 * 1024
 START_MS = 1_700_000_000_000

@@ -43,13 +43,13 @@ from penstock.server.connection import STUCK_MS, UNDER_WAY_MAX
 from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
 from penstock.server.server import HELD_SHARE, LAG_MS
 from penstock.store.consumequeue.consumequeue import ALLOCATE_BYTES, BLOCK_BYTES
-from penstock.store.index import HEADER_BYTES
 from penstock.store.lookup import QUERY_MAX
 from penstock.store.recovery.checkpoint import PAGE_BYTES, SLACK_MS
 from penstock.store.store import PREPARED_MAX
 from penstock.store.timer.timer_log import UNIT_BYTES
 from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig
 from penstock.wire.codes import GROUP_CHARS_MAX, TOPIC_CHARS_MAX
+from penstock.wire.layout import INDEX_HEADER_BYTES
 from penstock.wire.record import PROPERTIES_BYTES_MAX, TOPIC_BYTES_MAX
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -174,7 +174,7 @@ STORE_ROWS: list[Row] = [
     ("store.md", "`queue_rest_ms` ({:,};", (STORE.queue_rest_ms,)),
     ("store.md", "`queues_mapped_max` ({:,})", (STORE.queues_mapped_max,)),
     ("store.md", "a new topic's first {} queues", (PREPARED_MAX,)),
-    ("store.md", "a header of {} bytes", (HEADER_BYTES,)),
+    ("store.md", "a header of {} bytes", (INDEX_HEADER_BYTES,)),
     ("store.md", "in a page of {:,}", (PAGE_BYTES,)),
     ("store.md", "{} seconds of slack", (whole(SLACK_MS, SECOND_MS),)),
     ("store.md", "`disk_clean_percent` ({})", (STORE.disk_clean_percent,)),

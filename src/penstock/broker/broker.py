@@ -145,7 +145,7 @@ class Broker:
         self, settings: Live, store: MessageStore, address: str, now_ms: int
     ) -> BrokerContext:
         effects = self.effects
-        persistence = Persistence(store.disk, store.layout.root)
+        persistence = Persistence(store.disk, store.paths.root)
         topic_table, group_table = TopicTable(), SubscriptionGroupTable()
         offset_table, access_table = ConsumerOffsetTable(), AccessTable()
         delay_table, changed_settings = DelayOffsetTable(), ChangedSettings()

@@ -20,14 +20,13 @@ from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
 from penstock.store.store import Found
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.bodies.client_bodies import SubscriptionData
 from penstock.wire.codes import (
     PERM_READ,
     PULL_COMMIT_OFFSET,
     PULL_SUBSCRIPTION,
     PULL_SUSPEND,
-    SYS_BORN_HOST_V6,
     RequestCode,
     ResponseCode,
 )
@@ -387,8 +386,9 @@ class PullHandler:
 
     def _count(self, pull: Pull, count: int, size: int, data: Bytes, at: int) -> None:
         """Note what was given; `data` holds the first record at `at`."""
-        stored_at = at + (68 if octets.get_i32(data, at + 36) & SYS_BORN_HOST_V6 else 56)
-        behind_ms = max(self._store.path.store_ms - octets.get_i64(data, stored_at), 0)
+        sys_flag = octets.get_i32(data, at + layout.SYS_FLAG_AT)
+        stored_ms = octets.get_i64(data, at + layout.store_ms_at(sys_flag))
+        behind_ms = max(self._store.path.store_ms - stored_ms, 0)
         self._context.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 

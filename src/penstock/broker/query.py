@@ -5,7 +5,7 @@ from penstock.errors import NoPermission, Refused
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
-from penstock.store.consumequeue.consumequeue import ENTRY_BYTES, unpack_entry
+from penstock.store.consumequeue.consumequeue import unpack_entries
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ConsumeQueueData, QueryConsumeQueueResponseBody
 from penstock.wire.codes import EXT_UNIQUE_KEY_QUERY, RequestCode, ResponseCode
@@ -121,10 +121,7 @@ def _index_position(updated_ms: int, offset: int) -> dict[str, str]:
 
 
 def _entries(data: bytes) -> list[ConsumeQueueData]:
-    found = []
-    for at in range(0, len(data), ENTRY_BYTES):
-        entry = unpack_entry(data, at)
-        if entry is not None:
-            offset, size, code = entry
-            found.append(ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=code))
-    return found
+    return [
+        ConsumeQueueData(physic_offset=offset, physic_size=size, tags_code=code)
+        for offset, size, code in unpack_entries(data)
+    ]

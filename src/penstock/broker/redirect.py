@@ -21,7 +21,7 @@ from penstock.wire.codes import (
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
 )
-from penstock.wire.record import BLANK_BYTES
+from penstock.wire.layout import BLANK_BYTES
 
 _STORED_AT_ONCE: Final = (0, SYS_TRANSACTION_COMMIT)
 

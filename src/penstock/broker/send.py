@@ -18,13 +18,13 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK, PutPath
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, V3_4_9
 from penstock.wire.frame import Request
+from penstock.wire.layout import BLANK_BYTES
 from penstock.wire.message import decode_properties, encode_properties
 from penstock.wire.message_ids import UniqueIds
 from penstock.wire.output import Output
 from penstock.wire.record import (
     BATCH_BROKEN,
     BATCH_SPECIAL,
-    BLANK_BYTES,
     BODY_BYTES_MAX,
     BODY_TOO_LONG,
     PROPERTIES_BYTES_MAX,

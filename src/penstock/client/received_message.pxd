@@ -1,11 +1,6 @@
 cimport cython
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
-cdef int _MAGIC_V1
-cdef int _MAGIC_V2
-cdef int _FIXED_BYTES
-cdef int _BORN_HOST_V6
-cdef int _STORE_HOST_V6
 cdef int _COMPRESSED
 cdef int _WRAPPED
 cdef int _OK
@@ -44,8 +39,6 @@ cdef class ReceivedMessage:
     cdef public int local_retries
 
     cpdef bint tagged(self, object tags) except -1
-    cdef Py_ssize_t _store_host_at(self)
-    cdef int _store_host_bytes(self)
     cdef object _text(self, bytes pattern)
     @cython.locals(data=bytes, begin="Py_ssize_t", end="Py_ssize_t", at="Py_ssize_t",
                    stop="Py_ssize_t", first=bytes)

@@ -1,17 +1,16 @@
 """Messages as consumers get them: one small object each, decoded when asked.
 
-A `ReceivedMessage` holds positions in the answer that brought it (`wire.record` has the layout).
+A `ReceivedMessage` holds positions in the answer that brought it (`wire.layout` has the layout).
 Every length is checked when the answer is walked; after that each attribute reads its own bytes, so
 that what a handler does not look at costs nothing. A message keeps the bytes of its whole answer
 alive.
 """
 
-import struct
 from typing import NamedTuple
 
 from penstock.client.namespace import without_namespace
 from penstock.errors import CompressionError, RecordError
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import (
     KEY_SEPARATOR,
@@ -23,7 +22,6 @@ from penstock.wire.codes import (
 )
 from penstock.wire.compression import decompress
 from penstock.wire.message import decode_host, decode_properties
-from penstock.wire.record import FIXED_BYTES, MAGIC_V1, MAGIC_V2
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
 """Most bytes that a compressed body may have unpacked: four times the longest frame."""
@@ -35,8 +33,7 @@ FINISHED = 2
 """States of a message in its consumer: not begun, with a handler, settled."""
 
 # Twins for the compiler, which keeps them to itself.
-_MAGIC_V1, _MAGIC_V2, _FIXED_BYTES = MAGIC_V1, MAGIC_V2, FIXED_BYTES
-_BORN_HOST_V6, _STORE_HOST_V6, _COMPRESSED = 0x10, 0x20, SYS_COMPRESSED
+_COMPRESSED = SYS_COMPRESSED
 _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 _OK, _SHORT, _SIZE, _MAGIC, _LENGTHS, _PACKED = range(6)
 _PROBLEMS = (
@@ -47,8 +44,6 @@ _PROBLEMS = (
     "the lengths inside do not add up to the size",
     "the batch inside can't be unpacked",
 )
-_INNER_HEAD = struct.Struct(">iiiii")
-_INNER_BYTES_MIN = 22
 
 
 class BadRecord(NamedTuple):
@@ -114,44 +109,39 @@ class ReceivedMessage:
         self.state: int = 0
         self.since_ms: int = 0
         self.local_retries: int = 0
-        if end - at < 8:
+        if end - at < layout.HEAD_BYTES:
             return _SHORT
-        size = octets.get_i32(view, at)
+        size = octets.get_i32(view, at + layout.SIZE_AT)
         self.size: int = size
-        if size < _FIXED_BYTES or size > end - at:
+        if size < layout.FIXED_BYTES or size > end - at:
             return _SIZE
-        self.queue_offset: int = octets.get_i64(view, at + 20)
-        magic = octets.get_i32(view, at + 4)
-        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        self.queue_offset: int = octets.get_i64(view, at + layout.QUEUE_OFFSET_AT)
+        magic = octets.get_i32(view, at + layout.MAGIC_AT)
+        if magic != layout.MAGIC_V1 and magic != layout.MAGIC_V2:
             return _MAGIC
         end = at + size
-        sys_flag = octets.get_i32(view, at + 36)
-        place = at + 84
-        if sys_flag & _BORN_HOST_V6:
-            place += 12
-        if sys_flag & _STORE_HOST_V6:
-            place += 12
-        if end - place < 4:
+        sys_flag = octets.get_i32(view, at + layout.SYS_FLAG_AT)
+        place = at + layout.body_at(sys_flag)
+        if place > end:
             return _LENGTHS
-        length = octets.get_i32(view, place)
-        place += 4
+        length = octets.get_i32(view, place - layout.BODY_LENGTH_BEFORE_BODY)
         self.body_at: int = place
         self.body_length: int = length
-        prefix = 2 if magic == _MAGIC_V2 else 1
-        if length < 0 or length > end - place - prefix - 2:
+        prefix = layout.topic_length_bytes(magic)
+        if length < 0 or length > end - place - prefix - layout.PROPERTIES_LENGTH_BYTES:
             return _LENGTHS
         place += length
         length = octets.get_i16(view, place) if prefix == 2 else view[place]
         place += prefix
         self.topic_at: int = place
         self.topic_length: int = length
-        if length < 0 or length > end - place - 2:
+        if length < 0 or length > end - place - layout.PROPERTIES_LENGTH_BYTES:
             return _LENGTHS
         place += length
         length = octets.get_i16(view, place)
-        self.properties_at: int = place + 2
+        self.properties_at: int = place + layout.PROPERTIES_LENGTH_BYTES
         self.properties_length: int = length
-        if length < 0 or place + 2 + length != end:
+        if length < 0 or self.properties_at + length != end:
             return _LENGTHS
         return 0
 
@@ -224,9 +214,10 @@ class ReceivedMessage:
     @property
     def offset_id(self) -> str:
         """The id that the broker gave it: the address and the place in the log."""
-        data, at = self.source.data, self._store_host_at()
-        host = data[at : at + self._store_host_bytes()]
-        return (host + data[self.at + 28 : self.at + 36]).hex().upper()
+        data, at = self.source.data, self.at + layout.store_host_at(self.sys_flag)
+        host = data[at : at + layout.store_host_length(self.sys_flag)]
+        at = self.at + layout.PHYSICAL_OFFSET_AT
+        return (host + data[at : at + 8]).hex().upper()
 
     @property
     def transaction_id(self) -> str | None:
@@ -244,52 +235,54 @@ class ReceivedMessage:
 
     @property
     def queue_id(self) -> int:
-        return octets.get_i32(self.source.view, self.at + 12)
+        return octets.get_i32(self.source.view, self.at + layout.QUEUE_ID_AT)
 
     @property
     def physical_offset(self) -> int:
         """Where it lies in the broker's log."""
-        return octets.get_i64(self.source.view, self.at + 28)
+        return octets.get_i64(self.source.view, self.at + layout.PHYSICAL_OFFSET_AT)
 
     @property
     def prepared_offset(self) -> int:
         """Where the half message of its transaction lies."""
-        return octets.get_i64(self.source.view, self.body_at - 12)
+        at = self.body_at - layout.PREPARED_OFFSET_BEFORE_BODY
+        return octets.get_i64(self.source.view, at)
 
     @property
     def flag(self) -> int:
-        return octets.get_i32(self.source.view, self.at + 16)
+        return octets.get_i32(self.source.view, self.at + layout.FLAG_AT)
 
     @property
     def sys_flag(self) -> int:
-        return octets.get_i32(self.source.view, self.at + 36)
+        return octets.get_i32(self.source.view, self.at + layout.SYS_FLAG_AT)
 
     @property
     def born_ms(self) -> int:
         """When it was sent, by the producer's clock."""
-        return octets.get_i64(self.source.view, self.at + 40)
+        return octets.get_i64(self.source.view, self.at + layout.BORN_MS_AT)
 
     @property
     def born_host(self) -> str:
         """Who sent it, as the broker saw it: `ip:port`."""
-        end = self._store_host_at() - 8
-        return decode_host(self.source.data[self.at + 48 : end])
+        end = self.at + layout.store_ms_at(self.sys_flag)
+        return decode_host(self.source.data[self.at + layout.BORN_HOST_AT : end])
 
     @property
     def store_ms(self) -> int:
         """When it was stored, by the broker's clock."""
-        return octets.get_i64(self.source.view, self._store_host_at() - 8)
+        return octets.get_i64(self.source.view, self.at + layout.store_ms_at(self.sys_flag))
 
     @property
     def store_host(self) -> str:
         """The broker that stored it: `ip:port`."""
-        at = self._store_host_at()
-        return decode_host(self.source.data[at : at + self._store_host_bytes()])
+        at = self.at + layout.store_host_at(self.sys_flag)
+        return decode_host(self.source.data[at : at + layout.store_host_length(self.sys_flag)])
 
     @property
     def reconsume_times(self) -> int:
         """How often handling it has failed before."""
-        return octets.get_i32(self.source.view, self.body_at - 16) + self.local_retries
+        at = self.body_at - layout.RECONSUME_TIMES_BEFORE_BODY
+        return octets.get_i32(self.source.view, at) + self.local_retries
 
     @property
     def received_ms(self) -> int:
@@ -327,12 +320,6 @@ class ReceivedMessage:
         return _rebuild, (self.record, source.broker_name, source.topic, source.namespace)
 
     # --- positions
-
-    def _store_host_at(self) -> int:
-        return self.at + 56 + (20 if self.sys_flag & _BORN_HOST_V6 else 8)
-
-    def _store_host_bytes(self) -> int:
-        return 20 if self.sys_flag & _STORE_HOST_V6 else 8
 
     def _text(self, pattern: bytes) -> str | None:
         value = self._value(pattern)
@@ -397,7 +384,7 @@ def _walk(
             _note_bad(message, problem, bad)
             if problem <= _SIZE:
                 break
-        elif octets.get_i32(source.view, at + 36) & _WRAPPED == _WRAPPED:
+        elif octets.get_i32(source.view, at + layout.SYS_FLAG_AT) & _WRAPPED == _WRAPPED:
             messages += _unwrap(message, tags, bad)
         elif tags is None or message.tagged(tags):
             messages.append(message)
@@ -427,24 +414,27 @@ def _unwrap(
     except CompressionError:
         _note_bad(outer, _PACKED, bad)
         return []
-    head = data[outer.at : outer.body_at - 4]
+    head = data[outer.at : outer.body_at - layout.BODY_LENGTH_BEFORE_BODY]
     sys_flag = outer.sys_flag & ~(_WRAPPED | _COMPRESSED | SYS_COMPRESSION_MASK)
     topic = data[outer.body_at + outer.body_length : outer.topic_at + outer.topic_length]
     records = bytearray()
     at = number = 0
-    while len(body) - at >= _INNER_BYTES_MIN:
-        total, _, _, flag, length = _INNER_HEAD.unpack_from(body, at)
-        if not 0 <= length <= total - _INNER_BYTES_MIN or total > len(body) - at:
+    while len(body) - at >= layout.BATCH_FIXED_BYTES:
+        total = octets.get_i32(body, at + layout.SIZE_AT)
+        flag = octets.get_i32(body, at + layout.BATCH_FLAG_AT)
+        length = octets.get_i32(body, at + layout.BATCH_BODY_LENGTH_AT)
+        if not 0 <= length <= total - layout.BATCH_FIXED_BYTES or total > len(body) - at:
             break
         if outer.queue_offset + number > OFFSET_MAX or len(records) > BODY_BYTES_MAX:
             break
-        rest = body[at + 20 + length : at + total]  # the length of the properties, and they
+        body_at = at + layout.BATCH_BODY_AT
+        rest = body[body_at + length : at + total]  # the length of the properties, and they
         record = bytearray(head)
-        octets.put_i32(record, 0, len(head) + 4 + length + len(topic) + len(rest))
-        octets.put_i32(record, 16, flag)
-        octets.put_i64(record, 20, outer.queue_offset + number)
-        octets.put_i32(record, 36, sys_flag)
-        records += record + length.to_bytes(4, "big") + body[at + 20 : at + 20 + length]
+        octets.put_i32(record, layout.SIZE_AT, len(head) + 4 + length + len(topic) + len(rest))
+        octets.put_i32(record, layout.FLAG_AT, flag)
+        octets.put_i64(record, layout.QUEUE_OFFSET_AT, outer.queue_offset + number)
+        octets.put_i32(record, layout.SYS_FLAG_AT, sys_flag)
+        records += record + length.to_bytes(4, "big") + body[body_at : body_at + length]
         records += topic + rest
         at, number = at + total, number + 1
     if at != len(body):

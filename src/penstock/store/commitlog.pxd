@@ -1,11 +1,9 @@
 cimport cython
 from penstock.store.segment cimport Segment, SegmentRow
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 from penstock.wire.record cimport Record
 
 cdef long long _PREFAULT_BYTES
-cdef int _BLANK_BYTES
-cdef int _MAGIC_BLANK
 
 cdef class CommitLog:
     cdef readonly object disk

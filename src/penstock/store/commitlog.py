@@ -15,13 +15,11 @@ from concurrent.futures import Future
 from penstock.errors import NotWriteable, StoreError
 from penstock.store.disk import Disk
 from penstock.store.segment import PREFAULT_BYTES, Segment, SegmentRow
-from penstock.wire import octets
-from penstock.wire.record import BLANK_BYTES, MAGIC_BLANK, Record
+from penstock.wire import layout, octets
+from penstock.wire.record import Record
 
 STAGING_BYTES = 1024 * 1024
 _PREFAULT_BYTES = PREFAULT_BYTES
-_BLANK_BYTES = BLANK_BYTES
-_MAGIC_BLANK = MAGIC_BLANK
 
 NO_ROOM = -1
 """`append` could not get the next segment; `CommitLog.refusal` says why."""
@@ -66,7 +64,7 @@ class CommitLog:
     def append(self, record: Record, queue_offset: int, store_ms: int) -> int:
         """Write a prepared record; returns its offset, or NO_ROOM."""
         offset = self.end
-        if offset + record.size + _BLANK_BYTES > self._segment_end:
+        if offset + record.size + layout.BLANK_BYTES > self._segment_end:
             if self.make_room(record.size) < 0:
                 return NO_ROOM
             offset = self.end
@@ -87,9 +85,9 @@ class CommitLog:
 
         Returns 0, or NO_ROOM.
         """
-        if self.end + size + _BLANK_BYTES <= self._segment_end:
+        if self.end + size + layout.BLANK_BYTES <= self._segment_end:
             return 0
-        assert size + _BLANK_BYTES <= self.row.size, "the put path refuses what never fits"
+        assert size + layout.BLANK_BYTES <= self.row.size, "the put path refuses what never fits"
         return self._roll()
 
     def hand_over(self) -> None:
@@ -126,9 +124,9 @@ class CommitLog:
             return NO_ROOM
         self.hand_over()
         rest = self._segment_end - self.end
-        blank = bytearray(8)
-        octets.put_i32(blank, 0, rest)
-        octets.put_i32(blank, 4, _MAGIC_BLANK)
+        blank = bytearray(layout.BLANK_BYTES)
+        octets.put_i32(blank, layout.SIZE_AT, rest)
+        octets.put_i32(blank, layout.MAGIC_AT, layout.MAGIC_BLANK)
         self.disk.write(old.fd, memoryview(blank), self.end - old.start)
         self.end = self.handed = old.start + old.size
         self.row.push(following)

@@ -22,7 +22,7 @@ class Sizes(msgspec.Struct, frozen=True):
     index_entries: int
 
 
-class Layout:
+class StorePaths:
     """The paths below a store's root; names are RocketMQ's."""
 
     def __init__(self, root: Path) -> None:
@@ -39,7 +39,7 @@ class Layout:
         self.removed = root / "penstock.removed"
 
 
-def refuse_foreign(disk: Disk, layout: Layout) -> None:
+def refuse_foreign(disk: Disk, paths: StorePaths) -> None:
     """Raise StoreRefused, naming it, if the store holds data that we do not read."""
     kinds = (
         ("batchconsumequeue", "BatchCQ queues (topic attribute queue.type=BatchCQ)"),
@@ -48,24 +48,24 @@ def refuse_foreign(disk: Disk, layout: Layout) -> None:
         ("kvStore", "POP records in RocksDB (popConsumerKVServiceEnable)"),
     )
     for name, what in kinds:
-        names = disk.names(layout.root / name)
+        names = disk.names(paths.root / name)
         if names:
-            raise StoreRefused(f"{layout.root} holds {what} in {name}/, e.g. {names[0]}")
+            raise StoreRefused(f"{paths.root} holds {what} in {name}/, e.g. {names[0]}")
     databases = ("topics", "subscriptionGroups", "consumerOffsets", "rdb")
-    for folder in (layout.queues, *(layout.config / name for name in databases)):
+    for folder in (paths.queues, *(paths.config / name for name in databases)):
         if "CURRENT" in disk.names(folder):
-            raise StoreRefused(f"{layout.root} holds a RocksDB database in {folder.name}/")
-    for name in disk.names(layout.queues):
+            raise StoreRefused(f"{paths.root} holds a RocksDB database in {folder.name}/")
+    for name in disk.names(paths.queues):
         if name.startswith("%LMQ%"):
-            raise StoreRefused(f"{layout.root} holds light message queues (enableLmq), e.g. {name}")
-    for name in disk.names(layout.root):
+            raise StoreRefused(f"{paths.root} holds light message queues (enableLmq), e.g. {name}")
+    for name in disk.names(paths.root):
         if name.startswith("dledger"):
-            raise StoreRefused(f"{layout.root} holds DLedger (Raft) log files in {name}/")
+            raise StoreRefused(f"{paths.root} holds DLedger (Raft) log files in {name}/")
 
 
-def stored_config(disk: Disk, layout: Layout) -> StoreConfig:
+def stored_config(disk: Disk, paths: StorePaths) -> StoreConfig:
     """The defaults, with the sizes that an existing store was made with."""
-    data = disk.read(layout.sizes)
+    data = disk.read(paths.sizes)
     if data is None:
         return StoreConfig()
     try:
@@ -81,13 +81,13 @@ def _sizes_of(config: StoreConfig) -> Sizes:
     )
 
 
-def check_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> bool:
+def check_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> bool:
     """Compare with the sizes the store was made with.
 
     Returns whether they are known: false for a store of Apache's that we never opened.
     """
     ours = _sizes_of(config)
-    data = disk.read(layout.sizes)
+    data = disk.read(paths.sizes)
     if data is not None:
         try:
             made = msgspec.json.decode(data, type=Sizes)
@@ -97,19 +97,19 @@ def check_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> bool:
             for name in Sizes.__struct_fields__:
                 if getattr(made, name) != getattr(ours, name):
                     raise StoreRefused(
-                        f"{layout.root} was made with {name} = {getattr(made, name)}, "
+                        f"{paths.root} was made with {name} = {getattr(made, name)}, "
                         f"the setting is {getattr(ours, name)}",
                         hint=f"set {name} to {getattr(made, name)}",
                     )
             return True
-    return not disk.names(layout.log)
+    return not disk.names(paths.log)
 
 
-def note_sizes(disk: Disk, layout: Layout, config: StoreConfig) -> None:
+def note_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> None:
     """Keep the sizes of a store that opened well."""
     data = msgspec.json.encode(_sizes_of(config))
-    if disk.read(layout.sizes) != data:
-        disk.write_file(layout.sizes, data)
+    if disk.read(paths.sizes) != data:
+        disk.write_file(paths.sizes, data)
 
 
 class StoreLock:
@@ -119,14 +119,14 @@ class StoreLock:
     same process too, and is not lost when somebody else in it opens and closes the file.
     """
 
-    def __init__(self, layout: Layout) -> None:
-        self._fd = os.open(layout.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    def __init__(self, paths: StorePaths) -> None:
+        self._fd = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         first_byte = struct.pack("hhqqi", fcntl.F_WRLCK, os.SEEK_SET, 0, 1, 0)
         try:
             fcntl.fcntl(self._fd, fcntl.F_OFD_SETLK, first_byte)
         except OSError as error:
             os.close(self._fd)
-            raise StoreLocked(f"{layout.root} is already open") from error
+            raise StoreLocked(f"{paths.root} is already open") from error
         os.pwrite(self._fd, b"lock", 0)
 
     def release(self) -> None:

@@ -2,7 +2,7 @@ cimport cython
 from penstock.store.commitlog cimport CommitLog
 from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.segment cimport Segment
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 from penstock.wire.output cimport Output
 
 cdef int _FOUND
@@ -11,7 +11,6 @@ cdef int _MESSAGE_WAS_REMOVING
 cdef int _COLD
 cdef int _RANGES_MAX
 cdef long long _SCAN_ENTRIES_MAX
-cdef int _ENTRY_BYTES
 cdef int _FILLER_SIZE
 
 cdef class Reader:

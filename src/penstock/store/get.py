@@ -15,8 +15,8 @@ from array import array
 from collections.abc import Sequence
 
 from penstock.store.commitlog import CommitLog
-from penstock.store.consumequeue.consumequeue import ENTRY_BYTES, FILLER_SIZE, ConsumeQueue
-from penstock.wire import octets
+from penstock.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue
+from penstock.wire import layout, octets
 from penstock.wire.output import Output
 
 # What became of a find; the names are RocketMQ's.
@@ -55,7 +55,6 @@ VIEW_BYTES_MIN = 64 * 1024
 """A contiguous range of at least this length is handed out as a view instead of a copy."""
 _RANGES_MAX = RANGES_MAX
 _SCAN_ENTRIES_MAX = SCAN_ENTRIES_MAX
-_ENTRY_BYTES = ENTRY_BYTES
 _FILLER_SIZE = FILLER_SIZE
 
 
@@ -120,15 +119,15 @@ class Reader:
         self._removed = False
         scan = min(high - offset, max(_SCAN_ENTRIES_MAX, self._count_max))
         if not wait and queue.is_hot(offset):
-            self._scan(queue._view, (offset - queue._open_from) * _ENTRY_BYTES, scan)
+            self._scan(queue._view, (offset - queue._open_from) * layout.ENTRY_BYTES, scan)
         else:
             entries = queue.read(offset, scan, wait=wait)
             if entries is None:
                 return _COLD
-            if len(entries) < _ENTRY_BYTES:
+            if len(entries) < layout.ENTRY_BYTES:
                 self.next_offset = offset - offset % queue.file_entries + queue.file_entries
                 return OFFSET_FOUND_NULL
-            self._scan(memoryview(bytearray(entries)), 0, len(entries) // _ENTRY_BYTES)
+            self._scan(memoryview(bytearray(entries)), 0, len(entries) // layout.ENTRY_BYTES)
         if self.count > 0:
             return _FOUND
         return _MESSAGE_WAS_REMOVING if self._removed else _NO_MATCHED_MESSAGE
@@ -137,14 +136,16 @@ class Reader:
         begin = self.log.begin()
         last_end = -1
         while count > 0:
-            offset = octets.get_i64(entries, at)
-            size = octets.get_i32(entries, at + 8)
+            offset = octets.get_i64(entries, at + layout.ENTRY_OFFSET_AT)
+            size = octets.get_i32(entries, at + layout.ENTRY_SIZE_AT)
             if offset < begin or size <= 0 or size == _FILLER_SIZE:
                 self._removed = True
                 if offset < begin and size > 0 and size != _FILLER_SIZE:
                     # Its file is gone, and the queue's begin not moved up yet.
                     self.min_offset = self.next_offset + 1
-            elif self._code_count == 0 or self._wanted(octets.get_i64(entries, at + 12)):
+            elif self._code_count == 0 or self._wanted(
+                octets.get_i64(entries, at + layout.ENTRY_TAG_AT)
+            ):
                 if self.count > 0 and self.total + size > self._bytes_max:
                     break
                 if offset == last_end:
@@ -160,7 +161,7 @@ class Reader:
                     self.next_offset += 1
                     break
             self.next_offset += 1
-            at += _ENTRY_BYTES
+            at += layout.ENTRY_BYTES
             count -= 1
 
     def _wanted(self, code: int) -> bool:

@@ -1,11 +1,8 @@
 cimport cython
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
 cdef int _KEYS_AHEAD
 cdef long long _NEVER
-cdef int _HEADER_BYTES
-cdef int _SLOT_BYTES
-cdef int _ENTRY_BYTES
 
 cdef class IndexFile:
     cdef readonly object disk
@@ -24,14 +21,15 @@ cdef class IndexFile:
     cpdef bint is_full(self)
     @cython.locals(number=int)
     cpdef int ready(self) except -1
-    @cython.locals(number=int, seconds="long long", slot_at="long long", previous=int, at="long long")
+    @cython.locals(number=int, seconds="long long", slot_at="long long", previous=int, at="long long",
+                   used=int)
     cpdef int put(self, int key_hash, long long physical_offset, long long store_ms) except -1
     @cython.locals(kept="long long", first_ms="long long", first_offset="long long", used=int,
-                   number="long long", at="long long", slot_at="long long", previous=int,
-                   last="long long")
+                   number="long long", at="long long", key_hash=int, slot_at="long long",
+                   previous=int, last="long long", last_ms="long long", last_offset="long long")
     cpdef long long rethread(self, long long end_offset) except -1
     @cython.locals(kept="long long", last_offset="long long", at="long long", offset="long long",
-                   seconds=int, written=bint)
+                   key_hash=int, seconds=int, written=bint)
     cpdef long long _count_below(self, long long end_offset) except -1
 
 cdef class Index:

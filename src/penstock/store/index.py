@@ -1,14 +1,10 @@
 """IndexFiles: key → log position, by hash.
 
-    header 40 B: begin time i64 | end time i64 | begin offset i64 | end offset i64
-                 | slots used i32 | next entry number i32 (from 1)
-    slots:       i32 each: number of the newest entry of the slot, 0 if none
-    entries:     key hash i32 | physical offset i64 | seconds since begin i32 | previous entry i32
-
-A key is `topic#key`, for keys and unique ids alike; tags are kept as `topic#T#tag`. Entry numbers
-start at 1 and grow with the log, and each entry links to the one before it in its slot, so the
-slots and the header can be rebuilt from the entries: that is how an index survives a crash
-(`rethread`).
+A file has a header, slots and entries (`wire.layout`). A slot holds the number of its newest
+entry, 0 if it has none. A key is `topic#key`, for keys and unique ids alike; tags are kept as
+`topic#T#tag`. Entry numbers start at 1 and grow with the log, and each entry links to the one
+before it in its slot, so the slots and the header can be rebuilt from the entries: that is how an
+index survives a crash (`rethread`).
 
 The file is sparse at full length. Slots are allocated when it is made, entries in steps.
 """
@@ -18,26 +14,29 @@ from pathlib import Path
 
 from penstock.store.disk import Disk
 from penstock.store.segment import is_number
-from penstock.wire import octets
+from penstock.wire import layout, octets
 
-HEADER_BYTES = 40
-SLOT_BYTES = 4
-ENTRY_BYTES = 20
 ALLOCATE_BYTES = 1024 * 1024
 NAME_DIGITS = 17
 KEYS_AHEAD = 64
 """Entries allocated ahead of a message; one with more keys allocates in between."""
 _KEYS_AHEAD = KEYS_AHEAD
 _NEVER = 1 << 62
-_HEADER_BYTES = HEADER_BYTES
-_SLOT_BYTES = SLOT_BYTES
-_ENTRY_BYTES = ENTRY_BYTES
 
 
 def file_name(now_ms: int) -> str:
     """The name of an index file that begins now: local time, as RocketMQ has it."""
     moment = datetime.fromtimestamp(now_ms // 1000)
     return f"{moment:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
+
+
+def index_file_bytes(slots: int, entries: int) -> int:
+    """The length of an index file with this many slots and entries."""
+    return (
+        layout.INDEX_HEADER_BYTES
+        + slots * layout.INDEX_SLOT_BYTES
+        + entries * layout.INDEX_ENTRY_BYTES
+    )
 
 
 class IndexFile:
@@ -48,8 +47,8 @@ class IndexFile:
         self.path: Path = path
         self.slots: int = slots
         self.entries: int = entries
-        self.size: int = HEADER_BYTES + slots * SLOT_BYTES + entries * ENTRY_BYTES
-        self.entries_at: int = HEADER_BYTES + slots * SLOT_BYTES
+        self.size: int = index_file_bytes(slots, entries)
+        self.entries_at: int = index_file_bytes(slots, 0)
         self.allocated: int = 0
         self.hungry: bool = False
         self._ahead: int = 0
@@ -62,8 +61,8 @@ class IndexFile:
             disk.close_file(fd)
         self.view: memoryview = memoryview(self.map)
         if new:
-            octets.put_i32(self.view, 36, 1)
-        elif not 1 <= octets.get_i32(self.view, 36) <= entries:
+            octets.put_i32(self.view, layout.INDEX_NEXT_NUMBER_AT, 1)
+        elif not 1 <= octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT) <= entries:
             self.rethread(_NEVER)  # a damaged count would lead `put` out of the file
 
     def prepare(self) -> None:
@@ -71,26 +70,26 @@ class IndexFile:
         self.disk.allocate_in(self.path, 0, self.entries_at)
 
     def next_number(self) -> int:
-        return octets.get_i32(self.view, 36)
+        return octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT)
 
     def begin_ms(self) -> int:
-        return octets.get_i64(self.view, 0)
+        return octets.get_i64(self.view, layout.INDEX_BEGIN_MS_AT)
 
     def end_ms(self) -> int:
-        return octets.get_i64(self.view, 8)
+        return octets.get_i64(self.view, layout.INDEX_END_MS_AT)
 
     def begin_offset(self) -> int:
-        return octets.get_i64(self.view, 16)
+        return octets.get_i64(self.view, layout.INDEX_BEGIN_OFFSET_AT)
 
     def end_offset(self) -> int:
-        return octets.get_i64(self.view, 24)
+        return octets.get_i64(self.view, layout.INDEX_END_OFFSET_AT)
 
     def is_full(self) -> bool:
-        return octets.get_i32(self.view, 36) >= self.entries
+        return octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT) >= self.entries
 
     def ready(self) -> None:
         """Make sure that the next entries need nothing from the disk."""
-        number = octets.get_i32(self.view, 36)
+        number = octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT)
         if number + _KEYS_AHEAD > self.allocated and self.allocated < self.entries:
             self._allocate(number)
         elif number >= self._ahead:
@@ -112,32 +111,33 @@ class IndexFile:
     def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
         """Add an entry; the file is not full. Raises DiskFull before anything changes."""
         view = self.view
-        number = octets.get_i32(view, 36)
+        number = octets.get_i32(view, layout.INDEX_NEXT_NUMBER_AT)
         if number >= self.allocated:
             self._allocate(number)
         if number == 1:
-            octets.put_i64(view, 0, store_ms)
-            octets.put_i64(view, 16, physical_offset)
-        seconds = (store_ms - octets.get_i64(view, 0)) // 1000
+            octets.put_i64(view, layout.INDEX_BEGIN_MS_AT, store_ms)
+            octets.put_i64(view, layout.INDEX_BEGIN_OFFSET_AT, physical_offset)
+        seconds = (store_ms - octets.get_i64(view, layout.INDEX_BEGIN_MS_AT)) // 1000
         if seconds < 0:
             seconds = 0
         elif seconds > 0x7FFFFFFF:
             seconds = 0x7FFFFFFF
-        slot_at = _HEADER_BYTES + (key_hash % self.slots) * _SLOT_BYTES
+        slot_at = layout.INDEX_HEADER_BYTES + (key_hash % self.slots) * layout.INDEX_SLOT_BYTES
         previous = octets.get_i32(view, slot_at)
         if previous < 0 or previous >= number:
             previous = 0
-        at = self.entries_at + number * _ENTRY_BYTES
-        octets.put_i32(view, at, key_hash)
-        octets.put_i64(view, at + 4, physical_offset)
-        octets.put_i32(view, at + 12, seconds)
-        octets.put_i32(view, at + 16, previous)
+        at = self.entries_at + number * layout.INDEX_ENTRY_BYTES
+        octets.put_i32(view, at + layout.INDEX_KEY_HASH_AT, key_hash)
+        octets.put_i64(view, at + layout.INDEX_OFFSET_AT, physical_offset)
+        octets.put_i32(view, at + layout.INDEX_SECONDS_AT, seconds)
+        octets.put_i32(view, at + layout.INDEX_PREVIOUS_AT, previous)
         octets.put_i32(view, slot_at, number)
         if previous == 0:
-            octets.put_i32(view, 32, octets.get_i32(view, 32) + 1)
-        octets.put_i64(view, 8, store_ms)
-        octets.put_i64(view, 24, physical_offset)
-        octets.put_i32(view, 36, number + 1)
+            used = octets.get_i32(view, layout.INDEX_SLOTS_USED_AT)
+            octets.put_i32(view, layout.INDEX_SLOTS_USED_AT, used + 1)
+        octets.put_i64(view, layout.INDEX_END_MS_AT, store_ms)
+        octets.put_i64(view, layout.INDEX_END_OFFSET_AT, physical_offset)
+        octets.put_i32(view, layout.INDEX_NEXT_NUMBER_AT, number + 1)
 
     def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
         """Physical offsets of entries with this hash and time, newest first; may wait.
@@ -148,18 +148,20 @@ class IndexFile:
         found: list[int] = []
         fd = self.disk.open_to_read(self.path)
         try:
-            slot = self.disk.read_at(fd, 4, HEADER_BYTES + key_hash % self.slots * SLOT_BYTES)
+            slot_at = index_file_bytes(key_hash % self.slots, 0)
+            slot = self.disk.read_at(fd, layout.INDEX_SLOT_BYTES, slot_at)
             number = octets.get_i32(slot, 0)
             # Read after the slot: a put may have come between, and an entry is written before both.
             first_ms, limit = self.begin_ms(), self.next_number()
             while 0 < number <= limit and number < self.entries and len(found) < most:
-                entry = self.disk.read_at(fd, ENTRY_BYTES, self.entries_at + number * ENTRY_BYTES)
-                at_ms = first_ms + octets.get_i32(entry, 12) * 1000
+                at = self.entries_at + number * layout.INDEX_ENTRY_BYTES
+                entry = self.disk.read_at(fd, layout.INDEX_ENTRY_BYTES, at)
+                at_ms = first_ms + octets.get_i32(entry, layout.INDEX_SECONDS_AT) * 1000
                 if at_ms + 999 < begin_ms:
                     break
-                if octets.get_i32(entry, 0) == key_hash and at_ms <= end_ms:
-                    found.append(octets.get_i64(entry, 4))
-                previous = octets.get_i32(entry, 16)
+                if octets.get_i32(entry, layout.INDEX_KEY_HASH_AT) == key_hash and at_ms <= end_ms:
+                    found.append(octets.get_i64(entry, layout.INDEX_OFFSET_AT))
+                previous = octets.get_i32(entry, layout.INDEX_PREVIOUS_AT)
                 if previous >= number:  # a chain only goes back
                     break
                 number = previous
@@ -173,7 +175,8 @@ class IndexFile:
         try:
             for at in range(0, self.entries_at, ALLOCATE_BYTES):
                 self.disk.read_at(fd, min(ALLOCATE_BYTES, self.entries_at - at), at)
-            self.disk.read_at(fd, 4096, self.entries_at + self.next_number() * ENTRY_BYTES)
+            end = self.entries_at + self.next_number() * layout.INDEX_ENTRY_BYTES
+            self.disk.read_at(fd, 4096, end)
         finally:
             self.disk.close_file(fd)
 
@@ -187,36 +190,39 @@ class IndexFile:
         kept = self._count_below(end_offset)
         self._forget_behind(kept)
         view = self.view
-        first_ms = octets.get_i64(view, 0)
-        first_offset = octets.get_i64(view, 16)
+        first_ms = octets.get_i64(view, layout.INDEX_BEGIN_MS_AT)
+        first_offset = octets.get_i64(view, layout.INDEX_BEGIN_OFFSET_AT)
         octets.zero(view, 0, self.entries_at)
         used = 0
         number = 1
-        at = self.entries_at + _ENTRY_BYTES
+        at = self.entries_at + layout.INDEX_ENTRY_BYTES
         while number <= kept:
-            slot_at = _HEADER_BYTES + (octets.get_i32(view, at) % self.slots) * _SLOT_BYTES
+            key_hash = octets.get_i32(view, at + layout.INDEX_KEY_HASH_AT)
+            slot_at = layout.INDEX_HEADER_BYTES + (key_hash % self.slots) * layout.INDEX_SLOT_BYTES
             previous = octets.get_i32(view, slot_at)
             if previous == 0:
                 used += 1
-            octets.put_i32(view, at + 16, previous)
+            octets.put_i32(view, at + layout.INDEX_PREVIOUS_AT, previous)
             octets.put_i32(view, slot_at, number)
             number += 1
-            at += _ENTRY_BYTES
+            at += layout.INDEX_ENTRY_BYTES
         if kept > 0:
-            last = self.entries_at + kept * _ENTRY_BYTES
-            octets.put_i64(view, 0, first_ms)
-            octets.put_i64(view, 8, first_ms + octets.get_i32(view, last + 12) * 1000)
-            octets.put_i64(view, 16, first_offset)
-            octets.put_i64(view, 24, octets.get_i64(view, last + 4))
-        octets.put_i32(view, 32, used)
-        octets.put_i32(view, 36, kept + 1)
+            last = self.entries_at + kept * layout.INDEX_ENTRY_BYTES
+            last_ms = first_ms + octets.get_i32(view, last + layout.INDEX_SECONDS_AT) * 1000
+            last_offset = octets.get_i64(view, last + layout.INDEX_OFFSET_AT)
+            octets.put_i64(view, layout.INDEX_BEGIN_MS_AT, first_ms)
+            octets.put_i64(view, layout.INDEX_END_MS_AT, last_ms)
+            octets.put_i64(view, layout.INDEX_BEGIN_OFFSET_AT, first_offset)
+            octets.put_i64(view, layout.INDEX_END_OFFSET_AT, last_offset)
+        octets.put_i32(view, layout.INDEX_SLOTS_USED_AT, used)
+        octets.put_i32(view, layout.INDEX_NEXT_NUMBER_AT, kept + 1)
         return kept
 
     def _forget_behind(self, kept: int) -> None:
         """Zero the later entries: a later crash must not take them for good."""
         fd = self.disk.open(self.path)
         try:
-            self.disk.truncate(fd, self.entries_at + (kept + 1) * ENTRY_BYTES)
+            self.disk.truncate(fd, self.entries_at + (kept + 1) * layout.INDEX_ENTRY_BYTES)
             self.disk.truncate(fd, self.size)
         finally:
             self.disk.close_file(fd)
@@ -227,22 +233,23 @@ class IndexFile:
         view = self.view
         kept = 0
         last_offset = 0
-        if octets.get_i64(view, 0) <= 0:  # no first entry was ever put
+        if octets.get_i64(view, layout.INDEX_BEGIN_MS_AT) <= 0:  # no first entry was ever put
             return 0
-        at = self.entries_at + _ENTRY_BYTES
+        at = self.entries_at + layout.INDEX_ENTRY_BYTES
         while kept + 1 < self.entries:
-            offset = octets.get_i64(view, at + 4)
-            seconds = octets.get_i32(view, at + 12)
-            written = offset > 0 or octets.get_i32(view, at) > 0 or seconds > 0
-            if kept == 0 and octets.get_i64(view, 16) == 0:  # the log's first record may hash to 0
-                written = True
+            key_hash = octets.get_i32(view, at + layout.INDEX_KEY_HASH_AT)
+            offset = octets.get_i64(view, at + layout.INDEX_OFFSET_AT)
+            seconds = octets.get_i32(view, at + layout.INDEX_SECONDS_AT)
+            written = offset > 0 or key_hash > 0 or seconds > 0
+            if kept == 0 and octets.get_i64(view, layout.INDEX_BEGIN_OFFSET_AT) == 0:
+                written = True  # the log's first record may hash to 0
             if not written or offset < last_offset or offset >= end_offset:
                 break
-            if octets.get_i32(view, at) < 0 or seconds < 0:
+            if key_hash < 0 or seconds < 0:
                 break
             last_offset = offset
             kept += 1
-            at += _ENTRY_BYTES
+            at += layout.INDEX_ENTRY_BYTES
         return kept
 
     def sync(self) -> None:
@@ -251,9 +258,10 @@ class IndexFile:
 
     def _allocate(self, number: int) -> None:
         """Allocate from entry `number` on to the end of a step that leaves room for its keys."""
-        end = min(number + KEYS_AHEAD + ALLOCATE_BYTES // ENTRY_BYTES, self.entries)
-        length = (end - number) * ENTRY_BYTES
-        self.disk.allocate_in(self.path, self.entries_at + number * ENTRY_BYTES, length)
+        end = min(number + KEYS_AHEAD + ALLOCATE_BYTES // layout.INDEX_ENTRY_BYTES, self.entries)
+        length = (end - number) * layout.INDEX_ENTRY_BYTES
+        at = self.entries_at + number * layout.INDEX_ENTRY_BYTES
+        self.disk.allocate_in(self.path, at, length)
         self.allocated = end
         if self._ahead == 0:
             self._ahead = (number + end) // 2
@@ -277,7 +285,7 @@ class Index:
 
         With `extend`, a short one is known to have lost its end, and gets its length back.
         """
-        size = HEADER_BYTES + self.slots * SLOT_BYTES + self.entries * ENTRY_BYTES
+        size = index_file_bytes(self.slots, self.entries)
         strange = []
         for name in self.disk.names(self.folder):
             path = self.folder / name

@@ -4,8 +4,8 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.index import Index
-from penstock.wire import octets
-from penstock.wire.record import FIXED_BYTES, RECORD, StoredRecord, java_hash
+from penstock.wire import layout, octets
+from penstock.wire.record import RECORD, StoredRecord, java_hash
 
 QUERY_MAX = 64
 """Most messages of one query by key, as in RocketMQ."""
@@ -31,11 +31,11 @@ class Lookup:
         if segment is None:
             return None
         at = offset - segment.start
-        head = segment.disk.read_at(segment.fd, 8, at)
-        if len(head) < 8:
+        head = segment.disk.read_at(segment.fd, layout.HEAD_BYTES, at)
+        if len(head) < layout.HEAD_BYTES:
             return None
-        size = octets.get_i32(head, 0)
-        if size < FIXED_BYTES or size > segment.size - at or offset + size > confirmed:
+        size = octets.get_i32(head, layout.SIZE_AT)
+        if size < layout.FIXED_BYTES or size > segment.size - at or offset + size > confirmed:
             return None
         data = bytearray(segment.disk.read_at(segment.fd, size, at))
         stored = StoredRecord()
@@ -47,12 +47,13 @@ class Lookup:
     def store_ms(self, offset: int) -> int:
         """Store time of the record at a physical offset, or -1."""
         segment = self._log.row.find(offset)
-        if segment is None or offset + FIXED_BYTES > segment.start + segment.size:
+        if segment is None or offset + layout.FIXED_BYTES > segment.start + segment.size:
             return -1
-        head = segment.disk.read_at(segment.fd, 76, offset - segment.start)
-        if len(head) < 76:
+        head = segment.disk.read_at(segment.fd, layout.FIXED_BYTES, offset - segment.start)
+        if len(head) < layout.FIXED_BYTES:
             return -1
-        return octets.get_i64(head, 68 if octets.get_i32(head, 36) & 0x10 else 56)
+        sys_flag = octets.get_i32(head, layout.SYS_FLAG_AT)
+        return octets.get_i64(head, layout.store_ms_at(sys_flag))
 
     def by_key(
         self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int, confirmed: int

@@ -15,7 +15,7 @@ from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
 from penstock.store import retention
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
 from penstock.store.consumequeue.mapped_queues import Awake
-from penstock.store.directory import Layout
+from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 from penstock.store.put import PutPath
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
@@ -35,14 +35,14 @@ class Care:
     def __init__(
         self,
         disk: Disk,
-        layout: Layout,
+        paths: StorePaths,
         config: StoreConfig,
         path: PutPath,
         awake: Awake,
         now_ms: int,
     ) -> None:
         self.disk = disk
-        self.layout = layout
+        self.paths = paths
         self.config = config
         self.path = path
         self.awake = awake
@@ -96,11 +96,11 @@ class Care:
         wait([work])
         error = work.exception()
         if isinstance(error, OSError) and error.errno in _PASSING:
-            log.warning("flushing %s has to wait: %s", self.layout.root, error)
+            log.warning("flushing %s has to wait: %s", self.paths.root, error)
             for queue in self._queues:
                 self.path.mark_dirty(queue)
         elif isinstance(error, PenstockError | OSError):
-            self.path.refusal = WriteStopped(f"flushing {self.layout.root} failed: {error}")
+            self.path.refusal = WriteStopped(f"flushing {self.paths.root} failed: {error}")
             log.error("%s", self.path.refusal)
         elif error is not None:
             raise error
@@ -168,12 +168,12 @@ class Care:
                 log_ms = self._marks.pop(0)[1]
             durable = min(flushed, path.confirmed)
             self.checkpoint = Checkpoint(log_ms, store_ms, index_ms, 0, durable)
-            write_checkpoint(self.disk, self.layout, self.checkpoint)
+            write_checkpoint(self.disk, self.paths, self.checkpoint)
 
         return work
 
     def _retain(self, now_ms: int) -> None:
-        percent = self.disk.space(self.layout.log).percent
+        percent = self.disk.space(self.paths.log).percent
         aged = [
             retention.Aged(s.start, s.size, self.disk.modified_ms(s.path))
             for s in self.path.log.row.segments
@@ -195,7 +195,7 @@ class Care:
         refusing = isinstance(self.path.refusal, DiskNearlyFull)
         if decision.refuse and self.path.refusal is None:
             self.path.refusal = retention.nearly_full(
-                self.config, self.layout.log, percent, pinned=decision.pinned
+                self.config, self.paths.log, percent, pinned=decision.pinned
             )
             log.warning("%s", self.path.refusal)
         elif refusing and not decision.refuse:

@@ -1,7 +1,7 @@
 """One record of the log by its place and size, at once if it is in memory."""
 
 from penstock.store.store import MessageStore
-from penstock.wire.record import FIXED_BYTES
+from penstock.wire.layout import FIXED_BYTES
 
 GONE = b""
 """There is no such record any more, or never was."""

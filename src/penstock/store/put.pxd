@@ -5,13 +5,13 @@ from penstock.store.segment cimport SegmentRow
 from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.flusher cimport Flusher
 from penstock.store.index cimport Index, IndexFile
+from penstock.wire cimport layout
 from penstock.wire.record cimport BatchWalk, PropertyMarks, Record, StoredRecord
 
 cdef int _PUT_OK
 cdef int _ILLEGAL
 cdef int _NO_QUEUE
 cdef int _REFUSED
-cdef int _BLANK_BYTES
 cdef int _TRANSACTION_MASK
 cdef int _PREPARED
 cdef int _ROLLBACK

@@ -12,10 +12,10 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.flusher import Flusher
 from penstock.store.index import Index, IndexFile
+from penstock.wire import layout
 from penstock.wire.record import (
     BATCH_BROKEN,
     BATCH_SPECIAL,
-    BLANK_BYTES,
     BODY_TOO_LONG,
     TOO_LONG_FOR_SEGMENT,
     BatchWalk,
@@ -34,7 +34,6 @@ _PUT_OK, _ILLEGAL, _NO_QUEUE, _REFUSED = PUT_OK, ILLEGAL, NO_QUEUE, REFUSED
 QUEUE_OFFSET_MAX = 1 << 56
 """Beyond any queue: its byte position would not fit a file name."""
 
-_BLANK_BYTES = BLANK_BYTES
 _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
 _ROLLBACK = 0x0C
@@ -97,7 +96,7 @@ class PutPath:
             self.fault = self.refusal
             return _REFUSED
         problem = record.prepare()
-        if problem == 0 and record.size + _BLANK_BYTES > self.log.row.size:
+        if problem == 0 and record.size + layout.BLANK_BYTES > self.log.row.size:
             problem = TOO_LONG_FOR_SEGMENT
         if problem != 0:
             self.problem = problem
@@ -221,7 +220,7 @@ class PutPath:
             total += record.size
             self._batch_messages += 1
             self._batch_keys += 2 + (record.marks.keys_length + 1) // 2  # unique id, tag, keys
-        if total + _BLANK_BYTES > self.log.row.size:
+        if total + layout.BLANK_BYTES > self.log.row.size:
             self.problem = TOO_LONG_FOR_SEGMENT
             return -1
         return total

@@ -21,8 +21,8 @@ from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
 from penstock.store.consumequeue.mapped_queues import mapped_max
 from penstock.store.directory import (
-    Layout,
     StoreLock,
+    StorePaths,
     check_sizes,
     note_sizes,
     refuse_foreign,
@@ -70,29 +70,29 @@ class MessageStore:
         progress: Progress | None = None,
     ) -> None:
         self.disk = disk or Disk()
-        self.layout = Layout(Path(root))
-        self.config = config or stored_config(self.disk, self.layout)
+        self.paths = StorePaths(Path(root))
+        self.config = config or stored_config(self.disk, self.paths)
         self._closed = False
         self.on_arrival: Callable[[ConsumeQueue], None] | None = None
         self._open(progress)
         self.care = Care(
-            self.disk, self.layout, self.config, self.path, self._recovery.awake, now_ms
+            self.disk, self.paths, self.config, self.path, self._recovery.awake, now_ms
         )
         self.care.checkpoint = self._recovery.checkpoint
 
     # --- opening and closing
 
     def _open(self, progress: Progress | None) -> None:
-        disk, layout, config = self.disk, self.layout, self.config
-        disk.make_directory(layout.root)
-        refuse_foreign(disk, layout)
-        self._lock = StoreLock(layout)
+        disk, paths, config = self.disk, self.paths, self.config
+        disk.make_directory(paths.root)
+        refuse_foreign(disk, paths)
+        self._lock = StoreLock(paths)
         try:
-            for folder in (layout.log, layout.queues, layout.config):
+            for folder in (paths.log, paths.queues, paths.config):
                 disk.make_directory(folder)
-            sizes_known = check_sizes(disk, layout, config)
-            recovery = Recovery(disk, layout, config, progress)
-            crashed = layout.abort.exists()
+            sizes_known = check_sizes(disk, paths, config)
+            recovery = Recovery(disk, paths, config, progress)
+            crashed = paths.abort.exists()
             recovery.load_log(sizes_known=sizes_known)
             by_mapping = config.append_by == "mapping" or (
                 config.append_by == "auto" and not config.sync_flush
@@ -114,8 +114,8 @@ class MessageStore:
             self._recovery = recovery
             self.report: Report = recovery.run(self.path, crashed=crashed, ours=sizes_known)
             for complaint in self.report.complaints():
-                log.warning("%s: %s", layout.root, complaint)
-            note_sizes(disk, layout, config)
+                log.warning("%s: %s", paths.root, complaint)
+            note_sizes(disk, paths, config)
             self._begin_writing()
         except BaseException:
             if hasattr(self, "flusher"):
@@ -125,11 +125,11 @@ class MessageStore:
             raise
 
     def _begin_writing(self) -> None:
-        disk, layout = self.disk, self.layout
+        disk, paths = self.disk, self.paths
         # The snapshot must go before anything is written: it speaks of a store that is closed.
-        if layout.snapshot.exists():
-            disk.unlink(layout.snapshot)
-        disk.write_file(layout.abort, str(os.getpid()).encode())
+        if paths.snapshot.exists():
+            disk.unlink(paths.snapshot)
+        disk.write_file(paths.abort, str(os.getpid()).encode())
         end = self.report.log_end
         self.path.store_ms = max(self.path.store_ms, self.report.store_ms)
         self.log.start(end, lambda old, new: self.flusher.roll(old.fd, new.fd))
@@ -160,16 +160,16 @@ class MessageStore:
             self.settle()
             stopped = isinstance(self.path.refusal, WriteStopped)
             self.flusher.stop()
-            self.path.refusal = NotWriteable(f"{self.layout.root} is closed")
+            self.path.refusal = NotWriteable(f"{self.paths.root} is closed")
             if not stopped and not self.flusher.failed():
                 self._close_clean()
         except OSError as error:
-            log.error("closing %s failed, the next start recovers: %s", self.layout.root, error)
+            log.error("closing %s failed, the next start recovers: %s", self.paths.root, error)
         finally:
             self._let_go()
 
     def _let_go(self) -> None:
-        self.path.refusal = NotWriteable(f"{self.layout.root} is closed")
+        self.path.refusal = NotWriteable(f"{self.paths.root} is closed")
         try:
             self.flusher.stop()
             self.log.close()
@@ -186,11 +186,11 @@ class MessageStore:
         if self.index is not None:
             self.index.sync()
         ms = self.path.store_ms
-        write_checkpoint(self.disk, self.layout, Checkpoint(ms, ms, ms, 0, self.log.end))
+        write_checkpoint(self.disk, self.paths, Checkpoint(ms, ms, ms, 0, self.log.end))
         snapshot = self._snapshot().sealed()
-        self.disk.write_file(self.layout.snapshot, msgspec.json.encode(snapshot))
-        self.disk.unlink(self.layout.abort)
-        self.disk.sync_directory(self.layout.root)
+        self.disk.write_file(self.paths.snapshot, msgspec.json.encode(snapshot))
+        self.disk.unlink(self.paths.abort)
+        self.disk.sync_directory(self.paths.root)
 
     def _snapshot(self) -> Snapshot:
         return Snapshot(
@@ -270,7 +270,7 @@ class MessageStore:
         if self.flusher.failed() and not isinstance(self.path.refusal, WriteStopped):
             code = self.flusher.failed()
             self.path.refusal = WriteStopped(
-                f"flushing {self.layout.log} failed: {os.strerror(code)}; writing has stopped"
+                f"flushing {self.paths.log} failed: {os.strerror(code)}; writing has stopped"
             )
             log.error("%s", self.path.refusal)
         if self.path.settle():

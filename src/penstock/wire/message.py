@@ -15,7 +15,7 @@ from ipaddress import ip_address
 from typing import Final
 
 from penstock.errors import RecordError
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import KEY_SEPARATOR, PROPERTY_KEYS, PROPERTY_TAGS, PROPERTY_UNIQ_KEY
 from penstock.wire.message_ids import encode_offset_id
 from penstock.wire.record import NOTHING, PROBLEMS, PROPERTIES_BYTES_MAX, RECORD, StoredRecord
@@ -24,7 +24,6 @@ _SEPARATOR: Final = b"\x02"
 _ASSIGN: Final = b"\x01"
 _PORT: Final = struct.Struct(">i")
 _BATCH_HEAD: Final = struct.Struct(">iiiii")
-_BATCH_FIXED_BYTES: Final = 22
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +137,7 @@ def encode_batch(messages: Iterable[tuple[bytes, int, Mapping[str, str | None]]]
     batch = bytearray()
     for body, flag, properties in messages:
         text = encode_properties(properties)
-        total = _BATCH_FIXED_BYTES + len(body) + len(text)
+        total = layout.BATCH_FIXED_BYTES + len(body) + len(text)
         batch += _BATCH_HEAD.pack(total, 0, 0, flag, len(body)) + body
         batch += len(text).to_bytes(2, "big") + text
     return bytes(batch)
@@ -182,7 +181,7 @@ def _decode(record: StoredRecord, at: int, end: int, *, verify: bool) -> StoredM
         raise RecordError(f"message at byte {at}: its body does not match its CRC")
     topic = bytes(buffer[record.topic_at : record.topic_at + record.topic_length])
     text = buffer[record.properties_at : record.properties_at + record.properties_length]
-    born_at, store_at = record.at + 48, record.store_host_at
+    born_at, store_at = record.at + layout.BORN_HOST_AT, record.store_host_at
     return StoredMessage(
         topic=topic.decode("utf-8", "replace"),
         queue_id=record.queue_id,

@@ -1,13 +1,9 @@
 cimport cython
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
-cdef int _MAGIC_V1
-cdef int _MAGIC_V2
-cdef int _MAGIC_BLANK
 cdef int _NOTHING
 cdef int _RECORD
 cdef int _BLANK
-cdef int _BLANK_BYTES
 cdef int _SHORT
 cdef int _UNWRITTEN
 cdef int _MAGIC
@@ -16,9 +12,6 @@ cdef int _LENGTHS
 cdef int _CRC
 cdef int _ELSEWHERE
 cdef int _TORN
-cdef int _FIXED_BYTES
-cdef int _BORN_HOST_V6
-cdef int _STORE_HOST_V6
 cdef int _PROPERTIES_BYTES_MAX
 cdef int _TOPIC_BYTES_MAX
 cdef int _SEPARATOR
@@ -77,7 +70,7 @@ cdef class Record:
     cpdef int prepare(self) except -1
     @cython.locals(length="Py_ssize_t", extra="Py_ssize_t")
     cdef Py_ssize_t _properties_bytes(self)
-    @cython.locals(long_topic=bint, sys_flag=int)
+    @cython.locals(long_topic=bint, sys_flag=int, magic=int, crc=int)
     cpdef int put(self, unsigned char[::1] target, Py_ssize_t at, long long queue_offset,
                   long long physical_offset, long long store_ms) except -1
     @cython.locals(length="Py_ssize_t")
@@ -88,7 +81,7 @@ cdef class BatchWalk:
     cdef Py_ssize_t end
 
     cpdef void start(self, Py_ssize_t at, Py_ssize_t length)
-    @cython.locals(at="Py_ssize_t", left="Py_ssize_t", total="Py_ssize_t", body_length="Py_ssize_t",
+    @cython.locals(at="Py_ssize_t", left="Py_ssize_t", size="Py_ssize_t", body_length="Py_ssize_t",
                    properties_length="Py_ssize_t")
     cpdef int next(self, Record record) except -2
 
@@ -124,7 +117,7 @@ cdef class StoredRecord:
     cpdef void release(self)
     @cython.locals(size=int, magic=int)
     cpdef int read(self, Py_ssize_t at, Py_ssize_t end) except -1
-    @cython.locals(sys_flag=int, place="Py_ssize_t", topic_prefix=int)
+    @cython.locals(sys_flag=int, place="Py_ssize_t", left="Py_ssize_t", topic_prefix=int)
     cdef int _read_lengths(self, Py_ssize_t at, Py_ssize_t end) except -1
     cdef void _read_numbers(self, Py_ssize_t at)
     cpdef int check(self, long long physical_offset) except -1

@@ -1,34 +1,10 @@
 """The message record: the bytes of a message in the log, on the wire, in replication.
 
-    total size i32 | magic i32 | body CRC i32 | queue id i32 | flag i32 | queue offset i64 @20
-    | physical offset i64 @28 | system flag i32 @36 | born time i64 @40 | born host 8 or 20 @48
-    | store time i64 | store host 8 or 20 | reconsume times i32 | prepared offset i64
-    | body length i32, body | topic length i8 (V1) or i16 (V2), topic | properties length i16, text
-
-`Record` is a message on its way into the log, `StoredRecord` one that lies there. Both are reused
-and hold positions, so neither makes an object per message.
+`Record` is a message that is to be appended, `StoredRecord` one that is in the log. Both are reused
+and hold positions, so neither makes an object per message. `wire.layout` has the layout.
 """
 
-from penstock.wire import octets
-
-MAGIC_V1 = -626843481  # 0xDAA320A7
-MAGIC_V2 = -626843477  # 0xDAA320AB: the topic's length has two bytes
-MAGIC_BLANK = -875286124  # 0xCBD43194: the rest of a segment holds nothing
-_MAGIC_V1 = MAGIC_V1
-_MAGIC_V2 = MAGIC_V2
-_MAGIC_BLANK = MAGIC_BLANK
-
-BLANK_BYTES = 8
-"""A segment ends with at least this much: size and magic of the blank record."""
-
-FIXED_BYTES = 91
-"""A V1 record with two IPv4 hosts, without body, topic and properties."""
-_FIXED_BYTES = FIXED_BYTES
-
-BORN_HOST_V6 = 0x10
-STORE_HOST_V6 = 0x20
-_BORN_HOST_V6 = BORN_HOST_V6
-_STORE_HOST_V6 = STORE_HOST_V6
+from penstock.wire import layout, octets
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
 PROPERTIES_BYTES_MAX = 32767
@@ -59,7 +35,6 @@ NOTHING = 0
 RECORD = 1
 BLANK = 2
 _NOTHING, _RECORD, _BLANK = NOTHING, RECORD, BLANK
-_BLANK_BYTES = BLANK_BYTES
 
 PROBLEMS = (
     "nothing is wrong",
@@ -258,8 +233,8 @@ class Record:
         self.marks.scan(self.properties_at, self.properties_at + self.properties_length)
         self.tags_code = self.marks.tags_code()
         self.size = (
-            _FIXED_BYTES
-            - 16
+            layout.FIXED_BYTES
+            - 2 * layout.HOST_V4_BYTES
             + len(self.born_host)
             + len(self.store_host)
             + (1 if self.topic_length > 127 else 0)
@@ -282,29 +257,31 @@ class Record:
         """Write the prepared record; the target has room for `size` bytes at `at`."""
         source = self.source
         long_topic = self.topic_length > 127
-        sys_flag = self.sys_flag & ~(_BORN_HOST_V6 | _STORE_HOST_V6)
-        if len(self.born_host) == 20:
-            sys_flag |= _BORN_HOST_V6
-        if len(self.store_host) == 20:
-            sys_flag |= _STORE_HOST_V6
-        octets.put_i32(target, at, self.size)
-        octets.put_i32(target, at + 4, _MAGIC_V2 if long_topic else _MAGIC_V1)
-        octets.put_i32(target, at + 8, octets.crc31(source, self.body_at, self.body_length))
-        octets.put_i32(target, at + 12, self.queue_id)
-        octets.put_i32(target, at + 16, self.flag)
-        octets.put_i64(target, at + 20, queue_offset)
-        octets.put_i64(target, at + 28, physical_offset)
-        octets.put_i32(target, at + 36, sys_flag)
-        octets.put_i64(target, at + 40, self.born_ms)
-        at += 48
+        sys_flag = self.sys_flag & ~(layout.BORN_HOST_V6 | layout.STORE_HOST_V6)
+        if len(self.born_host) == layout.HOST_V6_BYTES:
+            sys_flag |= layout.BORN_HOST_V6
+        if len(self.store_host) == layout.HOST_V6_BYTES:
+            sys_flag |= layout.STORE_HOST_V6
+        magic = layout.MAGIC_V2 if long_topic else layout.MAGIC_V1
+        crc = octets.crc31(source, self.body_at, self.body_length)
+        octets.put_i32(target, at + layout.SIZE_AT, self.size)
+        octets.put_i32(target, at + layout.MAGIC_AT, magic)
+        octets.put_i32(target, at + layout.BODY_CRC_AT, crc)
+        octets.put_i32(target, at + layout.QUEUE_ID_AT, self.queue_id)
+        octets.put_i32(target, at + layout.FLAG_AT, self.flag)
+        octets.put_i64(target, at + layout.QUEUE_OFFSET_AT, queue_offset)
+        octets.put_i64(target, at + layout.PHYSICAL_OFFSET_AT, physical_offset)
+        octets.put_i32(target, at + layout.SYS_FLAG_AT, sys_flag)
+        octets.put_i64(target, at + layout.BORN_MS_AT, self.born_ms)
+        at += layout.BORN_HOST_AT
         at += octets.put_bytes(target, at, self.born_host)
         octets.put_i64(target, at, store_ms)
         at += 8
         at += octets.put_bytes(target, at, self.store_host)
-        octets.put_i32(target, at, self.reconsume_times)
-        octets.put_i64(target, at + 4, self.prepared_offset)
-        octets.put_i32(target, at + 12, self.body_length)
-        at += 16
+        at += layout.RECONSUME_TIMES_BEFORE_BODY
+        octets.put_i32(target, at - layout.RECONSUME_TIMES_BEFORE_BODY, self.reconsume_times)
+        octets.put_i64(target, at - layout.PREPARED_OFFSET_BEFORE_BODY, self.prepared_offset)
+        octets.put_i32(target, at - layout.BODY_LENGTH_BEFORE_BODY, self.body_length)
         octets.copy(target, at, source, self.body_at, self.body_length)
         at += self.body_length
         if long_topic:
@@ -331,10 +308,7 @@ class Record:
 
 
 class BatchWalk:
-    """The messages inside a batch body:
-
-    | total i32 | magic i32 | CRC i32 | flag i32 | body length i32, body | properties i16, text |
-    """
+    """The messages inside a batch body, one after another."""
 
     def __init__(self) -> None:
         self.at: int = 0
@@ -351,23 +325,26 @@ class BatchWalk:
         if left == 0:
             return 0
         source = record.source
-        if left < 22:
+        if left < layout.BATCH_FIXED_BYTES:
             return -1
-        total = octets.get_i32(source, at)
-        if total < 22 or total > left:
+        size = octets.get_i32(source, at + layout.SIZE_AT)
+        if size < layout.BATCH_FIXED_BYTES or size > left:
             return -1
-        body_length = octets.get_i32(source, at + 16)
-        if body_length < 0 or body_length > total - 22:
+        body_length = octets.get_i32(source, at + layout.BATCH_BODY_LENGTH_AT)
+        if body_length < 0 or body_length > size - layout.BATCH_FIXED_BYTES:
             return -1
-        properties_length = octets.get_i16(source, at + 20 + body_length)
-        if properties_length < 0 or total != 22 + body_length + properties_length:
+        properties_length = octets.get_i16(source, at + layout.BATCH_BODY_AT + body_length)
+        if (
+            properties_length < 0
+            or size != layout.BATCH_FIXED_BYTES + body_length + properties_length
+        ):
             return -1
-        record.flag = octets.get_i32(source, at + 12)
-        record.body_at = at + 20
+        record.flag = octets.get_i32(source, at + layout.BATCH_FLAG_AT)
+        record.body_at = at + layout.BATCH_BODY_AT
         record.body_length = body_length
-        record.properties_at = at + 22 + body_length
+        record.properties_at = at + layout.BATCH_FIXED_BYTES + body_length
         record.properties_length = properties_length
-        self.at = at + total
+        self.at = at + size
         return 1
 
 
@@ -416,37 +393,37 @@ class StoredRecord:
         RECORD with all fields set, BLANK with `size` set, or NOTHING with the `problem`'s number.
         """
         self.at = at
-        if end - at < _BLANK_BYTES:
+        if end - at < layout.HEAD_BYTES:
             return self._nothing(_SHORT)
         buffer = self.buffer
-        size = octets.get_i32(buffer, at)
-        magic = octets.get_i32(buffer, at + 4)
+        size = octets.get_i32(buffer, at + layout.SIZE_AT)
+        magic = octets.get_i32(buffer, at + layout.MAGIC_AT)
         self.size = size
         self.magic = magic
-        if magic == _MAGIC_BLANK:
-            if size < _BLANK_BYTES or size > end - at:
+        if magic == layout.MAGIC_BLANK:
+            if size < layout.BLANK_BYTES or size > end - at:
                 return self._nothing(_BEYOND)
             self.problem = 0
             return _BLANK
-        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if magic != layout.MAGIC_V1 and magic != layout.MAGIC_V2:
             return self._nothing(_UNWRITTEN if magic == 0 and size == 0 else _MAGIC)
-        if size < _FIXED_BYTES or size > end - at:
+        if size < layout.FIXED_BYTES or size > end - at:
             return self._nothing(_BEYOND)
         return self._read_lengths(at, at + size)
 
     def _read_lengths(self, at: int, end: int) -> int:
         buffer = self.buffer
-        sys_flag = octets.get_i32(buffer, at + 36)
+        sys_flag = octets.get_i32(buffer, at + layout.SYS_FLAG_AT)
         self.sys_flag = sys_flag
-        self.born_host_length = 20 if sys_flag & _BORN_HOST_V6 else 8
-        self.store_host_length = 20 if sys_flag & _STORE_HOST_V6 else 8
-        place = at + 48 + self.born_host_length + 8 + self.store_host_length + 12
-        if end - place < 4:
+        self.born_host_length = layout.born_host_length(sys_flag)
+        self.store_host_length = layout.store_host_length(sys_flag)
+        self.body_at = at + layout.body_at(sys_flag)
+        if self.body_at > end:
             return self._nothing(_LENGTHS)
-        self.body_length = octets.get_i32(buffer, place)
-        self.body_at = place + 4
-        topic_prefix = 2 if self.magic == _MAGIC_V2 else 1
-        if self.body_length < 0 or self.body_length > end - self.body_at - topic_prefix - 2:
+        self.body_length = octets.get_i32(buffer, self.body_at - layout.BODY_LENGTH_BEFORE_BODY)
+        topic_prefix = layout.topic_length_bytes(self.magic)
+        left = end - self.body_at - topic_prefix - layout.PROPERTIES_LENGTH_BYTES
+        if self.body_length < 0 or self.body_length > left:
             return self._nothing(_LENGTHS)
         place = self.body_at + self.body_length
         if topic_prefix == 2:
@@ -454,11 +431,12 @@ class StoredRecord:
         else:
             self.topic_length = buffer[place]
         self.topic_at = place + topic_prefix
-        if self.topic_length < 0 or self.topic_length > end - self.topic_at - 2:
+        left = end - self.topic_at - layout.PROPERTIES_LENGTH_BYTES
+        if self.topic_length < 0 or self.topic_length > left:
             return self._nothing(_LENGTHS)
         place = self.topic_at + self.topic_length
         self.properties_length = octets.get_i16(buffer, place)
-        self.properties_at = place + 2
+        self.properties_at = place + layout.PROPERTIES_LENGTH_BYTES
         if self.properties_length < 0 or self.properties_at + self.properties_length != end:
             return self._nothing(_LENGTHS)
         self._read_numbers(at)
@@ -467,18 +445,17 @@ class StoredRecord:
     def _read_numbers(self, at: int) -> None:
         buffer = self.buffer
         self.problem = 0
-        self.body_crc = octets.get_i32(buffer, at + 8)
-        self.queue_id = octets.get_i32(buffer, at + 12)
-        self.flag = octets.get_i32(buffer, at + 16)
-        self.queue_offset = octets.get_i64(buffer, at + 20)
-        self.physical_offset = octets.get_i64(buffer, at + 28)
-        self.born_ms = octets.get_i64(buffer, at + 40)
-        at += 48 + self.born_host_length
-        self.store_ms = octets.get_i64(buffer, at)
-        self.store_host_at = at + 8
-        at += 8 + self.store_host_length
-        self.reconsume_times = octets.get_i32(buffer, at)
-        self.prepared_offset = octets.get_i64(buffer, at + 4)
+        self.body_crc = octets.get_i32(buffer, at + layout.BODY_CRC_AT)
+        self.queue_id = octets.get_i32(buffer, at + layout.QUEUE_ID_AT)
+        self.flag = octets.get_i32(buffer, at + layout.FLAG_AT)
+        self.queue_offset = octets.get_i64(buffer, at + layout.QUEUE_OFFSET_AT)
+        self.physical_offset = octets.get_i64(buffer, at + layout.PHYSICAL_OFFSET_AT)
+        self.born_ms = octets.get_i64(buffer, at + layout.BORN_MS_AT)
+        self.store_ms = octets.get_i64(buffer, at + layout.store_ms_at(self.sys_flag))
+        self.store_host_at = at + layout.store_host_at(self.sys_flag)
+        at = self.body_at
+        self.reconsume_times = octets.get_i32(buffer, at - layout.RECONSUME_TIMES_BEFORE_BODY)
+        self.prepared_offset = octets.get_i64(buffer, at - layout.PREPARED_OFFSET_BEFORE_BODY)
 
     def check(self, physical_offset: int) -> int:
         """After `read` gave RECORD: is it whole, and at home at this offset? RECORD or NOTHING.

@@ -45,7 +45,7 @@ class TopicKit:
         self.live = Live(settings)
         self.store = store
         self.effects = EffectQueue()
-        self.persistence = Persistence(store.disk, store.layout.root)
+        self.persistence = Persistence(store.disk, store.paths.root)
         self.topics = Topics(TopicTable(), store, self.live, self.effects)
         self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects)
         self.offsets = Offsets(ConsumerOffsetTable(), store, self.live)

@@ -12,7 +12,8 @@ from penstock.errors import DiskFull, NotWriteable
 from penstock.store.commitlog import NO_ROOM, CommitLog
 from penstock.store.disk import Disk
 from penstock.store.segment import SegmentRow
-from penstock.wire.record import MAGIC_BLANK, Record
+from penstock.wire.layout import MAGIC_BLANK
+from penstock.wire.record import Record
 from tests.compat import golden
 from tests.unit.store.conftest import NOW_MS, SEGMENT_BYTES, WatchedDisk, record, sized
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreLocked, StoreRefused
-from penstock.store.directory import Layout, StoreLock, check_sizes, note_sizes, refuse_foreign
+from penstock.store.directory import StoreLock, StorePaths, check_sizes, note_sizes, refuse_foreign
 from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
 from tests.unit.store.conftest import (
@@ -55,7 +55,7 @@ def test_what_we_do_not_read_is_refused_by_name(bench: Bench, path: str, what: s
 )
 def test_empty_folders_of_apache_do_no_harm(tmp_path: Path, folder: str) -> None:
     (tmp_path / folder).mkdir(parents=True)
-    refuse_foreign(Disk(), Layout(tmp_path))
+    refuse_foreign(Disk(), StorePaths(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,20 @@ def test_other_sizes_are_refused_by_name(bench: Bench, name: str, other: int) ->
 
 
 def test_sizes_are_known_for_a_new_store_and_after_it_opened(tmp_path: Path) -> None:
-    layout, disk, config = Layout(tmp_path), Disk(), small_config()
-    assert check_sizes(disk, layout, config)
-    layout.log.mkdir()
-    (layout.log / f"{0:020d}").touch()
-    assert not check_sizes(disk, layout, config)
-    note_sizes(disk, layout, config)
-    assert check_sizes(disk, layout, config)
+    paths, disk, config = StorePaths(tmp_path), Disk(), small_config()
+    assert check_sizes(disk, paths, config)
+    paths.log.mkdir()
+    (paths.log / f"{0:020d}").touch()
+    assert not check_sizes(disk, paths, config)
+    note_sizes(disk, paths, config)
+    assert check_sizes(disk, paths, config)
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b'{"segment_bytes": "x"}'])
 def test_a_torn_note_of_sizes_is_no_note(tmp_path: Path, content: bytes) -> None:
-    layout = Layout(tmp_path)
-    layout.sizes.write_bytes(content)
-    assert check_sizes(Disk(), layout, small_config())
+    paths = StorePaths(tmp_path)
+    paths.sizes.write_bytes(content)
+    assert check_sizes(Disk(), paths, small_config())
 
 
 def test_without_settings_a_store_has_the_sizes_it_was_made_with(bench: Bench) -> None:
@@ -133,10 +133,10 @@ def test_a_store_is_open_once_in_a_process(bench: Bench) -> None:
 
 
 def test_the_lock_is_apaches(tmp_path: Path) -> None:
-    lock = StoreLock(Layout(tmp_path))
+    lock = StoreLock(StorePaths(tmp_path))
     assert (tmp_path / "lock").read_bytes() == b"lock"
     lock.release()
-    StoreLock(Layout(tmp_path)).release()
+    StoreLock(StorePaths(tmp_path)).release()
 
 
 def test_a_store_is_open_in_one_process(bench: Bench) -> None:
@@ -145,8 +145,8 @@ def test_a_store_is_open_in_one_process(bench: Bench) -> None:
     program = (
         "import sys; from pathlib import Path\n"
         "from penstock.errors import StoreLocked\n"
-        "from penstock.store.directory import Layout, StoreLock\n"
-        "try: StoreLock(Layout(Path(sys.argv[1])))\n"
+        "from penstock.store.directory import StorePaths, StoreLock\n"
+        "try: StoreLock(StorePaths(Path(sys.argv[1])))\n"
         "except StoreLocked as error: sys.exit(str(error))\n"
     )
     command = [sys.executable, "-c", program, str(bench.root)]

@@ -234,7 +234,7 @@ def test_large_ranges_are_views_that_outlive_their_file(bench: Bench) -> None:
     assert views is not None
     store.expire(2)
     gc.collect()
-    assert not (store.layout.log / f"{0:020d}").exists()
+    assert not (store.paths.log / f"{0:020d}").exists()
     assert b"".join(views) == expected
     assert all(view.readonly for view in views)
 
@@ -252,7 +252,7 @@ def damaged(bench: Bench, offset: int, size: int) -> MessageStore:
     store = bench.open()
     put(store, *[sized(100) for _ in range(10)])
     bench.close(store)
-    with open(store.layout.queues / "t" / "0" / f"{0:020d}", "r+b") as target:
+    with open(store.paths.queues / "t" / "0" / f"{0:020d}", "r+b") as target:
         target.seek(20 * 3)
         target.write(struct.pack(">qi", offset, size))
     return bench.open()

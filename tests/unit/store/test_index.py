@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 
 from penstock.errors import DiskFull
-from penstock.store.index import ENTRY_BYTES, HEADER_BYTES, Index, IndexFile, file_name
+from penstock.store.index import Index, IndexFile, file_name, index_file_bytes
 from penstock.store.lookup import key_hash
+from penstock.wire.layout import INDEX_ENTRY_BYTES, INDEX_PREVIOUS_AT
 from penstock.wire.record import java_hash
 from tests.compat import golden
 from tests.unit.store.conftest import EVER_MS, NOW_MS, WatchedDisk
 
 SLOTS, ENTRIES = 16, 40
-ENTRIES_AT = HEADER_BYTES + 4 * SLOTS
+ENTRIES_AT = index_file_bytes(SLOTS, 0)
 
 
 @pytest.fixture
@@ -150,7 +151,7 @@ def test_slots_and_counts_are_rebuilt_from_entries(file: IndexFile, seed: int) -
     garbled[8:16] = noise(rng, 8)  # end time
     garbled[24:ENTRIES_AT] = noise(rng, ENTRIES_AT - 24)  # end offset, counts, slots
     for number in range(1, 31):  # links
-        at = ENTRIES_AT + number * ENTRY_BYTES + 16
+        at = ENTRIES_AT + number * INDEX_ENTRY_BYTES + INDEX_PREVIOUS_AT
         garbled[at : at + 4] = noise(rng, 4)
     with open(file.path, "r+b") as target:
         target.write(garbled)
@@ -166,7 +167,7 @@ def test_entries_behind_a_cut_are_forgotten(file: IndexFile, tmp_path: Path, kep
         if n < kept:
             other.put(n * 7919, 10 * n, NOW_MS + 1000 * n)
     assert file.rethread(10 * kept) == kept
-    upto = ENTRIES_AT + (kept + 1) * ENTRY_BYTES
+    upto = ENTRIES_AT + (kept + 1) * INDEX_ENTRY_BYTES
     assert file.path.read_bytes()[:upto] == other.path.read_bytes()[:upto]
 
 

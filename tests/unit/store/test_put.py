@@ -84,7 +84,7 @@ def test_without_an_index_nothing_is_found_by_key(bench: Bench) -> None:
     store = bench.open(index_enabled=False)
     put(store, record(text=properties(keys="a")))
     assert find(store, "t", "a") == 0
-    assert not store.layout.index.exists()
+    assert not store.paths.index.exists()
 
 
 @pytest.mark.parametrize(

@@ -135,9 +135,9 @@ def test_old_segments_go_with_what_speaks_of_them(bench: Bench) -> None:
     store = fill(bench, disk)
     store.expire(2)
     assert store.log.begin() == 2 * SEGMENT_BYTES
-    assert sorted(os.listdir(store.layout.log)) == [f"{n * SEGMENT_BYTES:020d}" for n in (2, 3)]
+    assert sorted(os.listdir(store.paths.log)) == [f"{n * SEGMENT_BYTES:020d}" for n in (2, 3)]
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (4, 8)
-    assert sorted(os.listdir(store.layout.queues / "t" / "0"))[0] == f"{80:020d}"
+    assert sorted(os.listdir(store.paths.queues / "t" / "0"))[0] == f"{80:020d}"
     assert bodies(store, offset=4) == [bytes([n]) * 1900 for n in (4, 5, 6, 7)]
     assert store.lookup.record(0, store.confirmed) is None
     ranges = {"begin_ms": 0, "end_ms": EVER_MS, "most": 9, "confirmed": store.confirmed}

@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import PenstockError, WriteStopped
 from penstock.store import get
-from penstock.store.directory import Layout
+from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 from penstock.store.put import PUT_OK, REFUSED
 from penstock.store.recovery.checkpoint import (
@@ -107,12 +107,12 @@ def test_ticks_flush_queues_and_later_the_index(bench: Bench) -> None:
     store.tick(NOW_MS + 5000)
     kinds = [p.relative_to(bench.root).parts[0] for p in disk.synced]
     assert kinds == ["consumequeue", "checkpoint"]
-    assert read_checkpoint(disk, store.layout)[:3] == (NOW_MS, NOW_MS, 0)
+    assert read_checkpoint(disk, store.paths)[:3] == (NOW_MS, NOW_MS, 0)
     disk.synced.clear()
     store.tick(NOW_MS + 60_000)
     kinds = [p.relative_to(bench.root).parts[0] for p in disk.synced]
     assert set(kinds) == {"index", "checkpoint"}
-    assert read_checkpoint(disk, store.layout)[:3] == (NOW_MS, NOW_MS, NOW_MS)
+    assert read_checkpoint(disk, store.paths)[:3] == (NOW_MS, NOW_MS, NOW_MS)
 
 
 def test_a_tick_with_threads_works_in_the_pool(bench: Bench) -> None:
@@ -122,7 +122,7 @@ def test_a_tick_with_threads_works_in_the_pool(bench: Bench) -> None:
     store.tick(NOW_MS + 5000)
     cared(store)
     store.tick(NOW_MS + 5001)
-    assert read_checkpoint(store.disk, store.layout).queues_ms == NOW_MS
+    assert read_checkpoint(store.disk, store.paths).queues_ms == NOW_MS
 
 
 class FailingDisk(Disk):
@@ -164,13 +164,13 @@ def test_after_a_failed_sync_of_a_queue_the_end_is_not_clean(bench: Bench) -> No
     assert isinstance(store.disk, FailingDisk)
     store.disk.fails = lambda path: False  # the next fsync succeeds, like Linux's
     bench.close(store)
-    assert store.layout.abort.exists()
+    assert store.paths.abort.exists()
 
 
 def test_a_store_can_be_closed_after_a_failure(bench: Bench) -> None:
     store = stopped_by_a_queue(bench)
     bench.close(store)
-    assert store.layout.abort.exists()
+    assert store.paths.abort.exists()
     bench.open()
 
 
@@ -183,8 +183,8 @@ def test_a_failed_log_flush_leaves_the_store_marked_open(bench: Bench) -> None:
     disk.sync_fails = lambda path: "commitlog" in path.parts
     flush(store)
     bench.close(store)
-    assert store.layout.abort.exists()
-    assert not store.layout.snapshot.exists()
+    assert store.paths.abort.exists()
+    assert not store.paths.snapshot.exists()
     store = bench.open()
     assert bodies(store)[0] == b"durable"
 
@@ -248,7 +248,7 @@ def test_hungry_files_are_fed_at_the_end_of_a_turn(bench: Bench) -> None:
     for n in range(7):
         put(store, record(bytes([n])))
     store.disk.close()  # waits for the pool
-    assert sorted(os.listdir(store.layout.queues / "t" / "0")) == [f"{n:020d}" for n in (0, 160)]
+    assert sorted(os.listdir(store.paths.queues / "t" / "0")) == [f"{n:020d}" for n in (0, 160)]
     assert [store.put(record(), NOW_MS) for _ in range(3)] == [PUT_OK] * 3
 
 
@@ -273,11 +273,11 @@ def test_recovery_begins_below_all_three_times() -> None:
 
 
 def test_the_checkpoint_is_apaches_page(tmp_path: Path) -> None:
-    disk, layout = Disk(), Layout(tmp_path)
-    assert read_checkpoint(disk, layout) == Checkpoint()
-    write_checkpoint(disk, layout, Checkpoint(1, 2, 3, 4, 5))
-    data = layout.checkpoint.read_bytes()
+    disk, paths = Disk(), StorePaths(tmp_path)
+    assert read_checkpoint(disk, paths) == Checkpoint()
+    write_checkpoint(disk, paths, Checkpoint(1, 2, 3, 4, 5))
+    data = paths.checkpoint.read_bytes()
     assert data == struct.pack(">qqqqq", 1, 2, 3, 4, 5) + bytes(4096 - 40)
-    assert read_checkpoint(disk, layout) == Checkpoint(1, 2, 3, 4, 5)
-    layout.checkpoint.write_bytes(b"short")
-    assert read_checkpoint(disk, layout) == Checkpoint()
+    assert read_checkpoint(disk, paths) == Checkpoint(1, 2, 3, 4, 5)
+    paths.checkpoint.write_bytes(b"short")
+    assert read_checkpoint(disk, paths) == Checkpoint()

@@ -5,6 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.errors import RecordError
+from penstock.wire.layout import MAGIC_BLANK
 from penstock.wire.message import (
     decode_host,
     decode_message,
@@ -15,7 +16,7 @@ from penstock.wire.message import (
     encode_properties,
 )
 from penstock.wire.message_ids import encode_offset_id
-from penstock.wire.record import MAGIC_BLANK, PROPERTIES_BYTES_MAX
+from penstock.wire.record import PROPERTIES_BYTES_MAX
 
 from .records import PLAIN, Message, encoded, hosts, joined, messages
 from .test_record import batch_of, properties_as_java_reads_them, properties_texts

@@ -4,14 +4,8 @@
 compiled here into a temporary directory.
 """
 
-import importlib.util
-import os
 import random
 import re
-import shutil
-import subprocess
-import sys
-import sysconfig
 import zlib
 from pathlib import Path
 from types import ModuleType
@@ -21,21 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-import penstock
 from penstock.wire import octets
 from penstock.wire.record import java_hash
+from tests.unit.wire.probe_kit import compile_probe
 
 HERE = Path(__file__).parent
-BUILD = """
-import sys
-from Cython.Build import cythonize
-from setuptools import Extension, setup
-directives = {"language_level": 3, "boundscheck": False, "wraparound": False,
-              "initializedcheck": False, "cdivision": True, "annotation_typing": False}
-probe = Extension("octets_probe", ["octets_probe.py"], extra_compile_args=["-O2"])
-setup(name="octets_probe", ext_modules=cythonize(
-    [probe], include_path=[sys.argv.pop()], compiler_directives=directives, quiet=True))
-"""
 GUARD = 0xA5
 WIDTH = {"i16": 2, "i32": 4, "u32": 4, "i64": 8}
 LENGTHS = range(41)
@@ -43,41 +27,11 @@ LENGTHS = range(41)
 Octets = Any  # the module `octets`, or the compiled probe
 
 
-def unavailable(why: str) -> None:
-    message = f"the C bodies of wire/octets are not tested: {why}"
-    if os.environ.get("CI") == "true":
-        pytest.fail(message)
-    pytest.skip(message)
-
-
-def compile_probe(folder: Path) -> ModuleType:
-    if importlib.util.find_spec("Cython") is None:
-        unavailable("Cython is not installed")
-    compiler = (sysconfig.get_config_var("CC") or "cc").split()[0]
-    if shutil.which(os.environ.get("CC", compiler).split()[0]) is None:
-        unavailable(f"there is no C compiler ({compiler})")
-    for name in ("octets_probe.py", "octets_probe.pxd"):
-        shutil.copy(HERE / name, folder / name)
-    (folder / "setup.py").write_text(BUILD)
-    sources = str(Path(penstock.__file__).parents[1])
-    built = subprocess.run(
-        [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace", sources],
-        cwd=folder, env={**os.environ, "PYTHONPATH": sources}, capture_output=True, text=True,
-        check=False,
-    )  # fmt: skip
-    assert built.returncode == 0, built.stdout + built.stderr
-    (library,) = folder.glob("octets_probe.*.so")
-    spec = importlib.util.spec_from_file_location("octets_probe", library)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture(scope="session")
 def probe(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
-    return compile_probe(tmp_path_factory.mktemp("octets"))
+    source, types = (HERE / f"octets_probe{suffix}" for suffix in (".py", ".pxd"))
+    folder = tmp_path_factory.mktemp("octets")
+    return compile_probe(folder, "octets_probe", source.read_text(), types.read_text())
 
 
 @pytest.fixture(scope="module", params=["python", "c"])

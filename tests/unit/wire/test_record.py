@@ -4,11 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.wire.layout import FIXED_BYTES, MAGIC_V1, MAGIC_V2
 from penstock.wire.record import (
     BODY_TOO_LONG,
-    FIXED_BYTES,
-    MAGIC_V1,
-    MAGIC_V2,
     OK,
     PROPERTIES_TOO_LONG,
     RECORD,

@@ -6,17 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.wire.record import (
-    BLANK,
-    FIXED_BYTES,
-    MAGIC_BLANK,
-    MAGIC_V1,
-    MAGIC_V2,
-    NOTHING,
-    PROBLEMS,
-    RECORD,
-    StoredRecord,
-)
+from penstock.wire.layout import FIXED_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from penstock.wire.record import BLANK, NOTHING, PROBLEMS, RECORD, StoredRecord
 
 from .guarded import Outcome, outcome_within_guards
 from .records import PLAIN, Message, encoded, messages

@@ -70,7 +70,7 @@ class CleaningHandlers:
                 retention.Aged(start, size, store.disk.modified_ms(path))
                 for start, size, path in segments
             ]
-            percent = store.disk.space(store.layout.log).percent
+            percent = store.disk.space(store.paths.log).percent
             decision = retention.decide(
                 config,
                 aged,

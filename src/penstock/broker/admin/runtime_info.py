@@ -134,15 +134,15 @@ def _delay_figures(context: BrokerContext) -> dict[str, str]:
 
 def _disk_figures(store: MessageStore, confirmed: int) -> dict[str, str]:
     """What only the disk knows; may wait for it."""
-    disk, layout = store.disk, store.layout
-    root, log = disk.space(layout.root), disk.space(layout.log)
+    disk, paths = store.disk, store.paths
+    root, log = disk.space(paths.root), disk.space(paths.log)
     begin = store.log.begin()
     earliest_ms = store.lookup.store_ms(begin) if begin < confirmed else -1
     total, free = human_bytes(root.used + root.free), human_bytes(root.free)
     return {
         "commitLogDirCapacity": f"Total : {total}, Free : {free}.",
         "commitLogDiskRatio": str(log.percent / 100),
-        f"commitLogDiskRatio_{layout.log}": str(log.percent / 100),
-        "consumeQueueDiskRatio": str(disk.space(layout.queues).percent / 100),
+        f"commitLogDiskRatio_{paths.log}": str(log.percent / 100),
+        "consumeQueueDiskRatio": str(disk.space(paths.queues).percent / 100),
         "earliestMessageTimeStamp": str(earliest_ms),
     }

@@ -13,7 +13,6 @@ copies are on the disk: after a crash some are delivered twice, none is lost.
 """
 
 import logging
-import struct
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -23,12 +22,12 @@ from penstock.broker.rewrite import MessageRewriter
 from penstock.config import delays_ms
 from penstock.errors import MessageIllegal, PenstockError
 from penstock.rpc.answers import PersistentTable
-from penstock.store.consumequeue.consumequeue import ENTRY_BYTES, ConsumeQueue
+from penstock.store.consumequeue.consumequeue import ConsumeQueue, unpack_entries
 from penstock.store.get import COLD, FOUND, Reader
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.store.store import MessageStore
 from penstock.store.tables import DelayOffsetTable
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import (
     PROPERTY_DELAY,
     PROPERTY_REAL_QUEUE_ID,
@@ -59,7 +58,6 @@ NEVER: Final = 1 << 62
 TIMER_PROPERTIES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 _SCHEDULE: Final = TOPIC_SCHEDULE.encode()
-_ENTRY: Final = struct.Struct(">qiq")
 _I32_MAX: Final = (1 << 31) - 1
 _NO_LEVEL: Final = 1 << 31
 
@@ -311,7 +309,7 @@ class Delay:
             data = queue.read(base, min(ENTRIES_MAX, end - base), wait=wait)
             if data is None:
                 return None
-            entries = list(_ENTRY.iter_unpack(data[: len(data) - len(data) % ENTRY_BYTES]))
+            entries = unpack_entries(data)
             if base < below:
                 entries = [
                     (place, size, min(due_ms, ceiling_ms) if offset < below else due_ms)
@@ -381,7 +379,7 @@ def _read_records(
         output = Output(1024)
         if reader.copy_to(output, wait):
             for record in split_records(output.take()):
-                ahead.records[octets.get_i64(record, 28)] = record
+                ahead.records[octets.get_i64(record, layout.PHYSICAL_OFFSET_AT)] = record
         elif not wait:
             return False
     return True

@@ -15,10 +15,9 @@ from penstock.broker.delay.delivery_time import SLOT_MS_MAX, due_of, key_of, rec
 from penstock.broker.delay.timer_counters import TimerFigures
 from penstock.broker.delay.timer_prefetch import Near, read_properties
 from penstock.store.consumequeue.consumequeue import (
-    ENTRY_BYTES,
     FILLER_SIZE,
     ConsumeQueue,
-    unpack_entry,
+    unpack_entries,
 )
 from penstock.store.pick import GONE, pick
 from penstock.store.store import MessageStore
@@ -258,11 +257,8 @@ class Feed:
             return None
         batch: Batch = []
         count = total = 0
-        for at in range(0, len(entries) - ENTRY_BYTES + 1, ENTRY_BYTES):
-            entry = unpack_entry(entries, at)
-            assert entry is not None
+        for place, size, _ in unpack_entries(entries):
             count += 1
-            place, size, _ = entry
             if not 0 < size < FILLER_SIZE:
                 continue
             data = pick(self._store, place, size, wait=wait)

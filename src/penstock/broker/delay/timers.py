@@ -82,7 +82,7 @@ class Timers:
         self.figures.load(context.persistence.file(TimerFigures.FILE))
         self.files = TimerStore(
             store.disk,
-            store.layout.root,
+            store.paths.root,
             precision_ms=config.timer_precision_ms,
             segment_bytes=config.timer_log_bytes,
             now_ms=context.started_ms,

@@ -11,6 +11,7 @@ from penstock.broker.filter.filters import Filter
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
+from penstock.wire.layout import SIZE_AT
 from penstock.wire.octets import get_i32
 from penstock.wire.output import Output
 
@@ -90,7 +91,7 @@ class Sieve:
             return get.MESSAGE_WAS_REMOVING if wait else get.COLD
         data, at = output.take(), 0
         for _ in range(reader.count):
-            size = get_i32(data, at) if at + 4 <= len(data) else 0
+            size = get_i32(data, at + SIZE_AT) if at + 4 <= len(data) else 0
             if size <= 0:
                 break  # a damaged record: where the next begins is not known
             if self._is_wanted(data, at):

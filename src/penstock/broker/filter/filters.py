@@ -43,9 +43,8 @@ from penstock.broker.filter.filter_values import (
     to_long,
 )
 from penstock.errors import BadFilter, Refused
-from penstock.wire.codes import SYS_BORN_HOST_V6, SYS_STORE_HOST_V6
+from penstock.wire import layout
 from penstock.wire.message import decode_properties
-from penstock.wire.record import MAGIC_V2
 
 TAG, SQL92 = "TAG", "SQL92"
 """The types of filters."""
@@ -134,14 +133,9 @@ class Filters:
 
 def record_properties(data: bytes, at: int) -> bytes:
     """The properties, still encoded, of the record that begins at `at`."""
-    flags = _I32(data, at + 36)[0]
-    body = at + 84
-    if flags & SYS_BORN_HOST_V6:
-        body += 12
-    if flags & SYS_STORE_HOST_V6:
-        body += 12
-    topic = body + 4 + _I32(data, body)[0]
-    if _I32(data, at + 4)[0] == MAGIC_V2:
+    body_at = at + layout.body_at(_I32(data, at + layout.SYS_FLAG_AT)[0])
+    topic = body_at + _I32(data, body_at - layout.BODY_LENGTH_BEFORE_BODY)[0]
+    if _I32(data, at + layout.MAGIC_AT)[0] == layout.MAGIC_V2:
         length = topic + 2 + _U16(data, topic)[0]
     else:
         length = topic + 1 + data[topic]

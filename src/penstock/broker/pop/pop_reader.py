@@ -6,7 +6,6 @@ anew, with their receipt as the property POP_CK.
 
 from __future__ import annotations
 
-import struct
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -15,13 +14,12 @@ from penstock.errors import RecordError
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
-from penstock.wire import octets
-from penstock.wire.codes import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK, SYS_BORN_HOST_V6
+from penstock.wire import layout, octets
+from penstock.wire.codes import PROPERTY_FIRST_POP_TIME, PROPERTY_POP_CK
 from penstock.wire.message import decode_properties, encode_properties
 from penstock.wire.output import Output
-from penstock.wire.record import MAGIC_V1, MAGIC_V2, RECORD, StoredRecord
+from penstock.wire.record import RECORD, StoredRecord
 
-_HEAD: Final = struct.Struct(">i16xqq")  # size, queue offset, log offset
 _MOVED: Final = (get.OFFSET_TOO_SMALL, get.OFFSET_OVERFLOW_BADLY, get.OFFSET_FOUND_NULL)
 _TOPIC_V1_MAX: Final = 127
 _SPARE: Final = ("CLUSTER", "MSG_REGION", "TRACE_ON", PROPERTY_FIRST_POP_TIME)
@@ -82,17 +80,17 @@ def read(
 
 def _find_offsets(taken: Taken) -> None:
     data, at, places = taken.data, 0, []
-    while at + _HEAD.size <= len(data):
-        size, offset, place = _HEAD.unpack_from(data, at)
+    while at + layout.FIXED_BYTES <= len(data):
+        size = octets.get_i32(data, at + layout.SIZE_AT)
         if size <= 0:
             break  # a damaged record: where the next begins is not known
-        taken.offsets.append(offset)
-        places.append(place)
+        taken.offsets.append(octets.get_i64(data, at + layout.QUEUE_OFFSET_AT))
+        places.append(octets.get_i64(data, at + layout.PHYSICAL_OFFSET_AT))
         at += size
     if places:
         taken.place = min(places)
-        stored_at = 68 if octets.get_i32(data, 36) & SYS_BORN_HOST_V6 else 56
-        taken.stored_ms = octets.get_i64(data, stored_at)
+        sys_flag = octets.get_i32(data, layout.SYS_FLAG_AT)
+        taken.stored_ms = octets.get_i64(data, layout.store_ms_at(sys_flag))
 
 
 def _with_receipt(text: bytes, receipt: str) -> bytes:
@@ -120,9 +118,9 @@ def restore_topic(data: bytes, topic: str, receipts: list[str]) -> bytes:
         text = _with_receipt(text, receipt)
         long = len(name) > _TOPIC_V1_MAX
         tail = len(name).to_bytes(2 if long else 1, "big") + name + len(text).to_bytes(2, "big")
-        head = data[at + 8 : stored.body_at + stored.body_length]
-        magic = (MAGIC_V2 if long else MAGIC_V1).to_bytes(4, "big", signed=True)
-        size = 8 + len(head) + len(tail) + len(text)
+        head = data[at + layout.HEAD_BYTES : stored.body_at + stored.body_length]
+        magic = (layout.MAGIC_V2 if long else layout.MAGIC_V1).to_bytes(4, "big", signed=True)
+        size = layout.HEAD_BYTES + len(head) + len(tail) + len(text)
         pieces.append(size.to_bytes(4, "big") + magic + head + tail + text)
         at += stored.size
     return b"".join(pieces)

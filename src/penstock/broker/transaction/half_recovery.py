@@ -34,7 +34,7 @@ from penstock.broker.transaction.half_queues import (
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import FOUND
 from penstock.store.store import MessageStore
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import (
     GROUP_SYS_TRANS,
     PROPERTY_TAGS,
@@ -46,7 +46,7 @@ from penstock.wire.codes import (
 )
 from penstock.wire.message import decode_properties, split_records
 from penstock.wire.output import Output
-from penstock.wire.record import BLANK_BYTES, MAGIC_BLANK, RECORD, StoredRecord
+from penstock.wire.record import RECORD, StoredRecord
 
 log = logging.getLogger(__name__)
 
@@ -224,14 +224,14 @@ def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
             yield stored
             at += stored.size
         offset, room, left = offset + at, room - at, len(data) - at
-        if left < BLANK_BYTES:
-            if room < BLANK_BYTES:
+        if left < layout.BLANK_BYTES:
+            if room < layout.BLANK_BYTES:
                 offset += room
             elif at == 0:
                 return
             continue
-        size = octets.get_i32(data, at)
-        if octets.get_i32(data, at + 4) == MAGIC_BLANK:
+        size = octets.get_i32(data, at + layout.SIZE_AT)
+        if octets.get_i32(data, at + layout.MAGIC_AT) == layout.MAGIC_BLANK:
             offset += room
         elif left < size <= room:  # the read ended within this record
             least = max(size, READ_BYTES)

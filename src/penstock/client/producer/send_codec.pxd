@@ -1,6 +1,6 @@
 cimport cython
 from penstock.transport.pending_calls cimport Call
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 from penstock.wire.frame cimport Request
 from penstock.wire.output cimport Output
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.errors import HeaderError, MessageIllegal, PenstockError, refusal
 from penstock.transport.pending_calls import Call
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import PROPERTIES_BYTES_MAX, RESERVED_PROPERTIES
 from penstock.wire.frame import Request
 from penstock.wire.output import LANGUAGE, VERSION, Output
@@ -227,13 +227,13 @@ def decode_fields(data: bytes) -> dict[str, str]:
 
 def encode_batched(body: _bytes, flag: _int, properties: _bytes) -> _bytes:
     """One message of a batch: size, magic, CRC (both 0), flag, body, properties."""
-    size = 22 + len(body) + len(properties)
+    size = layout.BATCH_FIXED_BYTES + len(body) + len(properties)
     data = bytearray(size)
     view = memoryview(data)
-    octets.put_i32(view, 0, size)
-    octets.put_i32(view, 12, flag)
-    octets.put_i32(view, 16, len(body))
-    at = 20 + octets.put_bytes(view, 20, body)
+    octets.put_i32(view, layout.SIZE_AT, size)
+    octets.put_i32(view, layout.BATCH_FLAG_AT, flag)
+    octets.put_i32(view, layout.BATCH_BODY_LENGTH_AT, len(body))
+    at = layout.BATCH_BODY_AT + octets.put_bytes(view, layout.BATCH_BODY_AT, body)
     octets.put_i16(view, at, len(properties))
     octets.put_bytes(view, at + 2, properties)
     return bytes(data)

@@ -2,7 +2,7 @@ cimport cython
 from penstock.spark.arrow.record_batch cimport RowBatch
 from penstock.spark.arrow.record_chunk cimport Chunk
 from penstock.spark.arrow.record_view cimport PlacedRecord
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
 cdef int _DONE
 cdef int _FULL
@@ -15,9 +15,6 @@ cdef int _ELSEWHERE
 cdef int _LENGTHS
 cdef int _MAGIC
 cdef int _WRAPPED
-cdef int _MAGIC_V1
-cdef int _MAGIC_V2
-cdef int _MAGIC_BLANK
 cdef int _TRANSACTION
 cdef int _PREPARED
 cdef int _ROLLBACK
@@ -46,7 +43,8 @@ cdef class ColumnBuilder:
     @cython.locals(record=PlacedRecord, why=int, problem=int, size=int)
     cdef int _walk_log(self, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
                        long long log_offset) except -1
-    @cython.locals(record=PlacedRecord, left="Py_ssize_t", size=int, magic=int, problem=int)
+    @cython.locals(record=PlacedRecord, left="Py_ssize_t", size=int, magic=int, problem=int,
+                   offset="long long")
     cdef int _place_logged(self, Py_ssize_t at, Py_ssize_t limit, long long log_offset) except -1
     @cython.locals(record=PlacedRecord, transaction=int, stored_ms="long long")
     cdef bint _wanted(self) except -1

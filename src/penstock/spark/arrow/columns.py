@@ -16,7 +16,7 @@ from penstock.spark.arrow.record_batch import COLUMN_BYTES_MAX, RowBatch
 from penstock.spark.arrow.record_chunk import RECORD_BYTES_MAX, Chunk
 from penstock.spark.arrow.record_view import CRC, ELSEWHERE, LENGTHS, MAGIC, PlacedRecord
 from penstock.spark.message_schema import CONTROL_TOPIC
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import (
     DLQ_TOPIC_PREFIX,
     LMQ_PREFIX,
@@ -28,7 +28,7 @@ from penstock.wire.codes import (
     SYS_TRANSACTION_ROLLBACK,
     is_system_topic,
 )
-from penstock.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, PROBLEMS
+from penstock.wire.record import PROBLEMS
 
 ROWS_MAX = 32_768
 BYTES_MAX = 16 * 1024 * 1024
@@ -46,7 +46,6 @@ _DONE, _FULL, _BAD, _BLANK, _UNWRITTEN, _CUT = DONE, FULL, BAD, BLANK, UNWRITTEN
 # Twins for the compiler, which keeps them to itself.
 _CRC, _ELSEWHERE, _LENGTHS, _MAGIC = CRC, ELSEWHERE, LENGTHS, MAGIC
 _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
-_MAGIC_V1, _MAGIC_V2, _MAGIC_BLANK = MAGIC_V1, MAGIC_V2, MAGIC_BLANK
 _TRANSACTION = SYS_TRANSACTION_MASK
 _PREPARED, _ROLLBACK = SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
 # Below this there is room for any plain record.
@@ -213,7 +212,7 @@ class ColumnBuilder:
                 if problem in (_MAGIC, _LENGTHS):
                     self.resume = at + size
                 break
-            offset = octets.get_i64(record.source, at + 20)
+            offset = octets.get_i64(record.source, at + layout.QUEUE_OFFSET_AT)
             if offset >= until:
                 self.offset = until
                 break
@@ -261,19 +260,21 @@ class ColumnBuilder:
         """DONE if a record of the log begins here, else what does."""
         record = self._record
         left = limit - at
-        if left < 8:
+        if left < layout.HEAD_BYTES:
             return _CUT
-        size = octets.get_i32(record.source, at)
-        magic = octets.get_i32(record.source, at + 4)
-        if magic == _MAGIC_BLANK:
+        size = octets.get_i32(record.source, at + layout.SIZE_AT)
+        magic = octets.get_i32(record.source, at + layout.MAGIC_AT)
+        if magic == layout.MAGIC_BLANK:
             return _BLANK
         if size == 0 and magic == 0:
             return _UNWRITTEN
-        if magic in (_MAGIC_V1, _MAGIC_V2) and size > left:
+        if magic in (layout.MAGIC_V1, layout.MAGIC_V2) and size > left:
             return _CUT
         problem = record.place(at, limit)
-        if problem == 0 and octets.get_i64(record.source, at + 28) != log_offset + at:
-            problem = _ELSEWHERE
+        if problem == 0:
+            offset = octets.get_i64(record.source, at + layout.PHYSICAL_OFFSET_AT)
+            if offset != log_offset + at:
+                problem = _ELSEWHERE
         return _DONE if problem == 0 else self._note_bad(PROBLEMS[problem])
 
     def _wanted(self) -> bool:
@@ -292,7 +293,7 @@ class ColumnBuilder:
         record = self._record
         if self._check_crc:
             crc = octets.crc31(record.source, record.body_at, record.body_length)
-            if crc != octets.get_i32(record.source, record.at + 8):
+            if crc != octets.get_i32(record.source, record.at + layout.BODY_CRC_AT):
                 return _CRC
         at = record.text_at
         if octets.find(record.source, at, at + record.text_length, 0) >= 0:
@@ -395,7 +396,7 @@ class ColumnBuilder:
         while at < end:
             problem = record.place(at, end)
             assert problem == 0, "these records were decoded before"
-            offset = octets.get_i64(record.source, at + 20)
+            offset = octets.get_i64(record.source, at + layout.QUEUE_OFFSET_AT)
             if self.offset <= offset < until:
                 record.scan(batch.needs_distinct)
                 if self._tags is None or record.tagged(self._tags):

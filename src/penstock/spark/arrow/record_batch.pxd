@@ -3,7 +3,7 @@ from penstock.spark.arrow cimport byte_access
 from penstock.spark.arrow.arrays cimport Column, Texts
 from penstock.spark.arrow.record_chunk cimport Chunk
 from penstock.spark.arrow.record_view cimport PlacedRecord
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
 cdef long long _COLUMN_BYTES_MAX
 cdef int _COMPRESSED
@@ -84,16 +84,17 @@ cdef class RowBatch:
     cdef int _put_delays(self, PlacedRecord record) except -1
     @cython.locals(at="Py_ssize_t")
     cdef int _put_rare(self, PlacedRecord record) except -1
+    @cython.locals(at="Py_ssize_t")
     cdef int _put_hosts(self, PlacedRecord record) except -1
     cdef int _put_transaction_id(self, PlacedRecord record) except -1
-    @cython.locals(length=int)
+    @cython.locals(length=int, at="Py_ssize_t")
     cdef int _put_offset_id(self, Texts column, PlacedRecord record) except -1
     @cython.locals(rows="Py_ssize_t")
     cdef int add_chunk(self, Chunk chunk) except -1
     @cython.locals(record=PlacedRecord, at="Py_ssize_t", problem=int)
     cdef PlacedRecord _find(self, Chunk chunk, Py_ssize_t row)
     @cython.locals(source="const unsigned char[::1]", base="Py_ssize_t", places="int[::1]",
-                   rows="Py_ssize_t")
+                   rows="Py_ssize_t", at="Py_ssize_t")
     cdef int _put_many_numbers(self, Chunk chunk) except -1
     @cython.locals(base="Py_ssize_t", places="int[::1]", rows="Py_ssize_t")
     cdef int _put_many_texts(self, Chunk chunk) except -1
@@ -104,7 +105,7 @@ cdef class RowBatch:
     @cython.locals(row="Py_ssize_t", record=PlacedRecord)
     cdef int _put_many_delays(self, Chunk chunk) except -1
     @cython.locals(source="const unsigned char[::1]", base="Py_ssize_t", places="int[::1]",
-                   rows="Py_ssize_t", row="Py_ssize_t", record=PlacedRecord)
+                   rows="Py_ssize_t", row="Py_ssize_t", record=PlacedRecord, at="Py_ssize_t")
     cdef int _put_many_rare(self, Chunk chunk) except -1
     cdef int _weigh(self) except -1
 

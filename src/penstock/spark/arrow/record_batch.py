@@ -29,7 +29,7 @@ from penstock.spark.arrow.record_chunk import (
     Chunk,
 )
 from penstock.spark.arrow.record_view import NO_NUMBER, PlacedRecord
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import SYS_COMPRESSED
 from penstock.wire.compression import decompress
 from penstock.wire.message import decode_host
@@ -184,15 +184,16 @@ class RowBatch:
     def _put_numbers(self, record: PlacedRecord) -> None:
         at = record.at
         if self._queue_id.on:
-            self._queue_id.put(octets.get_i32(record.source, at + 12))
+            self._queue_id.put(octets.get_i32(record.source, at + layout.QUEUE_ID_AT))
         if self._queue_offset.on:
-            self._queue_offset.put(octets.get_i64(record.source, at + 20))
+            self._queue_offset.put(octets.get_i64(record.source, at + layout.QUEUE_OFFSET_AT))
         if self._born.on:
-            self._born.put(_micros(octets.get_i64(record.source, at + 40)))
+            self._born.put(_micros(octets.get_i64(record.source, at + layout.BORN_MS_AT)))
         if self._store.on:
             self._store.put(_micros(octets.get_i64(record.source, record.store_at)))
         if self._reconsume_times.on:
-            self._reconsume_times.put(octets.get_i32(record.source, record.body_at - 16))
+            at = record.body_at - layout.RECONSUME_TIMES_BEFORE_BODY
+            self._reconsume_times.put(octets.get_i32(record.source, at))
 
     def _put_texts(self, record: PlacedRecord) -> None:
         if self._topic.on:
@@ -248,7 +249,7 @@ class RowBatch:
                 due_ms = record.number(record.deliver_at, record.deliver_length)
             elif record.delay_length > 0:
                 due_ms = _after(
-                    octets.get_i64(record.source, record.at + 40),
+                    octets.get_i64(record.source, record.at + layout.BORN_MS_AT),
                     record.number(record.delay_at, record.delay_length),
                     record.delay_unit_ms,
                 )
@@ -260,11 +261,11 @@ class RowBatch:
     def _put_rare(self, record: PlacedRecord) -> None:
         at = record.at
         if self._flag.on:
-            self._flag.put(octets.get_i32(record.source, at + 16))
+            self._flag.put(octets.get_i32(record.source, at + layout.FLAG_AT))
         if self._sys_flag.on:
             self._sys_flag.put(record.sys_flag)
         if self._log_offset.on:
-            self._log_offset.put(octets.get_i64(record.source, at + 28))
+            self._log_offset.put(octets.get_i64(record.source, at + layout.PHYSICAL_OFFSET_AT))
         if self._hosts:
             self._put_hosts(record)
         if self._transaction_id.on:
@@ -272,9 +273,11 @@ class RowBatch:
 
     def _put_hosts(self, record: PlacedRecord) -> None:
         if self._born_host.on:
-            _put_host(self._born_host, record, record.at + 48, record.born_host_length)
+            at = record.at + layout.BORN_HOST_AT
+            _put_host(self._born_host, record, at, record.born_host_length)
         if self._store_host.on:
-            _put_host(self._store_host, record, record.store_at + 8, record.store_host_length)
+            at = record.at + layout.store_host_at(record.sys_flag)
+            _put_host(self._store_host, record, at, record.store_host_length)
         if self._offset_id.on:
             self._put_offset_id(self._offset_id, record)
 
@@ -289,8 +292,10 @@ class RowBatch:
     def _put_offset_id(self, column: Texts, record: PlacedRecord) -> None:
         length = record.store_host_length
         column.reserve(_ID_BYTES_MAX)
-        octets.put_hex(column.data, column.used, record.source, record.store_at + 8, length)
-        octets.put_hex(column.data, column.used + 2 * length, record.source, record.at + 28, 8)
+        at = record.at + layout.store_host_at(record.sys_flag)
+        octets.put_hex(column.data, column.used, record.source, at, length)
+        at = record.at + layout.PHYSICAL_OFFSET_AT
+        octets.put_hex(column.data, column.used + 2 * length, record.source, at, 8)
         column.close(2 * length + 16)
 
     # --- many rows at once
@@ -315,24 +320,28 @@ class RowBatch:
         """The record that is this row of the chunk."""
         record = self._found
         at = chunk.base + chunk.places[row * _WIDTH]
-        problem = record.place(at, at + octets.get_i32(chunk.source, at))
+        problem = record.place(at, at + octets.get_i32(chunk.source, at + layout.SIZE_AT))
         assert problem == 0, "the record was placed before"
         return record
 
     def _put_many_numbers(self, chunk: Chunk) -> None:
         source, base, places, rows = chunk.source, chunk.base, chunk.places, chunk.rows
         if self._queue_id.on:
-            self._queue_id.put_many(source, base + 12, places, _AT, _WIDTH, rows)
+            at = base + layout.QUEUE_ID_AT
+            self._queue_id.put_many(source, at, places, _AT, _WIDTH, rows)
         if self._queue_offset.on:
-            self._queue_offset.put_many(source, base + 20, places, _AT, _WIDTH, rows)
+            at = base + layout.QUEUE_OFFSET_AT
+            self._queue_offset.put_many(source, at, places, _AT, _WIDTH, rows)
         if self._born.on:
-            self._born.put_many(source, base + 40, places, _AT, _WIDTH, rows)
+            at = base + layout.BORN_MS_AT
+            self._born.put_many(source, at, places, _AT, _WIDTH, rows)
             self._born.scale(_MS_MAX, 1000, rows)
         if self._store.on:
             self._store.put_many(source, base, places, _STORE_AT, _WIDTH, rows)
             self._store.scale(_MS_MAX, 1000, rows)
         if self._reconsume_times.on:
-            self._reconsume_times.put_many(source, base - 16, places, _BODY, _WIDTH, rows)
+            at = base - layout.RECONSUME_TIMES_BEFORE_BODY
+            self._reconsume_times.put_many(source, at, places, _BODY, _WIDTH, rows)
 
     def _put_many_texts(self, chunk: Chunk) -> None:
         base, places, rows = chunk.base, chunk.places, chunk.rows
@@ -398,11 +407,14 @@ class RowBatch:
     def _put_many_rare(self, chunk: Chunk) -> None:
         source, base, places, rows = chunk.source, chunk.base, chunk.places, chunk.rows
         if self._flag.on:
-            self._flag.put_many(source, base + 16, places, _AT, _WIDTH, rows)
+            at = base + layout.FLAG_AT
+            self._flag.put_many(source, at, places, _AT, _WIDTH, rows)
         if self._sys_flag.on:
-            self._sys_flag.put_many(source, base + 36, places, _AT, _WIDTH, rows)
+            at = base + layout.SYS_FLAG_AT
+            self._sys_flag.put_many(source, at, places, _AT, _WIDTH, rows)
         if self._log_offset.on:
-            self._log_offset.put_many(source, base + 28, places, _AT, _WIDTH, rows)
+            at = base + layout.PHYSICAL_OFFSET_AT
+            self._log_offset.put_many(source, at, places, _AT, _WIDTH, rows)
         if self._hosts:
             for row in range(rows):
                 self._put_hosts(self._find(chunk, row))

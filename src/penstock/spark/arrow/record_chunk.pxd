@@ -1,6 +1,6 @@
 cimport cython
 from penstock.spark.arrow cimport byte_access
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
 cdef int _ROWS
 cdef int _WIDTH
@@ -17,11 +17,6 @@ cdef int _FRESH
 cdef int _COUNT
 cdef int _PIECES_FULL
 cdef int _REACH
-cdef int _MAGIC_V1
-cdef int _MAGIC_V2
-cdef int _FIXED_BYTES
-cdef int _BORN_HOST_V6
-cdef int _STORE_HOST_V6
 cdef int _COMPRESSED
 cdef int _UNPLAIN
 cdef int _TRANSACTION
@@ -81,7 +76,7 @@ cdef class Chunk:
     @cython.locals(transaction=int, store_at="Py_ssize_t", stored_ms="long long")
     cdef bint _is_whole(self, Py_ssize_t at) noexcept
     @cython.locals(row="Py_ssize_t", body_at="Py_ssize_t", length=int, text_at="Py_ssize_t",
-                   end="Py_ssize_t")
+                   end="Py_ssize_t", crc=int)
     cdef bint _is_damaged(self, Py_ssize_t at) noexcept
     @cython.locals(row="Py_ssize_t", text_at="Py_ssize_t", length=int, count=int)
     cdef bint _take(self, Py_ssize_t at, int size) except -1

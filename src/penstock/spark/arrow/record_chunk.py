@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Callable
 
 from penstock.spark.arrow import byte_access
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import (
     SYS_COMPRESSED,
     SYS_INNER_BATCH,
@@ -19,7 +19,6 @@ from penstock.wire.codes import (
     SYS_TRANSACTION_PREPARED,
     SYS_TRANSACTION_ROLLBACK,
 )
-from penstock.wire.record import BORN_HOST_V6, FIXED_BYTES, MAGIC_V1, MAGIC_V2, STORE_HOST_V6
 
 ROWS = 128  # their bytes and places stay near the processor
 RECORD_BYTES_MAX = 1 << 20
@@ -47,8 +46,6 @@ _RARE, _FRESH, _COUNT = (
 _PIECES = ROWS * 16
 _PIECES_FULL = _PIECES - byte_access.PIECES_MAX
 _REACH = 1 << 30
-_MAGIC_V1, _MAGIC_V2, _FIXED_BYTES = MAGIC_V1, MAGIC_V2, FIXED_BYTES
-_BORN_HOST_V6, _STORE_HOST_V6 = BORN_HOST_V6, STORE_HOST_V6
 _COMPRESSED, _UNPLAIN = SYS_COMPRESSED, SYS_INNER_BATCH | SYS_NEED_UNWRAP
 _TRANSACTION = SYS_TRANSACTION_MASK
 _PREPARED, _ROLLBACK = SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
@@ -136,7 +133,7 @@ class Chunk:
             size = self._place(at, end)
             if size == 0:
                 break
-            offset = octets.get_i64(self.source, at + 20)
+            offset = octets.get_i64(self.source, at + layout.QUEUE_OFFSET_AT)
             if offset >= until:
                 break
             if offset >= self.offset:
@@ -154,7 +151,9 @@ class Chunk:
         self._begin(at)
         while at < end and not self._is_full(at):
             size = self._place(at, limit)
-            if size == 0 or octets.get_i64(self.source, at + 28) != log_offset + at:
+            if size == 0:
+                break
+            if octets.get_i64(self.source, at + layout.PHYSICAL_OFFSET_AT) != log_offset + at:
                 break
             if self._is_whole(at):
                 verdict = self._verdict()
@@ -183,46 +182,45 @@ class Chunk:
         """The size of the record there, whose places are noted behind the last row; 0 if it is not
         plain."""
         left = end - at - _SLACK
-        if left < _FIXED_BYTES:
+        if left < layout.FIXED_BYTES:
             return 0
-        size = octets.get_i32(self.source, at)
-        magic = octets.get_i32(self.source, at + 4)
-        if size < _FIXED_BYTES or size > left or size > _RECORD_BYTES_MAX:
+        size = octets.get_i32(self.source, at + layout.SIZE_AT)
+        magic = octets.get_i32(self.source, at + layout.MAGIC_AT)
+        if size < layout.FIXED_BYTES or size > left or size > _RECORD_BYTES_MAX:
             return 0
-        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if magic != layout.MAGIC_V1 and magic != layout.MAGIC_V2:
             return 0
-        sys_flag = octets.get_i32(self.source, at + 36)
+        sys_flag = octets.get_i32(self.source, at + layout.SYS_FLAG_AT)
         if sys_flag & _UNPLAIN or (self._body and sys_flag & _COMPRESSED):
             return 0
         row = self.rows * _WIDTH
         left = at + size
-        place = at + (68 if sys_flag & _BORN_HOST_V6 else 56)
         self.places[row] = at - self.base
-        self.places[row + _STORE_AT] = place - self.base
-        place += 40 if sys_flag & _STORE_HOST_V6 else 28
-        if left - place < 4:
+        self.places[row + _STORE_AT] = at + layout.store_ms_at(sys_flag) - self.base
+        place = at + layout.body_at(sys_flag)
+        if place > left:
             return 0
-        length = octets.get_i32(self.source, place)
-        place += 4
-        prefix = 2 if magic == _MAGIC_V2 else 1
-        if length < 0 or length > left - place - prefix - 2:
+        length = octets.get_i32(self.source, place - layout.BODY_LENGTH_BEFORE_BODY)
+        prefix = layout.topic_length_bytes(magic)
+        if length < 0 or length > left - place - prefix - layout.PROPERTIES_LENGTH_BYTES:
             return 0
         self.places[row + _BODY] = place - self.base
         self.places[row + _BODY + 1] = length
         place += length
         length = octets.get_i16(self.source, place) if prefix == 2 else self.source[place]
         place += prefix
-        if length < 0 or length > left - place - 2:
+        if length < 0 or length > left - place - layout.PROPERTIES_LENGTH_BYTES:
             return 0
         self.places[row + _TOPIC] = place - self.base
         self.places[row + _TOPIC + 1] = length
         place += length
         length = octets.get_i16(self.source, place)
-        return size if length >= 0 and place + 2 + length == left else 0
+        place += layout.PROPERTIES_LENGTH_BYTES
+        return size if length >= 0 and place + length == left else 0
 
     def _is_whole(self, at: int) -> bool:
         """Whether it is no half of a transaction, and stored when it should be."""
-        transaction = octets.get_i32(self.source, at + 36) & _TRANSACTION
+        transaction = octets.get_i32(self.source, at + layout.SYS_FLAG_AT) & _TRANSACTION
         if transaction in (_PREPARED, _ROLLBACK):
             return False
         store_at = self.base + self.places[self.rows * _WIDTH + _STORE_AT]
@@ -233,14 +231,14 @@ class Chunk:
         """Whether it has to be looked at; `_take` finds other reasons."""
         row = self.rows * _WIDTH
         body_at, length = self.base + self.places[row + _BODY], self.places[row + _BODY + 1]
-        if self._check_crc and (
-            octets.crc31(self.source, body_at, length) != octets.get_i32(self.source, at + 8)
-        ):
-            return True
+        if self._check_crc:
+            crc = octets.get_i32(self.source, at + layout.BODY_CRC_AT)
+            if octets.crc31(self.source, body_at, length) != crc:
+                return True
         if self._cut:
             return False
         text_at = self.base + self.places[row + _TOPIC] + self.places[row + _TOPIC + 1] + 2
-        end = at + octets.get_i32(self.source, at)
+        end = at + octets.get_i32(self.source, at + layout.SIZE_AT)
         return octets.find(self.source, text_at, end, 0) >= 0
 
     def _take(self, at: int, size: int) -> bool:

@@ -1,17 +1,12 @@
 cimport cython
 from penstock.spark.arrow cimport byte_access
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
 cdef int _SHORT
 cdef int _MAGIC
 cdef int _BEYOND
 cdef int _LENGTHS
 cdef long long _NO_NUMBER
-cdef int _MAGIC_V1
-cdef int _MAGIC_V2
-cdef int _FIXED_BYTES
-cdef int _BORN_HOST_V6
-cdef int _STORE_HOST_V6
 cdef int _PIECES_MAX
 cdef unsigned int _TAGS
 cdef unsigned int _KEYS

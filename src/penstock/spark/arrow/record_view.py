@@ -9,17 +9,12 @@ of `wire.message.decode_properties`.
 from array import array
 
 from penstock.spark.arrow import byte_access
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.message import decode_properties
 from penstock.wire.record import (
-    BORN_HOST_V6,
-    FIXED_BYTES,
-    MAGIC_V1,
-    MAGIC_V2,
     NOTHING,
     PROPERTIES_BYTES_MAX,
     RECORD,
-    STORE_HOST_V6,
     StoredRecord,
 )
 
@@ -29,8 +24,6 @@ _SHORT, _MAGIC, _BEYOND, _LENGTHS = SHORT, MAGIC, BEYOND, LENGTHS
 NO_NUMBER = -(2**63)
 _NO_NUMBER = NO_NUMBER
 
-_MAGIC_V1, _MAGIC_V2, _FIXED_BYTES = MAGIC_V1, MAGIC_V2, FIXED_BYTES
-_BORN_HOST_V6, _STORE_HOST_V6 = BORN_HOST_V6, STORE_HOST_V6
 _PIECES_MAX = 32  # more are not compared with each other
 _TAGS = int.from_bytes(b"TAGS", "big")
 _KEYS = int.from_bytes(b"KEYS", "big")
@@ -88,44 +81,42 @@ class PlacedRecord:
         From LENGTHS on, and for an unknown magic, `size` lies within the bytes.
         """
         self.at = at
-        if end - at < 8:
+        if end - at < layout.HEAD_BYTES:
             return _SHORT
-        size = octets.get_i32(self.source, at)
-        magic = octets.get_i32(self.source, at + 4)
+        size = octets.get_i32(self.source, at + layout.SIZE_AT)
+        magic = octets.get_i32(self.source, at + layout.MAGIC_AT)
         self.size = size
-        if size < _FIXED_BYTES or size > end - at:
+        if size < layout.FIXED_BYTES or size > end - at:
             return _BEYOND
-        if magic != _MAGIC_V1 and magic != _MAGIC_V2:
+        if magic != layout.MAGIC_V1 and magic != layout.MAGIC_V2:
             return _MAGIC
         end = at + size
-        sys_flag = octets.get_i32(self.source, at + 36)
+        sys_flag = octets.get_i32(self.source, at + layout.SYS_FLAG_AT)
         self.sys_flag = sys_flag
-        self.born_host_length = 20 if sys_flag & _BORN_HOST_V6 else 8
-        self.store_host_length = 20 if sys_flag & _STORE_HOST_V6 else 8
-        place = at + 48 + self.born_host_length
-        self.store_at = place
-        place += 20 + self.store_host_length
-        if end - place < 4:
+        self.born_host_length = layout.born_host_length(sys_flag)
+        self.store_host_length = layout.store_host_length(sys_flag)
+        self.store_at = at + layout.store_ms_at(sys_flag)
+        place = at + layout.body_at(sys_flag)
+        if place > end:
             return _LENGTHS
-        length = octets.get_i32(self.source, place)
-        place += 4
+        length = octets.get_i32(self.source, place - layout.BODY_LENGTH_BEFORE_BODY)
         self.body_at = place
         self.body_length = length
-        prefix = 2 if magic == _MAGIC_V2 else 1
-        if length < 0 or length > end - place - prefix - 2:
+        prefix = layout.topic_length_bytes(magic)
+        if length < 0 or length > end - place - prefix - layout.PROPERTIES_LENGTH_BYTES:
             return _LENGTHS
         place += length
         length = octets.get_i16(self.source, place) if prefix == 2 else self.source[place]
         place += prefix
         self.topic_at = place
         self.topic_length = length
-        if length < 0 or length > end - place - 2:
+        if length < 0 or length > end - place - layout.PROPERTIES_LENGTH_BYTES:
             return _LENGTHS
         place += length
         length = octets.get_i16(self.source, place)
-        self.text_at = place + 2
+        self.text_at = place + layout.PROPERTIES_LENGTH_BYTES
         self.text_length = length
-        if length < 0 or place + 2 + length != end:
+        if length < 0 or self.text_at + length != end:
             return _LENGTHS
         return 0
 
@@ -266,7 +257,8 @@ class PlacedRecord:
         """Whether a sector of the record was never written: 0 or the problem."""
         data = bytearray(self.raw(self.at, self.size))
         # Whether the body is believed was decided before.
-        octets.put_i32(data, 8, octets.crc31(data, self.body_at - self.at, self.body_length))
+        crc = octets.crc31(data, self.body_at - self.at, self.body_length)
+        octets.put_i32(data, layout.BODY_CRC_AT, crc)
         stored = StoredRecord()
         stored.bind(memoryview(data))
         if stored.read(0, self.size) != RECORD or stored.check(physical_offset) == NOTHING:

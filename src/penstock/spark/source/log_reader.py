@@ -30,8 +30,7 @@ from penstock.spark.arrow.columns import (
 )
 from penstock.spark.source.log_slices import LogScan, LogSlice, plan_scan
 from penstock.store.tools.file_pieces import LogFile, search
-from penstock.wire import octets
-from penstock.wire.record import BLANK_BYTES, MAGIC_BLANK, MAGIC_V1, MAGIC_V2
+from penstock.wire import layout, octets
 
 __all__ = ["LogScan", "LogSlice", "plan_scan", "read_slice"]
 
@@ -43,10 +42,11 @@ RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
 """A record that claims to be longer is damaged; brokers take 4 MB bodies unless told otherwise."""
 _HEAD_BYTES: Final = 64
 """Enough of a record to know it by."""
-_PLACE_END: Final = 36
-_MAGICS: Final = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
+_MAGICS: Final = tuple(
+    magic.to_bytes(4, "big", signed=True) for magic in (layout.MAGIC_V1, layout.MAGIC_V2)
+)
 _MAGIC_HEAD: Final = _MAGICS[0][:3]  # both begin with it
-_BLANK_MAGIC: Final = MAGIC_BLANK.to_bytes(4, "big", signed=True)
+_BLANK_MAGIC: Final = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
 def read_slice(part: LogSlice, scan: LogScan) -> Iterator[pa.RecordBatch]:
@@ -204,7 +204,7 @@ class _Walk:
     def _at_end(self, at: int) -> int:
         """The bytes of the file end at or in the record that begins here."""
         following = self._part.following
-        whole = following is None or self._start + at + BLANK_BYTES > following
+        whole = following is None or self._start + at + layout.BLANK_BYTES > following
         return -1 if whole and at >= self._file.size else self._pass_over(at, "the file ends")
 
     def _check_next(self, at: int) -> int:
@@ -268,8 +268,12 @@ def _find_head(data: memoryview, end: int, log_offset: int) -> int:
     hit = text.find(_MAGIC_HEAD, 4, end + 4 + len(_MAGIC_HEAD))
     while hit >= 0:
         at = hit - 4
-        known = len(text) - at >= _PLACE_END and text[hit : hit + 4] in _MAGICS
-        if known and octets.get_i64(text, at + 28) == log_offset + at and at < end:
+        known = len(text) - at >= layout.SYS_FLAG_AT and text[hit : hit + 4] in _MAGICS
+        if (
+            known
+            and octets.get_i64(text, at + layout.PHYSICAL_OFFSET_AT) == log_offset + at
+            and at < end
+        ):
             return at
         hit = text.find(_MAGIC_HEAD, hit + 1, end + 4 + len(_MAGIC_HEAD))
     return -1

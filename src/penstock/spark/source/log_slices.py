@@ -14,12 +14,11 @@ from urllib.parse import unquote, urlsplit
 from penstock.client.consumer.subscription import split_tags
 from penstock.errors import BadSetting, DataLost, ReadFailed
 from penstock.spark.arrow.columns import LogFilter, is_user_topic
-from penstock.store.directory import Layout
+from penstock.store.directory import StorePaths
 from penstock.store.segment import NAME_DIGITS
 from penstock.store.tools.file_pieces import LogFile, read_piece
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
-from penstock.wire.record import BLANK_BYTES, BORN_HOST_V6, MAGIC_V1, MAGIC_V2
 
 log = logging.getLogger(__name__)
 
@@ -163,7 +162,7 @@ def _local(path: str) -> Path:
 
 def _files(path: Path) -> list[LogFile]:
     """The commit-log files at a path, in order."""
-    folder = Layout(path).log if Layout(path).log.is_dir() else path
+    folder = StorePaths(path).log if StorePaths(path).log.is_dir() else path
     try:
         files = [
             LogFile(file, int(file.name), length)
@@ -212,7 +211,7 @@ def _length(file: Path) -> int | None:
 
 def _used(files: list[LogFile]) -> list[LogFile]:
     """Without those at the end that were made ahead and hold nothing yet."""
-    while files and not any(read_piece(files[-1].path, 0, BLANK_BYTES)):
+    while files and not any(read_piece(files[-1].path, 0, layout.BLANK_BYTES)):
         files = files[:-1]
     return files
 
@@ -235,10 +234,12 @@ def _in_time(files: list[LogFile], scan: LogScan) -> list[LogFile]:
 
 def _first_ms(file: LogFile) -> int | None:
     """When a file's first record was stored; None if that can't be told."""
-    head = read_piece(file.path, 0, 80)
-    if len(head) < 80 or octets.get_i32(head, 4) not in (MAGIC_V1, MAGIC_V2):
+    head = read_piece(file.path, 0, layout.FIXED_BYTES)
+    magics = (layout.MAGIC_V1, layout.MAGIC_V2)
+    if len(head) < layout.FIXED_BYTES or octets.get_i32(head, layout.MAGIC_AT) not in magics:
         return None
-    return octets.get_i64(head, 68 if octets.get_i32(head, 36) & BORN_HOST_V6 else 56)
+    sys_flag = octets.get_i32(head, layout.SYS_FLAG_AT)
+    return octets.get_i64(head, layout.store_ms_at(sys_flag))
 
 
 def _data_end(file: LogFile) -> int:

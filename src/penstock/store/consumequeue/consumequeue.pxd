@@ -1,7 +1,6 @@
 cimport cython
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 
-cdef int _ENTRY_BYTES
 cdef int _FILLER_SIZE
 cdef long long _NEVER
 cdef unsigned char[::1] _NO_VIEW

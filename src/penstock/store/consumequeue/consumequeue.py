@@ -14,6 +14,7 @@ older ones are read from the file, at once if the page cache has them. The mappi
 writer's thread; the pool reads, syncs and allocates by name.
 """
 
+import struct
 import threading
 from collections.abc import Iterable
 from pathlib import Path
@@ -22,21 +23,20 @@ from penstock.errors import StoreError
 from penstock.store.consumequeue.mapped_queues import Awake
 from penstock.store.disk import Disk
 from penstock.store.segment import NAME_DIGITS, is_number, segment_name
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.record import java_hash
 
-ENTRY_BYTES = 20
 ALLOCATE_BYTES = 64 * 1024
-_STEP_ENTRIES = ALLOCATE_BYTES // ENTRY_BYTES
+_STEP_ENTRIES = ALLOCATE_BYTES // layout.ENTRY_BYTES
 BLOCK_BYTES = 4096
-_FIRST_ENTRIES = BLOCK_BYTES // ENTRY_BYTES
+_FIRST_ENTRIES = BLOCK_BYTES // layout.ENTRY_BYTES
 """The first step of a new queue is one block: most of very many queues hold little."""
 SCAN_ENTRIES = 500
 """How many entries are read at once where fillers are passed over."""
 FILLER_SIZE = 0x7FFFFFFF
 """Size field of entries before the first message of a queue that does not begin at 0."""
-_ENTRY_BYTES = ENTRY_BYTES
 _FILLER_SIZE = FILLER_SIZE
+_ENTRY = struct.Struct(">qiq")
 _NEVER = 1 << 62
 _NO_VIEW = memoryview(bytearray(1))
 """Of a queue that has no file mapped."""
@@ -95,10 +95,10 @@ class ConsumeQueue:
         offset = self.max_offset
         if offset >= self._allocated or offset < self._open_from:
             self._make_room(offset)
-        at = (offset - self._open_from) * _ENTRY_BYTES
-        octets.put_i64(self._view, at, physical_offset)
-        octets.put_i32(self._view, at + 8, size)
-        octets.put_i64(self._view, at + 12, tags_code)
+        at = (offset - self._open_from) * layout.ENTRY_BYTES
+        octets.put_i64(self._view, at + layout.ENTRY_OFFSET_AT, physical_offset)
+        octets.put_i32(self._view, at + layout.ENTRY_SIZE_AT, size)
+        octets.put_i64(self._view, at + layout.ENTRY_TAG_AT, tags_code)
         self.max_offset = offset + 1
         self._end = physical_offset + size
         self.used = True
@@ -120,7 +120,7 @@ class ConsumeQueue:
             start = place - place % self.file_entries
             if not self.file_starts:
                 self.disk.make_directory(self.folder, durable=False)
-            fd = self.disk.create(self.path(start), self.file_entries * ENTRY_BYTES)
+            fd = self.disk.create(self.path(start), self.file_entries * layout.ENTRY_BYTES)
             try:
                 place = self._allocate(fd, place)
             finally:
@@ -153,7 +153,7 @@ class ConsumeQueue:
         if keep in self.file_starts:
             fd = self.disk.open(self.path(keep))
             try:
-                self._clear(fd, (offset - keep) * ENTRY_BYTES)
+                self._clear(fd, (offset - keep) * layout.ENTRY_BYTES)
             finally:
                 self.disk.close_file(fd)
             self._unsynced.append(keep)
@@ -164,7 +164,7 @@ class ConsumeQueue:
 
     def _clear(self, fd: int, at: int) -> None:
         """Let a file's bytes from a place on be zero."""
-        size = self.file_entries * ENTRY_BYTES
+        size = self.file_entries * layout.ENTRY_BYTES
         beyond = at + ALLOCATE_BYTES
         if beyond < size and self.disk.next_data(fd, beyond) >= 0:
             self.disk.truncate(fd, at)
@@ -200,16 +200,18 @@ class ConsumeQueue:
 
     def _visible_before(self, offset: int, confirmed: int) -> int:
         while offset > self.hot_from:  # what was there when the queue was loaded is confirmed
-            entry = unpack_entry(self.read(offset - 1, 1) or b"", 0)
+            entry = unpack_entry(self.read(offset - 1, 1) or b"")
             if entry is None or entry[1] == FILLER_SIZE or entry[0] + entry[1] <= confirmed:
                 break
             offset -= 1
         return offset
 
     def _end_of(self, offset: int) -> int:
-        at = (offset - self._open_from) * _ENTRY_BYTES
-        size = octets.get_i32(self._view, at + 8)
-        return 0 if size == _FILLER_SIZE else octets.get_i64(self._view, at) + size
+        at = (offset - self._open_from) * layout.ENTRY_BYTES
+        size = octets.get_i32(self._view, at + layout.ENTRY_SIZE_AT)
+        if size == _FILLER_SIZE:
+            return 0
+        return octets.get_i64(self._view, at + layout.ENTRY_OFFSET_AT) + size
 
     def is_hot(self, offset: int) -> bool:
         """Whether this entry can be read from memory."""
@@ -227,15 +229,15 @@ class ConsumeQueue:
         count = min(count, start + self.file_entries - offset, self.max_offset - offset)
         if count <= 0 or start not in self.file_starts:
             return b""
-        at = (offset - start) * ENTRY_BYTES
+        at = (offset - start) * layout.ENTRY_BYTES
         try:
             fd = self.disk.open_to_read(self.path(start))
         except FileNotFoundError:  # retention was quicker
             return b""
         try:
             if wait:
-                return self.disk.read_at(fd, count * ENTRY_BYTES, at)
-            room = bytearray(count * ENTRY_BYTES)
+                return self.disk.read_at(fd, count * layout.ENTRY_BYTES, at)
+            room = bytearray(count * layout.ENTRY_BYTES)
             return bytes(room) if self.disk.read_now(fd, memoryview(room), at) else None
         finally:
             self.disk.close_file(fd)
@@ -244,19 +246,18 @@ class ConsumeQueue:
         """(physical offset, size, tag hash) of an entry, or None; may wait for the disk."""
         if not self.min_offset <= offset < self.max_offset:
             return None
-        return unpack_entry(self.read(offset, 1) or b"", 0)
+        return unpack_entry(self.read(offset, 1) or b"")
 
     def next_real(self, offset: int, end: int) -> tuple[int, tuple[int, int, int]] | None:
         """The first entry in [offset, end) that is no filler, with its place; may wait."""
         while offset < end:
             data = self.read(offset, min(SCAN_ENTRIES, end - offset)) or b""
-            if len(data) < ENTRY_BYTES:
+            if len(data) < layout.ENTRY_BYTES:
                 return None
-            for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
-                entry = unpack_entry(data, at)
-                if entry is not None and entry[1] != FILLER_SIZE:
-                    return offset + at // ENTRY_BYTES, entry
-            offset += len(data) // ENTRY_BYTES
+            for number, entry in enumerate(unpack_entries(data)):
+                if entry[1] != FILLER_SIZE:
+                    return offset + number, entry
+            offset += len(data) // layout.ENTRY_BYTES
         return None
 
     def correct_min(self, log_begin: int) -> None:
@@ -310,10 +311,10 @@ class ConsumeQueue:
     def load(self) -> None:
         """Find the files; positions are set by recovery."""
         self._names_changed = True  # a process that died may not have made them durable
-        size = self.file_entries * ENTRY_BYTES
+        size = self.file_entries * layout.ENTRY_BYTES
         names = self.disk.names(self.folder)
         self.file_starts = [
-            int(n) // ENTRY_BYTES
+            int(n) // layout.ENTRY_BYTES
             for n in names
             if is_number(n) and len(n) == NAME_DIGITS and int(n) % size == 0
         ]
@@ -369,7 +370,7 @@ class ConsumeQueue:
 
     def path(self, start: int) -> Path:
         """The file that begins with this entry."""
-        return self.folder / segment_name(start * ENTRY_BYTES)
+        return self.folder / segment_name(start * layout.ENTRY_BYTES)
 
     def _close_file(self) -> None:
         if self._open_to > 0:
@@ -406,7 +407,7 @@ class ConsumeQueue:
             fd = self.disk.open(self.path(start))
         else:
             start = following = end
-            fd = self.disk.create(self.path(start), self.file_entries * ENTRY_BYTES)
+            fd = self.disk.create(self.path(start), self.file_entries * layout.ENTRY_BYTES)
         try:
             allocated = self._allocate(fd, following)
         finally:
@@ -420,7 +421,7 @@ class ConsumeQueue:
         with renaming:  # else a deletion could overlook what is made here
             if not self.gone and not self.file_starts and self.max_offset == 0:
                 self.disk.make_directory(self.folder, durable=False)
-                fd = self.disk.create(self.path(0), self.file_entries * ENTRY_BYTES)
+                fd = self.disk.create(self.path(0), self.file_entries * layout.ENTRY_BYTES)
                 try:
                     self._allocate(fd, 0)
                 finally:
@@ -441,14 +442,13 @@ class ConsumeQueue:
         begin = offset - (offset - start) % _STEP_ENTRIES
         end = _FIRST_ENTRIES if offset < _FIRST_ENTRIES else begin + _STEP_ENTRIES
         end = min(end, start + self.file_entries)
-        self.disk.allocate(
-            fd, (begin - start) * ENTRY_BYTES, (end - begin) * ENTRY_BYTES, self.path(start)
-        )
+        at, length = (begin - start) * layout.ENTRY_BYTES, (end - begin) * layout.ENTRY_BYTES
+        self.disk.allocate(fd, at, length, self.path(start))
         return end
 
     def _open_file(self, offset: int) -> None:
         """Map the file of this entry, with its blocks allocated."""
-        size = self.file_entries * ENTRY_BYTES
+        size = self.file_entries * layout.ENTRY_BYTES
         start = offset - offset % self.file_entries
         path = self.path(start)
         try:
@@ -483,8 +483,11 @@ def sync_all(queues: Iterable[ConsumeQueue]) -> None:
         queue.sync(parents)
 
 
-def unpack_entry(data: bytes, at: int) -> tuple[int, int, int] | None:
-    """(physical offset, size, tag hash) at a place of bytes that were read, or None."""
-    if len(data) - at < ENTRY_BYTES:
-        return None
-    return octets.get_i64(data, at), octets.get_i32(data, at + 8), octets.get_i64(data, at + 12)
+def unpack_entry(data: bytes | bytearray) -> tuple[int, int, int] | None:
+    """(physical offset, size, tag hash) of the first entry in these bytes, or None."""
+    return _ENTRY.unpack_from(data) if len(data) >= _ENTRY.size else None
+
+
+def unpack_entries(data: bytes | bytearray) -> list[tuple[int, int, int]]:
+    """(physical offset, size, tag hash) of each whole entry in these bytes."""
+    return list(_ENTRY.iter_unpack(data[: len(data) - len(data) % _ENTRY.size]))

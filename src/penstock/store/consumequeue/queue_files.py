@@ -5,15 +5,15 @@ Positions of the queue are not known then: `max_offset` is moved as far as is re
 
 from penstock.store.consumequeue.consumequeue import (
     ALLOCATE_BYTES,
-    ENTRY_BYTES,
     FILLER_SIZE,
     ConsumeQueue,
+    unpack_entries,
     unpack_entry,
 )
 from penstock.store.segment import is_number
-from penstock.wire import octets
+from penstock.wire import layout
 
-_CHUNK_ENTRIES = ALLOCATE_BYTES // ENTRY_BYTES
+_CHUNK_ENTRIES = ALLOCATE_BYTES // layout.ENTRY_BYTES
 
 
 def find_below(queue: ConsumeQueue, physical_offset: int) -> int:
@@ -50,21 +50,20 @@ def count_below(queue: ConsumeQueue, physical_offset: int) -> int:
     while end - end % queue.file_entries in queue.file_starts:
         queue.max_offset = max(queue.max_offset, end + _CHUNK_ENTRIES)
         data = queue.read(end, _CHUNK_ENTRIES) or b""
-        for at in range(0, len(data) - ENTRY_BYTES + 1, ENTRY_BYTES):
-            offset, size = octets.get_i64(data, at), octets.get_i32(data, at + 8)
+        for offset, size, _ in unpack_entries(data):
             if size != FILLER_SIZE:
                 if size <= 0 or not last < offset < physical_offset:
                     return end
                 last = offset
             end += 1
-        if len(data) < ENTRY_BYTES:
+        if len(data) < layout.ENTRY_BYTES:
             return end
     return end
 
 
 def _is_below(queue: ConsumeQueue, offset: int, physical_offset: int) -> bool:
     queue.max_offset = max(queue.max_offset, offset + 1)
-    entry = unpack_entry(queue.read(offset, 1) or b"", 0)
+    entry = unpack_entry(queue.read(offset, 1) or b"")
     return entry is not None and entry[1] > 0 and 0 <= entry[0] < physical_offset
 
 
@@ -78,8 +77,8 @@ def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
         return False
     fd = queue.disk.open_to_read(queue.path(keep))
     try:
-        at = (offset - keep) * ENTRY_BYTES
-        while at < queue.file_entries * ENTRY_BYTES:
+        at = (offset - keep) * layout.ENTRY_BYTES
+        while at < queue.file_entries * layout.ENTRY_BYTES:
             at = queue.disk.next_data(fd, at)
             if at < 0:
                 return False
@@ -94,7 +93,7 @@ def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
 
 def strange_size(queue: ConsumeQueue) -> int | None:
     """The size that the files seem to have, if it is not the one set; for foreign stores."""
-    size = queue.file_entries * ENTRY_BYTES
+    size = queue.file_entries * layout.ENTRY_BYTES
     for name in queue.disk.names(queue.folder):
         length = queue.disk.size(queue.folder / name)
         if is_number(name) and (int(name) % size or length != size):

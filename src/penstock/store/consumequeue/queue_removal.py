@@ -16,7 +16,7 @@ import msgspec
 
 from penstock.errors import StoreError
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, renaming
-from penstock.store.directory import Layout
+from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 
 PREFIX = ".removed-"
@@ -26,14 +26,14 @@ PREFIX = ".removed-"
 class Removal:
     """Deleted topics of one store."""
 
-    def __init__(self, disk: Disk, layout: Layout) -> None:
+    def __init__(self, disk: Disk, paths: StorePaths) -> None:
         self._disk = disk
-        self._layout = layout
+        self._layout = paths
         self._lock = threading.Lock()
         self._count = 0
         self._noted: dict[str, int] = {}
         # Replaced and never changed, so that the pool can write it while the loop notes the next.
-        self.ends: dict[str, int] = read_ends(disk, layout)
+        self.ends: dict[str, int] = read_ends(disk, paths)
 
     def end_of(self, topic: bytes) -> int:
         """Records of the topic below this log offset are deleted."""
@@ -98,9 +98,9 @@ class Removal:
         self.sweep()
 
 
-def read_ends(disk: Disk, layout: Layout) -> dict[str, int]:
+def read_ends(disk: Disk, paths: StorePaths) -> dict[str, int]:
     """What `penstock.removed` says: the log's end when each topic was deleted."""
-    for path in (layout.removed, layout.removed.with_name(layout.removed.name + ".bak")):
+    for path in (paths.removed, paths.removed.with_name(paths.removed.name + ".bak")):
         data = disk.read(path)
         if data is not None:
             try:

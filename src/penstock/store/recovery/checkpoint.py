@@ -8,7 +8,7 @@ is not younger; `SLACK_MS` is RocketMQ's allowance for times that are equal or s
 
 from typing import NamedTuple
 
-from penstock.store.directory import Layout
+from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 from penstock.wire import octets
 
@@ -37,16 +37,16 @@ class Checkpoint(NamedTuple):
         return min(times)
 
 
-def read_checkpoint(disk: Disk, layout: Layout) -> Checkpoint:
-    data = disk.read(layout.checkpoint)
+def read_checkpoint(disk: Disk, paths: StorePaths) -> Checkpoint:
+    data = disk.read(paths.checkpoint)
     if data is None or len(data) < 40:
         return Checkpoint()
     return Checkpoint(*(octets.get_i64(data, 8 * i) for i in range(5)))
 
 
-def write_checkpoint(disk: Disk, layout: Layout, checkpoint: Checkpoint) -> None:
+def write_checkpoint(disk: Disk, paths: StorePaths, checkpoint: Checkpoint) -> None:
     """Write it in place: its 40 bytes lie in one sector, so a power cut leaves old or new."""
     page = bytearray(PAGE_BYTES)
     for i, value in enumerate(checkpoint):
         octets.put_i64(page, 8 * i, value)
-    disk.write_file(layout.checkpoint, bytes(page))
+    disk.write_file(paths.checkpoint, bytes(page))

@@ -32,14 +32,13 @@ from penstock.config import StoreConfig, delays_ms
 from penstock.errors import StoreDamaged, StoreRefused
 from penstock.store.consumequeue import queue_files
 from penstock.store.consumequeue.consumequeue import (
-    ENTRY_BYTES,
     FILLER_SIZE,
     ConsumeQueue,
 )
 from penstock.store.consumequeue.mapped_queues import Awake, mapped_max
 from penstock.store.consumequeue.queue_removal import Removal
 from penstock.store.consumequeue.queue_table import QueueTable
-from penstock.store.directory import Layout
+from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 from penstock.store.index import Index
 from penstock.store.put import PutPath
@@ -47,6 +46,7 @@ from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint, writ
 from penstock.store.recovery.log_replay import Replay
 from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, is_number, segment_name
 from penstock.wire.codes import TOPIC_SCHEDULE
+from penstock.wire.layout import ENTRY_BYTES
 from penstock.wire.record import NOTHING, PROBLEMS, RECORD, UNWRITTEN, StoredRecord
 
 STEP_BYTES = 64 * 1024 * 1024
@@ -114,17 +114,17 @@ class Recovery:
     """One opening of a store's files."""
 
     def __init__(
-        self, disk: Disk, layout: Layout, config: StoreConfig, progress: Progress | None
+        self, disk: Disk, paths: StorePaths, config: StoreConfig, progress: Progress | None
     ) -> None:
         self.disk = disk
-        self.layout = layout
+        self.paths = paths
         self.config = config
-        self.row = SegmentRow(disk, layout.log, config.segment_bytes)
+        self.row = SegmentRow(disk, paths.log, config.segment_bytes)
         self.queues = QueueTable()
         self.awake = Awake(mapped_max(disk, config))
-        self.index = Index(disk, layout.index, config.index_slots, config.index_entries)
+        self.index = Index(disk, paths.index, config.index_slots, config.index_entries)
         self.checkpoint = Checkpoint()
-        self.removal = Removal(disk, layout)
+        self.removal = Removal(disk, paths)
         self.report = Report()
         self._delays_ms = delays_ms(config.delay_levels)
         self._progress = progress or (lambda what, done, of: None)
@@ -132,17 +132,17 @@ class Recovery:
     def load_log(self, *, sizes_known: bool) -> None:
         """Map the log's segments; short ones are extended if it is known that they are short."""
         names = [
-            n for n in self.disk.names(self.layout.log) if is_number(n) and len(n) == NAME_DIGITS
+            n for n in self.disk.names(self.paths.log) if is_number(n) and len(n) == NAME_DIGITS
         ]
         size = self.config.segment_bytes
         for place, name in enumerate(names):
-            path = self.layout.log / name
+            path = self.paths.log / name
             start = int(name)
             length = self.disk.size(path)
             if place and start != self.row.first + place * size:
                 if (start - self.row.first) % size == 0:
                     missing = segment_name(self.row.first + place * size)
-                    raise StoreDamaged(f"{self.layout.log} lacks the segment {missing}")
+                    raise StoreDamaged(f"{self.paths.log} lacks the segment {missing}")
                 raise self._other_size(path, start - self.row.first)
             if length == 0 and place == len(names) - 1 and place > 0:
                 self.disk.unlink(path)
@@ -162,8 +162,8 @@ class Recovery:
 
     def load_queues(self) -> None:
         """Find all queues there are; positions are set later."""
-        for topic in self.disk.names(self.layout.queues):
-            for queue_id in self.disk.names(self.layout.queues / topic):
+        for topic in self.disk.names(self.paths.queues):
+            for queue_id in self.disk.names(self.paths.queues / topic):
                 if is_number(queue_id):
                     queue = self.add_queue(os.fsencode(topic), int(queue_id))
                     if queue is not None:
@@ -173,7 +173,7 @@ class Recovery:
         """The queue of this name, made if it is new; None if that can't be a queue's name."""
         queue = self.queues.get(topic, queue_id)
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
-            folder = self.layout.queues / topic.decode() / str(queue_id)
+            folder = self.paths.queues / topic.decode() / str(queue_id)
             queue = ConsumeQueue(
                 self.disk, folder, topic, queue_id, self.config.queue_file_entries, self.awake
             )
@@ -185,7 +185,7 @@ class Recovery:
     def run(self, path: PutPath, *, crashed: bool, ours: bool) -> Report:
         """Bring log, queues and index to agree. `ours`: the checkpoint was written by Penstock."""
         self.report.clean = not crashed
-        self.checkpoint = read_checkpoint(self.disk, self.layout)
+        self.checkpoint = read_checkpoint(self.disk, self.paths)
         self.report.strange_files = (
             self.index.load(extend=ours) if self.config.index_enabled else []
         )
@@ -195,7 +195,7 @@ class Recovery:
             self._settle_removal()
             return self.report
         # From here on files are written to: a crash meanwhile must not look like a clean end.
-        self.disk.write_file(self.layout.abort, str(os.getpid()).encode())
+        self.disk.write_file(self.paths.abort, str(os.getpid()).encode())
         self.load_queues()
         for queue in self.queues.rows:
             if self.removal.end_of(queue.topic) > 0:
@@ -221,7 +221,7 @@ class Recovery:
     def _replay_all(self, path: PutPath) -> int:
         """Queues or index contradict the log: let all of it tell what they should say."""
         self.checkpoint = Checkpoint(confirmed=self.checkpoint.confirmed)
-        write_checkpoint(self.disk, self.layout, self.checkpoint)
+        write_checkpoint(self.disk, self.paths, self.checkpoint)
         path.gaps = path.unplaced = 0
         for queue in self.queues.rows:
             queue.close()
@@ -252,7 +252,7 @@ class Recovery:
         strange = [n for n in self.report.strange_files if is_number(n)]
         if strange:
             raise StoreRefused(
-                f"{self.layout.index / strange[0]} is no index file of {self.config.index_slots} "
+                f"{self.paths.index / strange[0]} is no index file of {self.config.index_slots} "
                 f"slots and {self.config.index_entries} entries",
                 hint="set index_slots (maxHashSlotNum) and index_entries (maxIndexNum) to what the "
                 "store was made with",
@@ -260,7 +260,7 @@ class Recovery:
 
     def _resume(self) -> bool:
         """Take over the snapshot of a clean shutdown, if the log confirms it."""
-        data = self.disk.read(self.layout.snapshot)
+        data = self.disk.read(self.paths.snapshot)
         if data is None:
             return False
         try:
@@ -271,7 +271,7 @@ class Recovery:
             return False
         if snapshot.log_begin != self.row.first or not self._ends_at(snapshot):
             return False
-        folders = set(self.disk.names(self.layout.queues))
+        folders = set(self.disk.names(self.paths.queues))
         if not folders >= {topic for topic, _, low, high in snapshot.queues if high > low}:
             return False  # somebody else deleted topics meanwhile
         noted = zip(snapshot.queues, snapshot.files, strict=True)
@@ -412,7 +412,7 @@ class Recovery:
         """Let the log end at `end`, durably, with nothing behind it."""
         if end < self.checkpoint.confirmed:
             self.checkpoint = self.checkpoint._replace(confirmed=end)
-            write_checkpoint(self.disk, self.layout, self.checkpoint)
+            write_checkpoint(self.disk, self.paths, self.checkpoint)
         self._drop_segments_from(end)
         last = self.row.find(end)
         if last is not None:

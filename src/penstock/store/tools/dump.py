@@ -8,16 +8,15 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from penstock.errors import CompressionError, RecordError
-from penstock.store.index import HEADER_BYTES, SLOT_BYTES
+from penstock.store.index import index_file_bytes
 from penstock.store.lookup import key_hash
 from penstock.store.tools.file_pieces import read_piece
 from penstock.store.tools.inspection import QueueEntries, StoreFiles
-from penstock.store.tools.log_scan import ENTRY_BYTES
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.codes import SYS_COMPRESSED
 from penstock.wire.compression import decompress
 from penstock.wire.message import StoredMessage, decode_message
-from penstock.wire.record import BLANK, MAGIC_BLANK, NOTHING, PROBLEMS, RECORD, StoredRecord
+from penstock.wire.record import BLANK, NOTHING, PROBLEMS, RECORD, StoredRecord
 
 INFLATED_BYTES_MAX = 64 * 1024 * 1024
 """A compressed body is shown up to this size."""
@@ -40,8 +39,8 @@ def walk_log(files: StoreFiles, offset: int, *, salvage: bool = False) -> Iterat
     offset = max(offset, files.log_begin)
     while (file := files.log_file(offset)) is not None:
         segment_end = file.start + files.sizes.segment_bytes
-        head = read_piece(file.path, offset - file.start, 8)
-        if len(head) == 8 and octets.get_i32(head, 4) == MAGIC_BLANK:
+        head = read_piece(file.path, offset - file.start, layout.HEAD_BYTES)
+        if len(head) == layout.HEAD_BYTES and _is_blank(head):
             offset = segment_end
             continue
         found = read_message(files, offset)
@@ -95,17 +94,17 @@ def find_key(files: StoreFiles, topic: str, key: str) -> Iterator[Found]:
         if head is None or path.stat().st_size != files.index_bytes():
             continue
         slots = files.sizes.index_slots
-        number = octets.get_i32(read_piece(path, HEADER_BYTES + wanted % slots * SLOT_BYTES, 4), 0)
+        slot_at = index_file_bytes(wanted % slots, 0)
+        number = octets.get_i32(read_piece(path, slot_at, layout.INDEX_SLOT_BYTES), 0)
         while 0 < number < head.next_number:
-            at = HEADER_BYTES + slots * SLOT_BYTES + number * ENTRY_BYTES
-            entry = read_piece(path, at, ENTRY_BYTES)
-            offset = octets.get_i64(entry, 4)
-            if octets.get_i32(entry, 0) == wanted and offset not in seen:
+            entry = read_piece(path, index_file_bytes(slots, number), layout.INDEX_ENTRY_BYTES)
+            offset = octets.get_i64(entry, layout.INDEX_OFFSET_AT)
+            if octets.get_i32(entry, layout.INDEX_KEY_HASH_AT) == wanted and offset not in seen:
                 seen.add(offset)
                 found = read_message(files, offset)
                 if found.message is None or _has_key(found.message, topic, key):
                     yield found
-            previous = octets.get_i32(entry, 16)
+            previous = octets.get_i32(entry, layout.INDEX_PREVIOUS_AT)
             if previous >= number:  # a chain only goes back
                 break
             number = previous
@@ -135,6 +134,10 @@ def plain_body(message: StoredMessage) -> tuple[bytes, str | None]:
         return decompress(message.body, message.sys_flag, limit=INFLATED_BYTES_MAX), None
     except CompressionError as error:
         return message.body, error.message
+
+
+def _is_blank(head: bytearray) -> bool:
+    return octets.get_i32(head, layout.MAGIC_AT) == layout.MAGIC_BLANK
 
 
 def _has_key(message: StoredMessage, topic: str, key: str) -> bool:

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from penstock.errors import ReadFailed
 from penstock.wire import octets
-from penstock.wire.record import MAGIC_V1, MAGIC_V2, RECORD, StoredRecord
+from penstock.wire.layout import MAGIC_AT, MAGIC_V1, MAGIC_V2
+from penstock.wire.record import RECORD, StoredRecord
 
 CHUNK_BYTES = 8 * 1024 * 1024
 """How much of the log is read at a time."""
@@ -83,7 +84,7 @@ def _hits(data: bytearray, end: int) -> Iterator[int]:
     hit = data.find(_MAGIC_HEAD, 0, end)
     while hit >= 0:
         if data[hit : min(hit + 4, end)] in _MAGICS:
-            yield hit - 4
+            yield hit - MAGIC_AT
         hit = data.find(_MAGIC_HEAD, hit + 1, end)
 
 

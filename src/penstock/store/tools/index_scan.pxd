@@ -1,6 +1,6 @@
 cimport cython
 from penstock.store.tools.log_scan cimport LogWindow
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 from penstock.wire.record cimport PropertyMarks, StoredRecord
 
 cdef int _ENTRY_OK
@@ -10,8 +10,6 @@ cdef int _ENTRY_BEYOND
 cdef int _ENTRY_NO_RECORD
 cdef int _ENTRY_OTHER_KEY
 cdef int _ENTRY_TIME
-cdef int _ENTRY_BYTES
-cdef int _HEAD_BYTES
 cdef int _SPACE
 cdef long long _SECONDS_MAX
 

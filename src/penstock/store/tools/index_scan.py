@@ -7,7 +7,7 @@ code and is called again behind it.
 from array import array
 
 from penstock.store.tools.log_scan import LogWindow
-from penstock.wire import octets
+from penstock.wire import layout, octets
 from penstock.wire.record import RECORD, StoredRecord
 
 # What is wrong with the index entry at which `run` stopped.
@@ -21,9 +21,6 @@ ENTRY_TIME = 6  # the record was stored at another time
 _ENTRY_OK, _ENTRY_GARBLED, _ENTRY_CHAIN, _ENTRY_BEYOND = 0, 1, 2, 3
 _ENTRY_NO_RECORD, _ENTRY_OTHER_KEY, _ENTRY_TIME = 4, 5, 6
 
-ENTRY_BYTES = 20
-_ENTRY_BYTES = ENTRY_BYTES
-_HEAD_BYTES = 8
 _SPACE = 32
 _SECONDS_MAX = 0x7FFFFFFF
 
@@ -53,12 +50,14 @@ class IndexScan:
 
         True at their end; False at a bad entry with its `problem`: `number` is behind it already.
         """
-        end = first + len(entries) // _ENTRY_BYTES
+        end = first + len(entries) // layout.INDEX_ENTRY_BYTES
         number = self.number
         problem = _ENTRY_OK
         self.stored.bind(window.view)
         while number < end:
-            problem = self._check(entries, (number - first) * _ENTRY_BYTES, number, window)
+            problem = self._check(
+                entries, (number - first) * layout.INDEX_ENTRY_BYTES, number, window
+            )
             number += 1
             if problem != _ENTRY_OK:
                 break
@@ -71,19 +70,19 @@ class IndexScan:
     def differing_slot(self, slots: memoryview, first: int) -> int:
         """The first slot of `slots` (which begin with slot `first`) that is not as the entries
         say, or -1."""
-        count = len(slots) // 4
+        count = len(slots) // layout.INDEX_SLOT_BYTES
         i = 0
         while i < count:
-            if octets.get_i32(slots, 4 * i) != self.newest[first + i]:
+            if octets.get_i32(slots, layout.INDEX_SLOT_BYTES * i) != self.newest[first + i]:
                 return first + i
             i += 1
         return -1
 
     def _check(self, entries: memoryview, at: int, number: int, window: LogWindow) -> int:
-        key_hash = octets.get_i32(entries, at)
-        offset = octets.get_i64(entries, at + 4)
-        seconds = octets.get_i32(entries, at + 12)
-        previous = octets.get_i32(entries, at + 16)
+        key_hash = octets.get_i32(entries, at + layout.INDEX_KEY_HASH_AT)
+        offset = octets.get_i64(entries, at + layout.INDEX_OFFSET_AT)
+        seconds = octets.get_i32(entries, at + layout.INDEX_SECONDS_AT)
+        previous = octets.get_i32(entries, at + layout.INDEX_PREVIOUS_AT)
         if key_hash < 0 or offset < 0 or seconds < 0 or previous < 0 or previous >= number:
             return _ENTRY_GARBLED
         slot = key_hash % self.slots
@@ -121,12 +120,12 @@ class IndexScan:
 
     def _read(self, offset: int, window: LogWindow) -> bool:
         """Have the record at `offset` read and scanned, if one lies there."""
-        if offset < window.start or offset + _HEAD_BYTES > window.start + window.length:
-            window.load(offset, _HEAD_BYTES)
+        if offset < window.start or offset + layout.HEAD_BYTES > window.start + window.length:
+            window.load(offset, layout.HEAD_BYTES)
             self.stored.bind(window.view)
-        if window.length < _HEAD_BYTES:
+        if window.length < layout.HEAD_BYTES:
             return False
-        size = octets.get_i32(window.view, offset - window.start)
+        size = octets.get_i32(window.view, offset - window.start + layout.SIZE_AT)
         if size > window.start + window.length - offset:
             window.load(offset, size)
             self.stored.bind(window.view)

@@ -19,18 +19,18 @@ from typing import NamedTuple
 import msgspec
 
 from penstock.errors import StoreError
-from penstock.store.consumequeue.consumequeue import FILLER_SIZE
+from penstock.store.consumequeue.consumequeue import FILLER_SIZE, unpack_entry
 from penstock.store.consumequeue.queue_removal import PREFIX, read_ends
-from penstock.store.directory import Layout, Sizes
+from penstock.store.directory import Sizes, StorePaths
 from penstock.store.disk import Disk
-from penstock.store.index import HEADER_BYTES, SLOT_BYTES
 from penstock.store.index import NAME_DIGITS as INDEX_NAME_DIGITS
+from penstock.store.index import index_file_bytes
 from penstock.store.recovery.checkpoint import Checkpoint
 from penstock.store.recovery.recovery import Snapshot
 from penstock.store.segment import NAME_DIGITS
 from penstock.store.tools.file_pieces import CHUNK_BYTES, LogFile, read_piece, search
-from penstock.store.tools.log_scan import ENTRY_BYTES, LogWindow
-from penstock.wire import octets
+from penstock.store.tools.log_scan import LogWindow
+from penstock.wire import layout, octets
 from penstock.wire.record import RECORD, StoredRecord
 
 ENTRIES_AT_A_TIME = 400
@@ -76,19 +76,19 @@ class StoreFiles:
 
     def __init__(self, root: Path, hints: SizeHints | None = None) -> None:
         self.root = root
-        self.layout = Layout(root)
-        if not (self.layout.log.is_dir() or self.layout.queues.is_dir()):
+        self.paths = StorePaths(root)
+        if not (self.paths.log.is_dir() or self.paths.queues.is_dir()):
             raise StoreError(
                 f"{root} is not a store: it has no commitlog/ directory",
                 hint="give the directory that holds commitlog/, consumequeue/ and index/",
             )
-        self.sizes, self.sizes_from = _find_sizes(self.layout, hints or SizeHints())
-        self.crashed = self.layout.abort.exists()
-        self.live = self.crashed and _is_locked(self.layout.lock)
+        self.sizes, self.sizes_from = _find_sizes(self.paths, hints or SizeHints())
+        self.crashed = self.paths.abort.exists()
+        self.live = self.crashed and _is_locked(self.paths.lock)
         self.stop: int | None = None
-        self.log = _log_files(self.layout)
+        self.log = _log_files(self.paths)
         self.snapshot = self._read_snapshot()
-        self.removed = read_ends(Disk(), self.layout)
+        self.removed = read_ends(Disk(), self.paths)
 
     # --- the log
 
@@ -129,10 +129,10 @@ class StoreFiles:
         file = self.log_file(offset) if offset >= 0 else None
         if file is None:
             return None
-        head = read_piece(file.path, offset - file.start, 8)
-        if len(head) < 8:
+        head = read_piece(file.path, offset - file.start, layout.HEAD_BYTES)
+        if len(head) < layout.HEAD_BYTES:
             return None
-        size = octets.get_i32(head, 0)
+        size = octets.get_i32(head, layout.SIZE_AT)
         if not 0 < size <= file.length - (offset - file.start):
             return None
         data = read_piece(file.path, offset - file.start, size)
@@ -156,17 +156,21 @@ class StoreFiles:
 
     def queues(self) -> Iterator[tuple[str, int]]:
         """(topic, queue id) of all queues there are files of."""
-        for topic in _names(self.layout.queues):
+        for topic in _names(self.paths.queues):
             if topic.startswith(PREFIX):
                 continue  # on its way out
-            for name in sorted(_names(self.layout.queues / topic), key=lambda n: (len(n), n)):
+            for name in sorted(_names(self.paths.queues / topic), key=lambda n: (len(n), n)):
                 if name.isdigit():
                     yield topic, int(name)
 
     def queue_files(self, topic: str, queue_id: int) -> list[QueueFile]:
-        folder = self.layout.queues / topic / str(queue_id)
+        folder = self.paths.queues / topic / str(queue_id)
         return [
-            QueueFile(folder / name, int(name) // ENTRY_BYTES, _size(folder / name) // ENTRY_BYTES)
+            QueueFile(
+                folder / name,
+                int(name) // layout.ENTRY_BYTES,
+                _size(folder / name) // layout.ENTRY_BYTES,
+            )
             for name in _names(folder)
             if name.isdigit() and len(name) == NAME_DIGITS
         ]
@@ -174,7 +178,7 @@ class StoreFiles:
     # --- index, checkpoint, snapshot
 
     def index_files(self) -> list[Path]:
-        folder = self.layout.index
+        folder = self.paths.index
         names = [n for n in _names(folder) if n.isdigit() and len(n) == INDEX_NAME_DIGITS]
         return [folder / name for name in names]
 
@@ -182,30 +186,26 @@ class StoreFiles:
         """How long an index file should be; 0 if that is not known."""
         if not self.sizes.index_slots:
             return 0
-        return (
-            HEADER_BYTES
-            + self.sizes.index_slots * SLOT_BYTES
-            + self.sizes.index_entries * ENTRY_BYTES
-        )
+        return index_file_bytes(self.sizes.index_slots, self.sizes.index_entries)
 
     def index_head(self, path: Path) -> IndexHead | None:
-        head = read_piece(path, 0, HEADER_BYTES)
-        if len(head) < HEADER_BYTES:
+        head = read_piece(path, 0, layout.INDEX_HEADER_BYTES)
+        if len(head) < layout.INDEX_HEADER_BYTES:
             return None
         return IndexHead(
-            begin_ms=octets.get_i64(head, 0),
-            end_ms=octets.get_i64(head, 8),
-            begin_offset=octets.get_i64(head, 16),
-            end_offset=octets.get_i64(head, 24),
-            slots_used=octets.get_i32(head, 32),
-            next_number=octets.get_i32(head, 36),
+            begin_ms=octets.get_i64(head, layout.INDEX_BEGIN_MS_AT),
+            end_ms=octets.get_i64(head, layout.INDEX_END_MS_AT),
+            begin_offset=octets.get_i64(head, layout.INDEX_BEGIN_OFFSET_AT),
+            end_offset=octets.get_i64(head, layout.INDEX_END_OFFSET_AT),
+            slots_used=octets.get_i32(head, layout.INDEX_SLOTS_USED_AT),
+            next_number=octets.get_i32(head, layout.INDEX_NEXT_NUMBER_AT),
         )
 
     def checkpoint(self) -> Checkpoint | None:
         """The checkpoint, or None if the file is absent or too short."""
-        if not self.layout.checkpoint.exists():
+        if not self.paths.checkpoint.exists():
             return None
-        data = read_piece(self.layout.checkpoint, 0, 40)
+        data = read_piece(self.paths.checkpoint, 0, 40)
         if len(data) < 40:
             return None
         return Checkpoint(*(octets.get_i64(data, 8 * i) for i in range(5)))
@@ -215,7 +215,7 @@ class StoreFiles:
         if not self.crashed:
             return self.log_beyond
         checkpoint = self.checkpoint() or Checkpoint()
-        threshold = checkpoint.recover_from_ms(with_index=self.layout.sizes.exists())
+        threshold = checkpoint.recover_from_ms(with_index=self.paths.sizes.exists())
         for file in reversed(self.log):
             found = self.record(file.start)
             if found is None:
@@ -226,10 +226,10 @@ class StoreFiles:
         return self.log_begin
 
     def _read_snapshot(self) -> Snapshot | None:
-        if not self.layout.snapshot.exists():
+        if not self.paths.snapshot.exists():
             return None
         try:
-            return msgspec.json.decode(self.layout.snapshot.read_bytes(), type=Snapshot)
+            return msgspec.json.decode(self.paths.snapshot.read_bytes(), type=Snapshot)
         except ValueError:
             return None
 
@@ -252,9 +252,9 @@ class QueueEntries:
         for file in self.files:
             if file.start <= offset < file.start + file.entries:
                 count = min(count, file.start + file.entries - offset)
-                at = (offset - file.start) * ENTRY_BYTES
-                data = read_piece(file.path, at, count * ENTRY_BYTES)
-                return data[: len(data) - len(data) % ENTRY_BYTES]
+                at = (offset - file.start) * layout.ENTRY_BYTES
+                data = read_piece(file.path, at, count * layout.ENTRY_BYTES)
+                return data[: len(data) - len(data) % layout.ENTRY_BYTES]
         return bytearray()
 
     def entry(self, offset: int) -> tuple[int, int, int] | None:
@@ -262,7 +262,7 @@ class QueueEntries:
         data = self.read(offset, 1)
         if not data.strip(b"\0"):
             return None
-        return octets.get_i64(data, 0), octets.get_i32(data, 8), octets.get_i64(data, 12)
+        return unpack_entry(data)
 
     def min_offset(self, log_begin: int) -> int:
         """The first entry whose record still exists, by binary search."""
@@ -323,43 +323,43 @@ def _size(path: Path) -> int:
         return 0
 
 
-def _log_files(layout: Layout) -> list[LogFile]:
-    names = [n for n in _names(layout.log) if n.isdigit() and len(n) == NAME_DIGITS]
-    return [LogFile(layout.log / n, int(n), _size(layout.log / n)) for n in names]
+def _log_files(paths: StorePaths) -> list[LogFile]:
+    names = [n for n in _names(paths.log) if n.isdigit() and len(n) == NAME_DIGITS]
+    return [LogFile(paths.log / n, int(n), _size(paths.log / n)) for n in names]
 
 
-def _find_sizes(layout: Layout, hints: SizeHints) -> tuple[Sizes, str]:
-    made = _made_with(layout)
-    guess = made or _guess_sizes(layout)
+def _find_sizes(paths: StorePaths, hints: SizeHints) -> tuple[Sizes, str]:
+    made = _made_with(paths)
+    guess = made or _guess_sizes(paths)
     sizes = Sizes(
         *(getattr(hints, name) or getattr(guess, name) for name in Sizes.__struct_fields__)
     )
     if any(hints):
         return sizes, "the command line"
-    return sizes, layout.sizes.name if made else "the files (a guess)"
+    return sizes, paths.sizes.name if made else "the files (a guess)"
 
 
-def _made_with(layout: Layout) -> Sizes | None:
+def _made_with(paths: StorePaths) -> Sizes | None:
     try:
-        made = msgspec.json.decode(layout.sizes.read_bytes(), type=Sizes)
+        made = msgspec.json.decode(paths.sizes.read_bytes(), type=Sizes)
     except (OSError, ValueError):
         return None
     return made if all(getattr(made, name) > 0 for name in Sizes.__struct_fields__) else None
 
 
-def _guess_sizes(layout: Layout) -> Sizes:
-    log = _log_files(layout)
+def _guess_sizes(paths: StorePaths) -> Sizes:
+    log = _log_files(paths)
     steps = Counter(b.start - a.start for a, b in itertools.pairwise(log))
     # A missing file makes one step a multiple of the others, so the smallest is right.
     segment = min(steps) if steps else max((f.length for f in log), default=0)
     queue_bytes = max(
-        (_size(p) for t in _names(layout.queues) for p in (layout.queues / t).glob("*/*")),
+        (_size(p) for t in _names(paths.queues) for p in (paths.queues / t).glob("*/*")),
         default=0,
     )
-    index = max((_size(layout.index / n) for n in _names(layout.index)), default=0)
+    index = max((_size(paths.index / n) for n in _names(paths.index)), default=0)
     slots, entries = SLOTS_DEFAULT, ENTRIES_DEFAULT
-    per_slot = SLOT_BYTES + ENTRIES_PER_SLOT * ENTRY_BYTES
-    if index and index != HEADER_BYTES + slots * SLOT_BYTES + entries * ENTRY_BYTES:
-        slots, rest = divmod(index - HEADER_BYTES, per_slot)
+    per_slot = layout.INDEX_SLOT_BYTES + ENTRIES_PER_SLOT * layout.INDEX_ENTRY_BYTES
+    if index and index != index_file_bytes(slots, entries):
+        slots, rest = divmod(index - layout.INDEX_HEADER_BYTES, per_slot)
         slots, entries = (slots, slots * ENTRIES_PER_SLOT) if rest == 0 else (0, 0)
-    return Sizes(segment, queue_bytes // ENTRY_BYTES, slots, entries)
+    return Sizes(segment, queue_bytes // layout.ENTRY_BYTES, slots, entries)

@@ -1,16 +1,11 @@
 cimport cython
-from penstock.wire cimport octets
+from penstock.wire cimport layout, octets
 from penstock.wire.record cimport PropertyMarks, StoredRecord
 
 cdef int _MORE
 cdef int _AT_END
 cdef int _AT_BLANK
 cdef int _BAD
-cdef int _ENTRY_BYTES
-cdef int _MAGIC_BLANK
-cdef int _MAGIC_V1
-cdef int _MAGIC_V2
-cdef int _HEAD_BYTES
 cdef int _TRANSACTION_MASK
 cdef int _PREPARED
 cdef int _ROLLBACK

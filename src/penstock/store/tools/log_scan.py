@@ -10,8 +10,8 @@ Cost model: compiled, a good record costs its CRC and about 100 ns. No object is
 from array import array
 from collections.abc import Callable
 
-from penstock.wire import octets
-from penstock.wire.record import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, NOTHING, RECORD, StoredRecord
+from penstock.wire import layout, octets
+from penstock.wire.record import NOTHING, RECORD, StoredRecord
 
 # Why `LogScan.run` came back.
 MORE = 0  # the window ends: load another one at `offset` with at least `needs` bytes
@@ -20,12 +20,6 @@ AT_BLANK = 2  # a blank record of `blank` bytes
 BAD = 3  # no good record at `offset`; `stored.problem` says why
 _MORE, _AT_END, _AT_BLANK, _BAD = MORE, AT_END, AT_BLANK, BAD
 
-ENTRY_BYTES = 20
-_ENTRY_BYTES = ENTRY_BYTES
-_MAGIC_BLANK = MAGIC_BLANK
-_MAGIC_V1 = MAGIC_V1
-_MAGIC_V2 = MAGIC_V2
-_HEAD_BYTES = 8
 _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
 _ROLLBACK = 0x0C
@@ -103,12 +97,14 @@ class QueueFacts:
 
     def _agrees(self, stored: StoredRecord, offset: int) -> bool:
         entries = self._entries
-        at = (offset - self._from) * _ENTRY_BYTES
-        if octets.get_i64(entries, at) != stored.physical_offset:
+        at = (offset - self._from) * layout.ENTRY_BYTES
+        if octets.get_i64(entries, at + layout.ENTRY_OFFSET_AT) != stored.physical_offset:
             return False
-        if octets.get_i32(entries, at + 8) != stored.size:
+        if octets.get_i32(entries, at + layout.ENTRY_SIZE_AT) != stored.size:
             return False
-        return self.any_tag or octets.get_i64(entries, at + 12) == stored.marks.tags_code()
+        if self.any_tag:
+            return True
+        return octets.get_i64(entries, at + layout.ENTRY_TAG_AT) == stored.marks.tags_code()
 
     def finish(self) -> None:
         """The log has been walked: put the open ranges into the lists."""
@@ -128,7 +124,7 @@ class QueueFacts:
     def _load(self, offset: int) -> None:
         data = self.fetch(offset)
         self._from = offset
-        self._to = offset + len(data) // ENTRY_BYTES
+        self._to = offset + len(data) // layout.ENTRY_BYTES
         if data:
             self._entries = memoryview(data)
 
@@ -170,18 +166,18 @@ class LogScan:
         why = _MORE
         while True:
             left = length - at
-            self.needs = _HEAD_BYTES
-            if left < _HEAD_BYTES:
+            self.needs = layout.HEAD_BYTES
+            if left < layout.HEAD_BYTES:
                 if length >= window.room:
                     why = _AT_END
                 break
-            size = octets.get_i32(view, at)
-            magic = octets.get_i32(view, at + 4)
-            if magic == _MAGIC_BLANK:
+            size = octets.get_i32(view, at + layout.SIZE_AT)
+            magic = octets.get_i32(view, at + layout.MAGIC_AT)
+            if magic == layout.MAGIC_BLANK:
                 self.blank = size
                 why = _AT_BLANK
                 break
-            known = magic in (_MAGIC_V1, _MAGIC_V2)
+            known = magic in (layout.MAGIC_V1, layout.MAGIC_V2)
             if known and left < size <= window.room - at:
                 self.needs = size
                 break

@@ -98,7 +98,7 @@ def survey(files: StoreFiles, *, exact: bool = False, progress: Progress | None 
         queues=queues,
         index=[_index_figures(files, path) for path in files.index_files()],
         checkpoint=files.checkpoint(),
-        tables=_tables(files.layout.config),
+        tables=_tables(files.paths.config),
         disk_bytes=disk_bytes(files.root),
     )
 

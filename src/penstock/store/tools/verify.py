@@ -277,7 +277,7 @@ class Verification:
             yield Problem(
                 DAMAGE,
                 "snapshot.log-end",
-                files.layout.snapshot.name,
+                files.paths.snapshot.name,
                 0,
                 f"the store was closed with its log ending at {snapshot.log_end}, good records "
                 f"end at {totals.log_end}",
@@ -286,10 +286,10 @@ class Verification:
 
     def _checkpoint(self) -> Iterator[Problem]:
         files, totals = self.files, self.totals
-        name = files.layout.checkpoint.name
+        name = files.paths.checkpoint.name
         checkpoint = self.checkpoint
         if checkpoint is None:
-            if files.layout.checkpoint.exists():
+            if files.paths.checkpoint.exists():
                 yield Problem(DAMAGE, "checkpoint.short", name, 0, "has fewer than 40 bytes")
             elif totals.records and not files.crashed:
                 text = "is absent: recovery after a crash would begin with the first segment"

@@ -4,11 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from penstock.store.index import HEADER_BYTES, SLOT_BYTES
+from penstock.store.index import index_file_bytes
 from penstock.store.tools.file_pieces import read_piece
 from penstock.store.tools.index_scan import (
     ENTRY_BEYOND,
-    ENTRY_BYTES,
     ENTRY_CHAIN,
     ENTRY_GARBLED,
     ENTRY_NO_RECORD,
@@ -18,6 +17,7 @@ from penstock.store.tools.index_scan import (
 )
 from penstock.store.tools.inspection import IndexHead
 from penstock.store.tools.problem import DAMAGE, NOTE, Problem, merge_neighbours
+from penstock.wire import layout, octets
 
 if TYPE_CHECKING:
     from penstock.store.tools.verify import Verification
@@ -72,7 +72,7 @@ class _FileCheck:
         self.path = path
         self.name = str(path.relative_to(self.files.root))
         self.rebuilt = last and self.files.crashed
-        self.entries_at = HEADER_BYTES + self.files.sizes.index_slots * SLOT_BYTES
+        self.entries_at = index_file_bytes(self.files.sizes.index_slots, 0)
         self.alive = 0
         self.broken_chain = False
 
@@ -85,7 +85,8 @@ class _FileCheck:
             return
         if not 1 <= head.next_number <= self.files.sizes.index_entries:
             text = f"the header counts {head.next_number - 1} entries, which can't be"
-            yield Problem(self._severity(), "index.header", self.name, 36, text)
+            at = layout.INDEX_NEXT_NUMBER_AT
+            yield Problem(self._severity(), "index.header", self.name, at, text)
             return
         scan = IndexScan(
             self.files.sizes.index_slots,
@@ -100,7 +101,8 @@ class _FileCheck:
             yield from self._slots(scan)
             if scan.used != head.slots_used:
                 text = f"the header counts {head.slots_used} slots in use, there are {scan.used}"
-                yield Problem(self._severity(), "index.header", self.name, 32, text)
+                at = layout.INDEX_SLOTS_USED_AT
+                yield Problem(self._severity(), "index.header", self.name, at, text)
 
     def _entries(self, scan: IndexScan, head: IndexHead) -> Iterator[tuple[int, Problem]]:
         window = self.files.window()
@@ -108,11 +110,15 @@ class _FileCheck:
         while first < head.next_number:
             self.verification.tell("index", first, head.next_number)
             count = min(PIECE_ENTRIES, head.next_number - first)
-            data = read_piece(self.path, self.entries_at + first * ENTRY_BYTES, count * ENTRY_BYTES)
+            data = read_piece(
+                self.path,
+                self.entries_at + first * layout.INDEX_ENTRY_BYTES,
+                count * layout.INDEX_ENTRY_BYTES,
+            )
             view = memoryview(data)
             while not scan.run(view, first, window):
-                at = (scan.number - 1 - first) * ENTRY_BYTES
-                physical = int.from_bytes(data[at + 4 : at + 12], "big", signed=True)
+                at = (scan.number - 1 - first) * layout.INDEX_ENTRY_BYTES
+                physical = octets.get_i64(data, at + layout.INDEX_OFFSET_AT)
                 yield scan.number, self._entry(scan, physical)
             first += count
         self.verification.tell("index", head.next_number, head.next_number)
@@ -127,7 +133,7 @@ class _FileCheck:
             severity,
             f"index.{kind}",
             self.name,
-            self.entries_at + number * ENTRY_BYTES,
+            self.entries_at + number * layout.INDEX_ENTRY_BYTES,
             f"entry {number} {text} (log offset {physical})"
             + ("; recovery makes it anew" if redone else ""),
         )
@@ -137,16 +143,18 @@ class _FileCheck:
         piece = 1_000_000
         for first in range(0, self.files.sizes.index_slots, piece):
             count = min(piece, self.files.sizes.index_slots - first)
-            data = read_piece(self.path, HEADER_BYTES + first * SLOT_BYTES, count * SLOT_BYTES)
+            data = read_piece(
+                self.path, index_file_bytes(first, 0), count * layout.INDEX_SLOT_BYTES
+            )
             slot = scan.differing_slot(memoryview(data), first)
             if slot >= 0:
-                at = (slot - first) * SLOT_BYTES
+                at = (slot - first) * layout.INDEX_SLOT_BYTES
                 yield Problem(
                     self._severity(),
                     "index.slot",
                     self.name,
-                    HEADER_BYTES + slot * SLOT_BYTES,
-                    f"slot {slot} names entry {int.from_bytes(data[at : at + 4], 'big')}, its "
+                    index_file_bytes(slot, 0),
+                    f"slot {slot} names entry {octets.get_i32(data, at)}, its "
                     f"newest is {scan.newest[slot]}: queries miss keys",
                 )
 

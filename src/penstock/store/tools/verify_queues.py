@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 from penstock.store.consumequeue.consumequeue import FILLER_SIZE
 from penstock.store.tools.inspection import QueueEntries
-from penstock.store.tools.log_scan import ENTRY_BYTES, QueueFacts
+from penstock.store.tools.log_scan import QueueFacts
 from penstock.store.tools.problem import DAMAGE, NOTE, Problem, merge_neighbours
+from penstock.wire.layout import ENTRY_BYTES
 from penstock.wire.record import NOTHING
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def _check_snapshot(verification: "Verification") -> Iterator[Problem]:
             yield Problem(
                 DAMAGE,
                 "snapshot.queue",
-                files.layout.snapshot.name,
+                files.paths.snapshot.name,
                 0,
                 f"queue {topic}/{queue_id} was closed at offset {high}, its entries end at {end}",
             )
@@ -196,7 +197,7 @@ class _QueueCheck:
         snapshot = self.files.snapshot
         if snapshot is not None and any(row[0] == self.entries.topic for row in snapshot.queues):
             return True
-        table = self.files.layout.config / "topics.json"
+        table = self.files.paths.config / "topics.json"
         return table.exists() and f'"{self.entries.topic}"'.encode() in table.read_bytes()
 
     def _problem(self, severity: str, kind: str, offset: int, text: str, count: int = 1) -> Problem:

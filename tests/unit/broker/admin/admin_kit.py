@@ -106,7 +106,7 @@ class Bench:
         )
         self.context = BrokerContext(
             settings=self.live, store=self.store,
-            persistence=Persistence(self.store.disk, self.store.layout.root),
+            persistence=Persistence(self.store.disk, self.store.paths.root),
             topics=cast(Topics, self.topics), groups=groups, offsets=self.offsets, delay=self.delay,
             rewriter=rewriter, clients=self.clients, locks=QueueLocks(self.live),
             long_polling=LongPolling(self.store), stats=self.stats,

@@ -54,7 +54,7 @@ def runtime(made: Bench, now_ms: int = NOW_MS) -> dict[str, str]:
 
 def test_runtime_info_has_every_figure_that_apache_tells(made: Bench) -> None:
     table = runtime(made)
-    root = made.store.layout.root
+    root = made.store.paths.root
     assert set(APACHE_KEYS.split()) <= set(table)
     assert table[f"commitLogDiskRatio_{root / 'commitlog'}"] == table["commitLogDiskRatio"]
     assert 0 <= float(table["commitLogDiskRatio"]) <= 1
@@ -179,7 +179,7 @@ def test_queues_without_a_topic_go(made: Bench) -> None:
     made.topic("orders")
     for topic in ("orders", "lost", "rmq_sys_wheel_timer"):
         made.put(topic)
-    lost = made.store.layout.queues / "lost"
+    lost = made.store.paths.queues / "lost"
     assert lost.exists()
     answer = reply(CleaningHandlers(made.context), RequestCode.CLEAN_UNUSED_TOPIC)
     assert answer.code == 0
@@ -201,4 +201,4 @@ def test_many_topics_are_cleaned_a_few_at_a_time(made: Bench) -> None:
     made.topic(names[-1])  # somebody creates it meanwhile
     assert finish(answer) == Reply()
     assert set(stored) == {names[-1].encode(), *own}
-    assert [path.name for path in made.store.layout.queues.iterdir()] == [names[-1]]
+    assert [path.name for path in made.store.paths.queues.iterdir()] == [names[-1]]

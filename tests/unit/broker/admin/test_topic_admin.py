@@ -206,7 +206,7 @@ def test_deleting_takes_config_progress_queues_and_retry_topics(kit: TopicKit) -
         assert kit.topics.get(topic) is None
         assert saved(kit).get(topic) is None
         assert kit.store.queue(topic, 0) is None
-        assert not (kit.store.layout.queues / topic).exists()
+        assert not (kit.store.paths.queues / topic).exists()
         assert progress.get(topic, "g", 0) is None
     for topic in ("Others", "%RETRY%g_Others"):
         assert kit.topics.get(topic) is not None

@@ -106,7 +106,7 @@ class Bench:
                 settings=self.live, store=self.store, topics=self.topics, groups=self.groups,
                 offsets=self.offsets, clients=self.clients, locks=self.locks, effects=self.effects,
                 filters=Filters(),
-                persistence=Persistence(self.store.disk, self.store.layout.root),
+                persistence=Persistence(self.store.disk, self.store.paths.root),
             ),
         )  # fmt: skip
         self.router = Router([])

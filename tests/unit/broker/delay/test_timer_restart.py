@@ -33,7 +33,7 @@ def small_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def restart(home: House, *, clean: bool = True) -> House:
-    root, now_ms = home.store.layout.root, home.now_ms
+    root, now_ms = home.store.paths.root, home.now_ms
     if clean:
         home.close()
     else:

@@ -35,8 +35,8 @@ from penstock.spark.message_schema import (
 )
 from penstock.wire import octets
 from penstock.wire.compression import Compression, compress, with_compression
+from penstock.wire.layout import MAGIC_BLANK
 from penstock.wire.message import encode_batch
-from penstock.wire.record import MAGIC_BLANK
 from tests.unit.client.consumer.consumer_kit import record
 
 ALL = stored_columns(list(FIELDS))

@@ -16,8 +16,8 @@ from penstock.spark.source import log_reader as scan_module
 from penstock.spark.source.log_reader import LogScan, LogSlice, plan_scan, read_slice
 from penstock.store.segment import NAME_DIGITS
 from penstock.store.tools.file_pieces import search
+from penstock.wire.layout import MAGIC_BLANK
 from penstock.wire.message import encode_batch
-from penstock.wire.record import MAGIC_BLANK
 from tests.store_kit import SEGMENT_BYTES, START_MS, Message, Model, Stored, random_message
 from tests.unit.client.consumer.consumer_kit import record
 from tests.unit.spark.arrow.test_columns import log_of

@@ -10,11 +10,11 @@ import pytest
 from penstock.errors import DiskFull, StoreError
 from penstock.store.consumequeue import queue_files
 from penstock.store.consumequeue.consumequeue import (
-    ENTRY_BYTES,
     FILLER_SIZE,
     ConsumeQueue,
 )
 from penstock.store.consumequeue.queue_table import QueueTable
+from penstock.wire.layout import ENTRY_BYTES
 from tests.unit.store.conftest import WatchedDisk
 
 FILE_ENTRIES = 8

@@ -340,16 +340,16 @@ def test_an_idle_store_maps_no_queue(bench: Bench) -> None:
     store = bench.open(queues_mapped_max=100)
     for queue_id in range(20):
         put(store, record(b"%d" % queue_id, queue_id=queue_id))
-    assert mapped(store.layout.queues) == 20
+    assert mapped(store.paths.queues) == 20
     flush(store)
     idle(store)
-    assert (mapped(store.layout.queues), handles(store.layout.queues)) == (0, 0)
+    assert (mapped(store.paths.queues), handles(store.paths.queues)) == (0, 0)
     for queue_id in range(20):
         assert bodies(store, "t", queue_id) == [b"%d" % queue_id]
     put(store, record(b"more", queue_id=7))
     flush(store)
     assert bodies(store, "t", 7) == [b"7", b"more"]
-    assert mapped(store.layout.queues) == 1
+    assert mapped(store.paths.queues) == 1
 
 
 def test_a_queue_that_is_read_stays_awake(bench: Bench) -> None:
@@ -359,7 +359,7 @@ def test_a_queue_that_is_read_stays_awake(bench: Bench) -> None:
     for n in range(1, 10):
         store.tick(NOW_MS + n * 60_000)
         assert store.get("t", 0, 0).status == FOUND
-    assert mapped(store.layout.queues) == 1
+    assert mapped(store.paths.queues) == 1
 
 
 def test_waiting_at_resting_queues_opens_nothing(bench: Bench) -> None:
@@ -398,7 +398,7 @@ def test_the_most_is_a_live_setting(bench: Bench) -> None:
         put(store, record(b"x", queue_id=queue_id))
     store.reconfigure(StoreConfig(queues_mapped_max=2))
     put(store, record(b"x", queue_id=10))
-    assert mapped(store.layout.queues) == 2
+    assert mapped(store.paths.queues) == 2
 
 
 @pytest.mark.parametrize("crash", [False, True])
@@ -413,7 +413,7 @@ def test_a_start_maps_no_queue(bench: Bench, crash: bool) -> None:
     assert again.report.clean is not crash
     assert len(again.care.awake) == 0
     if not crash:
-        assert not [p for p in disk.opened if again.layout.queues in p.parents]
+        assert not [p for p in disk.opened if again.paths.queues in p.parents]
     for queue_id in range(12):
         assert again.max_offset("t", queue_id) == 5
         assert len(bodies(again, "t", queue_id)) == 5
@@ -425,7 +425,7 @@ def test_a_topic_deleted_while_its_queues_rest(bench: Bench) -> None:
     flush(store)
     store.remove_queues(b"t")
     store.finish_removal()
-    assert os.listdir(store.layout.queues) == ["u"]
+    assert os.listdir(store.paths.queues) == ["u"]
     put(store, record(b"new"))
     flush(store)
     idle(store)
@@ -436,11 +436,11 @@ def test_a_topic_that_was_only_prepared_leaves_nothing_behind(bench: Bench) -> N
     store = bench.open(Disk())
     store.prepare("t", 3)
     store.disk.close()  # ends what was submitted
-    assert len(list(store.layout.queues.rglob("0000*"))) == 3
+    assert len(list(store.paths.queues.rglob("0000*"))) == 3
     assert store.max_offset("t", 2) == 0
     store.remove_queues(b"t")
     store.finish_removal()
-    assert os.listdir(store.layout.queues) == []
+    assert os.listdir(store.paths.queues) == []
 
 
 def test_prepared_queues_survive_a_crash_empty(bench: Bench) -> None:

@@ -50,7 +50,7 @@ def remove(store: MessageStore, topic: str = "t") -> None:
 
 
 def folders(store: MessageStore) -> list[str]:
-    return sorted(path.name for path in store.layout.queues.iterdir())
+    return sorted(path.name for path in store.paths.queues.iterdir())
 
 
 # --- in a running store
@@ -99,7 +99,7 @@ def test_removing_a_topic_without_messages_or_queues_does_nothing(bench: Bench) 
     assert len(store.remove_queues(b"t")) == 1
     assert store.remove_queues(b"t") == []
     store.finish_removal()
-    assert read_ends(store.disk, store.layout) == {}
+    assert read_ends(store.disk, store.paths) == {}
 
 
 def test_who_still_holds_a_removed_queue_is_safe(bench: Bench) -> None:
@@ -308,7 +308,7 @@ def long_past(bench: Bench) -> MessageStore:
 
 def test_a_crash_that_undoes_the_renaming_brings_nothing_back(bench: Bench) -> None:
     store = long_past(bench)
-    topic, copy = store.layout.queues / "t", store.layout.root / "copy"
+    topic, copy = store.paths.queues / "t", store.paths.root / "copy"
     shutil.copytree(topic, copy)
     remove(store)
     bench.crash(store)
@@ -351,12 +351,12 @@ def test_the_note_is_forgotten_with_the_segments(bench: Bench) -> None:
     for n in range(60):
         send(store, "u", f"more{n}")
     flush(store)
-    assert list(read_ends(store.disk, store.layout)) == ["t"]
+    assert list(read_ends(store.disk, store.paths)) == ["t"]
     store.expire(1)
     store.care.finish()
     bench.close(store)
     store = bench.open()
-    assert read_ends(store.disk, store.layout) == {}
+    assert read_ends(store.disk, store.paths) == {}
 
 
 def test_a_removal_forgets_the_notes_of_what_the_log_no_longer_holds(bench: Bench) -> None:
@@ -367,7 +367,7 @@ def test_a_removal_forgets_the_notes_of_what_the_log_no_longer_holds(bench: Benc
     store.expire(1)
     store.care.finish()
     remove(store, "u")
-    assert list(read_ends(store.disk, store.layout)) == ["u"]
+    assert list(read_ends(store.disk, store.paths)) == ["u"]
 
 
 class Undeletable(Disk):
@@ -389,7 +389,7 @@ def test_a_note_stays_as_long_as_the_segments_do(bench: Bench) -> None:
     store.expire(1)
     store.care.finish()
     remove(store, "u")
-    assert list(read_ends(store.disk, store.layout)) == ["t", "u"]
+    assert list(read_ends(store.disk, store.paths)) == ["t", "u"]
 
 
 def test_inspection_knows_what_was_deleted(bench: Bench) -> None:
@@ -399,7 +399,7 @@ def test_inspection_knows_what_was_deleted(bench: Bench) -> None:
     remove(store)
     send(store, "t", *numbered("new", 3))
     bench.close(store)
-    problems = list(Verification(StoreFiles(store.layout.root)).run())
+    problems = list(Verification(StoreFiles(store.paths.root)).run())
     assert {problem.severity for problem in problems} == {NOTE}
 
 
@@ -409,10 +409,10 @@ def test_a_damaged_note_is_taken_from_its_backup_or_does_without(bench: Bench) -
         send(store, "t", *numbered(life, 3))
         remove(store)
     bench.close(store)
-    store.layout.removed.write_bytes(b"{tor")
-    assert list(read_ends(store.disk, store.layout)) == ["t"]
-    Path(f"{store.layout.removed}.bak").unlink()
-    assert read_ends(store.disk, store.layout) == {}
+    store.paths.removed.write_bytes(b"{tor")
+    assert list(read_ends(store.disk, store.paths)) == ["t"]
+    Path(f"{store.paths.removed}.bak").unlink()
+    assert read_ends(store.disk, store.paths) == {}
 
 
 def test_a_log_that_a_power_cut_shortened_takes_new_records_in_the_old_place(
@@ -510,13 +510,13 @@ def test_no_segment_is_deleted_before_its_predecessor(bench: Bench) -> None:
     disk = StubbornFirst()
     store = bench.open(disk)
     send(store, "t", *numbered("x", 300))
-    before = sorted(path.name for path in store.layout.log.iterdir())
+    before = sorted(path.name for path in store.paths.log.iterdir())
     assert len(before) > 4
     for _ in range(2):
         store.expire(1)
         store.care.finish()
-    assert sorted(path.name for path in store.layout.log.iterdir()) == before, "a gap is damage"
+    assert sorted(path.name for path in store.paths.log.iterdir()) == before, "a gap is damage"
     disk.stubborn = False
     store.expire(1)
     store.care.finish()
-    assert sorted(path.name for path in store.layout.log.iterdir()) == before[3:]
+    assert sorted(path.name for path in store.paths.log.iterdir()) == before[3:]

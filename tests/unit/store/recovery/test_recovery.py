@@ -48,7 +48,7 @@ def holds(store: MessageStore, count: int) -> None:
 
 
 def log_file(store: MessageStore, number: int) -> Path:
-    return store.layout.log / f"{number * SEGMENT_BYTES:020d}"
+    return store.paths.log / f"{number * SEGMENT_BYTES:020d}"
 
 
 def overwrite(path: Path, at: int, data: bytes) -> None:
@@ -64,15 +64,15 @@ def test_a_clean_start_opens_no_queue_file(bench: Bench) -> None:
     store = bench.open()
     fill(store, 30)
     bench.close(store)
-    assert not store.layout.abort.exists()
-    assert store.layout.snapshot.exists()
+    assert not store.paths.abort.exists()
+    assert store.paths.snapshot.exists()
     disk = WatchedDisk()
     store = bench.open(disk)
-    assert not [p for p in disk.opened if store.layout.queues in p.parents]
+    assert not [p for p in disk.opened if store.paths.queues in p.parents]
     assert store.report.clean
     assert store.report.records == 0
-    assert store.layout.abort.exists()
-    assert not store.layout.snapshot.exists()
+    assert store.paths.abort.exists()
+    assert not store.paths.snapshot.exists()
     holds(store, 30)
     fill(store, 4, first=30)
     holds(store, 34)
@@ -94,9 +94,9 @@ def test_without_its_snapshot_a_store_opens_all_the_same(
     store = bench.open()
     fill(store, 30)
     bench.close(store)
-    store.layout.snapshot.unlink()
+    store.paths.snapshot.unlink()
     if content is not None:
-        store.layout.snapshot.write_bytes(content)
+        store.paths.snapshot.write_bytes(content)
     store = bench.open()
     assert store.report.log_end == store.log.end
     holds(store, 30)
@@ -109,11 +109,11 @@ def test_a_snapshot_of_another_time_is_not_believed(bench: Bench) -> None:
     store = bench.open()
     fill(store, 10)
     bench.close(store)
-    old = store.layout.snapshot.read_bytes()
+    old = store.paths.snapshot.read_bytes()
     store = bench.open()
     fill(store, 10, first=10)
     bench.close(store)
-    store.layout.snapshot.write_bytes(old)
+    store.paths.snapshot.write_bytes(old)
     holds(bench.open(), 20)
 
 
@@ -121,7 +121,7 @@ def test_topics_deleted_by_somebody_else_are_noticed(bench: Bench) -> None:
     store = bench.open()
     fill(store, 10)
     bench.close(store)
-    shutil.rmtree(store.layout.queues / "t")
+    shutil.rmtree(store.paths.queues / "t")
     store = bench.open()
     assert store.queue("t", 0) is None or store.max_offset("t", 0) in (0, 5)
 
@@ -145,8 +145,8 @@ def test_without_a_snapshot_one_damaged_entry_does_not_move_the_end(
     bench.close(store)
     end = store.log.end
     assert 2 * SEGMENT_BYTES < end < 2 * SEGMENT_BYTES + 3000
-    store.layout.snapshot.unlink()
-    last = store.layout.queues / "t" / "1" / f"{160:020d}"
+    store.paths.snapshot.unlink()
+    last = store.paths.queues / "t" / "1" / f"{160:020d}"
     overwrite(last, 20, struct.pack(">qi", offset, size))
     assert bench.open().log.end == end
 
@@ -155,14 +155,14 @@ def test_a_replay_is_marked_as_open_before_it_writes(bench: Bench) -> None:
     store = bench.open()
     fill(store, 10)
     bench.close(store)
-    store.layout.snapshot.unlink()
-    shutil.rmtree(store.layout.queues)
+    store.paths.snapshot.unlink()
+    shutil.rmtree(store.paths.queues)
     marked = []
 
     class Noting(WatchedDisk):
         def create(self, path: Path, size: int) -> int:
-            if store.layout.queues in path.parents:
-                marked.append(store.layout.abort.exists())
+            if store.paths.queues in path.parents:
+                marked.append(store.paths.abort.exists())
             return super().create(path, size)
 
     bench.open(Noting())
@@ -191,8 +191,8 @@ def test_queues_and_index_are_rebuilt(bench: Bench) -> None:
     store = bench.open()
     fill(store, 30)
     bench.crash(store)
-    shutil.rmtree(store.layout.queues)
-    shutil.rmtree(store.layout.index)
+    shutil.rmtree(store.paths.queues)
+    shutil.rmtree(store.paths.index)
     holds(bench.open(), 30)
 
 
@@ -265,7 +265,7 @@ def test_entries_before_the_oldest_segment_become_fillers(bench: Bench) -> None:
     bench.crash(store)
     log_file(store, 0).unlink()
     log_file(store, 1).unlink()
-    shutil.rmtree(store.layout.queues)
+    shutil.rmtree(store.paths.queues)
     store = bench.open()
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (4, 11)
     assert len(bodies(store, offset=4)) == 7
@@ -291,14 +291,14 @@ def test_a_clean_end_is_written_to_the_checkpoint(bench: Bench) -> None:
     bench.close(store)
     last_ms = NOW_MS + 9000
     expected = Checkpoint(last_ms, last_ms, last_ms, 0, store.log.end)
-    assert read_checkpoint(Disk(), store.layout) == expected
+    assert read_checkpoint(Disk(), store.paths) == expected
 
 
 def test_ticks_move_the_checkpoint_and_replay_begins_later(bench: Bench) -> None:
     store = bench.open(index_flush_ms=5000, queue_flush_ms=5000)
     fill(store, 16)
     store.tick(NOW_MS + 16_000)
-    checkpoint = read_checkpoint(Disk(), store.layout)
+    checkpoint = read_checkpoint(Disk(), store.paths)
     assert checkpoint[:3] == (NOW_MS + 15_000,) * 3
     fill(store, 8, first=16)
     bench.crash(store)
@@ -312,10 +312,10 @@ def test_the_log_time_waits_for_the_flusher(bench: Bench) -> None:
     store = bench.open()
     put(store, record(), now_ms=NOW_MS)
     store.tick(NOW_MS + 5000)
-    assert read_checkpoint(Disk(), store.layout).log_ms == 0
+    assert read_checkpoint(Disk(), store.paths).log_ms == 0
     flush(store)
     store.tick(NOW_MS + 10_000)
-    assert read_checkpoint(Disk(), store.layout).log_ms == NOW_MS
+    assert read_checkpoint(Disk(), store.paths).log_ms == NOW_MS
 
 
 def test_without_a_checkpoint_all_is_replayed(bench: Bench) -> None:
@@ -323,7 +323,7 @@ def test_without_a_checkpoint_all_is_replayed(bench: Bench) -> None:
     fill(store, 20)
     store.tick(NOW_MS + 20_000)
     bench.crash(store)
-    store.layout.checkpoint.unlink()
+    store.paths.checkpoint.unlink()
     store = bench.open()
     assert (store.report.replayed_from, store.report.records) == (0, 20)
     holds(store, 20)
