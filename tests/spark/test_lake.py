@@ -22,11 +22,11 @@ import pytest
 
 from penstock import Admin, Message, Producer
 from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, PipelineFailed
-from penstock.spark.pipelines.batch_progress import Batch
+from penstock.spark.pipelines.batch_progress import BatchProgress
 from penstock.spark.pipelines.lake.lake_compaction import compact_lake
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
 from penstock.spark.pipelines.lake.lake_pipeline import LakeSettings, LakeWriter, write_lake
-from penstock.spark.pipelines.query_errors import for_people
+from penstock.spark.pipelines.query_errors import translate_errors
 from penstock.spark.pipelines.running import Trigger, find_pipeline, run_pipeline
 from tests.compat.penstock import Up
 from tests.depth import rounds
@@ -41,9 +41,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 def fill(
     spark: SparkSession, house: Up, lake: Path, topics: str, *, checkpoint: Path | None = None,
     **options: Any,
-) -> list[Batch]:  # fmt: skip
+) -> list[BatchProgress]:  # fmt: skip
     """Run the pipeline on all that is there; what it told."""
-    batches: list[Batch] = []
+    batches: list[BatchProgress] = []
     run_pipeline(
         find_pipeline("lake"),
         {"lake": str(lake), "topics": topics, **options},
@@ -51,7 +51,7 @@ def fill(
         connection={"nameserver": house.address},
         checkpoint=checkpoint and str(checkpoint),
         trigger="available-now",
-        tell=batches.append,
+        on_batch=batches.append,
     )
     return batches
 
@@ -174,7 +174,7 @@ def test_of_two_runs_the_second_has_the_lake(
     try:
         second = LakeWriter(spark, str(tmp_path), LakeSettings())
         sent += send_numbers(house, topic, range(20, 30))
-        with pytest.raises(LakeRefused, match="another run has taken the lake"), for_people():
+        with pytest.raises(LakeRefused, match="another run has taken the lake"), translate_errors():
             first.awaitTermination()
     finally:
         first.stop()
@@ -268,7 +268,7 @@ def test_a_batch_that_fails_ends_the_query_with_its_reason(
     stream = stream_reader(spark, house, topic, startingOffsets="earliest").load()
     broken = stream.selectExpr("topic", "store_timestamp", "raise_error('too bad') AS x")
     query = write_lake(broken, str(tmp_path), trigger="available-now")
-    with pytest.raises(PipelineFailed, match="too bad") as failed, for_people():
+    with pytest.raises(PipelineFailed, match="too bad") as failed, translate_errors():
         query.awaitTermination()
     assert "\n" not in failed.value.remark()
     assert files_in(tmp_path) == []

@@ -16,8 +16,8 @@ from penstock.errors import BadSetting, LakeDamaged, LakeRefused, NoRoute, Pipel
 from penstock.spark.pipelines.lake.publication import Ledger
 from penstock.spark.pipelines.registration import event_tables as tables
 from penstock.spark.pipelines.registration import events
-from penstock.spark.pipelines.registration.events import Registration, Step, body_of
-from penstock.spark.pipelines.registration.plot import read_figures
+from penstock.spark.pipelines.registration.events import RegistrationEvent, StepEvent, encode_event
+from penstock.spark.pipelines.registration.plot import read_statistics
 from penstock.spark.pipelines.registration.registration_pipeline import PIPELINE, table_path
 from penstock.spark.pipelines.running import run_pipeline
 from tests.spark.kit import create_topic, read_topic, send
@@ -30,27 +30,27 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 NOON = datetime(2026, 8, 1, 12, 0, tzinfo=UTC)
-Event = Registration | Step | bytes
+Event = RegistrationEvent | StepEvent | bytes
 
 
 def at(seconds: float) -> datetime:
     return NOON + timedelta(seconds=seconds)
 
 
-def user(name: str, seconds: float, outcome: str = "ok", channel: str = "web") -> Registration:
-    return Registration(name, channel, outcome, at(seconds))
+def user(name: str, seconds: float, outcome: str = "ok", channel: str = "web") -> RegistrationEvent:
+    return RegistrationEvent(name, channel, outcome, at(seconds))
 
 
 def done(name: str, seconds: float, *steps: str, ok: bool = True) -> list[Event]:
-    return [Step(name, step, at(seconds), ok) for step in steps or events.STEP_NAMES]
+    return [StepEvent(name, step, at(seconds), ok) for step in steps or events.STEP_NAMES]
 
 
 def topic_of(event: Event) -> str:
-    return events.REGISTRATIONS if isinstance(event, Registration) else events.STEPS
+    return events.REGISTRATIONS if isinstance(event, RegistrationEvent) else events.STEPS
 
 
 def body(event: Event) -> bytes:
-    return event if isinstance(event, bytes) else body_of(event)
+    return event if isinstance(event, bytes) else encode_event(event)
 
 
 def table(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
@@ -192,7 +192,7 @@ def test_the_time_in_an_alert_is_right_where_clocks_are_put_forward(spark: Spark
     assert zone is not None
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     try:
-        happened = [Registration("a", "web", "ok", at_half_past_two)]
+        happened = [RegistrationEvent("a", "web", "ok", at_half_past_two)]
         row = tables.alerts(journeys(spark, happened)).first()
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
@@ -235,11 +235,11 @@ def test_a_row_that_is_there_twice_is_an_error_and_not_one_row(
     counted = tables.counts(events.registrations_of(happenings(spark, happened)), late_ms=1)
     counted.write.parquet(table_path(str(tmp_path), "counts"))
     tables.latencies(users).write.parquet(table_path(str(tmp_path), "latencies"))
-    assert sum(read_figures(spark, str(tmp_path)).counts.values()) == 1
+    assert sum(read_statistics(spark, str(tmp_path)).counts.values()) == 1
     for name, rows in (("latencies", tables.latencies(users)), ("counts", counted)):
         rows.write.mode("append").parquet(table_path(str(tmp_path), name))
         with pytest.raises(LakeDamaged, match=f"{name}.*twice"):
-            read_figures(spark, str(tmp_path))
+            read_statistics(spark, str(tmp_path))
 
 
 class Site:
@@ -349,8 +349,8 @@ def test_odd_events_stop_nothing(site: Site) -> None:
     site.send(
         [
             user("a\x01b", 1),
-            Registration("ancient", "web", "ok", go_zero),
-            Registration("x" * 40_000, "web", "ok", at(1)),
+            RegistrationEvent("ancient", "web", "ok", go_zero),
+            RegistrationEvent("x" * 40_000, "web", "ok", at(1)),
             user("ü 1", 2),
             b'{"id": 7, "step": "sms", "done_at": 9223372036854, "ok": true}',
             b'{"id": "n", "step": "sms", "done_at": -9223372036854, "ok": true}',

@@ -19,11 +19,11 @@ from penstock.errors import BadSetting
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from penstock.spark.pipelines.batch_progress import Batch
+    from penstock.spark.pipelines.batch_progress import BatchProgress
     from penstock.spark.pipelines.running import Option, Pipeline
 
 F = TypeVar("F", bound=Callable[..., Any])
-ReportBatch = Callable[["Batch"], None]
+ReportBatch = Callable[["BatchProgress"], None]
 
 
 @click.group(no_args_is_help=True)
@@ -56,7 +56,7 @@ def describe(name: str, as_json: bool) -> None:
     rows.append(("--trigger", "text", found.trigger, "When batches start."))
     print_table(("OPTION", "KIND", "DEFAULT", ""), rows)
     print()
-    print_table(("WRITES", ""), [(table.where, table.text) for table in found.tables])
+    print_table(("WRITES", ""), [(output.where, output.text) for output in found.outputs])
 
 
 class _RunGroup(click.Group):
@@ -101,7 +101,7 @@ def _command(found: "Pipeline") -> click.Command:
             found.job(
                 options, connection=_connection(cluster), checkpoint=checkpoint, trigger=trigger
             )
-        with _session(found.name, master, settings) as spark, _progress() as tell, _usage():
+        with _session(found.name, master, settings) as spark, _progress() as on_batch, _usage():
             ended = run_pipeline(
                 found,
                 options,
@@ -110,7 +110,7 @@ def _command(found: "Pipeline") -> click.Command:
                 checkpoint=checkpoint,
                 trigger=trigger,
                 say=_say,
-                tell=tell,
+                on_batch=on_batch,
             )
         if not ended:
             _say("stopped; run the command again to continue")
@@ -168,13 +168,13 @@ def _click_option(option: "Option") -> Callable[[Any], Any]:
 @contextmanager
 def _session(name: str, master: str | None, conf: dict[str, str]) -> "Iterator[SparkSession]":
     """A Spark session that is stopped after the command."""
-    from penstock.spark.pipelines.query_errors import for_people
+    from penstock.spark.pipelines.query_errors import translate_errors
     from penstock.spark.pipelines.running import stop_signals
     from penstock.spark.session import spark_session
 
     _say("starting Spark")
     # A JVM whose parent ends before they have connected never ends, so signals wait until then.
-    with for_people(), stop_signals() as stop:
+    with translate_errors(), stop_signals() as stop:
         spark = spark_session(f"penstock {name}", master=master, conf=conf)
     if not _debug():  # errors are raised as exceptions; Spark's log would repeat them
         spark.sparkContext.setLogLevel("OFF")
@@ -211,7 +211,7 @@ def _progress() -> Iterator[ReportBatch]:
         tasks: dict[str, Any] = {}
         rows: dict[str, int] = {}
 
-        def tell(batch: "Batch") -> None:
+        def on_batch(batch: "BatchProgress") -> None:
             name = batch.query
             if name not in tasks:
                 tasks[name] = bars.add_task("")
@@ -223,7 +223,7 @@ def _progress() -> Iterator[ReportBatch]:
                 description=f"{batch}, {rows[name]:,} in total",
             )
 
-        yield tell
+        yield on_batch
 
 
 def _say(line: str) -> None:
@@ -304,5 +304,5 @@ def _description(found: "Pipeline") -> dict[str, Any]:
             }
             for option in found.options
         ],
-        "writes": [{"where": table.where, "what": table.text} for table in found.tables],
+        "writes": [{"where": output.where, "what": output.text} for output in found.outputs],
     }

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from rich.table import Table
 
-    from penstock.spark.pipelines.registration.plot import Figures
+    from penstock.spark.pipelines.registration.plot import RegistrationStatistics
 
 _IDLE_MS: Final = 500
 """Reading a topic ends after this time without messages."""
@@ -32,7 +32,7 @@ class ScenarioResult:
     """The output of the pipelines, and the scenario with the expected output."""
 
     scenario: Scenario
-    figures: "Figures"
+    statistics: "RegistrationStatistics"
     lake_rows: int
     lake_messages: int
     """The number of distinct messages in the lake."""
@@ -45,20 +45,20 @@ class ScenarioResult:
     def gather(
         cls, spark: "SparkSession", scenario: Scenario, *, output: str, lake: str, address: str
     ) -> "ScenarioResult":
-        from penstock.spark.pipelines.registration.plot import read_figures
+        from penstock.spark.pipelines.registration.plot import read_statistics
 
-        figures = read_figures(spark, output)
+        statistics = read_statistics(spark, output)
         rows = spark.read.parquet(f"{lake}/data")
         messages = rows.select("topic", "broker", "queue_id", "queue_offset").distinct()
         alerts = _read_alerts(address, len(_expected_alerts(scenario)))
         unreadable = spark.read.parquet(table_path(output, UNREADABLE_TABLE)).count()
-        return cls(scenario, figures, rows.count(), messages.count(), alerts, unreadable)
+        return cls(scenario, statistics, rows.count(), messages.count(), alerts, unreadable)
 
     @property
     def wrong_minutes(self) -> int:
         """The number of minutes that are missing or differ from the scenario."""
         found: Counter[tuple[int, str, str]] = Counter()
-        for (minute, channel, outcome), count in self.figures.counts.items():
+        for (minute, channel, outcome), count in self.statistics.counts.items():
             found[self._number(minute), channel, outcome] += count
         minutes = {key[0] for key in found} | set(range(self.scenario.counted_minutes))
         expected = {key: count for key, count in self.scenario.counts.items() if key[0] in minutes}
@@ -70,7 +70,7 @@ class ScenarioResult:
         for (minute, _, outcome), count in self.scenario.counts.items():
             accepted[minute] += count if outcome == ACCEPTED else 0
         users = {
-            (self._number(m), s): row["users"] for (m, s), row in self.figures.latencies.items()
+            (self._number(m), s): row["users"] for (m, s), row in self.statistics.latencies.items()
         }
         minutes = {minute for minute, _ in users} | set(range(self.scenario.closed_minutes))
         expected = {(minute, step): accepted[minute] for minute in minutes for step in STEP_NAMES}
@@ -97,6 +97,7 @@ class ScenarioResult:
 
         console = Console()
         console.print(self._minutes())
+        counted_minutes = {key[0] for key in self.statistics.counts}
         rows = [
             ("sent", f"{len(self.scenario.messages):,} messages in {sent_s:.1f} s"),
             (
@@ -107,7 +108,7 @@ class ScenarioResult:
             ("lake", f"{self.lake_rows:,} rows, {self.lake_messages:,} distinct messages"),
             (
                 "minutes counted",
-                f"{len({key[0] for key in self.figures.counts}):,}, {self.wrong_minutes:,} wrong",
+                f"{len(counted_minutes):,}, {self.wrong_minutes:,} wrong",
             ),
             (
                 "alerts",
@@ -125,10 +126,10 @@ class ScenarioResult:
         table = Table(title="Registrations per minute; seconds until each step: p50/p95/p99")
         for name in ("minute", "users", "rejected", *STEP_NAMES, "stuck"):
             table.add_column(name, justify="right", no_wrap=True)
-        for minute in self.figures.minutes:
-            kinds = {k: n for k, n in self.figures.counts.items() if k[0] == minute}
+        for minute in self.statistics.minutes:
+            kinds = {k: n for k, n in self.statistics.counts.items() if k[0] == minute}
             accepted = sum(count for key, count in kinds.items() if key[2] == ACCEPTED)
-            steps = [self.figures.latencies.get((minute, name)) for name in STEP_NAMES]
+            steps = [self.statistics.latencies.get((minute, name)) for name in STEP_NAMES]
             cells = ["" if row is None else _percentiles(row) for row in steps]
             stuck = sum(
                 self.alerts[u]

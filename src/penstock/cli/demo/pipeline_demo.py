@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from penstock.cli.demo.scenario import Scenario
-    from penstock.spark.pipelines.batch_progress import Batch
+    from penstock.spark.pipelines.batch_progress import BatchProgress
 
 USUAL_PER_MINUTE: Final = 300
 SECONDS: Final = 20.0
@@ -118,7 +118,7 @@ class PipelineDemo:
         from penstock import Admin, Producer
         from penstock.cli.demo.scenario import send_scenario
         from penstock.cli.terminal import progress_bars
-        from penstock.spark.pipelines.query_errors import for_people
+        from penstock.spark.pipelines.query_errors import translate_errors
         from penstock.spark.pipelines.registration.events import ALERTS, REGISTRATIONS, STEPS
 
         with Admin(self._address) as admin:
@@ -145,7 +145,7 @@ class PipelineDemo:
             )
         print("== all messages are sent; waiting for the pipelines", flush=True)
         for query in queries:
-            with for_people():
+            with translate_errors():
                 query.processAllAvailable()
             self._report_batches(queries)
         for query in queries:
@@ -154,11 +154,11 @@ class PipelineDemo:
     def report(self, picture: Path, started: float) -> int:
         """Compare the output with the scenario and print it; returns the exit code."""
         from penstock.cli.demo.demo_report import ScenarioResult
-        from penstock.spark.pipelines.query_errors import for_people
+        from penstock.spark.pipelines.query_errors import translate_errors
         from penstock.spark.pipelines.registration.plot import draw
 
         print("== comparing with what was sent", flush=True)
-        with for_people():
+        with translate_errors():
             result = ScenarioResult.gather(
                 self._spark,
                 self._scenario,
@@ -168,15 +168,15 @@ class PipelineDemo:
             )
         result.show(sent_s=self._sent_s, batches=self._batches, seconds=time.monotonic() - started)
         title = f"{sum(self._scenario.counts.values()):,} registrations, a spike, three services"
-        draw(result.figures, picture, title=title)
+        draw(result.statistics, picture, title=title)
         print(f"chart: {picture.absolute()}")
         return 0 if result.good else 1
 
     def _start(self) -> "list[StreamingQuery]":
         from penstock.cli.demo.scenario import LATE_S, STUCK_AFTER_S
-        from penstock.spark.pipelines.query_errors import for_people
+        from penstock.spark.pipelines.query_errors import translate_errors
         from penstock.spark.pipelines.registration.events import REGISTRATIONS, STEPS
-        from penstock.spark.pipelines.running import Job, Trigger, find_pipeline
+        from penstock.spark.pipelines.running import PipelineJob, Trigger, find_pipeline
 
         options = {
             "registration": {
@@ -189,10 +189,10 @@ class PipelineDemo:
             "lake": {"lake": self._lake, "topics": f"{REGISTRATIONS},{STEPS}", "group": "lake"},
         }
         queries: list[StreamingQuery] = []
-        with for_people():
+        with translate_errors():
             for name, given in options.items():
                 found = find_pipeline(name)
-                job = Job(
+                job = PipelineJob(
                     options=found.check(given),
                     connection={"nameserver": self._address},
                     trigger=Trigger.parse(LIVE),
@@ -205,16 +205,16 @@ class PipelineDemo:
     def _report_batches(self, queries: "Sequence[StreamingQuery]") -> None:
         """Print the batches that are done; raise the error of a query that has failed."""
         from penstock.spark.pipelines.batch_progress import new_batches
-        from penstock.spark.pipelines.query_errors import for_people
+        from penstock.spark.pipelines.query_errors import translate_errors
 
-        with for_people():
+        with translate_errors():
             for query in queries:
                 for batch in new_batches(query, self._seen, named=True, rows=self._rows):
                     self._print_batch(batch)
                 if (error := query.exception()) is not None:
                     raise error
 
-    def _print_batch(self, batch: "Batch") -> None:
+    def _print_batch(self, batch: "BatchProgress") -> None:
         self._batches += 1
         if batch.rows:
             print(f"   {batch}", flush=True)

@@ -19,10 +19,10 @@ from penstock.spark.pipelines.registration.events import (
     REGISTRATIONS,
     STEP_NAMES,
     STEPS,
-    Registration,
-    Step,
-    body_of,
-    moment,
+    RegistrationEvent,
+    StepEvent,
+    encode_event,
+    event_time,
 )
 
 if TYPE_CHECKING:
@@ -95,7 +95,7 @@ def generate_scenario(seed: int, usual_per_minute: int) -> Scenario:
     """Generate the scenario: the usual number of registrations per minute, except for the spike."""
     rng = random.Random(seed)
     start = (time.time() // 60 - MINUTES - 1) * 60
-    scenario = Scenario(moment(start))
+    scenario = Scenario(event_time(start))
     services = [
         SimulatedService(name, usual_per_minute / 60 * CAPACITY[name]) for name in STEP_NAMES
     ]
@@ -125,7 +125,7 @@ def _register(
 ) -> None:
     channel = rng.choices(CHANNELS, _CHANNEL_WEIGHTS)[0]
     outcome = "rejected" if rng.random() < REJECTED else ACCEPTED
-    body = body_of(Registration(user, channel, outcome, moment(start + at)))
+    body = encode_event(RegistrationEvent(user, channel, outcome, event_time(start + at)))
     message = ScenarioMessage(at, REGISTRATIONS, user, body)
     scenario.messages.append(message)
     if rng.random() < DUPLICATED:
@@ -140,10 +140,10 @@ def _register(
         steps = service.serve(rng, at)
         is_stuck |= not steps or steps[-1] >= end
         for number, done in enumerate(steps):
-            step = Step(user, service.name, moment(start + done), number == len(steps) - 1)
+            step = StepEvent(user, service.name, event_time(start + done), number == len(steps) - 1)
             if done < 60 * MINUTES:  # later steps are outside the scenario
                 scenario.messages.append(
-                    ScenarioMessage(done, STEPS, user, body_of(step), service.name)
+                    ScenarioMessage(done, STEPS, user, encode_event(step), service.name)
                 )
     if is_stuck:
         scenario.stuck[user] = minute

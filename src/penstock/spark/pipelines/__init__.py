@@ -1,1 +1,1 @@
-"""Ready pipelines on DataFrames: each a Python function, and a name for `penstock pipeline run`."""
+"""Ready-made Spark pipelines, for Python and for `penstock pipeline run`."""

@@ -1,4 +1,4 @@
-"""The progress of streaming queries: one line for each batch, from what Spark reports."""
+"""The progress of streaming queries, batch by batch, from Spark's progress reports."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -13,16 +13,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
-    """One batch that is done."""
+class BatchProgress:
+    """A completed batch of a streaming query; its text is one line of progress."""
 
     query: str
-    """The query's name, where several run."""
+    """The name of the query; empty if only one query runs."""
     number: int
     rows: int
     seconds: float
     lag: int | None
-    """Messages that were there and not read yet; None if the source does not say."""
+    """Messages that were available and not yet read; None if the source does not report it."""
 
     @property
     def rate(self) -> float:
@@ -39,33 +39,34 @@ class Batch:
 
 def new_batches(
     query: "StreamingQuery",
-    seen: dict[str, int],
+    last_batches: dict[str, int],
     *,
     named: bool = False,
     rows: Mapping[tuple[str, int], int] = MappingProxyType({}),
-) -> Iterator[Batch]:
-    """The batches that ended since the last call; `seen` has the last one of each query, and
-    `rows` what is known better than Spark does of a query by name and a batch by number.
+) -> Iterator[BatchProgress]:
+    """Yield the batches that were completed since the last call.
 
-    While there is nothing to read Spark reports the last batch over and over.
+    `last_batches` maps query ids to the last batch returned, and is updated. `rows` maps query name
+    and batch number to the number of rows where Spark itself does not see them.
     """
     last = query.lastProgress
     key = str(query.id)
-    if last is None or last["batchId"] <= seen.get(key, -1):
+    # An idle query reports its last batch again and again.
+    if last is None or last["batchId"] <= last_batches.get(key, -1):
         return
     for report in query.recentProgress:
-        if report["batchId"] > seen.get(key, -1) and "addBatch" in report["durationMs"]:
-            seen[key] = report["batchId"]
-            batch = batch_of(report, (query.name or key[:8]) if named else "")
+        if report["batchId"] > last_batches.get(key, -1) and "addBatch" in report["durationMs"]:
+            last_batches[key] = report["batchId"]
+            batch = parse_progress(report, (query.name or key[:8]) if named else "")
             known = rows.get((query.name or "", batch.number))
             yield batch if known is None else replace(batch, rows=known)
 
 
-def batch_of(report: Mapping[str, Any], name: str = "") -> Batch:
-    """One of Spark's progress reports."""
+def parse_progress(report: Mapping[str, Any], name: str = "") -> BatchProgress:
+    """The batch of one of Spark's progress reports."""
     lags = [lag_of(source) for source in report["sources"]]
     known = [lag for lag in lags if lag is not None]
-    return Batch(
+    return BatchProgress(
         query=name,
         number=report["batchId"],
         rows=sum(rows_of(source) for source in report["sources"]),
@@ -75,7 +76,7 @@ def batch_of(report: Mapping[str, Any], name: str = "") -> Batch:
 
 
 def lag_of(source: Mapping[str, Any]) -> int | None:
-    """How far a source is behind: its latest offsets less those where the batch ended."""
+    """The messages between the end of a batch and the latest offsets; None if not known."""
     latest, end = _offsets(source.get("latestOffset")), _offsets(source.get("endOffset"))
     if latest is None or end is None:
         return None
@@ -83,8 +84,10 @@ def lag_of(source: Mapping[str, Any]) -> int | None:
 
 
 def rows_of(source: Mapping[str, Any]) -> int:
-    """The rows of a batch. Spark counts them again each time that a batch is read, and where it is
-    read twice its offsets tell how many there can be at most."""
+    """The number of rows of a batch.
+
+    Spark counts a batch that is read twice two times, so the offsets limit the number.
+    """
     rows: int = source["numInputRows"]
     end = _offsets(source.get("endOffset"))
     if end is None:
@@ -94,13 +97,13 @@ def rows_of(source: Mapping[str, Any]) -> int:
 
 
 def _initial(text: Any) -> dict[tuple[str, str, str], int]:
-    """Where queues begin that are new in a batch."""
+    """The start offsets of queues that are new in a batch."""
     topics = json.loads(text) if isinstance(text, str) else text
     return _offsets(topics.get(INITIAL)) or {}
 
 
 def _offsets(text: Any) -> dict[tuple[str, str, str], int] | None:
-    """Offsets by queue; None if they are not those of format `penstock`."""
+    """Offsets by queue; None if they are not in the form of format `penstock`."""
     try:
         topics = json.loads(text) if isinstance(text, str) else text
         return {

@@ -1,7 +1,7 @@
-"""Ctrl-C and SIGTERM for pipelines that have done all when they return: their jobs are cancelled.
+"""Cancels Spark jobs on Ctrl-C and SIGTERM, for pipelines without streaming queries.
 
-A streaming query is stopped by whoever follows it. Here the thread that would have to notice waits
-for a job of Spark's, which may take minutes.
+A streaming query can be stopped from outside. In other pipelines the main thread waits for a Spark
+job, which may take minutes, so another thread cancels the job.
 """
 
 import secrets
@@ -16,24 +16,26 @@ if TYPE_CHECKING:
 POLL_SECONDS: Final = 0.2
 
 
-class Stopped(Exception):  # noqa: N818 - nothing went wrong
-    """Whoever runs it wants it to end, and a job was cancelled for that."""
+class Stopped(Exception):  # noqa: N818 - stopping is not an error
+    """The pipeline was asked to stop, and its Spark job was cancelled."""
 
 
 @contextmanager
-def stoppable(spark: "SparkSession", stop: threading.Event) -> Iterator[None]:
-    """When `stop` is set, cancel the Spark jobs of this block; the one that fails of it raises
-    Stopped. Other jobs of the session go on."""
+def cancel_on_stop(spark: "SparkSession", stop: threading.Event) -> Iterator[None]:
+    """Cancel the Spark jobs of this block when `stop` is set, and raise Stopped.
+
+    Other jobs of the session continue.
+    """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
 
     context = spark.sparkContext
     tag = f"penstock-{secrets.token_hex(8)}"
-    left = threading.Event()
+    finished = threading.Event()
 
     def watch() -> None:
-        while not left.wait(POLL_SECONDS):
-            if stop.is_set():  # again and again: between two jobs there is none to cancel
+        while not finished.wait(POLL_SECONDS):
+            if stop.is_set():  # repeatedly: between two jobs there is none to cancel
                 context.cancelJobsWithTag(tag)
 
     watcher = threading.Thread(target=watch, name="penstock-stop", daemon=True)
@@ -46,6 +48,6 @@ def stoppable(spark: "SparkSession", stop: threading.Event) -> Iterator[None]:
             raise Stopped from error
         raise
     finally:
-        left.set()
+        finished.set()
         watcher.join()
         context.removeJobTag(tag)

@@ -1,7 +1,8 @@
-"""Starting queries: each source of a stream is a Python process that has ten seconds to call back.
+"""Starts streaming queries, again if a Python worker was too slow.
 
-Several at once, or one on a busy machine, may miss that. Nothing has happened by then, so it is
-tried again.
+Each source of a stream is a Python process that must connect to Spark within ten seconds. On a busy
+machine, or when several start at once, it can be too late. Nothing has been read by then, so the
+query is started again.
 """
 
 import logging
@@ -14,37 +15,37 @@ if TYPE_CHECKING:
 
 STARTS_MAX: Final = 5
 _INITIALIZING: Final = "Initializing"
-"""So begins what Spark says of a query until its sources are there."""
-_NOT_CALLED_BACK: Final = "Python worker failed to connect back"
+"""The status message of a query begins with this until its sources are ready."""
+_NO_CONNECTION: Final = "Python worker failed to connect back"
 _POLL_SECONDS: Final = 0.1
 
 log = logging.getLogger(__name__)
 
 
-def all_started(*starts: "Callable[[], StreamingQuery]") -> "list[StreamingQuery]":
-    """All queries, or none: if one can't be started, those before it are stopped."""
+def start_queries(*starts: "Callable[[], StreamingQuery]") -> "list[StreamingQuery]":
+    """Start all queries; if one can't be started, the others are stopped."""
     queries = []
     with ExitStack() as undo:
         for start in starts:
-            query = started(start)
+            query = start_query(start)
             undo.callback(query.stop)
             queries.append(query)
         undo.pop_all()
     return queries
 
 
-def started(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
-    """A query that has its sources, or has ended."""
+def start_query(start: "Callable[[], StreamingQuery]") -> "StreamingQuery":
+    """Start a query and wait until its sources are ready or it has ended."""
     for _ in range(STARTS_MAX - 1):
         query = start()
-        if not _is_late(query):
+        if not _worker_timed_out(query):
             return query
-        log.warning("the query %s had no Python process in time; once more", query.name)
+        log.warning("the Python worker of query %s started too late; starting again", query.name)
     return start()
 
 
-def _is_late(query: "StreamingQuery") -> bool:
-    """Whether its process was too late, which is known when it is there or the query has ended."""
+def _worker_timed_out(query: "StreamingQuery") -> bool:
+    """Wait until the query is initialized or has ended; whether its worker was too late."""
     from pyspark.errors import StreamingQueryException
 
     with suppress(StreamingQueryException):
@@ -52,4 +53,4 @@ def _is_late(query: "StreamingQuery") -> bool:
             if query.awaitTermination(_POLL_SECONDS):  # type: ignore[arg-type]
                 break
     error = query.exception()
-    return error is not None and _NOT_CALLED_BACK in str(error)
+    return error is not None and _NO_CONNECTION in str(error)

@@ -1,9 +1,9 @@
-"""What every pipeline shares: its description, the job it is given, triggers, progress and its end.
+"""Describes and runs pipelines: options, triggers, progress, signals.
 
-A pipeline is a `Pipeline`: a name, options, the tables it writes, and a function that starts it on
-a SparkSession and returns its streaming queries (none, if all was done when it returns). The
-function gets a `Job`: the options as values and how servers, checkpoint and trigger were chosen.
-Nothing here imports Spark before a pipeline runs, so listing and describing are quick.
+A `Pipeline` has a name, options, outputs, and a function that starts it on a SparkSession. The
+function receives a `PipelineJob` and returns the streaming queries that it has started; none if all
+work is done when it returns. Spark is not imported before a pipeline runs, so that listing and
+describing pipelines are fast.
 """
 
 import importlib
@@ -17,31 +17,38 @@ from types import FrameType, MappingProxyType
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import BadSetting
-from penstock.spark.connection_options import OptionReader
-from penstock.spark.pipelines.batch_progress import Batch, new_batches
-from penstock.spark.pipelines.query_errors import for_people
+from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
+from penstock.spark.pipelines.batch_progress import BatchProgress, new_batches
+from penstock.spark.pipelines.query_errors import translate_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
     from pyspark.sql.streaming.readwriter import DataStreamWriter
 
+    from penstock import Admin
     from penstock.wire.bodies.client_bodies import MessageQueue
 
 PIPELINES: Final = {
-    # name → module:attribute of its Pipeline
+    # name: module and attribute of the Pipeline
     "lake": "penstock.spark.pipelines.lake.lake_pipeline:PIPELINE",
     "registration": "penstock.spark.pipelines.registration.registration_pipeline:PIPELINE",
     "insight": "penstock.spark.pipelines.insight.insight_pipeline:PIPELINE",
     "replay": "penstock.spark.pipelines.replay.replay_pipeline:PIPELINE",
 }
 POLL_SECONDS: Final = 0.5
-"""How often a running query is asked for its progress; batches take about as long at least."""
+"""How often the progress of running queries is read; few batches are shorter."""
 
-SERVERS_MS: Final = 10_000
-"""How long a pipeline that starts waits for servers that do not answer."""
+SERVER_TIMEOUT_MS: Final = 10_000
+"""How long a starting pipeline waits for servers that do not answer."""
 
 Value = str | int | float | bool | None
+_KIND_NAMES: Final[Mapping[type, str]] = {
+    str: "a string",
+    int: "an integer",
+    float: "a number",
+    bool: "true or false",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +67,7 @@ class Option:
         return "--" + self.name.replace("_", "-")
 
     def check(self, value: Value) -> Value:
-        """The value as it is used; raises BadSetting."""
+        """The value, or the default if it is None; raises BadSetting."""
         if value is None:
             if self.required:
                 raise BadSetting(f"{self.flag} is missing", hint=self.help)
@@ -68,17 +75,18 @@ class Option:
         if self.kind is float and type(value) is int:
             value = float(value)
         if type(value) is not self.kind:
-            raise BadSetting(f"{self.flag}: {value!r} is no {self.kind.__name__}", hint=self.help)
+            kind = _KIND_NAMES[self.kind]
+            raise BadSetting(f"{self.flag}: {value!r} is not {kind}", hint=self.help)
         if self.choices and value not in self.choices:
             raise BadSetting(
-                f"{self.flag}: {value!r} is not known", hint=f"one of {', '.join(self.choices)}"
+                f"{self.flag}: {value!r} is not one of {', '.join(self.choices)}", hint=self.help
             )
         return value
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Something that a pipeline writes: a path or a topic, with options' names in braces."""
+class PipelineOutput:
+    """A path or a topic that a pipeline writes; names of options are in braces."""
 
     where: str
     text: str
@@ -86,7 +94,7 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class Trigger:
-    """When batches begin."""
+    """When batches start."""
 
     text: str
     kind: str  # processingTime, availableNow or once
@@ -94,7 +102,7 @@ class Trigger:
 
     @classmethod
     def parse(cls, text: str) -> "Trigger":
-        """`once`, `available-now`, or an interval as `10 seconds`; raises BadSetting."""
+        """From `once`, `available-now` or an interval such as `10 seconds`; raises BadSetting."""
         if text == "once":
             return cls(text, "once", True)
         if text == "available-now":
@@ -104,48 +112,45 @@ class Trigger:
         )
         if found is None:
             raise BadSetting(
-                f"{text!r} is no trigger", hint='once, available-now, or an interval: "10 seconds"'
+                f"{text!r} is not a trigger",
+                hint='use once, available-now, or an interval such as "10 seconds"',
             )
         units = {"ms": "milliseconds", "s": "seconds", "m": "minutes", "h": "hours"}
         count, unit = found.groups()
         return cls(text, "processingTime", f"{count} {units.get(unit, unit)}")
 
-    @property
-    def ends(self) -> bool:
-        """Whether the query ends by itself."""
-        return self.kind != "processingTime"
-
-    def on(self, writer: "DataStreamWriter") -> "DataStreamWriter":
+    def apply(self, writer: "DataStreamWriter") -> "DataStreamWriter":
+        """The writer with this trigger."""
         return writer.trigger(**{self.kind: self.value})  # type: ignore[arg-type]
 
 
-def _quiet(line: str) -> None:
-    """For jobs that nobody watches."""
+def _ignore_line(line: str) -> None:
+    """The default for `say`."""
 
 
-def _nothing(job: "Job") -> None:
-    """For pipelines that tell all when they start."""
+def _no_verification(job: "PipelineJob") -> None:
+    """The default for `verify`."""
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """What a pipeline's function is given beside the session."""
+class PipelineJob:
+    """The options and surroundings of one run of a pipeline."""
 
     options: Mapping[str, Value]
     connection: Mapping[str, str] = field(default_factory=dict)
-    """Options of format `penstock` that say how servers are reached: nameserver, accessKey, …"""
+    """The connection options of format `penstock`: nameserver, accessKey and so on."""
     checkpoint: str | None = None
     trigger: Trigger = field(default_factory=lambda: Trigger.parse("10 seconds"))
-    say: Callable[[str], None] = _quiet
-    """Tells the person who runs it one line."""
+    say: Callable[[str], None] = _ignore_line
+    """Shows a line to the user."""
     rows: dict[tuple[str, int], int] = field(default_factory=dict)
-    """Rows by name of a query and number of a batch, where Spark itself does not see them."""
+    """Rows by query name and batch number, for batches whose rows Spark does not see."""
 
     def __getitem__(self, option: str) -> Any:
         return self.options[option]
 
-    def given(self, *names: str) -> OptionReader:
-        """Some options, to be read by kind as those of format `penstock` are."""
+    def option_reader(self, *names: str) -> OptionReader:
+        """A reader for these options that parses them like options of format `penstock`."""
         return OptionReader(
             {name: self[name] for name in names if self[name] is not None}, names, what="pipeline"
         )
@@ -153,49 +158,57 @@ class Job:
     def stream(
         self, spark: "SparkSession", format_name: str = "penstock", **options: str
     ) -> "DataFrame":
-        """A stream of messages: `options` are those of format `penstock`, or another's.
+        """A stream of messages, with options of the format.
 
-        Whoever verifies a job asks for its `queues` before: what the source raises later comes out
-        of Spark as the text of a traceback.
+        Call `queues` first: errors that the source raises later are the text of a traceback.
         """
         reader = spark.readStream.format(format_name).options(**self.connection, **options)
         return reader.load()
 
     def queues(self, **options: str) -> "set[MessageQueue]":
-        """The queues that such a stream reads at first; raises BadSetting, NoRoute, ReadGaveUp."""
+        """The queues that the stream will read first; raises BadSetting, NoRoute, ReadGaveUp."""
         from penstock.spark.cluster_metadata import ClusterMetadata
         from penstock.spark.source.source_options import SourceOptions
 
         chosen = SourceOptions.of({**self.connection, **options}, stream=True)
-        with ClusterMetadata(chosen.connection, timeout_ms=SERVERS_MS) as cluster:
+        with ClusterMetadata(chosen.connection, timeout_ms=SERVER_TIMEOUT_MS) as cluster:
             return cluster.required_queues(chosen.topics)
 
 
-Start = Callable[["SparkSession", Job], "Sequence[StreamingQuery]"]
+def connect_admin(connection: Mapping[str, str]) -> "Admin":
+    """An admin client for the servers of a job; raises BadSetting."""
+    from penstock import Admin
+
+    reader = OptionReader(dict(connection), CONNECTION_OPTIONS, what="pipeline")
+    options = ConnectionOptions.of(reader)
+    return Admin(options.nameservers, **options.client_keywords())
+
+
+Start = Callable[["SparkSession", PipelineJob], "Sequence[StreamingQuery]"]
 
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """A pipeline as `penstock pipeline` lists, describes and runs it."""
+    """A pipeline that `penstock pipeline` lists, describes and runs."""
 
     name: str
     summary: str
     options: tuple[Option, ...]
-    tables: tuple[Table, ...]
+    outputs: tuple[PipelineOutput, ...]
     start: Start
     trigger: str = "10 seconds"
-    """The trigger if none is chosen."""
-    verify: Callable[[Job], object] = _nothing
-    """Raises what is wrong as far as that can be told before Spark starts, which takes a while."""
+    """The default trigger."""
+    verify: Callable[[PipelineJob], object] = _no_verification
+    """Raises errors that can be detected before Spark is started, which takes several seconds."""
 
     def check(self, values: Mapping[str, Value]) -> dict[str, Value]:
-        """All options with their values; raises BadSetting for those that can't be."""
+        """All options with values or defaults; raises BadSetting if one is invalid."""
         known = {option.name for option in self.options}
         for name in values:
             if name not in known:
                 raise BadSetting(
                     f"pipeline {self.name} has no option {name!r}",
-                    hint=f"it has {', '.join(sorted(known))}",
+                    hint=f"its options are {', '.join(sorted(known))}",
                 )
         return {option.name: option.check(values.get(option.name)) for option in self.options}
 
@@ -206,10 +219,10 @@ class Pipeline:
         connection: Mapping[str, str] = MappingProxyType({}),
         checkpoint: str | None = None,
         trigger: str | None = None,
-        say: Callable[[str], None] = _quiet,
-    ) -> Job:
-        """What the pipeline is given, checked; raises a PenstockError."""
-        job = Job(
+        say: Callable[[str], None] = _ignore_line,
+    ) -> PipelineJob:
+        """A job with checked options; raises a PenstockError."""
+        job = PipelineJob(
             options=self.check(options),
             connection=connection,
             checkpoint=checkpoint,
@@ -224,7 +237,7 @@ def find_pipeline(name: str) -> Pipeline:
     """The pipeline of this name; raises BadSetting."""
     if name not in PIPELINES:
         raise BadSetting(
-            f"no pipeline is called {name!r}", hint=f"there are {', '.join(PIPELINES)}"
+            f"there is no pipeline {name!r}", hint=f"the pipelines are {', '.join(PIPELINES)}"
         )
     module, _, attribute = PIPELINES[name].partition(":")
     pipeline = getattr(importlib.import_module(module), attribute)
@@ -240,40 +253,40 @@ def run_pipeline(
     connection: Mapping[str, str] = MappingProxyType({}),
     checkpoint: str | None = None,
     trigger: str | None = None,
-    say: Callable[[str], None] = _quiet,
-    tell: Callable[[Batch], None] | None = None,
+    say: Callable[[str], None] = _ignore_line,
+    on_batch: Callable[[BatchProgress], None] | None = None,
 ) -> bool:
-    """Run a pipeline to its end, or until SIGINT or SIGTERM; False if it was a signal.
+    """Run a pipeline until it ends or until SIGINT or SIGTERM; False if a signal stopped it.
 
-    `say` gets lines for people; `tell` gets each batch, which otherwise is one of the lines. Raises
-    a PenstockError for whatever goes wrong in Spark or in a pipeline.
+    `say` receives lines for the user, `on_batch` each completed batch. Without `on_batch`, batches
+    are lines too. Errors of Spark and of the pipeline are raised as PenstockErrors.
     """
     job = pipeline.job(
         options, connection=connection, checkpoint=checkpoint, trigger=trigger, say=say
     )
-    with stop_signals() as stop, for_people():
+    with stop_signals() as stop, translate_errors():
         queries = pipeline.start(spark, job)
-        return follow(queries, tell or (lambda batch: say(str(batch))), stop, job.rows)
+        return follow(queries, on_batch or (lambda batch: say(str(batch))), stop, job.rows)
 
 
 def follow(
     queries: "Sequence[StreamingQuery]",
-    tell: Callable[[Batch], None],
+    on_batch: Callable[[BatchProgress], None],
     stop: threading.Event,
     rows: Mapping[tuple[str, int], int] = MappingProxyType({}),
 ) -> bool:
-    """Tell of each batch until all queries have ended; one that fails ends the others.
+    """Report each batch until all queries have ended; if one fails, the others are stopped.
 
-    When `stop` is set the queries are stopped: the batch that is under way is given up, and is run
-    again at the next start. Returns whether they ended by themselves.
+    When `stop` is set, the queries are stopped and False is returned. Their current batches are
+    abandoned and run again at the next start.
     """
-    seen: dict[str, int] = {}
+    last_batches: dict[str, int] = {}
     try:
         while not stop.is_set():
             active = [query for query in queries if query.isActive]
             for query in queries:
-                for batch in new_batches(query, seen, named=len(queries) > 1, rows=rows):
-                    tell(batch)
+                for batch in new_batches(query, last_batches, named=len(queries) > 1, rows=rows):
+                    on_batch(batch)
             if not active or any(query.exception() for query in queries):
                 break
             active[0].awaitTermination(POLL_SECONDS)  # type: ignore[arg-type]
@@ -288,10 +301,10 @@ def follow(
 
 @contextmanager
 def stop_signals() -> Iterator[threading.Event]:
-    """An event that SIGINT and SIGTERM set; a second SIGINT interrupts as usual.
+    """An event that SIGINT and SIGTERM set; a second SIGINT raises KeyboardInterrupt.
 
-    Spark's own handler would cancel the jobs of a query, which then fails instead of ending.
-    Outside of the main thread signals can't be caught, and whoever runs us there stops us.
+    Spark's own handler would cancel the jobs of a query, so that it fails instead of ending. In
+    other threads than the main thread signals can't be handled, and the event is never set.
     """
     stop = threading.Event()
 

@@ -32,10 +32,10 @@ from penstock.spark.pipelines.registration.events import (
     REGISTRATIONS,
     STEP_NAMES,
     STEPS,
-    Registration,
-    Step,
+    RegistrationEvent,
+    StepEvent,
 )
-from penstock.spark.pipelines.registration.plot import Figures, draw
+from penstock.spark.pipelines.registration.plot import RegistrationStatistics, draw
 
 
 @pytest.fixture(scope="module")
@@ -59,16 +59,16 @@ def test_the_spike_has_twenty_times_as_many_registrations(scenario: Scenario) ->
 
 
 def test_the_expected_output_follows_from_the_messages(scenario: Scenario) -> None:
-    users: dict[str, Registration] = {}
+    users: dict[str, RegistrationEvent] = {}
     done: dict[str, dict[str, float]] = {}
     bad = 0
     for send_progress in scenario.messages:
         if send_progress.topic == REGISTRATIONS:
-            registration = msgspec.json.decode(send_progress.body, type=Registration)
+            registration = msgspec.json.decode(send_progress.body, type=RegistrationEvent)
             users[registration.id] = registration
             continue
         try:
-            step = msgspec.json.decode(send_progress.body, type=Step)
+            step = msgspec.json.decode(send_progress.body, type=StepEvent)
         except msgspec.DecodeError:
             bad += 1
             continue
@@ -150,7 +150,7 @@ def test_messages_in_flight_are_close_in_time(scenario: Scenario) -> None:
     assert worst <= LATE_S / 4
 
 
-def figures_of(scenario: Scenario) -> Figures:
+def figures_of(scenario: Scenario) -> RegistrationStatistics:
     """The output of a correct pipeline."""
     counts = {
         (scenario.started + timedelta(minutes=minute), channel, outcome): count
@@ -164,7 +164,7 @@ def figures_of(scenario: Scenario) -> Figures:
         for step in STEP_NAMES:
             key = (scenario.started + timedelta(minutes=minute), step)
             latencies[key] = {**row, "p50_ms": 5, "p95_ms": 900, "p99_ms": None}
-    return Figures(counts, latencies)
+    return RegistrationStatistics(counts, latencies)
 
 
 def accepted_of(scenario: Scenario, minute: int) -> int:
@@ -183,23 +183,23 @@ def test_wrong_output_is_detected(scenario: Scenario) -> None:
     assert not replace(good, lake_rows=good.lake_rows + 1).good
     assert not replace(good, unreadable=UNREADABLE - 1).good
     assert replace(good, alerts=Counter(["somebody"]) + good.alerts).wrong_alerts == 1
-    counts = dict(good.figures.counts)
+    counts = dict(good.statistics.counts)
     counts[next(iter(counts))] += 1
-    wrong = replace(good, figures=replace(good.figures, counts=counts))
+    wrong = replace(good, statistics=replace(good.statistics, counts=counts))
     assert (wrong.wrong_minutes, wrong.good) == (1, False)
     fewer = {key: n for key, n in counts.items() if key[0] != scenario.started}
-    assert replace(good, figures=replace(good.figures, counts=fewer)).wrong_minutes == 1
+    assert replace(good, statistics=replace(good.statistics, counts=fewer)).wrong_minutes == 1
 
 
 def test_wrong_latencies_are_detected(scenario: Scenario) -> None:
     good = correct_result(scenario)
-    rows = dict(good.figures.latencies)
+    rows = dict(good.statistics.latencies)
     key = (scenario.started, "push")
     more = {**rows, key: {**rows[key], "users": rows[key]["users"] + 1}}
-    wrong = replace(good, figures=replace(good.figures, latencies=more))
+    wrong = replace(good, statistics=replace(good.statistics, latencies=more))
     assert (wrong.wrong_minutes, wrong.good) == (1, False)
     del rows[key]
-    assert replace(good, figures=replace(good.figures, latencies=rows)).wrong_minutes == 1
+    assert replace(good, statistics=replace(good.statistics, latencies=rows)).wrong_minutes == 1
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])

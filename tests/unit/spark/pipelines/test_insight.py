@@ -29,15 +29,15 @@ from penstock.spark.pipelines.insight.plots import (
 )
 from penstock.spark.pipelines.insight.report import report
 from penstock.spark.pipelines.insight.trace_latency import _row
-from penstock.spark.pipelines.running import Job
+from penstock.spark.pipelines.running import PipelineJob
 from penstock.spark.source.log_slices import LogScan
 
 NOON_MS = 1_785_585_600_000
 HOSTILE = '<script>alert("1")</script> & $x_{2$ \x00\x1b\u202e'
 
 
-def job(**options: Any) -> Job:
-    return Job(options=PIPELINE.check({"output": "/out", **options}))
+def job(**options: Any) -> PipelineJob:
+    return PipelineJob(options=PIPELINE.check({"output": "/out", **options}))
 
 
 # --- options -------------------------------------------------------------------------------------
@@ -50,7 +50,7 @@ def test_every_table_and_option_is_on_the_page() -> None:
         assert f"| `{option.flag}` |" in section
     for table in TABLES:
         assert f"| `{table}` |" in section
-        assert any(each.where == f"{{output}}/{table}" for each in PIPELINE.tables)
+        assert any(each.where == f"{{output}}/{table}" for each in PIPELINE.outputs)
 
 
 def test_times_are_moments_or_how_long_ago() -> None:

@@ -1,4 +1,4 @@
-"""What pipelines share, without Spark: options, triggers, progress, errors, signals."""
+"""Options, triggers, progress, errors and signals of pipelines, without Spark."""
 
 import json
 import os
@@ -12,15 +12,15 @@ import pytest
 
 from penstock.cli.main import main
 from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, PipelineFailed
-from penstock.spark.pipelines.batch_progress import Batch, batch_of, lag_of
+from penstock.spark.pipelines.batch_progress import BatchProgress, lag_of, parse_progress
 from penstock.spark.pipelines.lake.lake_owner import Deed
 from penstock.spark.pipelines.lake.lake_pipeline import check_topics, starting_offsets
 from penstock.spark.pipelines.query_errors import as_penstock_error
 from penstock.spark.pipelines.running import (
     PIPELINES,
-    Job,
     Option,
     Pipeline,
+    PipelineJob,
     Trigger,
     find_pipeline,
     follow,
@@ -37,25 +37,25 @@ def test_every_pipeline_can_be_described(name: str) -> None:
     found = find_pipeline(name)
     assert found.name == name
     assert found.summary.endswith(".")
-    assert found.tables
+    assert found.outputs
     assert all(option.help.endswith(".") for option in found.options)
     Trigger.parse(found.trigger)
 
 
-def test_every_option_of_the_lake_is_on_its_page() -> None:
+def test_every_option_of_the_lake_is_documented() -> None:
     page = Path(__file__).parents[4] / "docs" / "pipelines.md"
     section = page.read_text().partition("\n## lake\n")[2].partition("\n## ")[0]
     for option in find_pipeline("lake").options:
         assert f"| `{option.flag}` |" in section
 
 
-def test_a_pipeline_that_is_not_there_is_refused_with_those_that_are() -> None:
-    with pytest.raises(BadSetting, match="no pipeline is called 'nonsense'") as refused:
+def test_an_unknown_pipeline_is_refused_with_a_list_of_pipelines() -> None:
+    with pytest.raises(BadSetting, match="there is no pipeline 'nonsense'") as refused:
         find_pipeline("nonsense")
     assert "lake" in refused.value.hint
 
 
-def test_options_have_kinds_defaults_and_choices() -> None:
+def test_options_are_checked_and_completed_with_defaults() -> None:
     pipeline = Pipeline(
         "p", "Nothing.",
         (
@@ -71,10 +71,10 @@ def test_options_have_kinds_defaults_and_choices() -> None:
     }  # fmt: skip
     for values, text in (
         ({}, "--needed is missing"),
-        ({"needed": 1}, "--needed: 1 is no str"),
-        ({"needed": "x", "some_count": "7"}, "--some-count: '7' is no int"),
-        ({"needed": "x", "some_count": True}, "--some-count: True is no int"),
-        ({"needed": "x", "codec": "c"}, "--codec: 'c' is not known"),
+        ({"needed": 1}, "--needed: 1 is not a string"),
+        ({"needed": "x", "some_count": "7"}, "--some-count: '7' is not an integer"),
+        ({"needed": "x", "some_count": True}, "--some-count: True is not an integer"),
+        ({"needed": "x", "codec": "c"}, "--codec: 'c' is not one of a, b"),
         ({"needed": "x", "other": 1}, "has no option 'other'"),
     ):
         with pytest.raises(BadSetting, match=text):
@@ -82,24 +82,24 @@ def test_options_have_kinds_defaults_and_choices() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "kind", "value", "ends"),
+    ("text", "kind", "value"),
     [
-        ("once", "once", True, True),
-        ("available-now", "availableNow", True, True),
-        ("10 seconds", "processingTime", "10 seconds", False),
-        ("1 minute", "processingTime", "1 minute", False),
-        ("500ms", "processingTime", "500 milliseconds", False),
-        ("2h", "processingTime", "2 hours", False),
+        ("once", "once", True),
+        ("available-now", "availableNow", True),
+        ("10 seconds", "processingTime", "10 seconds"),
+        ("1 minute", "processingTime", "1 minute"),
+        ("500ms", "processingTime", "500 milliseconds"),
+        ("2h", "processingTime", "2 hours"),
     ],
 )
-def test_triggers(text: str, kind: str, value: str | bool, ends: bool) -> None:
+def test_triggers_are_parsed(text: str, kind: str, value: str | bool) -> None:
     trigger = Trigger.parse(text)
-    assert (trigger.kind, trigger.value, trigger.ends) == (kind, value, ends)
+    assert (trigger.kind, trigger.value) == (kind, value)
 
 
 @pytest.mark.parametrize("text", ["", "now", "seconds", "-1 seconds", "10 parsecs", "1.5 s"])
-def test_what_is_no_trigger(text: str) -> None:
-    with pytest.raises(BadSetting, match="no trigger"):
+def test_an_invalid_trigger_is_refused(text: str) -> None:
+    with pytest.raises(BadSetting, match="is not a trigger"):
         Trigger.parse(text)
 
 
@@ -112,11 +112,11 @@ def test_what_is_no_trigger(text: str) -> None:
         (("--topics", "a", "--columns", "nonsense"), "a message has no column"),
         (("--topics", "a", "--max-rows", "0"), "less than 1"),
         (("--topics", "a", "--start", "yesterday"), "startingOffsets"),
-        (("--topics", "a", "--trigger", "soon"), "no trigger"),
+        (("--topics", "a", "--trigger", "soon"), "is not a trigger"),
         (("--topics", "a", "--conf", "x"), "must be KEY=VALUE"),
     ],
 )
-def test_options_are_wrong_before_spark_starts(
+def test_invalid_options_are_refused_before_spark_starts(
     args: tuple[str, ...],
     text: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -127,9 +127,9 @@ def test_options_are_wrong_before_spark_starts(
 
     monkeypatch.setattr("penstock.spark.session.spark_session", session)
     code = main(["pipeline", "run", "lake", "--lake", "/nowhere", *args])
-    told = capsys.readouterr().err
-    assert (code, "starting Spark" in told) == (2, False)
-    assert text in told
+    printed = capsys.readouterr().err
+    assert (code, "starting Spark" in printed) == (2, False)
+    assert text in printed
 
 
 # --- progress ------------------------------------------------------------------------------------
@@ -143,32 +143,36 @@ def report(number: int, rows: int = 10, **source: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_a_batch_is_a_line() -> None:
+def test_a_batch_is_shown_as_one_line() -> None:
     end = {"$initial": {"orders": {"a": {"0": 0}}}, "orders": {"a": {"0": 1000, "1": 5}}}
     latest = {"orders": {"a": {"0": 2200, "1": 5}, "b": {"0": 3}}}
-    batch = batch_of(report(12, 1000, endOffset=json.dumps(end), latestOffset=json.dumps(latest)))
+    batch = parse_progress(
+        report(12, 1000, endOffset=json.dumps(end), latestOffset=json.dumps(latest))
+    )
     assert str(batch) == "batch 12: 1,000 rows, 2,000 rows/s, lag 1,203, 0.50 s"
-    assert str(batch_of(report(3), "lake")) == "lake, batch 3: 10 rows, 20 rows/s, 0.50 s"
+    assert str(parse_progress(report(3), "lake")) == "lake, batch 3: 10 rows, 20 rows/s, 0.50 s"
 
 
-def test_rows_that_are_read_twice_are_one_batch() -> None:
+def test_rows_of_a_batch_that_is_read_twice_are_counted_once() -> None:
     end = {"$initial": {"orders": {"b": {"0": 20}}}, "orders": {"a": {"0": 30}, "b": {"0": 24}}}
     first = {"$initial": {"orders": {"a": {"0": 5}}}, "orders": {"a": {"0": 30}}}
     start = {"orders": {"a": {"0": 10}}}
-    for rows, told in ((48, 24), (24, 24), (20, 20)):  # others were left out by their tags
-        batch = batch_of(report(1, rows, startOffset=json.dumps(start), endOffset=json.dumps(end)))
-        assert batch.rows == told
-    assert batch_of(report(0, 50, startOffset=None, endOffset=json.dumps(first))).rows == 25
-    assert batch_of(report(0, 50, startOffset="1", endOffset="2")).rows == 50
+    for rows, counted in ((48, 24), (24, 24), (20, 20)):  # tags filter some messages out
+        batch = parse_progress(
+            report(1, rows, startOffset=json.dumps(start), endOffset=json.dumps(end))
+        )
+        assert batch.rows == counted
+    assert parse_progress(report(0, 50, startOffset=None, endOffset=json.dumps(first))).rows == 25
+    assert parse_progress(report(0, 50, startOffset="1", endOffset="2")).rows == 50
 
 
 @pytest.mark.parametrize("offset", [None, "", "7", "[1]", '{"a": 1}', '{"a": {"b": {"0": "x"}}}'])
-def test_the_lag_of_other_sources_is_not_known(offset: str | None) -> None:
+def test_the_lag_of_other_sources_is_unknown(offset: str | None) -> None:
     assert lag_of({"endOffset": offset, "latestOffset": offset}) is None
 
 
 class FakeQuery:
-    """A query that reports its batches one poll after the other."""
+    """A query that reports one of its batches per poll."""
 
     def __init__(self, *batches: dict[str, Any], error: Exception | None = None) -> None:
         self.id, self.name = uuid.uuid4(), "q"
@@ -196,16 +200,16 @@ class FakeQuery:
         return None if self.isActive else self._error
 
 
-def test_each_batch_is_told_once() -> None:
+def test_each_batch_is_reported_once() -> None:
     idle = {**report(1), "durationMs": {"latestOffset": 3}}
     query = FakeQuery(report(0), report(0), report(1), idle, report(2))
-    told: list[Batch] = []
-    assert follow([query], told.append, threading.Event())  # type: ignore[list-item]
-    assert [batch.number for batch in told] == [0, 1, 2]
-    assert told[0].query == ""
+    reported: list[BatchProgress] = []
+    assert follow([query], reported.append, threading.Event())  # type: ignore[list-item]
+    assert [batch.number for batch in reported] == [0, 1, 2]
+    assert reported[0].query == ""
 
 
-def test_a_query_that_fails_ends_the_others() -> None:
+def test_a_failed_query_stops_the_others() -> None:
     error = RuntimeError("broken")
     failing, other = FakeQuery(error=error), FakeQuery()
     with pytest.raises(RuntimeError, match="broken"):
@@ -216,22 +220,22 @@ def test_a_query_that_fails_ends_the_others() -> None:
 def test_a_signal_stops_the_queries() -> None:
     query = FakeQuery(*(report(i) for i in range(1000)), error=RuntimeError("interrupted"))
 
-    def start(spark: Any, job: Job) -> Any:
+    def start(spark: Any, job: PipelineJob) -> Any:
         return [query]
 
-    def tell(batch: Batch) -> None:
+    def on_batch(batch: BatchProgress) -> None:
         if batch.number == 2:
             os.kill(os.getpid(), signal.SIGTERM)
 
     before = signal.getsignal(signal.SIGTERM)
     pipeline = Pipeline("p", "Nothing.", (), (), start)
-    ended = run_pipeline(pipeline, {}, spark=None, tell=tell)  # type: ignore[arg-type]
+    ended = run_pipeline(pipeline, {}, spark=None, on_batch=on_batch)  # type: ignore[arg-type]
     assert not ended
     assert query.stopped
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def test_a_second_interrupt_interrupts() -> None:
+def test_a_second_sigint_raises_keyboard_interrupt() -> None:
     with stop_signals() as stop:
         os.kill(os.getpid(), signal.SIGINT)
         assert stop.wait(5)
@@ -239,7 +243,7 @@ def test_a_second_interrupt_interrupts() -> None:
             os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_signals_are_left_alone_in_other_threads() -> None:
+def test_other_threads_do_not_handle_signals() -> None:
     found = []
 
     def work() -> None:
@@ -268,14 +272,14 @@ org.apache.spark.SparkException: penstock.errors.NoRoute: not this one
 """
 
 
-def test_our_own_errors_come_back_from_workers() -> None:
+def test_penstock_errors_of_workers_are_restored() -> None:
     error = as_penstock_error(FROM_A_WORKER)
     assert isinstance(error, DataLost)
     assert error.message == "orders, queue 0 at broker-a: offsets 3 to 9 are not there"
     assert error.hint == "keep them longer"
 
 
-def test_errors_without_a_note_have_the_hint_of_their_class() -> None:
+def test_errors_without_a_hint_have_the_hint_of_their_class() -> None:
     error = as_penstock_error("x\npenstock.errors.NoRoute: no broker has it\n at java.lang.X")
     assert isinstance(error, NoRoute)
     assert error.hint == NoRoute.hint
@@ -294,7 +298,7 @@ def test_errors_without_a_note_have_the_hint_of_their_class() -> None:
         ("\tat org.apache.X", "Spark: no reason was given", "--debug"),
     ],
 )  # fmt: skip
-def test_errors_of_spark_lose_their_stack(text: str, message: str, hint: str) -> None:
+def test_errors_of_spark_are_shown_without_their_stack(text: str, message: str, hint: str) -> None:
     error = as_penstock_error(text)
     assert isinstance(error, PipelineFailed)
     assert error.message == message

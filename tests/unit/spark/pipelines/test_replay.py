@@ -22,11 +22,13 @@ from penstock.spark.pipelines.replay.pace import Pace, Pacer, Slice, time_text
 from penstock.spark.pipelines.replay.replay_pipeline import PIPELINE, check_routes
 from penstock.spark.pipelines.replay.replay_run import DONE, PLAN, Book, Plan, slices_of
 from penstock.spark.pipelines.replay.selection import Group, Selection, Survey
-from penstock.spark.pipelines.running import Job, Trigger
+from penstock.spark.pipelines.running import PipelineJob, Trigger
 
 
-def job(checkpoint: str | None = None, **options: Any) -> Job:
-    return Job(PIPELINE.check(options), checkpoint=checkpoint, trigger=Trigger.parse("once"))
+def job(checkpoint: str | None = None, **options: Any) -> PipelineJob:
+    return PipelineJob(
+        PIPELINE.check(options), checkpoint=checkpoint, trigger=Trigger.parse("once")
+    )
 
 
 def at(first_ms: int, *, rows: int = 10, number: int = 0) -> Slice:

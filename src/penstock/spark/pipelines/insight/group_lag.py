@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
-from penstock import Admin
 from penstock.errors import GroupNotExist, PenstockError
-from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
+from penstock.spark.pipelines.running import connect_admin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -42,10 +41,9 @@ def sample_lag(
 
     Raises GroupNotExist for one that is named and not there.
     """
-    given = ConnectionOptions.of(OptionReader(dict(connection), CONNECTION_OPTIONS, what="source"))
     rows: list[tuple[object, ...]] = []
     unknown: list[str] = []
-    with Admin(given.nameservers, **given.client_keywords()) as admin:
+    with connect_admin(connection) as admin:
         there = [group.name for group in admin.groups()]
         for name in groups:
             if name not in there:

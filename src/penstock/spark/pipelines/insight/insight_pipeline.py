@@ -27,9 +27,15 @@ from penstock.spark.pipelines.insight.message_sources import (
     wanted_queues,
 )
 from penstock.spark.pipelines.insight.report import report
-from penstock.spark.pipelines.job_cancel import Stopped, stoppable
+from penstock.spark.pipelines.job_cancel import Stopped, cancel_on_stop
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
-from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, stop_signals
+from penstock.spark.pipelines.running import (
+    Option,
+    Pipeline,
+    PipelineJob,
+    PipelineOutput,
+    stop_signals,
+)
 from penstock.spark.source.log_slices import LogScan, plan_scan
 from penstock.wire.codes import TOPIC_TRACE
 
@@ -57,18 +63,18 @@ TABLES: Final = (
 _AGO: Final = re.compile(r"\d+\s*(ms|s|m|min|h|d)")
 
 
-def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
+def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
     """The pipeline's function: all is done, or stopped, when it returns."""
     with stop_signals() as stop:
         try:
-            with stoppable(spark, stop):
+            with cancel_on_stop(spark, stop):
                 _run(spark, job)
         except Stopped:
             job.say("stopped; not all tables are of this run, and the next one writes all of them")
     return []
 
 
-def _run(spark: "SparkSession", job: Job) -> None:
+def _run(spark: "SparkSession", job: PipelineJob) -> None:
     choice, bucket_ms = _choice(job), _bucket_ms(job)
     now = datetime.now(UTC)
     files = _output(spark, job["output"])
@@ -92,7 +98,7 @@ def _run(spark: "SparkSession", job: Job) -> None:
     job.say(f"the report is {files.url(REPORT)}")
 
 
-def verify(job: Job) -> None:
+def verify(job: PipelineJob) -> None:
     """Raise what is wrong with options, servers or topics."""
     choice = _choice(job)
     _bucket_ms(job)
@@ -118,7 +124,7 @@ class _Read:
 
 
 @contextmanager
-def _read_once(inputs: Inputs, job: Job, choice: Choice) -> Iterator[_Read]:
+def _read_once(inputs: Inputs, job: PipelineJob, choice: Choice) -> Iterator[_Read]:
     """Messages without bodies, how long they took, dead letters with their causes."""
     from pyspark import StorageLevel
 
@@ -146,7 +152,9 @@ def _read_once(inputs: Inputs, job: Job, choice: Choice) -> Iterator[_Read]:
         yield _Read(messages, took, dead, count)
 
 
-def _tables(job: Job, inputs: Inputs, read: _Read, bucket_ms: int) -> "dict[str, DataFrame]":
+def _tables(
+    job: PipelineJob, inputs: Inputs, read: _Read, bucket_ms: int
+) -> "dict[str, DataFrame]":
     """The tables by their names."""
     messages, took, dead = read.messages, read.took, read.dead
     tables = (
@@ -193,7 +201,7 @@ def _output(spark: "SparkSession", output: str) -> HadoopFiles:
 
 
 def _append_lag(
-    spark: "SparkSession", files: HadoopFiles, job: Job, choice: Choice, now: datetime
+    spark: "SparkSession", files: HadoopFiles, job: PipelineJob, choice: Choice, now: datetime
 ) -> list[str]:
     """Add how far groups are now to the table; the notes on those of which nobody knows."""
     sample = sample_lag(job.connection, groups=choice.groups, now=now)
@@ -221,12 +229,12 @@ def _microseconds(spark: "SparkSession") -> Iterator[None]:
         spark.conf.set(name, before or "INT96")
 
 
-def _is_live(job: Job) -> bool:
+def _is_live(job: PipelineJob) -> bool:
     """Whether brokers are asked, and not files."""
     return job["lake"] is None and job["log"] is None
 
 
-def _choice(job: Job) -> Choice:
+def _choice(job: PipelineJob) -> Choice:
     """What is to be looked at; raises BadSetting."""
     for one, other in (("topics", "pattern"), ("lake", "log")):
         if job[one] is not None and job[other] is not None:
@@ -256,7 +264,7 @@ def _choice(job: Job) -> Choice:
     )
 
 
-def _names(job: Job, option: str) -> tuple[str, ...]:
+def _names(job: PipelineJob, option: str) -> tuple[str, ...]:
     if job[option] is None:
         return ()
     names = tuple(dict.fromkeys(name.strip() for name in job[option].split(",") if name.strip()))
@@ -265,19 +273,19 @@ def _names(job: Job, option: str) -> tuple[str, ...]:
     return names
 
 
-def _moment_ms(job: Job, name: str, now_ms: int) -> int | None:
+def _moment_ms(job: PipelineJob, name: str, now_ms: int) -> int | None:
     """A moment, or how long before now it was."""
     text = job[name]
     if text is None:
         return None
-    given = job.given(name)
+    option_reader = job.option_reader(name)
     if _AGO.fullmatch(text.strip().lower()):
-        return now_ms - given.duration_ms(name, default=0)
-    return given.timestamp_ms(name)
+        return now_ms - option_reader.duration_ms(name, default=0)
+    return option_reader.timestamp_ms(name)
 
 
-def _bucket_ms(job: Job) -> int:
-    return job.given("bucket").duration_ms("bucket", default=profiles.MINUTE_MS)
+def _bucket_ms(job: PipelineJob) -> int:
+    return job.option_reader("bucket").duration_ms("bucket", default=profiles.MINUTE_MS)
 
 
 def _moment(ms: int) -> str:
@@ -315,19 +323,21 @@ PIPELINE: Final = Pipeline(
             default=False,
         ),
     ),
-    tables=(
-        Table("{output}/report.html", "All of it on one page, with plots."),
-        Table("{output}/rates", "Messages and bytes by topic and span of time."),
-        Table("{output}/sizes", "Percentiles of the size of bodies by topic."),
-        Table("{output}/queues", "Messages by queue, and times an even share."),
-        Table("{output}/hot_keys", "The keys that most messages of a topic have."),
-        Table("{output}/key_skew", "How messages spread over keys, by topic."),
-        Table("{output}/latencies", "Percentiles by stage, topic and group."),
-        Table("{output}/latency_times", "The same by span of time."),
-        Table("{output}/dead_letters", "Each dead letter with its origin and cause."),
-        Table("{output}/dead_letter_counts", "By group, topic, tag, cause and hour."),
-        Table("{output}/dead_letter_samples", "The newest of each group, topic and cause."),
-        Table("{output}/lag/run=…", "How far groups were, run after run."),
+    outputs=(
+        PipelineOutput("{output}/report.html", "All of it on one page, with plots."),
+        PipelineOutput("{output}/rates", "Messages and bytes by topic and span of time."),
+        PipelineOutput("{output}/sizes", "Percentiles of the size of bodies by topic."),
+        PipelineOutput("{output}/queues", "Messages by queue, and times an even share."),
+        PipelineOutput("{output}/hot_keys", "The keys that most messages of a topic have."),
+        PipelineOutput("{output}/key_skew", "How messages spread over keys, by topic."),
+        PipelineOutput("{output}/latencies", "Percentiles by stage, topic and group."),
+        PipelineOutput("{output}/latency_times", "The same by span of time."),
+        PipelineOutput("{output}/dead_letters", "Each dead letter with its origin and cause."),
+        PipelineOutput("{output}/dead_letter_counts", "By group, topic, tag, cause and hour."),
+        PipelineOutput(
+            "{output}/dead_letter_samples", "The newest of each group, topic and cause."
+        ),
+        PipelineOutput("{output}/lag/run=…", "How far groups were, run after run."),
     ),
     start=start,
     trigger="once",

@@ -13,7 +13,7 @@ from penstock.spark.pipelines.insight.dead_letters import DEAD_COLUMNS
 from penstock.spark.pipelines.insight.profiles import MESSAGE_COLUMNS
 from penstock.spark.pipelines.insight.trace_latency import TRACE_COLUMNS
 from penstock.spark.pipelines.lake.lake_rows import lake_rows
-from penstock.spark.pipelines.running import Job
+from penstock.spark.pipelines.running import PipelineJob
 from penstock.spark.source.log_slices import group_topic_prefixes
 from penstock.wire.codes import DLQ_TOPIC_PREFIX
 
@@ -74,7 +74,7 @@ class Inputs:
     notes: tuple[str, ...] = ()
 
 
-def open_inputs(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
+def open_inputs(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
     """What to read, by the options; nothing is read yet."""
     if job["lake"] is not None:
         return _of_lake(spark, job["lake"], choice)
@@ -83,7 +83,7 @@ def open_inputs(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
     return _of_brokers(spark, job, choice)
 
 
-def wanted_queues(job: Job, choice: Choice) -> "frozenset[MessageQueue]":
+def wanted_queues(job: PipelineJob, choice: Choice) -> "frozenset[MessageQueue]":
     """The queues of the topics; raises NoRoute for one that is not there."""
     if choice.topics:
         return frozenset(job.queues(subscribe=",".join(choice.topics)))
@@ -96,7 +96,7 @@ def wanted_queues(job: Job, choice: Choice) -> "frozenset[MessageQueue]":
     return found
 
 
-def _of_brokers(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
+def _of_brokers(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
     queues = wanted_queues(job, choice)
     by_group = f"{DLQ_TOPIC_PREFIX}{ALL}"
     dead = {q.topic for q in job.queues(subscribePattern=by_group) if choice.includes_dead(q.topic)}
@@ -122,7 +122,7 @@ def _of_brokers(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
     )
 
 
-def _of_log(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
+def _of_log(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
     from pyspark.sql import functions as f
 
     def read(topics: Sequence[str], pattern: str, columns: Sequence[str]) -> "DataFrame":
@@ -154,7 +154,7 @@ def _of_log(spark: "SparkSession", job: Job, choice: Choice) -> Inputs:
 
 def _read(
     spark: "SparkSession",
-    job: Job,
+    job: PipelineJob,
     choice: Choice,
     topics: str,
     columns: Sequence[str],

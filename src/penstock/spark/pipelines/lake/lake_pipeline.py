@@ -25,9 +25,9 @@ from penstock.spark.pipelines.lake.lake_compaction import LARGE_BYTES, Compacted
 from penstock.spark.pipelines.lake.lake_files import File, HadoopFiles
 from penstock.spark.pipelines.lake.lake_owner import Claim, Deed
 from penstock.spark.pipelines.lake.publication import ROOM, Ledger
-from penstock.spark.pipelines.query_errors import in_batch
-from penstock.spark.pipelines.query_start import started
-from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, Trigger
+from penstock.spark.pipelines.query_errors import translate_batch_errors
+from penstock.spark.pipelines.query_start import start_query
+from penstock.spark.pipelines.running import Option, Pipeline, PipelineJob, PipelineOutput, Trigger
 from penstock.spark.source.queue_offsets import EARLIEST, LATEST, from_json, to_json
 
 if TYPE_CHECKING:
@@ -157,7 +157,7 @@ class LakeWriter:
         return self._start(rows, trigger, name, self.write_batch)
 
     def start_staged(
-        self, job: Job, source: Mapping[str, str], local: str, name: str
+        self, job: PipelineJob, source: Mapping[str, str], local: str, name: str
     ) -> "StreamingQuery":
         """Start the query with tasks that write the files themselves (`staging.py`): `local` is
         the lake's directory, and `source` the options of format `penstock`."""
@@ -173,7 +173,7 @@ class LakeWriter:
         place = {STAGING: f"{local}/{attempt}", CODEC: self.settings.compression}
         staged = job.stream(self._spark, StagingSource.name(), **source, **place)
 
-        @in_batch()
+        @translate_batch_errors()
         def publish_batch(rows: "DataFrame", number: int) -> None:
             if not self._is_due(number):
                 return
@@ -193,9 +193,9 @@ class LakeWriter:
         writer = rows.writeStream.queryName(name).option(
             "checkpointLocation", self.checkpoint.url()
         )
-        return started(trigger.on(writer.foreachBatch(each)).start)
+        return start_query(trigger.apply(writer.foreachBatch(each)).start)
 
-    @in_batch()
+    @translate_batch_errors()
     def write_batch(self, rows: "DataFrame", number: int) -> None:
         """Bring a batch into the lake, if it is not there yet."""
         if not self._is_tuned:
@@ -339,7 +339,7 @@ def _topics(offsets: str) -> set[str]:
     return {queue.topic for queue in from_json(json.loads(offsets))}
 
 
-def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
+def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
     """The pipeline's function."""
     settings, source = _read(job)
     settings.body(settings.columns)
@@ -365,14 +365,14 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     return [writer.start(stream, job.trigger, "lake", dated=DATE in stream.columns)]
 
 
-def verify(job: Job) -> None:
+def verify(job: PipelineJob) -> None:
     """Raise what is wrong with options, servers or topics."""
     _, source = _read(job)
     if source is not None:
         job.queues(**source)
 
 
-def _read(job: Job) -> tuple[LakeSettings, dict[str, str] | None]:
+def _read(job: PipelineJob) -> tuple[LakeSettings, dict[str, str] | None]:
     """How the lake is written, and options of the source; none where it is only compacted."""
     settings = _settings(job)
     if job["topics"] is not None and job["pattern"] is not None:
@@ -384,7 +384,7 @@ def _read(job: Job) -> tuple[LakeSettings, dict[str, str] | None]:
     return settings, None
 
 
-def _settings(job: Job) -> LakeSettings:
+def _settings(job: PipelineJob) -> LakeSettings:
     if job["prefix"] and job["schema"] is None:
         raise BadSetting("--prefix is for the columns of --schema", hint="give both, or none")
     for name in ("files_per_batch", "large_mib", "max_rows"):
@@ -405,7 +405,7 @@ def _settings(job: Job) -> LakeSettings:
     )
 
 
-def _source_options(job: Job, settings: LakeSettings) -> dict[str, str]:
+def _source_options(job: PipelineJob, settings: LakeSettings) -> dict[str, str]:
     """What the source is asked for: the columns that are kept, and those that are needed.
 
     They come in the order in which they are written, so that Spark need not copy rows for it.
@@ -486,9 +486,13 @@ PIPELINE: Final = Pipeline(
             default=LARGE_BYTES >> 20,
         ),
     ),
-    tables=(
-        Table("{lake}/data/date=…/topic=…", "The messages, or their JSON bodies as columns."),
-        Table("{lake}/bad/date=…/topic=…", "Messages whose body does not fit, with the reason."),
+    outputs=(
+        PipelineOutput(
+            "{lake}/data/date=…/topic=…", "The messages, or their JSON bodies as columns."
+        ),
+        PipelineOutput(
+            "{lake}/bad/date=…/topic=…", "Messages whose body does not fit, with the reason."
+        ),
     ),
     start=start,
     trigger="1 minute",

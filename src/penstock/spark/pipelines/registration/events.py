@@ -44,7 +44,7 @@ _ID: Final = r"\A(?=.*\S)\P{Cntrl}{1,255}\z"
 _NO_ID: Final = "id is blank, longer than 255 characters, or has control characters"
 
 
-class Registration(msgspec.Struct, frozen=True):
+class RegistrationEvent(msgspec.Struct, frozen=True):
     """A user has registered, or was rejected."""
 
     id: str
@@ -53,7 +53,7 @@ class Registration(msgspec.Struct, frozen=True):
     registered_at: datetime
 
 
-class Step(msgspec.Struct, frozen=True):
+class StepEvent(msgspec.Struct, frozen=True):
     """A service has done its part for a user, or has failed at it."""
 
     id: str
@@ -62,12 +62,12 @@ class Step(msgspec.Struct, frozen=True):
     ok: bool = True
 
 
-def body_of(event: Registration | Step) -> bytes:
+def encode_event(event: RegistrationEvent | StepEvent) -> bytes:
     """The body of the message that tells of it."""
     return msgspec.json.encode(event)
 
 
-def moment(seconds: float) -> datetime:
+def event_time(seconds: float) -> datetime:
     """A time as events have it, in UTC and whole milliseconds."""
     return datetime.fromtimestamp(round(seconds * 1000) / 1000, UTC)
 

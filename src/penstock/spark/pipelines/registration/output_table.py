@@ -16,7 +16,7 @@ from penstock.errors import LakeRefused
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
 from penstock.spark.pipelines.lake.lake_owner import Claim
 from penstock.spark.pipelines.lake.publication import ROOM, Ledger
-from penstock.spark.pipelines.query_errors import in_batch
+from penstock.spark.pipelines.query_errors import translate_batch_errors
 from penstock.spark.pipelines.running import Trigger
 
 if TYPE_CHECKING:
@@ -84,9 +84,9 @@ class TableWriter:
         self._announce = announce
         writer = rows.writeStream.queryName(name).outputMode("append")
         writer = writer.option("checkpointLocation", self._checkpoint.url())
-        return trigger.on(writer.foreachBatch(self._write_batch)).start()
+        return trigger.apply(writer.foreachBatch(self._write_batch)).start()
 
-    @in_batch()
+    @translate_batch_errors()
     def _write_batch(self, rows: "DataFrame", number: int) -> None:
         rows.persist()
         try:

@@ -27,7 +27,7 @@ _WIDTH: Final = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class RegistrationStatistics:
     """What the tables say, by minute."""
 
     counts: Mapping[tuple[datetime, str, str], int]
@@ -40,11 +40,11 @@ class Figures:
         return sorted({key[0] for key in self.counts} | {key[0] for key in self.latencies})
 
 
-def read_figures(spark: "SparkSession", output: str) -> Figures:
+def read_statistics(spark: "SparkSession", output: str) -> RegistrationStatistics:
     """The tables below `output`, which must have rows; raises LakeDamaged for doubled ones."""
     counts = _read(spark, output, COUNTS, "channel", "outcome")
     latencies = _read(spark, output, LATENCIES, "step")
-    return Figures(
+    return RegistrationStatistics(
         {key: row["registrations"] for key, row in counts.items()},
         latencies,
     )
@@ -67,7 +67,9 @@ def _time(seconds: int) -> datetime:
     return datetime.fromtimestamp(seconds, UTC)
 
 
-def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STEP_NAMES) -> None:
+def draw(
+    statistics: RegistrationStatistics, path: Path, *, title: str, steps: Sequence[str] = STEP_NAMES
+) -> None:
     """Write the picture; the name's ending says in which format (png, svg, pdf)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -76,12 +78,12 @@ def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STE
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     FigureCanvasAgg(figure)
     above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.4))
-    minutes = figures.minutes
+    minutes = statistics.minutes
     labels = [f"{minute:%H:%M}" for minute in minutes]
     places = range(len(minutes))
 
     heights = [0] * len(minutes)
-    for label, color, values in _bars(figures):
+    for label, color, values in _bars(statistics):
         above.bar(places, values, bottom=heights, color=color, label=label)
         heights = [sum(pair) for pair in zip(heights, values, strict=True)]
     above.set_ylabel("registrations per minute")
@@ -89,10 +91,10 @@ def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STE
 
     for color, step in zip(cycle(STEP_COLORS), steps, strict=False):
         for percentile, style in (("p50_ms", ":"), ("p95_ms", "-"), ("p99_ms", "--")):
-            values_s = [_seconds(figures, minute, step, percentile) for minute in minutes]
+            values_s = [_seconds(statistics, minute, step, percentile) for minute in minutes]
             name = f"{step}, {percentile.removesuffix('_ms')}"
             middle.plot(places, values_s, style, marker=".", color=color, label=name)
-        missing = [_figure(figures, minute, step, "missing") for minute in minutes]
+        missing = [_figure(statistics, minute, step, "missing") for minute in minutes]
         shift = (steps.index(step) - (len(steps) - 1) / 2) * 0.8 / len(steps)
         bars = [place + shift for place in places]
         below.bar(bars, missing, width=0.8 / len(steps), color=color, label=step)
@@ -113,23 +115,23 @@ def draw(figures: Figures, path: Path, *, title: str, steps: Sequence[str] = STE
     figure.savefig(path, dpi=130)
 
 
-def _bars(figures: Figures) -> Iterator[tuple[str, str, list[int]]]:
+def _bars(statistics: RegistrationStatistics) -> Iterator[tuple[str, str, list[int]]]:
     """Accepted users by channel, all others by outcome: a label, a colour and the heights."""
     kinds: dict[tuple[bool, str], Counter[datetime]] = {}
-    for (minute, channel, outcome), count in figures.counts.items():
+    for (minute, channel, outcome), count in statistics.counts.items():
         key = (False, channel) if outcome == ACCEPTED else (True, outcome)
         kinds.setdefault(key, Counter())[minute] += count
     colors = {False: cycle(ACCEPTED_COLORS), True: cycle(OTHER_COLORS)}
     for (is_other, label), minutes in sorted(kinds.items()):
-        yield label, next(colors[is_other]), [minutes[minute] for minute in figures.minutes]
+        yield label, next(colors[is_other]), [minutes[minute] for minute in statistics.minutes]
 
 
-def _figure(figures: Figures, minute: datetime, step: str, column: str) -> float:
+def _figure(statistics: RegistrationStatistics, minute: datetime, step: str, column: str) -> float:
     """NaN where there is none: nothing is drawn there."""
-    row = figures.latencies.get((minute, step))
+    row = statistics.latencies.get((minute, step))
     value = None if row is None else row[column]
     return float("nan") if value is None else float(value)
 
 
-def _seconds(figures: Figures, minute: datetime, step: str, column: str) -> float:
-    return max(_figure(figures, minute, step, column) / 1000, 0.001)
+def _seconds(statistics: RegistrationStatistics, minute: datetime, step: str, column: str) -> float:
+    return max(_figure(statistics, minute, step, column) / 1000, 0.001)

@@ -15,14 +15,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from penstock import Admin
 from penstock.errors import BadSetting
-from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
-from penstock.spark.pipelines.query_start import all_started
+from penstock.spark.pipelines.query_start import start_queries
 from penstock.spark.pipelines.registration import event_tables as tables
 from penstock.spark.pipelines.registration import events
 from penstock.spark.pipelines.registration.output_table import TableWriter
-from penstock.spark.pipelines.running import Job, Option, Pipeline, Table
+from penstock.spark.pipelines.running import (
+    Option,
+    Pipeline,
+    PipelineJob,
+    PipelineOutput,
+    connect_admin,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -56,7 +60,7 @@ class Alerting:
         stuck.coalesce(1).write.format("penstock").options(**sink).mode("append").save()
 
 
-def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
+def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
     """The pipeline's function."""
     late_ms, stuck_after_ms = _duration_ms(job, "late"), _duration_ms(job, "stuck_after")
     names = _step_names(job)
@@ -82,7 +86,7 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     )
     alerting = Alerting(_sink_options(job, writers[LATENCIES].query))
     unreadable = events.unreadable(_events(spark, job, both))
-    return all_started(
+    return start_queries(
         lambda: writers[COUNTS].start(tables.counts(counted, late_ms=late_ms), job.trigger, COUNTS),
         lambda: writers[LATENCIES].start(
             users, job.trigger, LATENCIES, make=tables.latencies, announce=alerting.send
@@ -91,7 +95,7 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     )
 
 
-def verify(job: Job) -> None:
+def verify(job: PipelineJob) -> None:
     """Raise what is wrong with options, servers or topics."""
     for name in ("late", "stuck_after"):
         _duration_ms(job, name)
@@ -105,14 +109,16 @@ def verify(job: Job) -> None:
     _check_alerts(job)
 
 
-def _events(spark: "SparkSession", job: Job, topics: str, *, progress: bool = False) -> "DataFrame":
+def _events(
+    spark: "SparkSession", job: PipelineJob, topics: str, *, progress: bool = False
+) -> "DataFrame":
     options = _source_options(job, topics)
     if progress and job["group"] is not None:
         options["commitGroup"] = job["group"]
     return events.events_of(job.stream(spark, **options), job["registrations"], job["steps"])
 
 
-def _source_options(job: Job, topics: str) -> dict[str, str]:
+def _source_options(job: PipelineJob, topics: str) -> dict[str, str]:
     options = {
         "subscribe": topics,
         "columns": events.MESSAGE_COLUMNS,
@@ -124,7 +130,7 @@ def _source_options(job: Job, topics: str) -> dict[str, str]:
     return options
 
 
-def _sink_options(job: Job, query: str) -> dict[str, str]:
+def _sink_options(job: PipelineJob, query: str) -> dict[str, str]:
     return {
         **job.connection,
         "topic": job["alerts"],
@@ -133,26 +139,24 @@ def _sink_options(job: Job, query: str) -> dict[str, str]:
     }
 
 
-def _check_alerts(job: Job) -> None:
+def _check_alerts(job: PipelineJob) -> None:
     """Raise NoRoute where the topic is missing: without it the first alert would end the query."""
-    given = OptionReader(dict(job.connection), CONNECTION_OPTIONS, what="source")
-    connection = ConnectionOptions.of(given)
-    with Admin(connection.nameservers, **connection.client_keywords()) as admin:
+    with connect_admin(job.connection) as admin:
         admin.route(job["alerts"])
 
 
-def _duration_ms(job: Job, name: str) -> int:
-    return job.given(name).duration_ms(name, default=0)
+def _duration_ms(job: PipelineJob, name: str) -> int:
+    return job.option_reader(name).duration_ms(name, default=0)
 
 
-def _step_names(job: Job) -> tuple[str, ...]:
+def _step_names(job: PipelineJob) -> tuple[str, ...]:
     names = tuple(name.strip() for name in job["names"].split(","))
     if "" in names or len(set(names)) < len(names):
         raise BadSetting(f"--names: {job['names']!r} has an empty name or one twice")
     return names
 
 
-def _checkpoint(job: Job, table: str) -> str | None:
+def _checkpoint(job: PipelineJob, table: str) -> str | None:
     return None if job.checkpoint is None else f"{job.checkpoint.rstrip('/')}/{table}"
 
 
@@ -188,15 +192,17 @@ PIPELINE: Final = Pipeline(
             default=False,
         ),
     ),
-    tables=(
-        Table("{output}/counts/data", "Registrations by minute, channel and outcome."),
-        Table(
+    outputs=(
+        PipelineOutput("{output}/counts/data", "Registrations by minute, channel and outcome."),
+        PipelineOutput(
             "{output}/latencies/data",
             "Users, done, failed, missing and percentiles in "
             "milliseconds, by minute of the registration and step.",
         ),
-        Table("{output}/unreadable/data", "Messages that are no events, with the reason."),
-        Table("topic {alerts}", "Accepted users with a step missing; the tag is the step."),
+        PipelineOutput("{output}/unreadable/data", "Messages that are no events, with the reason."),
+        PipelineOutput(
+            "topic {alerts}", "Accepted users with a step missing; the tag is the step."
+        ),
     ),
     start=start,
     verify=verify,

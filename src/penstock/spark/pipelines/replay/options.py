@@ -8,7 +8,7 @@ from penstock.spark.message_schema import DEFAULT_COLUMNS
 from penstock.spark.pipelines.lake.publication import ROOM
 from penstock.spark.pipelines.replay.pace import FAST, ORIGINAL, STEP_MS, Pace
 from penstock.spark.pipelines.replay.selection import Selection
-from penstock.spark.pipelines.running import Job
+from penstock.spark.pipelines.running import PipelineJob
 
 DELIVERIES: Final = ("at-least-once", "transactional")
 REPLAYS: Final = f"{ROOM}/replays"
@@ -40,13 +40,13 @@ def check_run(run: str) -> None:
         )
 
 
-def selection(job: Job) -> Selection:
+def selection(job: PipelineJob) -> Selection:
     """The options as a selection; raises BadSetting."""
-    given = job.given("from", "until")
+    option_reader = job.option_reader("from", "until")
     return Selection(
         topics=_names(job, "topics", ","),
-        from_ms=given.timestamp_ms("from"),
-        until_ms=given.timestamp_ms("until"),
+        from_ms=option_reader.timestamp_ms("from"),
+        until_ms=option_reader.timestamp_ms("until"),
         by=job["by"],
         keys=_names(job, "keys", ","),
         tags=_names(job, "tags", "||"),
@@ -54,7 +54,7 @@ def selection(job: Job) -> Selection:
     )
 
 
-def _names(job: Job, option: str, between: str) -> tuple[str, ...]:
+def _names(job: PipelineJob, option: str, between: str) -> tuple[str, ...]:
     if job[option] is None:
         return ()
     names = tuple(name.strip() for name in job[option].split(between))
@@ -63,7 +63,7 @@ def _names(job: Job, option: str, between: str) -> tuple[str, ...]:
     return names
 
 
-def pace_of(job: Job) -> Pace:
+def pace_of(job: PipelineJob) -> Pace:
     """The options as a pace; raises BadSetting."""
     if job["speed"] is not None and job["pace"] == FAST:
         raise BadSetting("--pace fast has no --speed", hint="leave one of them out")
@@ -72,17 +72,17 @@ def pace_of(job: Job) -> Pace:
     return Pace(
         speed=speed,
         rate=job["rate"],
-        step_ms=job.given("step").duration_ms("step", default=STEP_MS),
+        step_ms=job.option_reader("step").duration_ms("step", default=STEP_MS),
         slice_rows=job["slice_rows"],
     )
 
 
-def sink_options(job: Job) -> dict[str, str]:
+def sink_options(job: PipelineJob) -> dict[str, str]:
     """What every slice is written with."""
     return {**job.connection, "delivery": job["delivery"]}
 
 
-def directory(job: Job, run: str) -> str:
+def directory(job: PipelineJob, run: str) -> str:
     """Where the run keeps its rows and notes."""
     if job.checkpoint is not None:
         return f"{job.checkpoint.rstrip('/')}/{run}"
@@ -94,7 +94,7 @@ def directory(job: Job, run: str) -> str:
     )
 
 
-def about(job: Job) -> dict[str, str]:
+def about(job: PipelineJob) -> dict[str, str]:
     """What a second start of a run must ask for too."""
     return {
         "--" + name.replace("_", "-"): str(job[name])
@@ -103,7 +103,7 @@ def about(job: Job) -> dict[str, str]:
     }
 
 
-def source_options(job: Job, chosen: Selection) -> dict[str, str]:
+def source_options(job: PipelineJob, chosen: Selection) -> dict[str, str]:
     """What format `penstock` is asked for, narrowed as far as it can do that."""
     options: dict[str, str] = {
         # Only a condition can need more columns than are sent.

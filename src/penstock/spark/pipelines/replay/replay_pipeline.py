@@ -12,10 +12,8 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from penstock import Admin
 from penstock.errors import BadSetting, PipelineFailed
-from penstock.spark.connection_options import CONNECTION_OPTIONS, ConnectionOptions, OptionReader
-from penstock.spark.pipelines.job_cancel import Stopped, stoppable
+from penstock.spark.pipelines.job_cancel import Stopped, cancel_on_stop
 from penstock.spark.pipelines.lake.lake_rows import lake_rows
 from penstock.spark.pipelines.replay import options
 from penstock.spark.pipelines.replay.pace import PACES, SLICE_ROWS, STEP_MS, Pace, time_text
@@ -27,7 +25,14 @@ from penstock.spark.pipelines.replay.selection import (
     outgoing,
     survey,
 )
-from penstock.spark.pipelines.running import Job, Option, Pipeline, Table, stop_signals
+from penstock.spark.pipelines.running import (
+    Option,
+    Pipeline,
+    PipelineJob,
+    PipelineOutput,
+    connect_admin,
+    stop_signals,
+)
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.source.log_slices import LogScan, plan_scan
 from penstock.spark.source.source_options import SourceOptions
@@ -99,13 +104,13 @@ def check_routes(routes: list[tuple[str, str]], *, same_topic: bool) -> None:
 # --- the pipeline
 
 
-def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
+def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
     """The pipeline's function: all is done, or stopped, when it returns."""
     chosen = options.selection(job)
     with stop_signals() as stop:
         try:
             if job["dry_run"]:
-                with stoppable(spark, stop):
+                with cancel_on_stop(spark, stop):
                     _show(spark, job, chosen)
             else:
                 _replay(spark, job, chosen, stop)
@@ -114,7 +119,9 @@ def start(spark: "SparkSession", job: Job) -> "list[StreamingQuery]":
     return []
 
 
-def _replay(spark: "SparkSession", job: Job, chosen: Selection, stop: threading.Event) -> None:
+def _replay(
+    spark: "SparkSession", job: PipelineJob, chosen: Selection, stop: threading.Event
+) -> None:
     run = job["run"] or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     made = Run(
         spark,
@@ -139,9 +146,9 @@ def _replay(spark: "SparkSession", job: Job, chosen: Selection, stop: threading.
 
 
 def _staged(
-    spark: "SparkSession", job: Job, made: Run, chosen: Selection, stop: threading.Event
+    spark: "SparkSession", job: PipelineJob, made: Run, chosen: Selection, stop: threading.Event
 ) -> Plan:
-    with stoppable(spark, stop):  # finding out the columns of a lake is a job
+    with cancel_on_stop(spark, stop):  # finding out the columns of a lake is a job
         rows = outgoing(
             chosen.of(source(spark, job, chosen)),
             run=made.name,
@@ -160,14 +167,14 @@ def _staged(
     return plan
 
 
-def source(spark: "SparkSession", job: Job, chosen: Selection) -> "DataFrame":
+def source(spark: "SparkSession", job: PipelineJob, chosen: Selection) -> "DataFrame":
     """The rows to choose from, narrowed where the source can do that."""
     if job["lake"] is not None:
         return lake_rows(spark, job["lake"])
     return spark.read.format("penstock").options(**options.source_options(job, chosen)).load()
 
 
-def _nothing(spark: "SparkSession", job: Job, chosen: Selection) -> PipelineFailed:
+def _nothing(spark: "SparkSession", job: PipelineJob, chosen: Selection) -> PipelineFailed:
     """Tells what there is where nothing was chosen."""
     every = Selection(topics=chosen.topics, by=chosen.by)
     there = survey(every.of(source(spark, job, every)), chosen.by)
@@ -181,7 +188,7 @@ def _nothing(spark: "SparkSession", job: Job, chosen: Selection) -> PipelineFail
     )
 
 
-def _show(spark: "SparkSession", job: Job, chosen: Selection) -> None:
+def _show(spark: "SparkSession", job: PipelineJob, chosen: Selection) -> None:
     """The dry run."""
     rows = chosen.of(source(spark, job, chosen))
     if job["limit"] is not None:
@@ -201,7 +208,7 @@ def _show(spark: "SparkSession", job: Job, chosen: Selection) -> None:
     job.say(f"they would go to {where}, {pace}{least}; nothing was sent")
 
 
-def verify(job: Job) -> None:
+def verify(job: PipelineJob) -> None:
     """Raise what is wrong with options, servers or topics."""
     chosen = options.selection(job)
     options.pace_of(job)
@@ -234,7 +241,7 @@ def verify(job: Job) -> None:
         _check_targets(job, {job["target"]})
 
 
-def _check_source(job: Job, chosen: Selection) -> None:
+def _check_source(job: PipelineJob, chosen: Selection) -> None:
     if job["lake"] is not None and job["log"] is not None:
         raise BadSetting("--lake and --log exclude each other")
     if job["lake"] is not None:
@@ -253,11 +260,9 @@ def _check_source(job: Job, chosen: Selection) -> None:
         job.queues(subscribe=",".join(chosen.topics))
 
 
-def _check_targets(job: Job, topics: set[str]) -> None:
+def _check_targets(job: PipelineJob, topics: set[str]) -> None:
     """Raise NoRoute for a topic that is missing."""
-    given = OptionReader(dict(job.connection), CONNECTION_OPTIONS, what="sink")
-    connection = ConnectionOptions.of(given)
-    with Admin(connection.nameservers, **connection.client_keywords()) as admin:
+    with connect_admin(job.connection) as admin:
         for topic in sorted(topics):
             admin.route(topic)
 
@@ -317,13 +322,13 @@ PIPELINE: Final = Pipeline(
         ),
         Option("dry_run", "Show what would be sent, and send nothing.", kind=bool, default=False),
     ),
-    tables=(
-        Table(
+    outputs=(
+        PipelineOutput(
             "topic {target}",
             "The messages, with properties PENSTOCK_REPLAY_* that say which "
             "run, topic, message, offset and time they are of.",
         ),
-        Table(
+        PipelineOutput(
             "{checkpoint}/{run}",
             "What the run is to send and how far it is; the messages are deleted at the end.",
         ),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from penstock.errors import BadSetting, PipelineFailed
-from penstock.spark.pipelines.job_cancel import stoppable
+from penstock.spark.pipelines.job_cancel import cancel_on_stop
 from penstock.spark.pipelines.lake.lake_files import Files, HadoopFiles
 from penstock.spark.pipelines.replay.pace import SLICES_MAX, Pace, Pacer, Slice, time_text
 from penstock.spark.pipelines.replay.selection import (
@@ -183,7 +183,7 @@ class Run:
         token = secrets.token_hex(8)
         staged = f"{ROWS}/{token}"
         try:
-            with stoppable(self.spark, stop):
+            with cancel_on_stop(self.spark, stop):
                 writer = rows.write.option("maxRecordsPerFile", self.pace.rows_max)
                 writer.parquet(self.files.url(staged))
                 plan = self._planned(token)
