@@ -12,7 +12,7 @@ from penstock.config.doc import settings_of
 from penstock.config.settings import TABLES
 from penstock.wire.codes import RequestCode, request_name
 from tests import errors_page, settings_page
-from tests.unit.broker.broker_kit import house
+from tests.unit.broker.broker_kit import broker_fixture
 from tests.unit.nameserver.nameserver_kit import Office
 
 ROOT = Path(__file__).parent.parent
@@ -97,7 +97,7 @@ def codes_in(page: str, heading: str) -> set[str]:
 
 
 def test_the_brokers_requests_are_on_its_page(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
+    with broker_fixture(tmp_path) as home:
         rows = {request_name(code) for code in home.broker.router.rows}
     refused = {code.name for code in (*ABSENT, RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC)}
     assert refused <= rows

@@ -19,7 +19,7 @@ from penstock.broker.delay.timers import TICK_BYTES_MAX as TIMER_TICK_BYTES
 from penstock.broker.delay.timers import TICK_MESSAGES_MAX as TIMER_TICK_MESSAGES
 from penstock.broker.filter.filter_parser import CHARS_MAX, DEPTH_MAX
 from penstock.broker.filter.filtered_read import LIGHT, LOOKS_IN_POOL_MAX, LOOKS_MAX
-from penstock.broker.pop.checkpoints import BATCH_MAX
+from penstock.broker.pop.checkpoints import CHECKPOINT_MESSAGES_MAX
 from penstock.broker.pop.pop_ack import BATCHES_MAX
 from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, WAIT_MS_MAX
 from penstock.broker.pull import SUSPEND_MS_MAX
@@ -137,7 +137,7 @@ CONSUMING_ROWS: list[Row] = [
     ("pop.md", "| {} messages, {} KiB |", (MESSAGES_MAX, whole(BROKER.pull_bytes_max, KIB))),
     ("pop.md", "| {:,} open batches", (BROKER.pop_batches_max,)),
     ("pop.md", "| {:,} batches, and {} messages of each, in one BATCH_ACK_MESSAGE",
-     (BATCHES_MAX, BATCH_MAX)),
+     (BATCHES_MAX, CHECKPOINT_MESSAGES_MAX)),
     ("pop.md", "| {:,} messages of a queue in flight", (BROKER.pop_in_flight_max,)),
     ("pop.md", "| {:,} waiting requests; {:,} of one group, topic and queue",
      (BROKER.pop_waiting_max, BROKER.pop_waiting_per_queue_max)),

@@ -15,7 +15,7 @@ from penstock.broker.telemetry import broker_metrics
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
-from tests.unit.broker.broker_kit import house
+from tests.unit.broker.broker_kit import broker_fixture
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
 
@@ -215,7 +215,7 @@ def test_the_memory_of_the_process_on_linux() -> None:
 
 def test_every_metric_is_on_its_page(tmp_path: Path) -> None:
     text = PAGE.read_text()
-    with house(tmp_path) as home:
+    with broker_fixture(tmp_path) as home:
         families = broker_registry(home.broker).families
     for family in families:
         assert f"`{family.name}`" in text, f"docs/metrics.md does not explain {family.name}"

@@ -36,7 +36,7 @@ ADDRESS = "127.0.0.1:10911"
 BORN = bytes([10, 1, 2, 3]) + (54321).to_bytes(4, "big")
 
 
-class House:
+class BrokerFixture:
     """A broker, and a client that talks to it."""
 
     def __init__(
@@ -168,8 +168,8 @@ class House:
 
 
 @contextmanager
-def house(root: Path, settings: Settings | None = None) -> Iterator[House]:
-    made = House(root, settings)
+def broker_fixture(root: Path, settings: Settings | None = None) -> Iterator[BrokerFixture]:
+    made = BrokerFixture(root, settings)
     try:
         yield made
     finally:

@@ -22,14 +22,14 @@ from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import Output
 from penstock.wire.record import java_hash
 from tests.store_kit import SEGMENT_BYTES, small_config
-from tests.unit.broker.broker_kit import NOW_MS, House, bodies, house, messages
+from tests.unit.broker.broker_kit import NOW_MS, BrokerFixture, bodies, broker_fixture, messages
 
 FOUND, NOT_FOUND, AGAIN, MOVED = 0, 19, 20, 21
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path / "store") as made:
+def home(tmp_path: Path) -> Iterator[BrokerFixture]:
+    with broker_fixture(tmp_path / "store") as made:
         made.context.topics.put(
             TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2), NOW_MS
         )
@@ -54,7 +54,7 @@ def subscription(expression: str = "*", version: int = 1) -> SubscriptionData:
 
 
 @pytest.mark.parametrize("encoding", [JSON, BINARY])
-def test_messages_are_given_from_the_offset_on(home: House, encoding: int) -> None:
+def test_messages_are_given_from_the_offset_on(home: BrokerFixture, encoding: int) -> None:
     for number in range(5):
         home.send(body=bytes([number]))
     answer = home.pull(2, encoding=encoding)
@@ -62,7 +62,7 @@ def test_messages_are_given_from_the_offset_on(home: House, encoding: int) -> No
     assert offsets(answer) == (FOUND, 5, 0, 5)
 
 
-def test_counts_and_bytes_are_limited(home: House) -> None:
+def test_counts_and_bytes_are_limited(home: BrokerFixture) -> None:
     for number in range(5):
         home.send(body=bytes([number]) * 100)
     assert len(bodies(home.pull(0, maxMsgNums=2))) == 2
@@ -70,7 +70,7 @@ def test_counts_and_bytes_are_limited(home: House) -> None:
     assert len(bodies(home.pull(0, maxMsgBytes=1))) == 1, "the first is given whatever its size"
 
 
-def test_offsets_outside_the_queue_are_corrected(home: House) -> None:
+def test_offsets_outside_the_queue_are_corrected(home: BrokerFixture) -> None:
     assert offsets(home.pull(0)) == (NOT_FOUND, 0, 0, 0)
     assert offsets(home.pull(7)) == (MOVED, 0, 0, 0)
     home.send()
@@ -79,7 +79,7 @@ def test_offsets_outside_the_queue_are_corrected(home: House) -> None:
     assert offsets(home.pull(-1)) == (MOVED, 0, 0, 1)
 
 
-def test_tags_are_filtered_here(home: House) -> None:
+def test_tags_are_filtered_here(home: BrokerFixture) -> None:
     for tag in ("a", "b", "c", "a"):
         home.send(body=tag.encode(), tag=tag)
     assert bodies(home.pull(0, subscription="a || c")) == [b"a", b"c", b"a"]
@@ -89,7 +89,7 @@ def test_tags_are_filtered_here(home: House) -> None:
     assert answer.remark == "NO_MATCHED_MESSAGE"
 
 
-def test_a_pull_is_held_until_a_message_comes(home: House) -> None:
+def test_a_pull_is_held_until_a_message_comes(home: BrokerFixture) -> None:
     home.heartbeat(subscription())
     held = home.pull(0, flags=2)
     assert isinstance(held, Suspend)
@@ -100,7 +100,7 @@ def test_a_pull_is_held_until_a_message_comes(home: House) -> None:
     assert len(home.context.long_polling) == 0
 
 
-def test_a_held_pull_is_answered_at_its_deadline(home: House) -> None:
+def test_a_held_pull_is_answered_at_its_deadline(home: BrokerFixture) -> None:
     home.pull(0, flags=6)
     home.tick(14_999)
     assert home.woken == []
@@ -108,7 +108,7 @@ def test_a_held_pull_is_answered_at_its_deadline(home: House) -> None:
     assert offsets(home.woken[0]) == (NOT_FOUND, 0, 0, 0)
 
 
-def test_unwanted_messages_do_not_wake(home: House) -> None:
+def test_unwanted_messages_do_not_wake(home: BrokerFixture) -> None:
     home.pull(0, flags=6, subscription="wanted")
     for _ in range(3):
         home.send(tag="other")
@@ -123,7 +123,7 @@ def test_unwanted_messages_do_not_wake(home: House) -> None:
     assert offsets(home.woken[0])[:2] == (NOT_FOUND, 5), "it need not be looked at again"
 
 
-def test_without_the_flag_nothing_is_held(home: House) -> None:
+def test_without_the_flag_nothing_is_held(home: BrokerFixture) -> None:
     assert isinstance(home.pull(0, flags=4), Reply)
     home.live.change({"longPollingEnable": "false"})
     held = home.pull(0, flags=6)
@@ -131,7 +131,7 @@ def test_without_the_flag_nothing_is_held(home: House) -> None:
     assert held.deadline_ms == NOW_MS + 1000
 
 
-def test_who_left_is_not_answered(home: House) -> None:
+def test_who_left_is_not_answered(home: BrokerFixture) -> None:
     home.pull(0, flags=6)
     home.context.long_polling.drop(1)
     home.send()
@@ -140,7 +140,7 @@ def test_who_left_is_not_answered(home: House) -> None:
     assert home.context.long_polling.due() > NOW_MS * 2
 
 
-def test_progress_comes_with_the_pull(home: House) -> None:
+def test_progress_comes_with_the_pull(home: BrokerFixture) -> None:
     for _ in range(4):
         home.send()
     home.pull(0, flags=4, commitOffset=2)
@@ -149,7 +149,7 @@ def test_progress_comes_with_the_pull(home: House) -> None:
     assert home.context.offsets.get("G", "T", 0) == 2
 
 
-def test_a_reset_sends_the_consumer_there(home: House) -> None:
+def test_a_reset_sends_the_consumer_there(home: BrokerFixture) -> None:
     for _ in range(4):
         home.send()
     home.context.offsets.reset("G", "T", {0: 1}, NOW_MS)
@@ -163,7 +163,7 @@ def test_a_reset_sends_the_consumer_there(home: House) -> None:
     assert offsets(home.woken[0]) == (MOVED, 3, 0, 4)
 
 
-def test_the_subscription_is_the_one_of_the_heartbeat(home: House) -> None:
+def test_the_subscription_is_the_one_of_the_heartbeat(home: BrokerFixture) -> None:
     home.send(tag="a", body=b"a")
     home.send(tag="b", body=b"b")
     answer = home.pull(0, flags=0)
@@ -179,7 +179,7 @@ def test_the_subscription_is_the_one_of_the_heartbeat(home: House) -> None:
     assert other.code == 24, "the group does not subscribe to this topic"
 
 
-def test_refusals_name_their_rule(home: House) -> None:
+def test_refusals_name_their_rule(home: BrokerFixture) -> None:
     def refused(**ext: object) -> tuple[int, str | None]:
         answer = home.pull(0, **{"flags": 0, **ext})  # type: ignore[arg-type]
         assert isinstance(answer, Reply)
@@ -214,7 +214,7 @@ def test_unknown_groups_are_refused_where_they_are_not_made(tmp_path: Path) -> N
     settings = Settings(
         store=small_config(sync_flush=False), broker=BrokerConfig(auto_create_groups=False)
     )
-    with house(tmp_path / "store", settings) as home:
+    with broker_fixture(tmp_path / "store", settings) as home:
         home.send()
         answer = home.pull(0)
         assert isinstance(answer, Reply)
@@ -222,11 +222,11 @@ def test_unknown_groups_are_refused_where_they_are_not_made(tmp_path: Path) -> N
 
 
 def test_old_messages_are_read_in_the_pool(tmp_path: Path) -> None:
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         for number in range(50):
             home.send(body=bytes([number]) * 50)
     config = msgspec.structs.replace(small_config(sync_flush=False), hot_bytes=0)
-    with house(tmp_path / "store", Settings(store=config)) as home:
+    with broker_fixture(tmp_path / "store", Settings(store=config)) as home:
         home.store.disk.read_now = lambda *_: False  # type: ignore[method-assign,assignment]
         answer = home.pull(10, maxMsgNums=3)
         assert [body[0] for body in bodies(answer)] == [10, 11, 12]
@@ -234,33 +234,33 @@ def test_old_messages_are_read_in_the_pool(tmp_path: Path) -> None:
 
 
 def test_progress_and_topics_survive_a_restart(tmp_path: Path) -> None:
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         home.send()
         home.context.offsets.commit("G", "T", 0, 1, NOW_MS)
         home.handle(25)
         home.live.change({"brokerPermission": "6"})
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         assert home.context.topics.get("T") is not None
         assert home.context.offsets.get("G", "T", 0) == 1
 
 
 def test_changed_settings_survive_a_restart(tmp_path: Path) -> None:
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         assert home.ask(25, {}, b"brokerPermission=4\nfileReservedTime=48\n").code == 0
         topics = home.broker.registration().topic_config_serialize_wrapper.topic_config_table
         assert topics["TBW102"].perm == 5, "NameServers are told that nobody may write here"
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         assert home.live.current.broker.permission == 4
         assert home.store.config.retain_hours == home.store.care.config.retain_hours == 48
 
 
 def test_the_brokers_permission_is_answered_when_nameservers_know_it(tmp_path: Path) -> None:
-    def change(home: House, text: bytes) -> Answer:
+    def change(home: BrokerFixture, text: bytes) -> Answer:
         answer = home.broker.handle(Command(25, {}, text, now_ms=NOW_MS))
         assert isinstance(answer, InThread)
         return answer.then(answer.work())
 
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         assert change(home, b"fileReservedTime=47") == Reply()
         assert change(home, b"brokerPermission=4") == RegisterTopics(Reply, NOW_MS + 3_000)
 
@@ -274,7 +274,7 @@ def test_codes_of_an_expression() -> None:
     assert expression_codes("TagA||TagB || TagA|| ") == [2598919, 2598920]
 
 
-def test_a_wanted_message_behind_many_others_is_not_slept_over(home: House) -> None:
+def test_a_wanted_message_behind_many_others_is_not_slept_over(home: BrokerFixture) -> None:
     home.pull(0, flags=6, subscription="wanted")
     frames = b"".join(home.send_frame(tag="other") for _ in range(900))
     home.many(frames + home.send_frame(tag="wanted"))
@@ -287,19 +287,19 @@ def test_a_wanted_message_behind_many_others_is_not_slept_over(home: House) -> N
     assert len(bodies(answer)) == 1
 
 
-def test_a_held_pull_obeys_what_changed_meanwhile(home: House) -> None:
+def test_a_held_pull_obeys_what_changed_meanwhile(home: BrokerFixture) -> None:
     home.pull(0, flags=6)
     home.context.groups.put(SubscriptionGroupConfig(group_name="G", consume_enable=False), NOW_MS)
     home.send()
     assert home.woken[0].code == 16
 
 
-def test_a_one_way_pull_is_not_answered(home: House) -> None:
+def test_a_one_way_pull_is_not_answered(home: BrokerFixture) -> None:
     home.send()
     assert home.pull(0, oneway=True) is None
 
 
-def test_a_read_that_fails_leaves_no_half_answer(home: House) -> None:
+def test_a_read_that_fails_leaves_no_half_answer(home: BrokerFixture) -> None:
     home.send()
 
     def fail(*_: object) -> bool:
@@ -328,7 +328,7 @@ class Vanishing:
 
 @pytest.mark.parametrize(("failures", "found"), [(1, 5), (2, 1), (9, 0)])
 def test_what_retention_takes_during_a_read_takes_nothing_with_it(
-    home: House, monkeypatch: pytest.MonkeyPatch, failures: int, found: int
+    home: BrokerFixture, monkeypatch: pytest.MonkeyPatch, failures: int, found: int
 ) -> None:
     for number in range(5):
         home.send(body=bytes([number]))
@@ -345,7 +345,7 @@ def test_what_retention_takes_during_a_read_takes_nothing_with_it(
 
 @pytest.mark.parametrize("tag", ["*", "blue", "none"])
 def test_the_first_offset_is_told_where_files_are_gone(tmp_path: Path, tag: str) -> None:
-    with house(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
+    with broker_fixture(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
         while home.store.log.end < 2 * SEGMENT_BYTES:
             home.send(body=bytes(500), tag="blue")
         home.store.log.row.drop_first()  # and the queue's begin is not moved up yet
@@ -358,7 +358,7 @@ def test_the_first_offset_is_told_where_files_are_gone(tmp_path: Path, tag: str)
 
 
 def test_a_gap_in_a_queue_is_not_its_begin(tmp_path: Path) -> None:
-    with house(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
+    with broker_fixture(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
         while home.store.log.end < 2 * SEGMENT_BYTES:
             home.send(body=bytes(500))
         home.store.log.row.drop_first()
@@ -374,17 +374,17 @@ def test_a_gap_in_a_queue_is_not_its_begin(tmp_path: Path) -> None:
 
 
 def test_a_topic_whose_table_was_lost_is_made_anew(tmp_path: Path) -> None:
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         home.send(topic="New", queue_id=3)
         home.context.topics.table.dirty = False  # as if killed before it was written
-    with house(tmp_path / "store") as home:
+    with broker_fixture(tmp_path / "store") as home:
         config = home.context.topics.get("New")
         assert config is not None
         assert config.read_queue_nums == config.write_queue_nums == 4
         assert len(bodies(home.pull(0, topic="New", queueId=3))) == 1
 
 
-def test_traces_are_switched_off_while_running(home: House) -> None:
+def test_traces_are_switched_off_while_running(home: BrokerFixture) -> None:
     assert "TRACE_ON" not in (home.send().ext or {})
     home.live.change({"traceOn": "false"})
     assert (home.send().ext or {})["TRACE_ON"] == "false"
@@ -392,7 +392,7 @@ def test_traces_are_switched_off_while_running(home: House) -> None:
     assert (before.properties["TRACE_ON"], after.properties["TRACE_ON"]) == ("true", "false")
 
 
-def test_new_topics_get_as_many_queues_as_is_set(home: House) -> None:
+def test_new_topics_get_as_many_queues_as_is_set(home: BrokerFixture) -> None:
     home.live.change({"defaultTopicQueueNums": "2"})
     home.send(topic="Small")
     config = home.context.topics.get("Small")
@@ -400,7 +400,7 @@ def test_new_topics_get_as_many_queues_as_is_set(home: House) -> None:
     assert config.write_queue_nums == 2
 
 
-def test_holds_of_a_queue_are_forgotten_quickly(home: House) -> None:
+def test_holds_of_a_queue_are_forgotten_quickly(home: BrokerFixture) -> None:
     for _ in range(3000):
         home.pull(0, flags=6)
     assert len(home.context.long_polling) == home.context.long_polling.count_of(1) == 3000

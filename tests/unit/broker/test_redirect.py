@@ -11,31 +11,31 @@ from penstock.rpc.answers import Reply
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import encode_properties
 from tests.store_kit import small_config
-from tests.unit.broker.broker_kit import House, house, messages
+from tests.unit.broker.broker_kit import BrokerFixture, broker_fixture, messages
 
 LONGEST = 32_767
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[House]:
+def home(tmp_path: Path) -> Iterator[BrokerFixture]:
     store = msgspec.structs.replace(small_config(sync_flush=False), segment_bytes=1 << 20)
-    with house(tmp_path / "store", Settings(store=store)) as made:
+    with broker_fixture(tmp_path / "store", Settings(store=store)) as made:
         yield made
 
 
-def timed(home: House, filling: int) -> Reply:
+def timed(home: BrokerFixture, filling: int) -> Reply:
     """A message whose properties grow by its topic's name where it waits."""
     return home.send("T" * 100, properties={"TIMER_DELAY_SEC": "60", "X": "x" * filling})
 
 
 @pytest.mark.parametrize("short_of", [130, 170, 210, 1_000])
-def test_a_handle_is_told_to_its_own_producer_alone(home: House, short_of: int) -> None:
+def test_a_handle_is_told_to_its_own_producer_alone(home: BrokerFixture, short_of: int) -> None:
     told = [answer.ext or {} for answer in (timed(home, LONGEST - short_of), home.send())]
     assert "recallHandle" not in told[1]
     assert ("recallHandle" in told[0]) == (short_of == 1_000)
 
 
-def retry(home: House, reconsumed: int) -> Reply:
+def retry(home: BrokerFixture, reconsumed: int) -> Reply:
     """A client before 4.6.1 retries a message of a transaction: it is marked as prepared still."""
     properties = {
         "UNIQ_KEY": "A" * 32, "TRAN_MSG": "true", "PGROUP": "p", "DELAY": "3", "RETRY_TOPIC": "T",
@@ -48,7 +48,7 @@ def retry(home: House, reconsumed: int) -> Reply:
     return home.ask(RequestCode.SEND_MESSAGE_V2, ext, b"again")
 
 
-def test_a_retry_that_is_marked_as_prepared_comes_back(home: House) -> None:
+def test_a_retry_that_is_marked_as_prepared_comes_back(home: BrokerFixture) -> None:
     home.heartbeat()
     assert retry(home, 1).code == 0
     assert home.store.max_offset("%RETRY%G", 0) == 0
@@ -58,7 +58,7 @@ def test_a_retry_that_is_marked_as_prepared_comes_back(home: House) -> None:
     assert (message.body, message.sys_flag & 0x0C) == (b"again", 0)
 
 
-def test_a_dead_letter_that_is_marked_as_prepared_can_be_read(home: House) -> None:
+def test_a_dead_letter_that_is_marked_as_prepared_can_be_read(home: BrokerFixture) -> None:
     home.heartbeat()
     assert retry(home, 17).code == 0
     home.store.settle()

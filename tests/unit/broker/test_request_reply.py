@@ -16,7 +16,14 @@ from penstock.rpc.command import Command
 from penstock.wire.codes import PERM_READ, RequestCode, ResponseCode
 from penstock.wire.message import StoredMessage, decode_properties, encode_properties
 from tests.store_kit import small_config
-from tests.unit.broker.broker_kit import ADDRESS, NOW_MS, House, house, messages, read_reply
+from tests.unit.broker.broker_kit import (
+    ADDRESS,
+    NOW_MS,
+    BrokerFixture,
+    broker_fixture,
+    messages,
+    read_reply,
+)
 
 TOPIC = "DefaultCluster_REPLY_TOPIC"
 PEER = "10.9.8.7:4321"
@@ -30,8 +37,8 @@ PROPERTIES = {"REPLY_TO_CLIENT": "asker", "CORRELATION_ID": "c-1", "MSG_TYPE": "
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path / "store") as made:
+def home(tmp_path: Path) -> Iterator[BrokerFixture]:
+    with broker_fixture(tmp_path / "store") as made:
         yield made
 
 
@@ -47,7 +54,9 @@ def fields(code: int = V2, **changed: str | None) -> dict[str, str]:
     return {NAMES[name]: text for name, text in named.items()} if code == V2 else named
 
 
-def reply(home: House, code: int = V2, *, oneway: bool = False, **changed: str | None) -> Answer:
+def reply(
+    home: BrokerFixture, code: int = V2, *, oneway: bool = False, **changed: str | None
+) -> Answer:
     command = Command(
         code, fields(code, **changed), b"yes", client=1, peer=PEER, now_ms=home.now_ms,
         flag=2 * oneway, opaque=7,
@@ -57,7 +66,9 @@ def reply(home: House, code: int = V2, *, oneway: bool = False, **changed: str |
     return answer
 
 
-def ask(home: House, client: int = 77, client_id: str = "asker", group: str = "askers") -> None:
+def ask(
+    home: BrokerFixture, client: int = 77, client_id: str = "asker", group: str = "askers"
+) -> None:
     """A producer is there, and waits for a reply."""
     member = Member(client, client_id, "10.0.0.1:5", 0, 493, home.now_ms)
     home.context.clients.register_producer(group, member)
@@ -74,13 +85,13 @@ def refused(answer: Answer) -> str:
     return answer.remark or ""
 
 
-def stored(home: House) -> list[StoredMessage]:
+def stored(home: BrokerFixture) -> list[StoredMessage]:
     answer = home.pull(topic=TOPIC, sysFlag=4)
     return [] if isinstance(answer, Reply) and answer.code else messages(answer)
 
 
 @pytest.mark.parametrize("code", [V1, V2])
-def test_the_requester_gets_the_reply_as_it_was_sent(home: House, code: int) -> None:
+def test_the_requester_gets_the_reply_as_it_was_sent(home: BrokerFixture, code: int) -> None:
     ask(home)
     relay = pushed(reply(home, code, reconsumeTimes="3", queueId="0", sysFlag="1"))
     assert (relay.client, relay.code, relay.body) == (77, 326, b"yes")
@@ -96,7 +107,7 @@ def test_the_requester_gets_the_reply_as_it_was_sent(home: House, code: int) -> 
     }  # fmt: skip
 
 
-def test_the_replier_hears_what_the_requester_said(home: House) -> None:
+def test_the_replier_hears_what_the_requester_said(home: BrokerFixture) -> None:
     ask(home)
     relay = pushed(reply(home))
     (message,) = stored(home)
@@ -106,7 +117,7 @@ def test_the_replier_hears_what_the_requester_said(home: House) -> None:
     assert "asker did not take it" in refused(relay.on_timeout)
 
 
-def test_a_reply_is_stored_as_it_came(home: House) -> None:
+def test_a_reply_is_stored_as_it_came(home: BrokerFixture) -> None:
     ask(home)
     reply(home, reconsumeTimes="2", sysFlag="1")
     (message,) = stored(home)
@@ -117,13 +128,13 @@ def test_a_reply_is_stored_as_it_came(home: House) -> None:
     assert message.reconsume_times == 2
 
 
-def test_a_reply_is_no_part_of_a_transaction(home: House) -> None:
+def test_a_reply_is_no_part_of_a_transaction(home: BrokerFixture) -> None:
     ask(home)
     pushed(reply(home, sysFlag=str(0x04 | 1)))
     assert [message.sys_flag for message in stored(home)] == [1]
 
 
-def test_replies_are_not_stored_where_that_is_not_wanted(home: House) -> None:
+def test_replies_are_not_stored_where_that_is_not_wanted(home: BrokerFixture) -> None:
     home.live.change({"storeReplyMessageEnable": "false"})
     ask(home)
     answer = pushed(reply(home)).then(Reply())
@@ -131,7 +142,7 @@ def test_replies_are_not_stored_where_that_is_not_wanted(home: House) -> None:
     assert stored(home) == []
 
 
-def test_a_requester_that_is_gone_is_named_and_the_reply_is_stored(home: House) -> None:
+def test_a_requester_that_is_gone_is_named_and_the_reply_is_stored(home: BrokerFixture) -> None:
     assert "the client asker is not connected here" in refused(reply(home))
     ask(home)
     home.broker.disconnected(77, home.now_ms)
@@ -139,13 +150,13 @@ def test_a_requester_that_is_gone_is_named_and_the_reply_is_stored(home: House) 
     assert len(stored(home)) == 2
 
 
-def test_a_reply_to_nobody_is_refused(home: House) -> None:
+def test_a_reply_to_nobody_is_refused(home: BrokerFixture) -> None:
     ask(home)
     assert "REPLY_TO_CLIENT is missing" in refused(reply(home, properties="KEYS\1k\2"))
     assert "REPLY_TO_CLIENT is missing" in refused(reply(home, properties=None))
 
 
-def test_the_newest_connection_of_the_requester_is_taken(home: House) -> None:
+def test_the_newest_connection_of_the_requester_is_taken(home: BrokerFixture) -> None:
     ask(home, 77)
     ask(home, 78, group="others")
     assert pushed(reply(home)).client == 78
@@ -155,7 +166,7 @@ def test_the_newest_connection_of_the_requester_is_taken(home: House) -> None:
     assert pushed(reply(home)).client == 77
 
 
-def test_a_requester_stays_as_long_as_one_of_its_groups_does(home: House) -> None:
+def test_a_requester_stays_as_long_as_one_of_its_groups_does(home: BrokerFixture) -> None:
     ask(home, group="one")
     ask(home, group="two")
     home.context.clients.unregister(77, "one", "")
@@ -164,13 +175,13 @@ def test_a_requester_stays_as_long_as_one_of_its_groups_does(home: House) -> Non
     refused(reply(home))
 
 
-def test_a_requester_is_forgotten_with_its_heartbeats(home: House) -> None:
+def test_a_requester_is_forgotten_with_its_heartbeats(home: BrokerFixture) -> None:
     ask(home)
     home.tick(home.live.current.broker.client_expire_ms + 1)
     refused(reply(home))
 
 
-def test_an_unknown_topic_or_one_that_takes_nothing_is_refused(home: House) -> None:
+def test_an_unknown_topic_or_one_that_takes_nothing_is_refused(home: BrokerFixture) -> None:
     ask(home)
     home.live.change({"autoCreateTopicEnable": "false"})
     answer = reply(home, topic="unheard-of")
@@ -186,7 +197,9 @@ def test_an_unknown_topic_or_one_that_takes_nothing_is_refused(home: House) -> N
 @pytest.mark.parametrize(
     "name", [name for name in NAMES if name not in ("properties", "reconsumeTimes", "unitMode")]
 )
-def test_a_header_that_the_requester_could_not_read_is_refused(home: House, name: str) -> None:
+def test_a_header_that_the_requester_could_not_read_is_refused(
+    home: BrokerFixture, name: str
+) -> None:
     ask(home)
     without: dict[str, Any] = {name: None}
     answer = reply(home, **without)
@@ -196,7 +209,7 @@ def test_a_header_that_the_requester_could_not_read_is_refused(home: House, name
     assert stored(home) == []
 
 
-def test_who_waits_gets_even_what_can_not_be_stored(home: House) -> None:
+def test_who_waits_gets_even_what_can_not_be_stored(home: BrokerFixture) -> None:
     ask(home)
     home.store.path.refusal = DiskFull("full")
     answer = pushed(reply(home)).then(Reply())
@@ -214,7 +227,7 @@ def test_region_and_trace_are_told_where_they_differ(tmp_path: Path) -> None:
     broker = Settings().broker
     changed = msgspec.structs.replace(broker, region="north", trace_on=False)
     settings = Settings(broker=changed, store=small_config(sync_flush=False))
-    with house(tmp_path / "store", settings) as home:
+    with broker_fixture(tmp_path / "store", settings) as home:
         ask(home)
         answer = pushed(reply(home)).then(Reply())
         assert isinstance(answer, Reply)
@@ -224,7 +237,7 @@ def test_region_and_trace_are_told_where_they_differ(tmp_path: Path) -> None:
 
 def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
     settings = Settings(store=small_config(sync_flush=True))
-    with house(tmp_path / "store", settings) as home:
+    with broker_fixture(tmp_path / "store", settings) as home:
         ask(home)
         answer = pushed(reply(home)).then(Reply())
         assert isinstance(answer, EncodedReply)
@@ -235,7 +248,7 @@ def test_with_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
         assert isinstance(pushed(reply(home, properties=hasty)).then(Reply()), Reply)
 
 
-def test_a_one_way_reply_is_handed_on_and_not_answered(home: House) -> None:
+def test_a_one_way_reply_is_handed_on_and_not_answered(home: BrokerFixture) -> None:
     ask(home)
     relay = pushed(reply(home, oneway=True))
     assert relay.then(Reply()) is None

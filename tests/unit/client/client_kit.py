@@ -27,8 +27,8 @@ from penstock.wire.bodies.client_bodies import BrokerData, HeartbeatData, QueueD
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.frame import JSON, Request
 from penstock.wire.output import encode, response
-from tests.unit.broker.broker_kit import House
-from tests.unit.broker.pop.pop_kit import let_pass
+from tests.unit.broker.broker_kit import BrokerFixture
+from tests.unit.broker.pop.pop_kit import advance
 from tests.unit.client.consumer.group_kit import FakeNameServers
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ BROKER = "broker-a"
 NEVER = 2**40
 
 
-class ClientHouse(House):
+class ClientHouse(BrokerFixture):
     """A broker whose held requests are answered to those who wait for them."""
 
     def __init__(self, root: Path, settings: Settings | None = None) -> None:
@@ -140,7 +140,7 @@ class HouseSession:
         while ms > 0:
             step = min(ms, most)
             await self.clock.elapse(step)
-            let_pass(self.home, self.clock.now_ms() - self.home.now_ms)
+            advance(self.home, self.clock.now_ms() - self.home.now_ms)
             await self.clock.elapse(0)
             ms -= step
 

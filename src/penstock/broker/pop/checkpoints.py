@@ -1,14 +1,13 @@
-"""What is lent: batches of messages that a pop gave away for a time.
+"""POP checkpoints: the messages of one queue that one pop delivered to a group.
 
-A batch is the messages of one queue that one pop (or one change of an invisible time) gave to a
-group. It ends when each of them is acknowledged, or has come back to the group by another way.
-Plain state: nothing here waits, reads a clock or writes; the revive log (`pop_journal`) is what
-makes it survive.
+A pop creates one checkpoint per queue; a change of the invisible time creates one with a single
+message. A checkpoint is closed when all its messages are acknowledged or revived. This module holds
+the state in memory; the revive log (`revive_log`) makes it survive a restart.
 
-    by key      topic, group, queue, start offset and pop time: what receipts and the log name
-    by time     a heap: whose time is over first
-    by log      for each queue of the revive log, the open batches in the order of their entries:
-                the log is needed from the first of them on
+    by key            topic, group, queue, start offset and pop time, as in receipt handles
+    by time           a heap of the times at which messages become visible again
+    by revive offset  the open checkpoints of each queue of the revive log, in the order of their
+                      entries: the log is needed from the first one on
 """
 
 from __future__ import annotations
@@ -20,214 +19,232 @@ from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
 NEVER: Final = 1 << 62
-BATCH_MAX: Final = 32
-"""Most messages of a batch: what a pop may ask for at most."""
+CHECKPOINT_MESSAGES_MAX: Final = 32
+"""Maximum number of messages of a checkpoint, as of a pop."""
 EARLY_ACKS_MAX: Final = 10_000
-"""Batches whose acknowledgements came before themselves, as in the log of RocketMQ's brokers."""
-_CLOCK_MS: Final = 1_000
-"""Pop times may be a little ahead: no two batches of a queue and start offset have the same."""
-_SLACK: Final = 1024
-"""Ends of batches that are over stay in the heap until there are more of them than this and than
-open ones."""
+"""Checkpoints whose acks were read before them, as happens in the log of RocketMQ's brokers."""
+CLOCK_TOLERANCE_MS: Final = 1_000
+"""Pop times may be slightly ahead of the clock, because two checkpoints of a queue and start offset
+never share one."""
+STALE_MIN: Final = 1024
+"""Stale heap entries that are kept, in addition to twice the number of open checkpoints."""
 
 
-class Key(NamedTuple):
-    """What tells batches apart."""
+class CheckpointKey(NamedTuple):
+    """Identifies a checkpoint."""
 
     topic: str
     group: str
     queue_id: int
-    start: int
+    start_offset: int
     pop_ms: int
 
 
-class Loan:
-    """One batch."""
+class PopCheckpoint:
+    """Messages of one queue that are in flight together."""
 
     __slots__ = (
         "_distances",
         "acked",
         "due_ms",
-        "entry",
-        "entry_place",
         "invisible_ms",
         "key",
+        "log_offset",
         "open",
-        "place",
+        "revive_log_offset",
+        "revive_offset",
         "revive_queue_id",
     )
 
     def __init__(
-        self, key: Key, invisible_ms: int, offsets: Sequence[int], revive_queue_id: int
+        self, key: CheckpointKey, invisible_ms: int, offsets: Sequence[int], revive_queue_id: int
     ) -> None:
         self.key = key
         self.invisible_ms = invisible_ms
         self.revive_queue_id = revive_queue_id
-        distances = [offset - key.start for offset in offsets]
+        distances = [offset - key.start_offset for offset in offsets]
         count = len(distances)
-        # Mostly they follow each other, and a range is small.
+        # The offsets are usually consecutive, and a range takes little memory.
         self._distances: range | array[int] = (
             range(count) if distances == list(range(count)) else array("q", distances)
         )
         self.acked = 0  # bit k: the k-th message
         self.open = True
-        self.due_ms = key.pop_ms + invisible_ms  # when it is looked at next
-        self.entry = -1  # its place in its queue of the revive log
-        self.entry_place = 0  # and of that entry in the log
-        self.place = 0  # log offset from which its messages lie
+        self.due_ms = key.pop_ms + invisible_ms  # when its open messages are revived
+        self.revive_offset = -1  # queue offset of its entry in the revive log
+        self.revive_log_offset = 0  # log offset of that entry
+        self.log_offset = 0  # lowest log offset of its messages
 
     def __len__(self) -> int:
         return len(self._distances)
 
     def distances(self) -> list[int]:
-        """Of its messages from the start offset."""
+        """Distances of its messages from the start offset."""
         return list(self._distances)
 
     def offsets(self) -> Iterator[int]:
-        """Of its messages, in the order of the bits."""
-        return (self.key.start + distance for distance in self._distances)
+        """Queue offsets of its messages, in the order of the bits."""
+        return (self.key.start_offset + distance for distance in self._distances)
 
-    def end(self) -> int:
-        """One past the last of its messages."""
-        return self.key.start + self._distances[-1] + 1 if self._distances else self.key.start
+    def end_offset(self) -> int:
+        """The queue offset after its last message."""
+        return (
+            self.key.start_offset + self._distances[-1] + 1
+            if self._distances
+            else self.key.start_offset
+        )
 
     def bit_of(self, offset: int) -> int:
-        """The bit of a message; 0 if it is not in this batch."""
+        """The bit of a message; 0 if it is not in this checkpoint."""
         try:
-            return 1 << self._distances.index(offset - self.key.start)
+            return 1 << self._distances.index(offset - self.key.start_offset)
         except ValueError:
             return 0
 
     def open_offsets(self) -> list[int]:
-        """The messages that are still lent."""
+        """Queue offsets of the messages that are in flight."""
         return [
             offset for index, offset in enumerate(self.offsets()) if not self.acked >> index & 1
         ]
 
-    def lent(self) -> int:
-        """How many messages are still lent."""
+    def in_flight_count(self) -> int:
+        """The number of messages that are in flight."""
         return len(self) - self.acked.bit_count()
 
 
-class Loans:
-    """All open batches."""
+class PopCheckpoints:
+    """All open checkpoints."""
 
     def __init__(self, queues: int) -> None:
-        self._by_key: dict[Key, Loan] = {}
-        self._ends: list[tuple[int, int, Loan]] = []
-        self._numbers = 0
-        self._logged: list[deque[tuple[int, Loan]]] = [deque() for _ in range(queues)]
-        self._early: OrderedDict[Key, set[int]] = OrderedDict()
-        self.open_in = [0] * queues  # batches by queue of the revive log
+        self._by_key: dict[CheckpointKey, PopCheckpoint] = {}
+        self._due_heap: list[tuple[int, int, PopCheckpoint]] = []
+        self._sequence = 0
+        self._by_revive_offset: list[deque[tuple[int, PopCheckpoint]]] = [
+            deque() for _ in range(queues)
+        ]
+        self._early_acks: OrderedDict[CheckpointKey, set[int]] = OrderedDict()
+        self.open_by_queue = [0] * queues  # checkpoints by queue of the revive log
         self.in_flight: Counter[tuple[str, str, int]] = Counter()  # topic, group, queue
 
     def __len__(self) -> int:
         return len(self._by_key)
 
-    def __iter__(self) -> Iterator[Loan]:
+    def __iter__(self) -> Iterator[PopCheckpoint]:
         return iter(self._by_key.values())
 
-    def get(self, key: Key) -> Loan | None:
+    def get(self, key: CheckpointKey) -> PopCheckpoint | None:
         return self._by_key.get(key)
 
-    # --- batches come and go
+    # --- open and close
 
-    def add(self, loan: Loan) -> None:
-        """A batch is lent; its entry is in the log already."""
-        assert loan.key not in self._by_key, loan.key
-        if loan.lent() == 0:
-            loan.open = False
+    def add(self, checkpoint: PopCheckpoint) -> None:
+        """Add a checkpoint whose entry is already in the revive log."""
+        assert checkpoint.key not in self._by_key, checkpoint.key
+        if checkpoint.in_flight_count() == 0:
+            checkpoint.open = False
             return
-        self._by_key[loan.key] = loan
-        self.in_flight[loan.key[:3]] += loan.lent()
-        self.open_in[loan.revive_queue_id] += 1
-        self._logged[loan.revive_queue_id].append((loan.entry, loan))
-        self.set_due(loan, loan.due_ms)
+        self._by_key[checkpoint.key] = checkpoint
+        self.in_flight[checkpoint.key[:3]] += checkpoint.in_flight_count()
+        self.open_by_queue[checkpoint.revive_queue_id] += 1
+        self._by_revive_offset[checkpoint.revive_queue_id].append(
+            (checkpoint.revive_offset, checkpoint)
+        )
+        self.set_due(checkpoint, checkpoint.due_ms)
 
-    def ack(self, loan: Loan, bits: int) -> int:
-        """These messages are acknowledged, or have come back by another way: how many of them were
-        lent until now. The batch is over when none is left."""
-        fresh = bits & ~loan.acked
+    def ack(self, checkpoint: PopCheckpoint, bits: int) -> int:
+        """Mark messages as acknowledged or revived; returns how many of them were in flight.
+
+        The checkpoint is closed when none is left.
+        """
+        fresh = bits & ~checkpoint.acked
         count = fresh.bit_count()
-        if count and loan.open:
-            loan.acked |= fresh
-            self._take_off(loan, count)
-            if loan.lent() == 0:
-                self.close(loan)
+        if count and checkpoint.open:
+            checkpoint.acked |= fresh
+            self._subtract_in_flight(checkpoint, count)
+            if checkpoint.in_flight_count() == 0:
+                self.close(checkpoint)
         return count
 
-    def ack_early(self, key: Key, offsets: Sequence[int]) -> None:
-        """Acknowledgements of a batch that is still to come."""
-        self._early.setdefault(key, set()).update(offsets[:BATCH_MAX])
-        while len(self._early) > EARLY_ACKS_MAX:
-            self._early.popitem(last=False)
+    def ack_early(self, key: CheckpointKey, offsets: Sequence[int]) -> None:
+        """Remember acks of a checkpoint that has not been read yet."""
+        self._early_acks.setdefault(key, set()).update(offsets[:CHECKPOINT_MESSAGES_MAX])
+        while len(self._early_acks) > EARLY_ACKS_MAX:
+            self._early_acks.popitem(last=False)
 
-    def take_early(self, loan: Loan) -> None:
-        """Let acknowledgements count that came before their batch."""
-        for offset in self._early.pop(loan.key, ()):
-            loan.acked |= loan.bit_of(offset)
+    def apply_early_acks(self, checkpoint: PopCheckpoint) -> None:
+        """Apply the acks that were read before their checkpoint."""
+        for offset in self._early_acks.pop(checkpoint.key, ()):
+            checkpoint.acked |= checkpoint.bit_of(offset)
 
-    def close(self, loan: Loan) -> None:
-        """A batch is over, whatever is left of it."""
-        if loan.open:
-            loan.open = False
-            del self._by_key[loan.key]
-            self.open_in[loan.revive_queue_id] -= 1
-            self._take_off(loan, loan.lent())
+    def close(self, checkpoint: PopCheckpoint) -> None:
+        """Close a checkpoint; messages that are still in flight are dropped from it."""
+        if checkpoint.open:
+            checkpoint.open = False
+            del self._by_key[checkpoint.key]
+            self.open_by_queue[checkpoint.revive_queue_id] -= 1
+            self._subtract_in_flight(checkpoint, checkpoint.in_flight_count())
 
-    def _take_off(self, loan: Loan, count: int) -> None:
-        name = loan.key[:3]
-        self.in_flight[name] -= count
-        if self.in_flight[name] <= 0:
-            del self.in_flight[name]
+    def _subtract_in_flight(self, checkpoint: PopCheckpoint, count: int) -> None:
+        queue = checkpoint.key[:3]
+        self.in_flight[queue] -= count
+        if self.in_flight[queue] <= 0:
+            del self.in_flight[queue]
 
     # --- by time
 
-    def set_due(self, loan: Loan, due_ms: int) -> None:
-        """Look at a batch at this time."""
-        loan.due_ms = due_ms
-        self._numbers += 1
-        heapq.heappush(self._ends, (due_ms, self._numbers, loan))
-        if len(self._ends) > 2 * len(self._by_key) + _SLACK:
-            self._ends = [end for end in self._ends if _is_current(end)]
-            heapq.heapify(self._ends)
+    def set_due(self, checkpoint: PopCheckpoint, due_ms: int) -> None:
+        """Revive the open messages of a checkpoint at this time."""
+        checkpoint.due_ms = due_ms
+        self._sequence += 1
+        heapq.heappush(self._due_heap, (due_ms, self._sequence, checkpoint))
+        if len(self._due_heap) > 2 * len(self._by_key) + STALE_MIN:
+            self._due_heap = [
+                end_offset for end_offset in self._due_heap if _is_current(end_offset)
+            ]
+            heapq.heapify(self._due_heap)
 
     def due(self) -> int:
-        """When the time of the next batch is over; NEVER if none is lent."""
-        while self._ends and not _is_current(self._ends[0]):
-            heapq.heappop(self._ends)
-        return self._ends[0][0] if self._ends else NEVER
+        """When the next checkpoint is due; NEVER if none is open."""
+        while self._due_heap and not _is_current(self._due_heap[0]):
+            heapq.heappop(self._due_heap)
+        return self._due_heap[0][0] if self._due_heap else NEVER
 
-    def first_due(self, now_ms: int) -> Loan | None:
-        """A batch whose time is over; it stays the first until it is over or gets another time."""
-        return self._ends[0][2] if self.due() <= now_ms else None
+    def first_due(self, now_ms: int) -> PopCheckpoint | None:
+        """The first checkpoint that is due, until it is closed or rescheduled."""
+        return self._due_heap[0][2] if self.due() <= now_ms else None
 
-    def set_back(self, now_ms: int) -> None:
-        """The clock was set back: what was lent later than now is lent from now on."""
-        for loan in self:
-            if loan.key.pop_ms > now_ms + _CLOCK_MS:
-                loan.due_ms = min(loan.due_ms, now_ms + loan.invisible_ms)
-        self._ends = [(loan.due_ms, number, loan) for number, loan in enumerate(self)]
-        heapq.heapify(self._ends)
-        self._numbers = len(self._ends)
+    def on_clock_set_back(self, now_ms: int) -> None:
+        """Reschedule checkpoints with a pop time in the future: they count from now on."""
+        for checkpoint in self:
+            if checkpoint.key.pop_ms > now_ms + CLOCK_TOLERANCE_MS:
+                checkpoint.due_ms = min(checkpoint.due_ms, now_ms + checkpoint.invisible_ms)
+        self._due_heap = [
+            (checkpoint.due_ms, sequence, checkpoint) for sequence, checkpoint in enumerate(self)
+        ]
+        heapq.heapify(self._due_heap)
+        self._sequence = len(self._due_heap)
 
-    # --- by the revive log
+    # --- by revive offset
 
-    def logged_again(self, loan: Loan) -> None:
-        """A batch has got a newer entry."""
-        self._logged[loan.revive_queue_id].append((loan.entry, loan))
+    def rewritten(self, checkpoint: PopCheckpoint) -> None:
+        """Record that a checkpoint has a newer entry in the revive log."""
+        self._by_revive_offset[checkpoint.revive_queue_id].append(
+            (checkpoint.revive_offset, checkpoint)
+        )
 
-    def oldest(self, queue_id: int) -> Loan | None:
-        """The open batch with the first entry of a queue of the revive log."""
-        logged = self._logged[queue_id]
-        while logged and not (logged[0][1].open and logged[0][1].entry == logged[0][0]):
-            logged.popleft()
-        return logged[0][1] if logged else None
+    def oldest(self, queue_id: int) -> PopCheckpoint | None:
+        """The open checkpoint with the oldest entry in a queue of the revive log."""
+        by_offset = self._by_revive_offset[queue_id]
+        while by_offset and not (
+            by_offset[0][1].open and by_offset[0][1].revive_offset == by_offset[0][0]
+        ):
+            by_offset.popleft()
+        return by_offset[0][1] if by_offset else None
 
     def pinned_from(self) -> int | None:
-        """Log offset of the first record that open batches need: 15 ms for 200,000 of them."""
-        return min((loan.place for loan in self), default=None)
+        """Lowest log offset that open checkpoints need; takes 15 ms for 200,000 of them."""
+        return min((checkpoint.log_offset for checkpoint in self), default=None)
 
 
-def _is_current(end: tuple[int, int, Loan]) -> bool:
-    return end[2].open and end[2].due_ms == end[0]
+def _is_current(end_offset: tuple[int, int, PopCheckpoint]) -> bool:
+    return end_offset[2].open and end_offset[2].due_ms == end_offset[0]

@@ -1,22 +1,21 @@
-"""Acknowledging lent messages, and lending them for another time.
+"""Acks of popped messages, and changes of their invisible time.
 
-An acknowledgement is in the journal before it is answered (under sync flush: on the disk). One of a
-message that is not lent any more, because its time is over or it was acknowledged before, changes
-nothing and is answered as done: as in RocketMQ, where it is only found out later.
+An ack is in the revive log before its response is sent (under sync flush: on the disk). An ack of a
+message that is no longer in flight changes nothing and succeeds, as in RocketMQ.
 
-A changed invisible time is a batch of its own with this one message, and acknowledges the old one:
-receipts given before are worth nothing afterwards.
+A change of the invisible time creates a new checkpoint with this one message and acknowledges it in
+the old checkpoint, so earlier receipt handles become invalid.
 """
 
 from collections.abc import Iterable, Sequence
 from typing import NoReturn
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.pop.checkpoints import BATCH_MAX, Key, Loan
-from penstock.broker.pop.ordered_pop import NOT_LENT, OrderedPops, OrderedQueue
-from penstock.broker.pop.pop_polling import Waiting
-from penstock.broker.pop.pop_request import check_invisible
-from penstock.broker.pop.revive_log import Journal
+from penstock.broker.pop.checkpoints import CHECKPOINT_MESSAGES_MAX, CheckpointKey, PopCheckpoint
+from penstock.broker.pop.ordered_pop import NOT_IN_FLIGHT, GroupQueue, OrderedPops
+from penstock.broker.pop.pop_polling import PopPolling
+from penstock.broker.pop.pop_request import check_invisible_ms
+from penstock.broker.pop.revive_log import ReviveLog
 from penstock.errors import BodyError, MessageIllegal, PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply, TickAt, reply_when_flushed
 from penstock.rpc.command import Command
@@ -26,34 +25,34 @@ from penstock.wire.codes import POP_ORDER_REVIVE_QUEUE, RequestCode, ResponseCod
 from penstock.wire.receipt_handle import Receipt, RetryKind, parse_receipt, plain_topic, retry_topic
 
 BATCHES_MAX = 1_024
-"""Most batches that one request acknowledges messages of."""
+"""Maximum number of entries in one BATCH_ACK_MESSAGE request."""
 BITS_BYTES_MAX = 4_096
-"""Longest bit set of acknowledged offsets."""
-_KINDS = frozenset(kind.value for kind in RetryKind)
+"""Maximum size of the bit set of one entry."""
+_RETRY_KINDS = frozenset(kind.value for kind in RetryKind)
 
 
-class Acks:
+class PopAcks:
     """ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME."""
 
     def __init__(
-        self, context: BrokerContext, journal: Journal, order: OrderedPops, waiting: Waiting
+        self, context: BrokerContext, revive_log: ReviveLog, order: OrderedPops, waiting: PopPolling
     ) -> None:
         self._context = context
-        self._journal = journal
+        self._revive_log = revive_log
         self._order = order
-        self._waiting = waiting
+        self._polling = waiting
 
     def rows(self) -> list[Row]:
         return [
             Row(RequestCode.ACK_MESSAGE, self.ack),
             Row(RequestCode.BATCH_ACK_MESSAGE, self.ack_batch),
-            Row(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change),
+            Row(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, self.change_invisible_time),
         ]
 
-    # --- acknowledging
+    # --- acks
 
     def ack(self, command: Command) -> Answer:
-        """One message."""
+        """ACK_MESSAGE: one message."""
         group, topic = command.text("consumerGroup"), command.text("topic")
         queue_id, offset = command.i32("queueId"), command.i64("offset")
         receipt = parse_receipt(command.text("extraInfo"))
@@ -64,200 +63,213 @@ class Acks:
             )
             return Reply(ResponseCode.NO_MESSAGE, remark=remark)
         if receipt.ordered:
-            queue = OrderedQueue(topic, group, queue_id)
+            queue = GroupQueue(topic, group, queue_id)
             self._ack_in_order(queue, [offset], receipt.pop_ms, command.now_ms)
-            return self._noted(command, Reply())
-        key = Key(topic, group, queue_id, receipt.start_offset, receipt.pop_ms)
+            return self._reply(command, Reply())
+        key = CheckpointKey(topic, group, queue_id, receipt.start_offset, receipt.pop_ms)
         self._ack(key, receipt.revive_queue_id, receipt.visible_ms, [offset], command.now_ms)
-        return self._noted(command, Reply())
+        return self._reply(command, Reply())
 
     def ack_batch(self, command: Command) -> Answer:
-        """Several messages of several batches."""
+        """BATCH_ACK_MESSAGE: messages of several checkpoints."""
         acks = decode_batch_ack(command.body).acks if command.body else []
         if not acks:
-            return Reply(ResponseCode.NO_MESSAGE, remark="nothing is acknowledged by the request")
+            return Reply(ResponseCode.NO_MESSAGE, remark="the request contains no acks")
         if len(acks) > BATCHES_MAX:
             raise BodyError.over(
-                "the request acknowledges too much",
+                "the request contains too many acks",
                 figure=len(acks),
                 limit=BATCHES_MAX,
-                unit="batches",
+                unit="entries",
             )
         for ack in acks:
             self._ack_several(ack, command)
-        return self._noted(command, Reply())
+        return self._reply(command, Reply())
 
     def _ack_several(self, ack: BatchAck, command: Command) -> None:
-        if ack.retry not in _KINDS or len(ack.bit_set) > BITS_BYTES_MAX:
-            raise BodyError(f"an acknowledgement of {ack.topic} makes no sense")
+        if ack.retry not in _RETRY_KINDS or len(ack.bit_set) > BITS_BYTES_MAX:
+            raise BodyError(f"the ack of {ack.topic} is not valid (retry {ack.retry})")
         count = int.from_bytes(ack.bit_set, "little").bit_count()
-        if count > BATCH_MAX:
+        if count > CHECKPOINT_MESSAGES_MAX:
             raise BodyError.over(
-                f"an acknowledgement of {ack.topic} names more than a pop lends",
+                f"the ack of {ack.topic} names more messages than a pop delivers",
                 figure=count,
-                limit=BATCH_MAX,
+                limit=CHECKPOINT_MESSAGES_MAX,
                 unit="messages",
             )
         topic = retry_topic(ack.topic, ack.consumer_group, RetryKind(ack.retry))
         store, queue_id = self._context.store, ack.queue_id
         queue = store.queue(topic, queue_id)
         if queue is None:
-            return  # deleted meanwhile
+            return  # the topic was deleted since
         low, high = queue.min_offset, queue.visible_max(store.confirmed)
         offsets = [offset for offset in ack.offsets() if low <= offset <= high]
         if ack.revive_queue_id == POP_ORDER_REVIVE_QUEUE:
-            ordered = OrderedQueue(topic, ack.consumer_group, queue_id)
+            ordered = GroupQueue(topic, ack.consumer_group, queue_id)
             self._ack_in_order(ordered, offsets, ack.pop_time, command.now_ms)
         elif offsets:
-            key = Key(topic, ack.consumer_group, queue_id, ack.start_offset, ack.pop_time)
+            key = CheckpointKey(topic, ack.consumer_group, queue_id, ack.start_offset, ack.pop_time)
             visible_ms = ack.pop_time + ack.invisible_time
             self._ack(key, ack.revive_queue_id, visible_ms, offsets, command.now_ms)
 
     def _ack(
-        self, key: Key, queue_id: int, visible_ms: int, offsets: Sequence[int], now_ms: int
+        self,
+        key: CheckpointKey,
+        queue_id: int,
+        visible_ms: int,
+        offsets: Sequence[int],
+        now_ms: int,
     ) -> None:
-        loan = self._journal.loans.get(key)
-        if loan is not None:
-            before = self._journal.loans.in_flight[key[:3]]
-            count = self._journal.ack(loan, offsets, now_ms)
+        checkpoint = self._revive_log.checkpoints.get(key)
+        if checkpoint is not None:
+            before = self._revive_log.checkpoints.in_flight[key[:3]]
+            count = self._revive_log.ack(checkpoint, offsets, now_ms)
             self._context.stats.acked(key.group, key.topic, count)
             limit = self._context.settings.current.broker.pop_in_flight_max
-            if before > limit >= before - count:  # the group may have more of this queue again
+            if before > limit >= before - count:  # below the in-flight limit again
                 plain = plain_topic(key.topic, key.group)
-                self._waiting.call_for(plain, key.group, (key.topic, key.queue_id))
-        elif self._is_foreign(key, queue_id, visible_ms, now_ms):
-            self._journal.ack_unknown(key, queue_id, offsets, now_ms)
+                self._polling.wake_for(plain, key.group, (key.topic, key.queue_id))
+        elif self._is_of_other_broker(key, queue_id, visible_ms, now_ms):
+            self._revive_log.ack_unknown(key, queue_id, offsets, now_ms)
 
-    def _is_foreign(self, key: Key, queue_id: int, visible_ms: int, now_ms: int) -> bool:
-        """Whether a batch that is not known may have been lent by the broker that had this store
-        before us: then it is still to come out of the timer."""
-        if not self._journal.taken_over or key.pop_ms >= self._context.started_ms:
+    def _is_of_other_broker(
+        self, key: CheckpointKey, queue_id: int, visible_ms: int, now_ms: int
+    ) -> bool:
+        """Whether an unknown checkpoint may be one of the RocketMQ broker that used this store
+        before: its entry is then still in the timer."""
+        if not self._revive_log.from_other_broker or key.pop_ms >= self._context.started_ms:
             return False
-        return visible_ms > now_ms and queue_id < len(self._journal.queues)
+        return visible_ms > now_ms and queue_id < len(self._revive_log.queues)
 
     def _ack_in_order(
-        self, queue: OrderedQueue, acked: Iterable[int], pop_ms: int, now_ms: int
+        self, queue: GroupQueue, acked: Iterable[int], pop_ms: int, now_ms: int
     ) -> None:
-        """Acknowledgements of an ordered pop: the group's progress follows them."""
+        """Acks of an ordered pop; they move the group's offset."""
         topic, group, queue_id = queue
         before = self._context.offsets.get(group, topic, queue_id)
         if self._order.state(queue) is None:
-            # Nobody knows what is done of the messages between.
+            # Without an open pop it is unknown whether earlier messages were consumed.
             end = self._context.store.max_offset(topic, queue_id)
             acked = [offset for offset in acked if offset == before and offset < end]
-        count, go_on, wrong = 0, -1, -1
+        count, next_offset, not_in_flight = 0, -1, -1
         for offset in acked:
             if before is not None and offset < before:
                 continue
             after = self._order.commit_and_next(topic, group, queue_id, offset, pop_ms)
             if after >= 0:
-                count, go_on = count + 1, after
-            elif after == NOT_LENT:
-                wrong = offset
+                count, next_offset = count + 1, after
+            elif after == NOT_IN_FLIGHT:
+                not_in_flight = offset
         if count:
-            self._journal.note_order(queue, go_on, now_ms)
+            self._revive_log.record_ordered_pop(queue, next_offset, now_ms)
             self._context.stats.acked(group, topic, count)
             if not self._order.check_block(None, topic, group, queue_id, now_ms):
-                self._waiting.call(topic, group, queue_id)
-        if wrong >= 0:
+                self._polling.wake(topic, group, queue_id)
+        if not_in_flight >= 0:
             raise MessageIllegal(
                 f"offset is illegal, key:{topic}@{group}@{queue_id}, old:{before}, "
-                f"commit:{wrong}, next:{NOT_LENT}",
-                hint="it is not among the messages of the last pop in order",
+                f"commit:{not_in_flight}, next:{NOT_IN_FLIGHT}",
+                hint="the message is not in the group's latest ordered pop of this queue",
             )
 
-    # --- lending for another time
+    # --- invisible time
 
-    def change(self, command: Command) -> Answer:
-        """Let a lent message come back at another time; the answer has a new receipt's figures."""
+    def change_invisible_time(self, command: Command) -> Answer:
+        """CHANGE_MESSAGE_INVISIBLETIME; the response has the fields of the new receipt handle."""
         group, topic = command.text("consumerGroup"), command.text("topic")
         queue_id, offset = command.i32("queueId"), command.i64("offset")
         invisible_ms = command.i64("invisibleTime")
         receipt = parse_receipt(command.text("extraInfo"))
-        check_invisible(invisible_ms)
+        check_invisible_ms(invisible_ms)
         low, high = self._range(topic, queue_id)
         if not low <= offset < high:
-            remark = f"the queue {queue_id} of {topic} holds {low} to {high}: {offset} is not lent"
-            return Reply(ResponseCode.NO_MESSAGE, _figures(0, 0, 0), remark=remark)
+            remark = f"offset {offset} is not in queue {queue_id} of {topic} ({low} to {high})"
+            return Reply(ResponseCode.NO_MESSAGE, _response_fields(0, 0, 0), remark=remark)
         if receipt.ordered:
-            queue = OrderedQueue(topic, group, queue_id)
-            figures = self._change_in_order(queue, receipt, offset, invisible_ms, command.now_ms)
-            return self._noted(command, Reply(ext=figures))
-        pop_ms = self._lend_again(
-            Key(topic, group, queue_id, receipt.start_offset, receipt.pop_ms),
+            queue = GroupQueue(topic, group, queue_id)
+            fields = self._change_in_order(queue, receipt, offset, invisible_ms, command.now_ms)
+            return self._reply(command, Reply(ext=fields))
+        pop_ms = self._renew_checkpoint(
+            CheckpointKey(topic, group, queue_id, receipt.start_offset, receipt.pop_ms),
             receipt,
             offset,
             invisible_ms,
             command.now_ms,
         )
-        figures = _figures(pop_ms, invisible_ms, receipt.revive_queue_id)
-        return self._noted(command, Reply(ext=figures))
+        fields = _response_fields(pop_ms, invisible_ms, receipt.revive_queue_id)
+        return self._reply(command, Reply(ext=fields))
 
     def _change_in_order(
-        self, queue: OrderedQueue, receipt: Receipt, offset: int, invisible_ms: int, now_ms: int
+        self, queue: GroupQueue, receipt: Receipt, offset: int, invisible_ms: int, now_ms: int
     ) -> dict[str, str]:
-        """Let a message of an ordered pop be visible at another time; the answer's figures."""
+        """Change when a message of an ordered pop becomes visible; returns the response fields."""
         visible_ms, pop_ms = now_ms + invisible_ms, receipt.pop_ms
         before = self._context.offsets.get(queue.group, queue.topic, queue.queue_id)
         if before is not None and offset < before:
-            return _figures(0, 0, 0)
+            return _response_fields(0, 0, 0)
         if self._order.update_next_visible(*queue, offset, pop_ms, visible_ms):
-            self._journal.note_order(queue, offset if before is None else before, now_ms)
+            self._revive_log.record_ordered_pop(queue, offset if before is None else before, now_ms)
             self._context.effects.put(TickAt(self._order.due()))
-        return _figures(pop_ms, visible_ms - pop_ms, POP_ORDER_REVIVE_QUEUE)
+        return _response_fields(pop_ms, visible_ms - pop_ms, POP_ORDER_REVIVE_QUEUE)
 
-    def _lend_again(
-        self, key: Key, receipt: Receipt, offset: int, invisible_ms: int, now_ms: int
+    def _renew_checkpoint(
+        self, key: CheckpointKey, receipt: Receipt, offset: int, invisible_ms: int, now_ms: int
     ) -> int:
-        """Lend one message of a batch by itself; gives its pop time."""
-        journal, queue_id = self._journal, receipt.revive_queue_id
-        loan = journal.loans.get(key)
-        pop_ms = self.free_pop_ms([Key(*key[:3], offset, now_ms)], now_ms)
-        if loan is None:
-            if not self._is_foreign(key, queue_id, receipt.visible_ms, now_ms):
-                return pop_ms  # its time is over, or it was acknowledged: nothing is lent
+        """Move one message to a checkpoint of its own; returns the new pop time."""
+        revive_log, queue_id = self._revive_log, receipt.revive_queue_id
+        checkpoint = revive_log.checkpoints.get(key)
+        pop_ms = self.unused_pop_ms([CheckpointKey(*key[:3], offset, now_ms)], now_ms)
+        if checkpoint is None:
+            if not self._is_of_other_broker(key, queue_id, receipt.visible_ms, now_ms):
+                return pop_ms  # no longer in flight
         else:
-            queue_id = loan.revive_queue_id
-            if loan.acked & loan.bit_of(offset) or not loan.bit_of(offset):
+            queue_id = checkpoint.revive_queue_id
+            if checkpoint.acked & checkpoint.bit_of(offset) or not checkpoint.bit_of(offset):
                 return pop_ms
-        self._check_room(loan)
-        again = Loan(Key(*key[:3], offset, pop_ms), invisible_ms, [offset], queue_id)
-        again.place = self._context.store.log.begin() if loan is None else loan.place
-        journal.lend(again, now_ms)
+        self._check_limit(checkpoint)
+        renewed = PopCheckpoint(
+            CheckpointKey(*key[:3], offset, pop_ms), invisible_ms, [offset], queue_id
+        )
+        renewed.log_offset = (
+            self._context.store.log.begin() if checkpoint is None else checkpoint.log_offset
+        )
+        revive_log.add_checkpoint(renewed, now_ms)
         try:
-            if loan is None:
-                journal.ack_unknown(key, queue_id, [offset], now_ms)
+            if checkpoint is None:
+                revive_log.ack_unknown(key, queue_id, [offset], now_ms)
             else:
-                journal.ack(loan, [offset], now_ms)
+                revive_log.ack(checkpoint, [offset], now_ms)
         except PenstockError:
-            journal.loans.close(again)  # the client goes on with its old receipt
+            revive_log.checkpoints.close(renewed)  # the old receipt handle stays valid
             raise
         return pop_ms
 
-    def _check_room(self, loan: Loan | None) -> None:
-        """Changes take batches apart: refuse that where twice as many are open as pops may make."""
+    def _check_limit(self, checkpoint: PopCheckpoint | None) -> None:
+        """Refuse to split a checkpoint when twice as many are open as pops may create."""
         limit = 2 * self._context.settings.current.broker.pop_batches_max
-        if len(self._journal.loans) >= limit and (loan is None or loan.lent() > 1):
+        if len(self._revive_log.checkpoints) >= limit and (
+            checkpoint is None or checkpoint.in_flight_count() > 1
+        ):
             raise SystemBusy.over(
-                "too many batches of popped messages are not acknowledged",
-                figure=len(self._journal.loans),
+                "too many POP checkpoints are open",
+                figure=len(self._revive_log.checkpoints),
                 limit=limit,
-                unit="batches",
+                unit="checkpoints",
                 setting="pop_batches_max",
             )
 
-    def free_pop_ms(self, keys: Iterable[Key], now_ms: int) -> int:
-        """A pop time that no open batch of this queue and start offset has."""
-        loans = self._journal.loans
+    def unused_pop_ms(self, keys: Iterable[CheckpointKey], now_ms: int) -> int:
+        """A pop time that no open checkpoint with the same queue and start offset has."""
+        checkpoints = self._revive_log.checkpoints
         keys = list(keys)
-        while any(loans.get(key._replace(pop_ms=now_ms)) is not None for key in keys):
+        while any(checkpoints.get(key._replace(pop_ms=now_ms)) is not None for key in keys):
             now_ms += 1
         return now_ms
 
     # --- common
 
     def _range(self, topic: str, queue_id: int) -> tuple[int, int]:
-        """The offsets of a queue that clients may name."""
+        """The minimum and maximum offset of a queue."""
         config = self._context.topics.need(topic)
         if not 0 <= queue_id < config.read_queue_nums:
             self._refuse_queue(topic, queue_id, config.read_queue_nums)
@@ -267,15 +279,15 @@ class Acks:
     def _refuse_queue(self, topic: str, queue_id: int, queues: int) -> NoReturn:
         raise MessageIllegal(
             f"queueId[{queue_id}] is illegal, topic:[{topic}] topicConfig.readQueueNums:[{queues}]",
-            hint="it is in the receipt of the message",
+            hint="use the queue id of the message's receipt handle",
         )
 
-    def _noted(self, command: Command, reply: Reply) -> Answer:
-        """The answer, under sync flush when the journal is on the disk."""
-        return reply_when_flushed(self._context.store, command, reply, "noted")
+    def _reply(self, command: Command, reply: Reply) -> Answer:
+        """The response; under sync flush it is sent when the revive log has been flushed."""
+        return reply_when_flushed(self._context.store, command, reply)
 
 
-def _figures(pop_ms: int, invisible_ms: int, queue_id: int) -> dict[str, str]:
+def _response_fields(pop_ms: int, invisible_ms: int, queue_id: int) -> dict[str, str]:
     return {
         "popTime": str(pop_ms),
         "invisibleTime": str(invisible_ms),

@@ -1,19 +1,19 @@
-"""POP consumption: messages are lent for a time, not assigned by queue.
+"""POP consumption: messages are delivered for a limited time; queues are not assigned to clients.
 
-A pop takes messages of one queue or of all queues of a topic, and of the group's retry topics, for
-a group. They are invisible to the group until they are acknowledged, which ends it, or until the
-time is over, and then they come again through the retry topic.
+A pop reads one queue or all queues of a topic, and the group's retry topics. Its messages are
+invisible to the group until they are acknowledged. If the invisible time ends first, they are
+delivered again through the retry topic.
 
-| Part | What it does |
+| Module | Responsibility |
 |---|---|
 | `pop_request` | reads and checks requests |
-| `pop_read` | reads messages of a queue |
-| `loans`, `pop_journal` | what is lent: in memory, and in the log so that it survives |
-| `pop_ack` | acknowledgements, and other invisible times |
-| `revive` | brings back what nobody has acknowledged |
-| `pop_order` | pops in order: one open pop of a queue at a time |
-| `pop_wait` | requests that wait for messages |
-| `pop_look` | requests that lend nothing: notifications, peeks, figures |
+| `pop_reader` | reads the messages of a queue |
+| `checkpoints`, `revive_log` | messages in flight: in memory, and in the log to survive a restart |
+| `pop_ack` | acks and changes of the invisible time |
+| `revive` | delivers messages again that were not acknowledged in time |
+| `ordered_pop` | ordered POP: one open pop per queue and group |
+| `pop_polling` | requests that wait for messages |
+| `pop_notification` | NOTIFICATION, PEEK_MESSAGE, POLLING_INFO |
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.pop.checkpoints import Key, Loan
-from penstock.broker.pop.ordered_pop import OrderedPops, OrderedQueue
-from penstock.broker.pop.pop_ack import Acks
+from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint
+from penstock.broker.pop.ordered_pop import GroupQueue, OrderedPops
+from penstock.broker.pop.pop_ack import PopAcks
 from penstock.broker.pop.pop_metrics import add_pop_metrics
-from penstock.broker.pop.pop_notification import Looks
-from penstock.broker.pop.pop_polling import ALL_QUEUES, Waiting
-from penstock.broker.pop.pop_reader import Taken, read, restore_topic
-from penstock.broker.pop.pop_request import LateRequest, PopAsk, Requests
+from penstock.broker.pop.pop_notification import PopNotification
+from penstock.broker.pop.pop_polling import ALL_QUEUES, PopPolling
+from penstock.broker.pop.pop_reader import ReadBatch, read_messages, restore_topic
+from penstock.broker.pop.pop_request import LateRequest, PopRequest, PopRequestReader
 from penstock.broker.pop.revive import Revive
-from penstock.broker.pop.revive_log import Journal
+from penstock.broker.pop.revive_log import ReviveLog
 from penstock.broker.pull import SubscriptionError
 from penstock.broker.retry.consumer_retry import Retry
 from penstock.errors import NoPermission, PenstockError, SystemBusy
@@ -57,52 +57,51 @@ from penstock.wire.receipt_handle import (
 )
 
 CLEAN_MS: Final = 60_000
-"""How often ordered queues are looked at that nobody uses any more."""
+"""Interval at which unused ordered queues are removed."""
 _ARRIVAL_MS: Final = 60_000
-
-QueueName = tuple[str, str, int]  # topic, group, queue
 
 
 @dataclass(slots=True)
-class Haul:
-    """What a pop has found so far."""
+class PopResult:
+    """What a pop has read so far."""
 
-    taken: list[Taken] = field(default_factory=list)
+    batches: list[ReadBatch] = field(default_factory=list)
     count: int = 0
     size: int = 0
-    rest: int = 0  # messages that it left
-    moved: bool = False  # past messages that nobody wants
+    rest: int = 0  # messages that it left in the queues
+    skipped: bool = False  # moved past messages that the filter excludes
 
 
 class Pop:
-    """Pops, acknowledgements and what comes back; `host` is the broker's address as messages note
-    it."""
+    """POP of a broker; `host` is the broker's address as stored in messages."""
 
     def __init__(self, context: BrokerContext, retry: Retry, host: bytes) -> None:
         self._context = context
         self._store = context.store
         self._order = OrderedPops()
         self._order.load(context.persistence.file(OrderedPops.FILE))
-        self._requests = Requests(context)
-        self._waiting = Waiting(context)
-        self.journal = Journal(context, host, self._order)
-        self.revive = Revive(context, self.journal, host, self._waiting.listen)
-        self._acks = Acks(context, self.journal, self._order, self._waiting)
-        self._looks = Looks(context, self._requests, self._order, self._waiting, self._present)
-        self._busy: set[QueueName] = set()  # being read by the pool for a pop
-        self._turn = 0
+        self._requests = PopRequestReader(context)
+        self._polling = PopPolling(context)
+        self.revive_log = ReviveLog(context, host, self._order)
+        self.revive = Revive(context, self.revive_log, host, self._polling.watch_retry_queue)
+        self._acks = PopAcks(context, self.revive_log, self._order, self._polling)
+        self._notification = PopNotification(
+            context, self._requests, self._order, self._polling, self._now
+        )
+        self._queues_in_read: set[GroupQueue] = set()  # being read in the thread pool
+        self._round_robin = 0
         self._retry_share = 0
         self._now_ms = self._clean_ms = self._tick_ms = context.started_ms
 
     def rows(self) -> list[Row]:
         return [
             Row(RequestCode.POP_MESSAGE, self.pop),
-            *(Row(row.code, self._timed(row.handler)) for row in self._acks.rows()),
-            *self._looks.rows(),
+            *(Row(row.code, self._with_time(row.handler)) for row in self._acks.rows()),
+            *self._notification.rows(),
         ]
 
-    def _timed(self, handler: Handler) -> Handler:
-        """Whoever an acknowledgement wakes pops at its time."""
+    def _with_time(self, handler: Handler) -> Handler:
+        """A handler that sets the time for the pops that it wakes."""
 
         def handle(command: Command) -> Answer:
             self._now_ms = command.now_ms
@@ -110,7 +109,7 @@ class Pop:
 
         return handle
 
-    # --- as a keeper of messages
+    # --- time and state
 
     def tables(self) -> tuple[PersistentTable, ...]:
         return (self._order,)
@@ -120,26 +119,26 @@ class Pop:
 
     def tick(self, now_ms: int) -> None:
         if now_ms < self._tick_ms - 1_000:
-            self.journal.loans.set_back(now_ms)
-            self._order.set_back(now_ms)
+            self.revive_log.checkpoints.on_clock_set_back(now_ms)
+            self._order.on_clock_set_back(now_ms)
         self._now_ms = self._tick_ms = now_ms
-        self.journal.catch_up(now_ms)
+        self.revive_log.read_new_entries(now_ms)
         self.revive.tick(now_ms)
-        for queue in self._order.freed(now_ms):
-            self._waiting.call(queue.topic, queue.group, queue.queue_id)
-        self.journal.tick(now_ms)
-        self._waiting.tick(now_ms)
+        for queue in self._order.take_unblocked(now_ms):
+            self._polling.wake(queue.topic, queue.group, queue.queue_id)
+        self.revive_log.tick(now_ms)
+        self._polling.tick(now_ms)
         if not 0 <= now_ms - self._clean_ms < CLEAN_MS:
             self._clean_ms = now_ms
             self._order.clean(now_ms, self._read_queues, self._has_group)
 
     def finish(self, now_ms: int) -> None:
-        """Before a clean end."""
-        self.journal.tick(now_ms)
+        """Store the progress before the broker stops."""
+        self.revive_log.tick(now_ms)
 
     def pinned_from(self) -> int | None:
-        """Log offset of the first record that lent messages need; None if none are lent."""
-        return self.journal.loans.pinned_from()
+        """Lowest log offset that messages in flight need; None if there are none."""
+        return self.revive_log.checkpoints.pinned_from()
 
     def add_metrics(self, registry: Registry) -> None:
         add_pop_metrics(registry, self)
@@ -151,9 +150,9 @@ class Pop:
     def _has_group(self, group: str) -> bool:
         return self._context.groups.get(group) is not None
 
-    def _present(self) -> int:
-        """What time it is, for what is done outside a request: when a message came last, if that
-        was later than our last request or turn."""
+    def _now(self) -> int:
+        """The current time outside of a request: that of the last stored message, if it is later
+        than the last request or tick."""
         stored_ms = self._store.path.store_ms
         near = self._now_ms < stored_ms <= self._now_ms + _ARRIVAL_MS
         return stored_ms if near else self._now_ms
@@ -164,58 +163,62 @@ class Pop:
         """POP_MESSAGE."""
         self._now_ms = command.now_ms
         try:
-            ask = self._requests.pop(command)
+            request = self._requests.pop(command)
         except LateRequest:
-            remark = "the request came so late that its client does not wait any more"
-            return Reply(ResponseCode.POLLING_TIMEOUT, _no_figures(), remark=remark)
+            remark = "the request arrived after its polling time had passed"
+            return Reply(ResponseCode.POLLING_TIMEOUT, _empty_response_fields(), remark=remark)
         except SubscriptionError as error:
             return Reply(error.wire_code, remark=error.remark())
         limit = self._context.settings.current.broker.pop_batches_max
-        if len(self.journal.loans) >= limit:
+        if len(self.revive_log.checkpoints) >= limit:
             raise SystemBusy.over(
-                "too many batches of popped messages are not acknowledged",
-                figure=len(self.journal.loans),
+                "too many POP checkpoints are open",
+                figure=len(self.revive_log.checkpoints),
                 limit=limit,
-                unit="batches",
+                unit="checkpoints",
                 setting="pop_batches_max",
             )
-        return self._attempt(ask, last=False)
+        return self._try_pop(request, last=False)
 
-    def _attempt(self, ask: PopAsk, *, last: bool) -> Answer:
-        """Look for messages; `last` if the client does not wait any longer."""
-        haul = Haul()
-        now_ms = self._present()
-        for topic, queue_id in self._places(ask):
+    def _try_pop(self, request: PopRequest, *, last: bool) -> Answer:
+        """Read messages; `last` if the polling time of the client is over."""
+        result = PopResult()
+        now_ms = self._now()
+        for topic, queue_id in self._queues_to_read(request):
             queue = self._store.queue(topic, queue_id)
-            name = (topic, ask.group, queue_id)
-            if queue is None or name in self._busy or (topic != ask.topic and _mixes(haul, topic)):
+            key = GroupQueue(topic, request.group, queue_id)
+            if (
+                queue is None
+                or key in self._queues_in_read
+                or (topic != request.topic and _has_other_retry_topic(result, topic))
+            ):
                 continue
-            if self._context.offsets.take_reset(ask.group, topic, queue_id) is not None:
-                self._order.clear(topic, ask.group, queue_id)
-            offset = self._context.offsets.get(ask.group, topic, queue_id)
+            if self._context.offsets.take_reset(request.group, topic, queue_id) is not None:
+                self._order.clear(topic, request.group, queue_id)
+            offset = self._context.offsets.get(request.group, topic, queue_id)
             if offset is None:
-                begin = self._begin(ask, name, queue, last)
-                if isinstance(begin, InThread):
-                    if haul.taken:
-                        haul.rest += queue.visible_max(self._store.confirmed)
+                initial = self._initial_offset(request, key, queue, last)
+                if isinstance(initial, InThread):
+                    if result.batches:
+                        result.rest += queue.visible_max(self._store.confirmed)
                         continue
-                    return begin
-                offset = begin
-            answer = self._take(ask, haul, name, queue, offset, now_ms, last)
+                    return initial
+                offset = initial
+            answer = self._read_queue(request, result, key, queue, offset, now_ms, last)
             if answer is not None:
                 return answer
-        if haul.taken:
-            return self._lend(ask, haul, now_ms)
-        return self._wait(ask, haul, last)
+        if result.batches:
+            return self._deliver(request, result, now_ms)
+        return self._wait(request, result, last)
 
-    def _places(self, ask: PopAsk) -> Iterator[tuple[str, int]]:
-        """The queues that a pop looks at, in order."""
-        self._turn += 1
-        turn, topics = self._turn, self._context.topics
+    def _queues_to_read(self, request: PopRequest) -> Iterator[tuple[str, int]]:
+        """The queues that a pop reads, in order."""
+        self._round_robin += 1
+        round_robin, topics = self._round_robin, self._context.topics
         retries: list[tuple[str, int]] = []
-        if not ask.ordered:
-            names = self._waiting.retry_topics(ask.topic, ask.group)
-            if turn % 2:
+        if not request.ordered:
+            names = self._polling.retry_topics(request.topic, request.group)
+            if round_robin % 2:
                 names.reverse()
             for name in names:
                 config = topics.get(name)
@@ -226,270 +229,308 @@ class Pop:
         if first:
             self._retry_share -= 100
             yield from retries
-        if ask.queue_id != ALL_QUEUES:
-            yield ask.topic, ask.queue_id
+        if request.queue_id != ALL_QUEUES:
+            yield request.topic, request.queue_id
         else:
-            count = self._read_queues(ask.topic)
+            count = self._read_queues(request.topic)
             for step in range(count):
-                yield ask.topic, (turn + step) % count
+                yield request.topic, (round_robin + step) % count
         if not first:
             yield from retries
 
-    def _take(
+    def _read_queue(
         self,
-        ask: PopAsk,
-        haul: Haul,
-        name: QueueName,
+        request: PopRequest,
+        result: PopResult,
+        key: GroupQueue,
         queue: ConsumeQueue,
         offset: int,
         now_ms: int,
         last: bool,
     ) -> Answer:
-        """Take messages of a queue, if the group may have them. An answer if nothing was found yet
-        and the disk has to be waited for, else None."""
+        """Read messages of a queue into the result.
+
+        Returns an answer if nothing has been found yet and the read has to wait for the disk.
+        """
         high = queue.visible_max(self._store.confirmed)
-        if offset == high or self._is_blocked(ask, name, now_ms):
+        if offset == high or self._is_blocked(request, key, now_ms):
             return None
         config = self._context.settings.current.broker
-        crowded = self.journal.loans.in_flight[name] > config.pop_in_flight_max
-        if haul.count >= ask.count_max or (config.pop_in_flight_limited and crowded):
-            haul.rest += max(high - offset, 0)
+        over_limit = self.revive_log.checkpoints.in_flight[key] > config.pop_in_flight_max
+        if result.count >= request.count_max or (config.pop_in_flight_limited and over_limit):
+            result.rest += max(high - offset, 0)
             return None
-        space = config.pull_bytes_max - haul.size
+        space = config.pull_bytes_max - result.size
         if space <= 0:
-            haul.rest += max(high - offset, 0)
+            result.rest += max(high - offset, 0)
             return None
-        taken = read(
-            name[0],
+        batch = read_messages(
+            key.topic,
             queue,
             offset,
             reader=self._store.reader,
-            count_max=ask.count_max - haul.count,
+            count_max=request.count_max - result.count,
             bytes_max=space,
-            wanted=ask.wanted,
+            wanted=request.wanted,
             confirmed=self._store.confirmed,
             wait=False,
         )
-        if taken is None:
-            if not haul.taken:
-                return self._read_in_pool(ask, name, queue, offset, last)
-            haul.rest += max(high - offset, 0)
+        if batch is None:
+            if not result.batches:
+                return self._read_in_thread(request, key, queue, offset, last)
+            result.rest += max(high - offset, 0)
             return None
-        self._keep(ask, haul, taken)
+        self._add_batch(request, result, batch)
         return None
 
-    def _is_blocked(self, ask: PopAsk, name: QueueName, now_ms: int) -> bool:
-        return ask.ordered and self._order.check_block(ask.attempt_id, *name, now_ms)
+    def _is_blocked(self, request: PopRequest, key: GroupQueue, now_ms: int) -> bool:
+        return request.ordered and self._order.check_block(request.attempt_id, *key, now_ms)
 
-    def _keep(self, ask: PopAsk, haul: Haul, taken: Taken) -> None:
-        """Add what a queue gave; the group goes on behind what it does not want."""
-        haul.rest += taken.rest()
-        if taken.offsets:
-            haul.taken.append(taken)
-            haul.count += len(taken.offsets)
-            haul.size += len(taken.data)
-        elif taken.next_offset != self._context.offsets.get(
-            ask.group, taken.topic, taken.queue.queue_id
+    def _add_batch(self, request: PopRequest, result: PopResult, batch: ReadBatch) -> None:
+        """Add the messages of a queue; commit the offset past messages that are filtered out."""
+        result.rest += batch.rest()
+        if batch.offsets:
+            result.batches.append(batch)
+            result.count += len(batch.offsets)
+            result.size += len(batch.data)
+        elif batch.next_offset != self._context.offsets.get(
+            request.group, batch.topic, batch.queue.queue_id
         ):
             self._context.offsets.commit(
-                ask.group, taken.topic, taken.queue.queue_id, taken.next_offset, self._now_ms
+                request.group, batch.topic, batch.queue.queue_id, batch.next_offset, self._now_ms
             )
-            haul.moved = True
+            result.skipped = True
 
-    # --- reading what is not in memory
+    # --- reads from disk
 
-    def _read_in_pool(
-        self, ask: PopAsk, name: QueueName, queue: ConsumeQueue, offset: int, last: bool
+    def _read_in_thread(
+        self, request: PopRequest, key: GroupQueue, queue: ConsumeQueue, offset: int, last: bool
     ) -> InThread:
-        """Have a queue read; nobody else of the group reads it meanwhile."""
+        """Read a queue in the thread pool; other pops of the group skip it meanwhile."""
         store, confirmed = self._store, self._store.confirmed
         bytes_max = self._context.settings.current.broker.pull_bytes_max
-        self._busy.add(name)
+        self._queues_in_read.add(key)
 
-        def work() -> Taken | Exception:
+        def work() -> ReadBatch | Exception:
             try:
-                return read(
-                    name[0],
+                return read_messages(
+                    key.topic,
                     queue,
                     offset,
                     reader=store.fresh_reader(),
-                    count_max=ask.count_max,
+                    count_max=request.count_max,
                     bytes_max=bytes_max,
-                    wanted=ask.wanted,
+                    wanted=request.wanted,
                     confirmed=confirmed,
                     wait=True,
-                ) or Taken(name[0], queue, offset, offset)
-            except Exception as error:  # the queue is set free whatever happens
+                ) or ReadBatch(key.topic, queue, offset, offset)
+            except Exception as error:  # raised in `then`, after the queue is released
                 return error
 
-        def then(taken: Taken | Exception) -> Answer:
-            self._busy.discard(name)
-            if isinstance(taken, Exception):
-                self._waiting.call_for(ask.topic, ask.group, (name[0], name[2]))
-                raise taken
-            return self._read(ask, name, taken, offset, last)
+        def then(batch: ReadBatch | Exception) -> Answer:
+            self._queues_in_read.discard(key)
+            if isinstance(batch, Exception):
+                self._polling.wake_for(request.topic, request.group, (key.topic, key.queue_id))
+                raise batch
+            return self._deliver_read(request, key, batch, offset, last)
 
         return InThread(work, then)
 
-    def _read(self, ask: PopAsk, name: QueueName, taken: Taken, offset: int, last: bool) -> Answer:
-        offsets, now_ms = self._context.offsets, self._present()
-        here = offsets.get(ask.group, name[0], name[2])
-        gone = taken.queue.gone or here != offset or offsets.has_reset(ask.group, name[0], name[2])
-        if gone or self._is_blocked(ask, name, now_ms):
-            return self._attempt(ask, last=last)  # something else happened there meanwhile
-        haul = Haul()
-        self._keep(ask, haul, taken)
-        answer = self._lend(ask, haul, now_ms) if haul.taken else self._wait(ask, haul, last)
-        self._waiting.call_for(ask.topic, ask.group, (name[0], name[2]))
+    def _deliver_read(
+        self, request: PopRequest, key: GroupQueue, batch: ReadBatch, offset: int, last: bool
+    ) -> Answer:
+        offsets, now_ms = self._context.offsets, self._now()
+        here = offsets.get(request.group, key.topic, key.queue_id)
+        gone = (
+            batch.queue.gone
+            or here != offset
+            or offsets.has_reset(request.group, key.topic, key.queue_id)
+        )
+        if gone or self._is_blocked(request, key, now_ms):
+            return self._try_pop(request, last=last)  # the queue changed during the read
+        result = PopResult()
+        self._add_batch(request, result, batch)
+        answer = (
+            self._deliver(request, result, now_ms)
+            if result.batches
+            else self._wait(request, result, last)
+        )
+        self._polling.wake_for(request.topic, request.group, (key.topic, key.queue_id))
         return answer
 
-    # --- where a group begins
+    # --- initial offset of a group
 
-    def _begin(
-        self, ask: PopAsk, name: QueueName, queue: ConsumeQueue, last: bool
+    def _initial_offset(
+        self, request: PopRequest, key: GroupQueue, queue: ConsumeQueue, last: bool
     ) -> int | InThread:
-        """Where a group without progress begins; it may depend on what the disk holds."""
-        if ask.from_first or name[0].startswith(RETRY_TOPIC_PREFIX):
-            return self._commit_begin(name, queue.min_offset)
-        look: Callable[[], bool] | None = None
+        """Where a group without an offset begins; finding out may need the disk."""
+        if request.from_first or key.topic.startswith(RETRY_TOPIC_PREFIX):
+            return self._commit_initial_offset(key, queue.min_offset)
+        is_young: Callable[[], bool] | None = None
         if self._context.settings.current.broker.pop_first_if_young:
-            look = self._context.offsets.starts_young(name[0], name[2])
-        if look is not None:
-            return InThread(look, lambda young: self._begun(ask, name, young, last))
-        return self._commit_begin(name, self._newest(queue))
+            is_young = self._context.offsets.starts_young(key.topic, key.queue_id)
+        if is_young is not None:
+            return InThread(
+                is_young, lambda young: self._set_initial_offset(request, key, young, last)
+            )
+        return self._commit_initial_offset(key, self._latest_offset(queue))
 
-    def _begun(self, ask: PopAsk, name: QueueName, young: bool, last: bool) -> Answer:
-        queue = self._store.queue(name[0], name[2])
-        if queue is not None and self._context.offsets.get(name[1], name[0], name[2]) is None:
-            self._commit_begin(name, 0 if young else self._newest(queue))
-        return self._attempt(ask, last=last)
+    def _set_initial_offset(
+        self, request: PopRequest, key: GroupQueue, young: bool, last: bool
+    ) -> Answer:
+        queue = self._store.queue(key.topic, key.queue_id)
+        if (
+            queue is not None
+            and self._context.offsets.get(key.group, key.topic, key.queue_id) is None
+        ):
+            self._commit_initial_offset(key, 0 if young else self._latest_offset(queue))
+        return self._try_pop(request, last=last)
 
-    def _newest(self, queue: ConsumeQueue) -> int:
+    def _latest_offset(self, queue: ConsumeQueue) -> int:
         return max(queue.visible_max(self._store.confirmed) - 1, 0)
 
-    def _commit_begin(self, name: QueueName, offset: int) -> int:
-        self._context.offsets.commit(name[1], name[0], name[2], offset, self._now_ms)
+    def _commit_initial_offset(self, key: GroupQueue, offset: int) -> int:
+        self._context.offsets.commit(key.group, key.topic, key.queue_id, offset, self._now_ms)
         return offset
 
-    # --- answering
+    # --- responses
 
-    def _lend(self, ask: PopAsk, haul: Haul, now_ms: int) -> Answer:
-        """Lend what was found, and hand it out."""
-        revive_queue_id = POP_ORDER_REVIVE_QUEUE if ask.ordered else self.journal.next_queue()
+    def _deliver(self, request: PopRequest, result: PopResult, now_ms: int) -> Answer:
+        """Create the checkpoints for what was read, and the response."""
+        revive_queue_id = (
+            POP_ORDER_REVIVE_QUEUE if request.ordered else self.revive_log.next_queue()
+        )
         keys = [
-            Key(taken.topic, ask.group, taken.queue.queue_id, taken.start, now_ms)
-            for taken in haul.taken
+            CheckpointKey(
+                batch.topic, request.group, batch.queue.queue_id, batch.start_offset, now_ms
+            )
+            for batch in result.batches
         ]
-        pop_ms = self._acks.free_pop_ms(keys, now_ms)
+        pop_ms = self._acks.unused_pop_ms(keys, now_ms)
         counts: list[str] = []
-        given: list[Taken] = []
-        for key, taken in zip(keys, haul.taken, strict=True):
+        given: list[ReadBatch] = []
+        for key, batch in zip(keys, result.batches, strict=True):
             try:
-                if ask.ordered:
-                    counts.append(self._lend_in_order(ask, taken, pop_ms, now_ms))
+                if request.ordered:
+                    counts.append(self._record_ordered_pop(request, batch, pop_ms, now_ms))
                 else:
                     key = key._replace(pop_ms=pop_ms)
-                    loan = Loan(key, ask.invisible_ms, taken.offsets, revive_queue_id)
-                    loan.place = taken.place
-                    self.journal.lend(loan, now_ms, taken.next_offset)
+                    checkpoint = PopCheckpoint(
+                        key, request.invisible_ms, batch.offsets, revive_queue_id
+                    )
+                    checkpoint.log_offset = batch.log_offset
+                    self.revive_log.add_checkpoint(checkpoint, now_ms, batch.next_offset)
             except PenstockError:
                 if not given:
                     raise
-                haul.rest += len(taken.offsets)
+                result.rest += len(batch.offsets)
                 continue
-            given.append(taken)
+            given.append(batch)
         receipt = Receipt(
             0,
             pop_ms,
-            ask.invisible_ms,
+            request.invisible_ms,
             revive_queue_id,
-            kind_of(ask.topic),
+            kind_of(request.topic),
             self._context.settings.current.broker.name,
             0,
             0,
         )
-        body = b"".join([self._hand_out(ask, taken, receipt, now_ms) for taken in given])
-        ext = _figures(ask, pop_ms, revive_queue_id, haul.rest, given)
-        if ask.ordered:
+        body = b"".join([self._encode_batch(request, batch, receipt, now_ms) for batch in given])
+        ext = _response_fields(request, pop_ms, revive_queue_id, result.rest, given)
+        if request.ordered:
             ext["orderCountInfo"] = ";".join(counts)
-        if haul.rest > 0:
-            self._waiting.call(ask.topic, ask.group, ask.queue_id)
+        if result.rest > 0:
+            self._polling.wake(request.topic, request.group, request.queue_id)
         return Reply(ResponseCode.SUCCESS, ext, body, "FOUND")
 
-    def _lend_in_order(self, ask: PopAsk, taken: Taken, pop_ms: int, now_ms: int) -> str:
-        """Note an ordered pop; the group's offset stays where it begins."""
-        queue = OrderedQueue(taken.topic, ask.group, taken.queue.queue_id)
+    def _record_ordered_pop(
+        self, request: PopRequest, batch: ReadBatch, pop_ms: int, now_ms: int
+    ) -> str:
+        """Record an ordered pop; the group's offset stays at its first message."""
+        queue = GroupQueue(batch.topic, request.group, batch.queue.queue_id)
         before = self._order.state(queue)
-        counts = self._order.update(ask.attempt_id, *queue, pop_ms, ask.invisible_ms, taken.offsets)
+        counts = self._order.update(
+            request.attempt_id, *queue, pop_ms, request.invisible_ms, batch.offsets
+        )
         try:
-            self.journal.note_order(queue, taken.start, now_ms)
+            self.revive_log.record_ordered_pop(queue, batch.start_offset, now_ms)
         except PenstockError:
             self._order.restore(queue, before)
             raise
         self._context.effects.put(TickAt(self._order.due()))
         return counts
 
-    def _hand_out(self, ask: PopAsk, taken: Taken, receipt: Receipt, now_ms: int) -> bytes:
-        """Count what is given; the records as the client gets them."""
+    def _encode_batch(
+        self, request: PopRequest, batch: ReadBatch, receipt: Receipt, now_ms: int
+    ) -> bytes:
+        """Count the messages of a queue and encode them for the client."""
         context = self._context
-        behind_ms = max(now_ms - taken.stored_ms, 0)
-        context.stats.got(ask.group, taken.topic, len(taken.offsets), len(taken.data), behind_ms)
-        if not ask.ordered:
-            context.stats.popped(ask.group, ask.topic)
-        shown = context.settings.current.broker.pop_retry_topic_shown
-        if taken.topic == ask.topic or shown:
-            return taken.data
-        receipt = receipt._replace(
-            start_offset=taken.start, kind=kind_of(taken.topic), queue_id=taken.queue.queue_id
+        behind_ms = max(now_ms - batch.stored_ms, 0)
+        context.stats.got(
+            request.group, batch.topic, len(batch.offsets), len(batch.data), behind_ms
         )
-        texts = [receipt._replace(queue_offset=offset).format() for offset in taken.offsets]
-        return restore_topic(taken.data, ask.topic, texts)
+        if not request.ordered:
+            context.stats.popped(request.group, request.topic)
+        shown = context.settings.current.broker.pop_retry_topic_shown
+        if batch.topic == request.topic or shown:
+            return batch.data
+        receipt = receipt._replace(
+            start_offset=batch.start_offset,
+            kind=kind_of(batch.topic),
+            queue_id=batch.queue.queue_id,
+        )
+        texts = [receipt._replace(queue_offset=offset).format() for offset in batch.offsets]
+        return restore_topic(batch.data, request.topic, texts)
 
-    def _wait(self, ask: PopAsk, haul: Haul, last: bool) -> Answer:
-        """Nothing was found: wait for something, if the client does."""
+    def _wait(self, request: PopRequest, result: PopResult, last: bool) -> Answer:
+        """Suspend a pop that found nothing, or respond if its polling time is over."""
         code = ResponseCode.POLLING_TIMEOUT
-        if not last and ask.deadline_ms > self._present():
-            if haul.moved and haul.rest > 0:
-                # There is more to look at; others have their turn first.
-                return InThread(lambda: None, lambda _: self._attempt(ask, last=False))
-            wait_queue = self._waiting.wait_queue(ask, notify=False)
+        if not last and request.deadline_ms > self._now():
+            if result.skipped and result.rest > 0:
+                # There is more to read; let other requests run first.
+                return InThread(lambda: None, lambda _: self._try_pop(request, last=False))
+            wait_queue = self._polling.wait_queue(request, notify=False)
             if wait_queue is not None:
-                retry = functools.partial(self._again, ask)
-                return Suspend(wait_queue, ask.deadline_ms, retry, wait_queue.notifications)
+                retry = functools.partial(self._retry, request)
+                return Suspend(wait_queue, request.deadline_ms, retry, wait_queue.notifications)
             code = ResponseCode.POLLING_FULL
         self._context.stats.missed()
-        ext = _figures(ask, self._present(), 0, haul.rest, [])
+        ext = _response_fields(request, self._now(), 0, result.rest, [])
         return Reply(code, ext, remark="NO_MESSAGE_IN_QUEUE")
 
-    def _again(self, ask: PopAsk, last: bool) -> Answer:
-        """A pop that waited: perhaps there is something now."""
+    def _retry(self, request: PopRequest, last: bool) -> Answer:
+        """Retry a suspended pop."""
         try:
-            self._requests.readable(ask.topic, ask.queue_id)
-            group = self._context.groups.get(ask.group)
+            self._requests.readable(request.topic, request.queue_id)
+            group = self._context.groups.get(request.group)
             if group is not None and not group.consume_enable:
-                raise NoPermission(f"the group {ask.group} may not consume any more")
+                raise NoPermission(f"consumption is disabled for the group {request.group}")
         except PenstockError:
-            self._waiting.call(ask.topic, ask.group, ask.queue_id)  # whoever waits behind it, too
+            self._polling.wake(
+                request.topic, request.group, request.queue_id
+            )  # the next one fails too
             raise
-        return self._attempt(ask, last=last)
+        return self._try_pop(request, last=last)
 
 
-def _mixes(haul: Haul, topic: str) -> bool:
-    """Whether messages of another retry topic were taken: an answer tells of one only."""
+def _has_other_retry_topic(result: PopResult, topic: str) -> bool:
+    """Whether another retry topic was read already: a response can name only one."""
     return any(
-        taken.topic != topic and taken.topic.startswith(RETRY_TOPIC_PREFIX) for taken in haul.taken
+        batch.topic != topic and batch.topic.startswith(RETRY_TOPIC_PREFIX)
+        for batch in result.batches
     )
 
 
-def _figures(
-    ask: PopAsk, pop_ms: int, revive_queue_id: int, rest: int, taken: list[Taken]
+def _response_fields(
+    request: PopRequest, pop_ms: int, revive_queue_id: int, rest: int, batch: list[ReadBatch]
 ) -> dict[str, str]:
-    """What the answer's header tells."""
-    starts = {QueueKey(kind_of(t.topic), t.queue.queue_id): t.start for t in taken}
-    offsets = {QueueKey(kind_of(t.topic), t.queue.queue_id): t.offsets for t in taken}
+    """Fields of the response header."""
+    starts = {QueueKey(kind_of(t.topic), t.queue.queue_id): t.start_offset for t in batch}
+    offsets = {QueueKey(kind_of(t.topic), t.queue.queue_id): t.offsets for t in batch}
     return {
         "popTime": str(pop_ms),
-        "invisibleTime": str(ask.invisible_ms),
+        "invisibleTime": str(request.invisible_ms),
         "reviveQid": str(revive_queue_id),
         "restNum": str(rest),
         "startOffsetInfo": format_start_offsets(starts),
@@ -497,6 +538,6 @@ def _figures(
     }
 
 
-def _no_figures() -> dict[str, str]:
-    """Java unboxes these whatever the code is."""
+def _empty_response_fields() -> dict[str, str]:
+    """Fields that Java clients require in every response."""
     return {"popTime": "0", "invisibleTime": "0", "reviveQid": "0", "restNum": "0"}

@@ -1,4 +1,4 @@
-"""The figures of POP, under RocketMQ's names where it has them."""
+"""Metrics of POP, with RocketMQ's names where it has them."""
 
 from __future__ import annotations
 
@@ -16,52 +16,59 @@ Sample = tuple[Sequence[str], float]
 
 
 def add_pop_metrics(registry: Registry, pop: Pop) -> None:
-    """All figures of a broker's pops."""
-    journal, revive = pop.journal, pop.revive
-    kinds = ("consumer_group", "topic", "revive_message_type")
+    """Register all metrics of POP."""
+    revive_log, revive = pop.revive_log, pop.revive
+    labels = ("consumer_group", "topic", "revive_message_type")
     registry.gauge(
         "rocketmq_consumer_inflight_messages",
-        "Messages that were popped and are neither acknowledged nor back yet.",
-        ("consumer_group", "topic", "is_system", "is_retry"), read=lambda: _in_flight(pop),
-    )  # fmt: skip
+        "Popped messages that are neither acknowledged nor revived.",
+        ("consumer_group", "topic", "is_system", "is_retry"),
+        read=lambda: _in_flight(pop),
+    )
     registry.counter(
-        "rocketmq_pop_revive_in_message_total", "Entries written to the revive log.",
-        (*kinds, "put_status"), read=lambda: _written(pop),
-    )  # fmt: skip
+        "rocketmq_pop_revive_in_message_total",
+        "Entries written to the revive log.",
+        (*labels, "put_status"),
+        read=lambda: _written(pop),
+    )
     registry.counter(
         "rocketmq_pop_revive_out_message_total",
-        "Entries read from the revive log, at the start or from another broker's time.", kinds,
-        read=lambda: [(key, count) for key, count in list(journal.read_again.items())],
-    )  # fmt: skip
+        "Entries read from the revive log at start, or from another broker's timer.",
+        labels,
+        read=lambda: [(key, count) for key, count in list(revive_log.entries_read.items())],
+    )
     registry.counter(
         "rocketmq_pop_revive_retry_messages_total",
-        "Messages that nobody acknowledged in time and that were stored once more.",
+        "Messages that were not acknowledged in time and were put into a retry topic.",
         ("consumer_group", "topic", "put_status"),
         read=lambda: [((*key, "PUT_OK"), n) for key, n in list(revive.retried.items())],
-    )  # fmt: skip
+    )
     registry.gauge(
         "rocketmq_pop_revive_lag",
-        "Entries of the revive log from the first open batch on, by its queue.", ("queue_id",),
-        read=lambda: [((str(n),), journal.behind(n)) for n in range(len(journal.queues))],
-    )  # fmt: skip
+        "Entries in a queue of the revive log since its oldest open checkpoint.",
+        ("queue_id",),
+        read=lambda: [((str(n),), revive_log.lag(n)) for n in range(len(revive_log.queues))],
+    )
     registry.gauge(
-        "rocketmq_pop_revive_latency", "How late the last message came back, in ms.",
-        read=lambda: revive.late_ms,
-    )  # fmt: skip
+        "rocketmq_pop_revive_latency",
+        "Delay of the last revived message, in ms.",
+        read=lambda: revive.latency_ms,
+    )
     registry.gauge(
-        "rocketmq_pop_checkpoint_buffer_size", "Batches of popped messages that are open.",
-        read=lambda: len(journal.loans),
-    )  # fmt: skip
+        "rocketmq_pop_checkpoint_buffer_size",
+        "Open POP checkpoints.",
+        read=lambda: len(revive_log.checkpoints),
+    )
     registry.counter(
         "penstock_pop_lost_total",
-        "Popped messages that could not come back: deleted by retention meanwhile, or damaged.",
+        "Popped messages that could not be revived: deleted by retention, or damaged.",
         read=lambda: revive.lost,
-    )  # fmt: skip
+    )
 
 
 def _in_flight(pop: Pop) -> Iterator[Sample]:
     sums: Counter[tuple[str, str]] = Counter()
-    for (topic, group, _), count in list(pop.journal.loans.in_flight.items()):
+    for (topic, group, _), count in list(pop.revive_log.checkpoints.in_flight.items()):
         sums[group, topic] += count
     for (group, topic), count in sums.items():
         system = is_system_topic(topic) or is_system_group(group)
@@ -70,5 +77,5 @@ def _in_flight(pop: Pop) -> Iterator[Sample]:
 
 
 def _written(pop: Pop) -> Iterator[Sample]:
-    for key, count in list(pop.journal.written.items()):
+    for key, count in list(pop.revive_log.entries_written.items()):
         yield (*key, "PUT_OK"), count

@@ -1,4 +1,4 @@
-"""What pops, peeks and notifications ask for, checked in RocketMQ's order."""
+"""Reads and checks the requests of POP consumers, in RocketMQ's order."""
 
 from dataclasses import dataclass
 
@@ -12,20 +12,20 @@ from penstock.wire.codes import PERM_READ, RETRY_TOPIC_PREFIX, ResponseCode, top
 from penstock.wire.receipt_handle import RetryKind, retry_topic
 
 MESSAGES_MAX = 32
-"""Most messages of one pop."""
+"""Maximum number of messages of one pop."""
 INVISIBLE_MS_MAX = 3 * 24 * 3600 * 1000
-"""Longest time that messages are lent for: RocketMQ's brokers can't lend longer than their timer
-reaches by default, and what is lent can't be deleted."""
+"""Maximum invisible time: RocketMQ's brokers are limited by the default range of their timer, and
+messages in flight can't be deleted."""
 WAIT_MS_MAX = 300_000
-"""No pop is held longer than this; RocketMQ's clients wait 15 to 30 s."""
-EARLY_MS = 50
-"""So long before the client gives up it is answered."""
+"""Maximum time that a pop is suspended; RocketMQ's clients use 15 to 30 s."""
+RESPONSE_MARGIN_MS = 50
+"""The response is sent this long before the client's timeout."""
 MODE_MIN = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """A queue of a topic, or all of them (-1), for a group."""
+class PollRequest:
+    """A request of a group for one queue of a topic, or all queues (-1)."""
 
     group: str
     topic: str
@@ -33,52 +33,52 @@ class Ask:
     count_max: int = 0
     ordered: bool = False
     attempt_id: str | None = None
-    deadline_ms: int = 0  # how long the client waits
+    deadline_ms: int = 0  # until when the client waits
 
 
 @dataclass(frozen=True, slots=True)
-class PopAsk(Ask):
-    """A pop."""
+class PopRequest(PollRequest):
+    """Fields of POP_MESSAGE."""
 
     invisible_ms: int = 0
-    from_first: bool = True  # where a group begins that has no progress
+    from_first: bool = True  # initial offset of a group without one
     wanted: Wanted = ALL
 
 
-class LateRequest(Exception):  # noqa: N818  # no error of anybody: it has an answer of its own
-    """The client has given up waiting before the request was read."""
+class LateRequest(Exception):  # noqa: N818  # not an error: it has its own response
+    """The polling time of the request was over before it was read."""
 
 
-class Requests:
-    """Reads requests of POP consumers."""
+class PopRequestReader:
+    """Reads and checks the requests of POP consumers."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
 
-    def pop(self, command: Command) -> PopAsk:
-        """POP_MESSAGE; LateRequest if nobody waits for the answer any more."""
+    def pop(self, command: Command) -> PopRequest:
+        """POP_MESSAGE; raises LateRequest if its polling time is over."""
         wait_ms, born_ms = command.i64("pollTime"), command.i64_or("bornTime", 0) or command.now_ms
         if command.now_ms - born_ms - wait_ms > 500:
             raise LateRequest
         count_max = command.i32("maxMsgNums")
         if count_max > MESSAGES_MAX:
             raise InvalidParameter.over(
-                "the pop asks for too many messages",
+                "the pop requests too many messages (maxMsgNums)",
                 figure=count_max,
                 limit=MESSAGES_MAX,
                 unit="messages",
             )
         invisible_ms = command.i64("invisibleTime")
-        check_invisible(invisible_ms)
+        check_invisible_ms(invisible_ms)
         mode = command.i32("initMode")
         group, topic, queue_id = self.allowed(command)
         fault = topic_fault(retry_topic(topic, group, RetryKind.V1))
         if fault is not None and not topic.startswith(RETRY_TOPIC_PREFIX):
             raise InvalidParameter(
-                f"the names of the group and the topic are too long together: {fault}",
-                hint="messages that are not acknowledged come back in a topic of both names",
+                f"the names of the group and the topic are too long for a retry topic: {fault}",
+                hint="the name of the retry topic contains both; use shorter names",
             )
-        return PopAsk(
+        return PopRequest(
             group,
             topic,
             queue_id,
@@ -91,11 +91,11 @@ class Requests:
             self._wanted(command.text_or("expType", TAG), command.text_or("exp")),
         )
 
-    def notification(self, command: Command) -> Ask:
+    def notification(self, command: Command) -> PollRequest:
         """NOTIFICATION."""
         wait_ms, born_ms = command.i64("pollTime"), command.i64_or("bornTime", 0) or command.now_ms
         group, topic, queue_id = self.allowed(command)
-        return Ask(
+        return PollRequest(
             group,
             topic,
             queue_id,
@@ -105,48 +105,48 @@ class Requests:
             _deadline(command.now_ms, born_ms, wait_ms),
         )
 
-    def peek(self, command: Command) -> Ask:
+    def peek(self, command: Command) -> PollRequest:
         """PEEK_MESSAGE."""
         count_max = command.i32("maxMsgNums")
         group, topic, queue_id = self.allowed(command)
-        return Ask(group, topic, queue_id, max(1, min(count_max, MESSAGES_MAX)))
+        return PollRequest(group, topic, queue_id, max(1, min(count_max, MESSAGES_MAX)))
 
     def allowed(self, command: Command) -> tuple[str, str, int]:
-        """Group, topic and queue, if broker, topic and group allow to read them."""
+        """Group, topic and queue, if broker, topic and group permit reading."""
         context = self._context
         group, topic = command.text("consumerGroup"), command.text("topic")
         queue_id = command.i32("queueId")
         broker = context.settings.current.broker
         if not broker.permission & PERM_READ:
             raise NoPermission(
-                f"the broker {broker.name} does not serve pops",
-                hint="its permission is set so (brokerPermission)",
+                f"the broker {broker.name} may not be read",
+                hint="its setting permission (brokerPermission) has no read permission",
             )
         self.readable(topic, queue_id)
         if not context.groups.find(group, command.now_ms).consume_enable:
             raise NoPermission(
-                f"the group {group} may not consume",
-                hint="switch it on with mqadmin updateSubGroup -s true",
+                f"consumption is disabled for the group {group}",
+                hint="enable it with mqadmin updateSubGroup -s true",
             )
         if not context.groups.may_read(group, topic):
             raise NoPermission(
                 f"the group {group} may not read the topic {topic}",
-                hint="it was forbidden to this group; mqadmin can allow it again",
+                hint="an administrator revoked the permission; mqadmin can grant it again",
             )
         return group, topic, max(queue_id, -1)
 
     def readable(self, topic: str, queue_id: int) -> TopicConfig:
-        """The topic, if it may be read and has this queue."""
+        """The topic, if it is readable and has this queue."""
         config = self._context.topics.need(topic)
         if not config.perm & PERM_READ:
             raise NoPermission(
                 f"the topic {topic} may not be read: its permission is {config.perm}",
-                hint="mqadmin updateTopicPerm -p 6 allows it",
+                hint="allow it with mqadmin updateTopicPerm -p 6",
             )
         if queue_id >= config.read_queue_nums:
             raise InvalidParameter(
-                f"the topic {topic} has no queue {queue_id} to read: there are "
-                f"{config.read_queue_nums}, counted from 0"
+                f"the topic {topic} has no read queue {queue_id}: "
+                f"it has {config.read_queue_nums}, numbered from 0"
             )
         return config
 
@@ -165,23 +165,23 @@ class Requests:
             raise SubscriptionError(code, error.remark()) from None
 
 
-def check_invisible(invisible_ms: int) -> None:
-    """Refuse a time that nothing can be lent for."""
+def check_invisible_ms(invisible_ms: int) -> None:
+    """Refuse an invisible time that is out of range."""
     if invisible_ms < 0:
-        raise InvalidParameter(f"messages can't be lent for {invisible_ms} ms")
+        raise InvalidParameter(f"the invisible time must not be negative: {invisible_ms} ms")
     if invisible_ms > INVISIBLE_MS_MAX:
         raise InvalidParameter.over(
-            "messages can't be lent that long (invisibleTime)",
+            "the invisible time is too long (invisibleTime)",
             figure=invisible_ms,
             limit=INVISIBLE_MS_MAX,
             unit="ms",
-            hint="lend them for a shorter time and extend it while they are worked on",
+            hint="use a shorter time and renew it while messages are processed",
         )
 
 
 def _deadline(now_ms: int, born_ms: int, wait_ms: int) -> int:
-    """Until when the client waits. Its clock may be another one: never longer than it says."""
+    """Until when the client waits; its clock may differ, so never longer than `wait_ms`."""
     if wait_ms <= 0:
         return 0
     wait_ms = min(wait_ms, WAIT_MS_MAX)
-    return min(born_ms + wait_ms, now_ms + wait_ms) - EARLY_MS
+    return min(born_ms + wait_ms, now_ms + wait_ms) - RESPONSE_MARGIN_MS

@@ -1,11 +1,11 @@
-"""Lent messages that nobody has acknowledged in time: each is copied to the group's retry topic.
+"""Revive: messages that were not acknowledged in time are copied to the group's retry topic.
 
-The copy counts one consumption more and notes when the message was first popped; the topic is found
-again in the retry topic's name. First the copy is stored, then the journal is told that the message
-is done with its batch: a crash between the two brings it twice, never not at all.
+The copy has one more reconsume time and the time of the first pop; the name of the retry topic
+contains the real topic. The copy is stored first, then the ack is written to the revive log. A
+crash between the two delivers a message twice, but never loses it.
 
-Messages are read by the loop where they are in memory, else by the pool, one piece at a time. A
-turn copies a bounded number.
+Messages in memory are read at once, others in the thread pool, one batch at a time. A tick copies a
+bounded number.
 """
 
 import logging
@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.pop.checkpoints import NEVER, Loan
-from penstock.broker.pop.revive_log import Journal
+from penstock.broker.pop.checkpoints import NEVER, PopCheckpoint
+from penstock.broker.pop.revive_log import ReviveLog
 from penstock.errors import PenstockError, RecordError
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import COLD, FOUND, Reader
@@ -30,177 +30,182 @@ log = logging.getLogger(__name__)
 
 TICK_MESSAGES_MAX: Final = 64
 TICK_BYTES_MAX: Final = 1024 * 1024
-"""Messages copied before others have their turn."""
-PIECE_BYTES_MAX: Final = 256 * 1024
-"""Messages of a batch that are read at once: at least one, however long it is."""
+"""Messages that one tick copies."""
+READ_BYTES_MAX: Final = 256 * 1024
+"""Bytes that are read at once: at least one message, whatever its size."""
 POLL_MS: Final = 5
-"""How often a read that waits for the disk is asked for."""
+"""Interval at which a read in the thread pool is polled."""
 RETRY_MS: Final = 100
-"""After a store that refused."""
+"""Pause after the store refused a message."""
 UNREADABLE_MS: Final = 1_000
-"""After a read that failed; others have their turn meanwhile."""
+"""Pause of a checkpoint after a failed read; others continue meanwhile."""
 
 
 @dataclass(slots=True)
-class Piece:
-    """Some messages of a batch, as records; None for those that are gone."""
+class ReviveBatch:
+    """Records of a checkpoint's messages; None for those that were deleted."""
 
-    loan: Loan
+    checkpoint: PopCheckpoint
     records: list[tuple[int, bytes | None]] = field(default_factory=list)  # by offset
 
 
 class Revive:
-    """Brings back what was not acknowledged."""
+    """Copies messages to retry topics when their invisible time is over."""
 
     def __init__(
         self,
         context: BrokerContext,
-        journal: Journal,
+        revive_log: ReviveLog,
         host: bytes,
-        prepare: Callable[[str, str, ConsumeQueue], None],
+        on_retry_queue: Callable[[str, str, ConsumeQueue], None],
     ) -> None:
         self._context = context
         self._store = context.store
-        self._journal = journal
-        self._loans = journal.loans
+        self._revive_log = revive_log
+        self._checkpoints = revive_log.checkpoints
         self._host = host
-        self._prepare = prepare  # told of topic, group and the retry queue that gets a message
-        self._reading: tuple[Loan, Future[Piece]] | None = None
-        self._wait_to_ms = 0
+        self._on_retry_queue = (
+            on_retry_queue  # called with topic, group and the retry queue before a put
+        )
+        self._reading: tuple[PopCheckpoint, Future[ReviveBatch]] | None = None
+        self._paused_until_ms = 0
         self._refused = False
         self.retried: Counter[tuple[str, str]] = Counter()  # by (group, topic)
         self.lost = 0
-        self.late_ms = 0  # of the last one
+        self.latency_ms = 0  # of the last message
 
     def due(self) -> int:
-        """When something is to be brought back, or looked for."""
-        due_ms = self._loans.due()
-        return NEVER if due_ms == NEVER else max(due_ms, self._wait_to_ms)
+        """When the next messages are due, or a read is polled."""
+        due_ms = self._checkpoints.due()
+        return NEVER if due_ms == NEVER else max(due_ms, self._paused_until_ms)
 
     def tick(self, now_ms: int) -> None:
-        """Bring back what is due, within limits."""
-        if now_ms < self._wait_to_ms <= now_ms + RETRY_MS:
+        """Revive the messages that are due, up to the limits of a tick."""
+        if now_ms < self._paused_until_ms <= now_ms + RETRY_MS:
             return
         messages, space = TICK_MESSAGES_MAX, TICK_BYTES_MAX
         while messages > 0 and space > 0:
-            piece = self._next_piece(now_ms)
-            if piece is None:
+            batch = self._next_batch(now_ms)
+            if batch is None:
                 return
-            copied, size = self._bring_back(piece, now_ms)
-            messages, space = messages - max(copied, 1), space - size
+            revived, size = self._revive_batch(batch, now_ms)
+            messages, space = messages - max(revived, 1), space - size
             if self._refused:
-                self._wait_to_ms = now_ms + RETRY_MS
+                self._paused_until_ms = now_ms + RETRY_MS
                 return
 
     # --- reading
 
-    def _next_piece(self, now_ms: int) -> Piece | None:
-        """Messages that are due; None if there are none, or the disk is waited for."""
+    def _next_batch(self, now_ms: int) -> ReviveBatch | None:
+        """Messages that are due; None if there are none, or if a read is in flight."""
         if self._reading is not None:
-            loan, done = self._reading
+            checkpoint, done = self._reading
             if not done.done():
-                self._wait_to_ms = now_ms + POLL_MS
+                self._paused_until_ms = now_ms + POLL_MS
                 return None
             self._reading = None
             error = done.exception()
-            return done.result() if error is None else self._put_off(loan, error, now_ms)
-        due = self._loans.first_due(now_ms)
-        return None if due is None else self._begin_piece(due, now_ms)
+            return done.result() if error is None else self._postpone(checkpoint, error, now_ms)
+        due = self._checkpoints.first_due(now_ms)
+        return None if due is None else self._read_checkpoint(due, now_ms)
 
-    def _begin_piece(self, loan: Loan, now_ms: int) -> Piece | None:
-        """Messages of a batch, none if there is nothing to bring back; None if the disk is waited
-        for."""
-        why = self._void(loan, now_ms)
+    def _read_checkpoint(self, checkpoint: PopCheckpoint, now_ms: int) -> ReviveBatch | None:
+        """Read messages of a checkpoint; None if the read has to wait for the disk."""
+        why = self._discard_reason(checkpoint, now_ms)
         if why is not None:
-            log.warning("%d lent messages are not brought back: %s", loan.lent(), why)
-            self._loans.close(loan)
-            return Piece(loan)
-        queue = self._store.queue(loan.key.topic, loan.key.queue_id)
+            log.warning(
+                "%d messages in flight are not revived: %s", checkpoint.in_flight_count(), why
+            )
+            self._checkpoints.close(checkpoint)
+            return ReviveBatch(checkpoint)
+        queue = self._store.queue(checkpoint.key.topic, checkpoint.key.queue_id)
         assert queue is not None
-        offsets, confirmed = loan.open_offsets(), self._store.confirmed
+        offsets, confirmed = checkpoint.open_offsets(), self._store.confirmed
         try:
-            piece = _read(loan, self._store.fresh_reader(), queue, offsets, confirmed, False)
+            batch = _read(checkpoint, self._store.fresh_reader(), queue, offsets, confirmed, False)
         except OSError as error:
-            return self._put_off(loan, error, now_ms)
-        if piece is None:
+            return self._postpone(checkpoint, error, now_ms)
+        if batch is None:
             reader = self._store.fresh_reader()
             job = self._store.disk.submit(
-                lambda: _waited(_read(loan, reader, queue, offsets, confirmed, True))
+                lambda: _require(_read(checkpoint, reader, queue, offsets, confirmed, True))
             )
-            self._reading = loan, job
-            self._wait_to_ms = now_ms + POLL_MS
-        return piece
+            self._reading = checkpoint, job
+            self._paused_until_ms = now_ms + POLL_MS
+        return batch
 
-    def _put_off(self, loan: Loan, error: BaseException, now_ms: int) -> Piece:
-        """A batch that can't be read keeps no other back."""
-        log.error("messages lent from %s can't be read: %s", loan.key.topic, error)
-        if loan.open:
-            self._loans.set_due(loan, now_ms + UNREADABLE_MS)
-        return Piece(loan)
+    def _postpone(
+        self, checkpoint: PopCheckpoint, error: BaseException, now_ms: int
+    ) -> ReviveBatch:
+        """Postpone a checkpoint that can't be read, so that it does not block others."""
+        log.error("can't read messages in flight of %s: %s", checkpoint.key.topic, error)
+        if checkpoint.open:
+            self._checkpoints.set_due(checkpoint, now_ms + UNREADABLE_MS)
+        return ReviveBatch(checkpoint)
 
-    def _void(self, loan: Loan, now_ms: int) -> str | None:
-        """Why a batch does not matter any more, or None."""
-        key = loan.key
+    def _discard_reason(self, checkpoint: PopCheckpoint, now_ms: int) -> str | None:
+        """Why a checkpoint is discarded, or None."""
+        key = checkpoint.key
         plain = plain_topic(key.topic, key.group)
-        if self._context.topics.get(plain) is None or self._journal.is_deleted(loan):
+        if self._context.topics.get(plain) is None or self._revive_log.is_deleted(checkpoint):
             return f"the topic {plain} was deleted"
         if self._store.queue(key.topic, key.queue_id) is None:
-            return f"{key.topic} has no queue {key.queue_id} any more"
+            return f"the topic {key.topic} no longer has queue {key.queue_id}"
         try:
             self._context.groups.find(key.group, now_ms)
         except PenstockError as error:
             return error.remark()
         return None
 
-    # --- copying
+    # --- copies
 
-    def _bring_back(self, piece: Piece, now_ms: int) -> tuple[int, int]:
-        """Copy messages to the retry topic; how many, and their bytes."""
-        loan, done, size = piece.loan, [], 0
+    def _revive_batch(self, batch: ReviveBatch, now_ms: int) -> tuple[int, int]:
+        """Copy messages to the retry topic; returns their number and bytes."""
+        checkpoint, done, size = batch.checkpoint, [], 0
         self._refused = False
-        for offset, data in piece.records:
-            if not loan.open or loan.acked & loan.bit_of(offset):
-                continue  # acknowledged while it was read
+        for offset, data in batch.records:
+            if not checkpoint.open or checkpoint.acked & checkpoint.bit_of(offset):
+                continue  # acknowledged during the read
             if data is None:
                 self.lost += 1
                 log.warning(
-                    "the message %d of queue %d of %s, lent to %s, is gone: it is not brought back",
+                    "can't revive message %d of queue %d of %s for group %s: it was deleted",
                     offset,
-                    loan.key.queue_id,
-                    loan.key.topic,
-                    loan.key.group,
+                    checkpoint.key.queue_id,
+                    checkpoint.key.topic,
+                    checkpoint.key.group,
                 )
-            elif not self._copy(loan, data, now_ms):
+            elif not self._put_retry(checkpoint, data, now_ms):
                 self._refused = True
                 break
             else:
                 size += len(data)
-                self.late_ms = max(now_ms - loan.key.pop_ms - loan.invisible_ms, 0)
+                self.latency_ms = max(now_ms - checkpoint.key.pop_ms - checkpoint.invisible_ms, 0)
             done.append(offset)
         if done:
             try:
-                self._journal.ack(loan, done, now_ms)
+                self._revive_log.ack(checkpoint, done, now_ms)
             except PenstockError as error:
-                # They are stored: what is not noted is only brought back twice after a crash.
-                log.error("copies of lent messages can't be noted: %s", error)
-                self._journal.cover_log()
+                # The copies are stored: without the ack a crash only delivers them twice.
+                log.error("can't write the acks of revived messages: %s", error)
+                self._revive_log.require_flush()
                 for offset in done:
-                    self._loans.ack(loan, loan.bit_of(offset))
+                    self._checkpoints.ack(checkpoint, checkpoint.bit_of(offset))
                 self._refused = True
         return len(done), size
 
-    def _copy(self, loan: Loan, data: bytes, now_ms: int) -> bool:
-        """Store a message in the retry topic; False if the store refuses for now."""
-        key, rewriter = loan.key, self._context.rewriter
+    def _put_retry(self, checkpoint: PopCheckpoint, data: bytes, now_ms: int) -> bool:
+        """Put a message into the retry topic; False if the store refuses it for now."""
+        key, rewriter = checkpoint.key, self._context.rewriter
         if not rewriter.read(data):
             self.lost += 1
-            log.error("the message at the log offset %d is damaged", loan.place)
+            log.error("the message at log offset %d is damaged", checkpoint.log_offset)
             return True
         try:
-            queue = self._retries(key.topic, key.group, now_ms)
+            queue = self._retry_queue(key.topic, key.group, now_ms)
         except PenstockError as error:
             self.lost += 1
-            log.error("a message lent to %s has no way back: %s", key.group, error)
+            log.error("can't revive a message for group %s: %s", key.group, error)
             return True
         properties = rewriter.properties()
         properties.setdefault(PROPERTY_FIRST_POP_TIME, str(key.pop_ms))
@@ -209,20 +214,20 @@ class Revive:
             status = rewriter.put(
                 queue, now_ms, properties=properties, reconsumed=reconsumed, store_host=self._host
             )
-        except RecordError:  # its properties have no room for one more
+        except RecordError:  # no room for another property
             status = rewriter.put(queue, now_ms, reconsumed=reconsumed, store_host=self._host)
         if status == ILLEGAL:
             self.lost += 1
-            log.error("a lent message can't be stored again: %s", rewriter.fault(status))
+            log.error("can't revive a message for group %s: %s", key.group, rewriter.fault(status))
             return True
         if status != PUT_OK:
             if not self._refused:
-                log.error("lent messages have to wait: %s", self._store.path.fault)
+                log.error("can't store revived messages, will retry: %s", self._store.path.fault)
             return False
         self.retried[key.group, key.topic] += 1
         return True
 
-    def _retries(self, topic: str, group: str, now_ms: int) -> ConsumeQueue:
+    def _retry_queue(self, topic: str, group: str, now_ms: int) -> ConsumeQueue:
         """The queue of a group's retry topic for messages of this topic."""
         context = self._context
         name = topic
@@ -234,20 +239,27 @@ class Revive:
             context.offsets.commit(group, name, 0, 0, now_ms)
         queue = context.store.make_queue(name.encode(), 0)
         assert queue is not None
-        self._prepare(plain_topic(topic, group), group, queue)
+        self._on_retry_queue(plain_topic(topic, group), group, queue)
         return queue
 
 
 def _read(
-    loan: Loan, reader: Reader, queue: ConsumeQueue, offsets: list[int], confirmed: int, wait: bool
-) -> Piece | None:
-    """Have the first of these messages; None if that would wait for the disk and may not. It
-    changes nothing: it may run in the pool."""
-    piece, size = Piece(loan), 0
+    checkpoint: PopCheckpoint,
+    reader: Reader,
+    queue: ConsumeQueue,
+    offsets: list[int],
+    confirmed: int,
+    wait: bool,
+) -> ReviveBatch | None:
+    """Read the first of these messages; None if it needs the disk and may not wait.
+
+    Changes no state, so it may run in the thread pool.
+    """
+    batch, size = ReviveBatch(checkpoint), 0
     for offset in offsets:
-        if size >= PIECE_BYTES_MAX:
+        if size >= READ_BYTES_MAX:
             break
-        status = reader.find(queue, offset, 1, PIECE_BYTES_MAX, confirmed, wait)
+        status = reader.find(queue, offset, 1, READ_BYTES_MAX, confirmed, wait)
         if status == COLD:
             return None
         data = None
@@ -257,11 +269,11 @@ def _read(
                 data = output.take()
             elif not wait:
                 return None
-        piece.records.append((offset, data))
+        batch.records.append((offset, data))
         size += len(data or b"")
-    return piece
+    return batch
 
 
-def _waited(piece: Piece | None) -> Piece:
-    assert piece is not None, "a read that may wait has an outcome"
-    return piece
+def _require(batch: ReviveBatch | None) -> ReviveBatch:
+    assert batch is not None, "a read that may wait returns a batch"
+    return batch

@@ -33,7 +33,7 @@ from penstock.wire.bodies.client_bodies import (
 from penstock.wire.bodies.table_bodies import MessageRequestModeSerializeWrapper
 from penstock.wire.codes import RequestCode, ResponseCode
 from tests.store_kit import small_config
-from tests.unit.broker.broker_kit import NOW_MS, House, house
+from tests.unit.broker.broker_kit import NOW_MS, BrokerFixture, broker_fixture
 
 QUERY, SET, GET_ALL = (
     RequestCode.QUERY_ASSIGNMENT,
@@ -129,31 +129,31 @@ def test_a_stranger_gets_nothing() -> None:
 
 
 @pytest.fixture
-def alone(tmp_path: Path) -> Iterator[House]:
+def alone(tmp_path: Path) -> Iterator[BrokerFixture]:
     """A broker without NameServers, with the topic T of four queues."""
-    with house(tmp_path) as made:
+    with broker_fixture(tmp_path) as made:
         make_topic(made)
         yield made
 
 
 @pytest.fixture
-def member(tmp_path: Path) -> Iterator[House]:
+def member(tmp_path: Path) -> Iterator[BrokerFixture]:
     """A broker of a cluster."""
     settings = Settings(store=small_config(sync_flush=False))
     broker = msgspec.structs.replace(settings.broker, nameservers="127.0.0.1:1")
-    with house(tmp_path, msgspec.structs.replace(settings, broker=broker)) as made:
+    with broker_fixture(tmp_path, msgspec.structs.replace(settings, broker=broker)) as made:
         make_topic(made)
         yield made
 
 
-def make_topic(made: House, topic: str = "T", queues: int = 4, perm: int = 6) -> None:
+def make_topic(made: BrokerFixture, topic: str = "T", queues: int = 4, perm: int = 6) -> None:
     config = TopicConfig(
         topic_name=topic, read_queue_nums=queues, write_queue_nums=queues, perm=perm
     )
     made.context.topics.put(config, NOW_MS)
 
 
-def join(made: House, *client_ids: str) -> None:
+def join(made: BrokerFixture, *client_ids: str) -> None:
     """Let consumers of G connect."""
     for number, client_id in enumerate(client_ids, 10):
         data = HeartbeatData(
@@ -176,7 +176,9 @@ def question(topic: str = "T", client_id: str = "c1", **fields: str) -> bytes:
     )  # fmt: skip
 
 
-def assigned(made: House, body: bytes, route: TopicRouteData | None = None) -> list[str] | None:
+def assigned(
+    made: BrokerFixture, body: bytes, route: TopicRouteData | None = None
+) -> list[str] | None:
     """Mode, broker and queue of what is assigned; None if nothing is said."""
     answer = made.broker.handle(Command(QUERY, {}, body, client=1, now_ms=made.now_ms))
     if isinstance(answer, QueryRoute):
@@ -194,7 +196,7 @@ def text(assignment: MessageQueueAssignment) -> str:
     return f"{assignment.mode} {queue.topic} {queue.broker_name} {queue.queue_id}"
 
 
-def set_mode(made: House, mode: str = "POP", share: int = 0, topic: str = "T") -> Reply:
+def set_mode(made: BrokerFixture, mode: str = "POP", share: int = 0, topic: str = "T") -> Reply:
     body = SetMessageRequestModeRequestBody(
         topic=topic, consumer_group="G", mode=mode, pop_share_queue_num=share
     )
@@ -210,7 +212,7 @@ def route(*brokers: tuple[str, int, int]) -> TopicRouteData:
     )
 
 
-def test_queues_are_shared_by_client_id(alone: House) -> None:
+def test_queues_are_shared_by_client_id(alone: BrokerFixture) -> None:
     join(alone, "c2", "c1", "c3")
     assert assigned(alone, question(client_id="c1")) == ["PULL T broker-a 0", "PULL T broker-a 1"]
     assert assigned(alone, question(client_id="c2")) == ["PULL T broker-a 2"]
@@ -221,13 +223,13 @@ def test_queues_are_shared_by_client_id(alone: House) -> None:
     assert assigned(alone, question(client_id="c9")) == [], "it has to give up what it has"
 
 
-def test_whoever_broadcasts_gets_all(alone: House) -> None:
+def test_whoever_broadcasts_gets_all(alone: BrokerFixture) -> None:
     assert assigned(alone, question(model="BROADCASTING")) == [
         f"PULL T broker-a {number}" for number in range(4)
     ]
 
 
-def test_what_is_not_known_leaves_the_client_as_it_is(alone: House) -> None:
+def test_what_is_not_known_leaves_the_client_as_it_is(alone: BrokerFixture) -> None:
     assert assigned(alone, question()) is None, "nobody of the group is connected"
     join(alone, "c1")
     assert assigned(alone, question(topic="unknown")) is None
@@ -238,7 +240,7 @@ def test_what_is_not_known_leaves_the_client_as_it_is(alone: House) -> None:
     assert alone.ask(QUERY, {}, question(topic="unknown")).body == b"{}"
 
 
-def test_a_group_that_pops_shares_whole_brokers(alone: House) -> None:
+def test_a_group_that_pops_shares_whole_brokers(alone: BrokerFixture) -> None:
     join(alone, "c1", "c2", "c3", "c4")
     assert set_mode(alone).code == 0
     assert assigned(alone, question()) == ["POP T broker-a -1"]
@@ -248,7 +250,7 @@ def test_a_group_that_pops_shares_whole_brokers(alone: House) -> None:
     assert assigned(alone, question(client_id="c4")) == ["PULL T broker-a 3"]
 
 
-def test_retries_are_pulled_whatever_the_default(alone: House) -> None:
+def test_retries_are_pulled_whatever_the_default(alone: BrokerFixture) -> None:
     alone.live.change({"broker.default_request_mode": "POP"})
     make_topic(alone, "%RETRY%G", 1)
     join(alone, "c1")
@@ -256,17 +258,17 @@ def test_retries_are_pulled_whatever_the_default(alone: House) -> None:
     assert assigned(alone, question(topic="%RETRY%G")) == ["PULL %RETRY%G broker-a 0"]
 
 
-def test_all_get_all_where_the_broker_shall_not_share(alone: House) -> None:
+def test_all_get_all_where_the_broker_shall_not_share(alone: BrokerFixture) -> None:
     alone.live.change({"broker.share_queues": "false"})
     assert len(assigned(alone, question()) or ()) == 4
 
 
-def test_a_light_queue_is_on_this_broker(member: House) -> None:
+def test_a_light_queue_is_on_this_broker(member: BrokerFixture) -> None:
     join(member, "c1")
     assert assigned(member, question(topic="%LMQ%a")) == ["PULL %LMQ%a broker-a 0"]
 
 
-def test_queues_of_all_brokers_are_shared(member: House) -> None:
+def test_queues_of_all_brokers_are_shared(member: BrokerFixture) -> None:
     join(member, "c1", "c2")
     three = route(("broker-b", 2, 6), ("broker-a", 4, 4), ("closed", 4, 2))
     assert assigned(member, question(), three) == [
@@ -279,7 +281,7 @@ def test_queues_of_all_brokers_are_shared(member: House) -> None:
     assert assigned(member, question(), three) == ["POP T broker-a -1", "POP T broker-b -1"]
 
 
-def test_a_silent_nameserver_takes_no_queues_away(member: House) -> None:
+def test_a_silent_nameserver_takes_no_queues_away(member: BrokerFixture) -> None:
     join(member, "c1")
     assert assigned(member, question()) is None, "whether there are other brokers is not known"
     assert len(assigned(member, question(), route(("broker-b", 2, 6))) or ()) == 2
@@ -290,7 +292,7 @@ def test_a_silent_nameserver_takes_no_queues_away(member: House) -> None:
     assert assigned(member, question()) is None, "the topic was gone meanwhile"
 
 
-def test_requests_that_can_not_be(alone: House) -> None:
+def test_requests_that_can_not_be(alone: BrokerFixture) -> None:
     for body in (
         question(topic=""),
         question(client_id=""),
@@ -308,7 +310,7 @@ def test_requests_that_can_not_be(alone: House) -> None:
 
 
 def test_modes_survive_a_restart(tmp_path: Path) -> None:
-    with house(tmp_path) as made:
+    with broker_fixture(tmp_path) as made:
         make_topic(made)
         assert set_mode(made, share=3).code == 0
         file = (tmp_path / "config/messageRequestMode.json").read_bytes()
@@ -318,7 +320,7 @@ def test_modes_survive_a_restart(tmp_path: Path) -> None:
         b'\n\t\t\t\t"mode":"POP",\n\t\t\t\t"popShareQueueNum":3,\n\t\t\t\t"topic":"T"\n\t\t\t}'
         b"\n\t\t}\n\t}\n}"
     )
-    with house(tmp_path) as made:
+    with broker_fixture(tmp_path) as made:
         told = fastjson.decode(made.ask(GET_ALL).body, MessageRequestModeSerializeWrapper)
         assert told.message_request_mode_map["T"]["G"].pop_share_queue_num == 3
         join(made, "c1")

@@ -21,51 +21,51 @@ from penstock.wire.bodies.table_bodies import DelayOffsetSerializeWrapper
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import StoredMessage, decode_messages
 from tests.store_kit import small_config
-from tests.unit.broker.broker_kit import BORN, House, PlainDisk, house, read_reply
+from tests.unit.broker.broker_kit import BORN, BrokerFixture, PlainDisk, broker_fixture, read_reply
 
 SCHEDULE = "SCHEDULE_TOPIC_XXXX"
 LEVELS_MS = delays_ms(small_config(sync_flush=False).delay_levels)
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path / "store") as made:
+def env(tmp_path: Path) -> Iterator[BrokerFixture]:
+    with broker_fixture(tmp_path / "store") as made:
         yield made
 
 
-def park(home: House, level: int | str = 1, **rest: Any) -> Reply:
+def park(env: BrokerFixture, level: int | str = 1, **rest: Any) -> Reply:
     properties = {"DELAY": str(level), **rest.pop("properties", {})}
-    return home.send(properties=properties, **rest)
+    return env.send(properties=properties, **rest)
 
 
-def stored(home: House, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     """All messages of a queue that readers may see."""
-    home.store.settle()
+    env.store.settle()
     found: list[StoredMessage] = []
-    offset = home.store.min_offset(topic, queue_id)
-    while offset < home.store.max_offset(topic, queue_id):
-        got = home.store.get(topic, queue_id, offset, wait=True)
+    offset = env.store.min_offset(topic, queue_id)
+    while offset < env.store.max_offset(topic, queue_id):
+        got = env.store.get(topic, queue_id, offset, wait=True)
         found += decode_messages(got.data)
         offset = got.next_offset
     return found
 
 
-def bodies(home: House, topic: str = "T", queue_id: int = 0) -> list[bytes]:
-    return [message.body for message in stored(home, topic, queue_id)]
+def bodies(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[bytes]:
+    return [message.body for message in stored(env, topic, queue_id)]
 
 
-def let_pass(home: House, ms: int) -> None:
+def let_pass(env: BrokerFixture, ms: int) -> None:
     """Sleep as the server does: until the first part is due, a second at most."""
-    end = home.now_ms + ms
-    while home.now_ms < end:
-        wake = max(min(home.broker.due(), home.now_ms + 1000), home.now_ms + 1)
-        home.tick(min(wake, end) - home.now_ms)
+    end = env.now_ms + ms
+    while env.now_ms < end:
+        wake = max(min(env.broker.due(), env.now_ms + 1000), env.now_ms + 1)
+        env.tick(min(wake, end) - env.now_ms)
 
 
-def test_a_delayed_message_is_parked_with_its_own_place(home: House) -> None:
-    answer = park(home, 3, queue_id=2, body=b"later", tag="vip")
+def test_a_delayed_message_is_parked_with_its_own_place(env: BrokerFixture) -> None:
+    answer = park(env, 3, queue_id=2, body=b"later", tag="vip")
     assert answer.code == 0
-    (parked,) = stored(home, SCHEDULE, 2)
+    (parked,) = stored(env, SCHEDULE, 2)
     assert answer.ext is not None
     assert (answer.ext["queueId"], answer.ext["queueOffset"]) == ("2", "0")
     assert answer.ext["msgId"] == parked.offset_id
@@ -73,27 +73,27 @@ def test_a_delayed_message_is_parked_with_its_own_place(home: House) -> None:
     assert parked.properties["REAL_TOPIC"] == "T"
     assert parked.properties["REAL_QID"] == "2"
     assert (parked.tags, parked.properties["CLUSTER"]) == ("vip", "DefaultCluster")
-    queue = home.store.queue(SCHEDULE, 2)
+    queue = env.store.queue(SCHEDULE, 2)
     assert queue is not None
     entry = queue.entry(0)
     assert entry is not None
-    assert entry[2] == home.now_ms + LEVELS_MS[2]
-    assert bodies(home, queue_id=2) == []
+    assert entry[2] == env.now_ms + LEVELS_MS[2]
+    assert bodies(env, queue_id=2) == []
 
 
-def test_the_copy_is_the_message_as_it_was_sent(home: House) -> None:
-    park(home, 1, queue_id=2, body=b"later", tag="vip", properties={"k": "v", "WAIT": "false"})
-    (parked,) = stored(home, SCHEDULE, 0)
-    let_pass(home, 999)
-    assert bodies(home, queue_id=2) == []
-    let_pass(home, 1)
-    (copy,) = stored(home, queue_id=2)
+def test_the_copy_is_the_message_as_it_was_sent(env: BrokerFixture) -> None:
+    park(env, 1, queue_id=2, body=b"later", tag="vip", properties={"k": "v", "WAIT": "false"})
+    (parked,) = stored(env, SCHEDULE, 0)
+    let_pass(env, 999)
+    assert bodies(env, queue_id=2) == []
+    let_pass(env, 1)
+    (copy,) = stored(env, queue_id=2)
     assert copy.store_ms == parked.store_ms + 1000
     same = ("body", "flag", "sys_flag", "born_ms", "born_host", "store_host", "reconsume_times",
             "properties", "body_crc")  # fmt: skip
     for name in same:
         assert getattr(copy, name) == getattr(parked, name), name
-    queue = home.store.queue("T", 2)
+    queue = env.store.queue("T", 2)
     assert queue is not None
     entry = queue.entry(0)
     assert entry is not None
@@ -101,62 +101,64 @@ def test_the_copy_is_the_message_as_it_was_sent(home: House) -> None:
 
 
 @pytest.mark.parametrize(("asked", "level"), [(18, 18), (19, 18), (2**31 - 1, 18), ("+2", 2)])
-def test_a_level_beyond_the_table_is_the_last(home: House, asked: int | str, level: int) -> None:
-    assert park(home, asked).code == 0
-    (parked,) = stored(home, SCHEDULE, level - 1)
+def test_a_level_beyond_the_table_is_the_last(
+    env: BrokerFixture, asked: int | str, level: int
+) -> None:
+    assert park(env, asked).code == 0
+    (parked,) = stored(env, SCHEDULE, level - 1)
     assert int(parked.properties["DELAY"]) == level
 
 
 @pytest.mark.parametrize("level", [0, -1, -(2**31)])
-def test_no_level_is_no_delay(home: House, level: int) -> None:
-    assert park(home, level).code == 0
-    assert len(stored(home)) == 1
+def test_no_level_is_no_delay(env: BrokerFixture, level: int) -> None:
+    assert park(env, level).code == 0
+    assert len(stored(env)) == 1
 
 
 @pytest.mark.parametrize("level", ["x", "1.5", "-", str(2**31), "9" * 40])
-def test_a_level_that_is_no_number_is_refused(home: House, level: str) -> None:
-    assert park(home, level).code == 13
-    assert home.store.log.end == 0
+def test_a_level_that_is_no_number_is_refused(env: BrokerFixture, level: str) -> None:
+    assert park(env, level).code == 13
+    assert env.store.log.end == 0
 
 
-def test_a_level_counts_more_than_a_timer(home: House) -> None:
-    assert park(home, 1, properties={"TIMER_DELAY_SEC": "5", "TIMER_DELIVER_MS": "7"}).code == 0
-    (parked,) = stored(home, SCHEDULE, 0)
+def test_a_level_counts_more_than_a_timer(env: BrokerFixture) -> None:
+    assert park(env, 1, properties={"TIMER_DELAY_SEC": "5", "TIMER_DELIVER_MS": "7"}).code == 0
+    (parked,) = stored(env, SCHEDULE, 0)
     assert not [name for name in parked.properties if name.startswith("TIMER")]
 
 
-def test_a_send_that_makes_its_topic_announces_that_topic(home: House) -> None:
+def test_a_send_that_makes_its_topic_announces_that_topic(env: BrokerFixture) -> None:
     named: list[str] = []
-    announced = home.context.topics.reply_when_registered
+    announced = env.context.topics.reply_when_registered
 
     def note(topic: str, answer: Any, now_ms: int) -> Any:
         named.append(topic)
         return announced(topic, answer, now_ms)
 
-    home.context.topics.reply_when_registered = note  # type: ignore[method-assign]
-    assert park(home, 1, topic="New").code == 0
+    env.context.topics.reply_when_registered = note  # type: ignore[method-assign]
+    assert park(env, 1, topic="New").code == 0
     assert named == ["New"]
 
 
-def test_a_message_too_long_under_its_own_name_is_refused(home: House) -> None:
+def test_a_message_too_long_under_its_own_name_is_refused(env: BrokerFixture) -> None:
     topic = "L" * 120
-    least = home.store.log.row.size - 8 - 91 - len(SCHEDULE) - 460
+    least = env.store.log.row.size - 8 - 91 - len(SCHEDULE) - 460
     lengths = range(least, least + 400, 7)
-    answers = [park(home, 1, topic=topic, body=b"x" * length).code for length in lengths]
+    answers = [park(env, 1, topic=topic, body=b"x" * length).code for length in lengths]
     assert answers == sorted(answers)
     assert {0, 13} == set(answers)
-    let_pass(home, 2000)
-    assert len(stored(home, topic)) == answers.count(0)
+    let_pass(env, 2000)
+    assert len(stored(env, topic)) == answers.count(0)
 
 
-def test_each_level_waits_its_time(home: House) -> None:
+def test_each_level_waits_its_time(env: BrokerFixture) -> None:
     for level in range(1, 19):
-        park(home, level, body=str(level).encode())
-    sent_ms = home.now_ms
+        park(env, level, body=str(level).encode())
+    sent_ms = env.now_ms
     for due_ms in LEVELS_MS:
-        home.tick(sent_ms + due_ms - 1 - home.now_ms)
-        home.tick(1)
-    arrived = {int(message.body): message.store_ms - sent_ms for message in stored(home)}
+        env.tick(sent_ms + due_ms - 1 - env.now_ms)
+        env.tick(1)
+    arrived = {int(message.body): message.store_ms - sent_ms for message in stored(env)}
     assert arrived == dict(enumerate(LEVELS_MS, 1))
 
 
@@ -171,22 +173,22 @@ def test_nothing_is_early_lost_or_out_of_order(
 ) -> None:
     root = tmp_path_factory.mktemp("store")
     sent: dict[int, tuple[int, int]] = {}  # number → (level, due)
-    home = House(root)
-    home.send(body=b"make the topic")
+    env = BrokerFixture(root)
+    env.send(body=b"make the topic")
     try:
         for number, (level, wait_ms, restart) in enumerate(steps):
-            park(home, level, body=str(number).encode())
-            sent[number] = (level, home.now_ms + LEVELS_MS[level - 1])
-            let_pass(home, wait_ms)
+            park(env, level, body=str(number).encode())
+            sent[number] = (level, env.now_ms + LEVELS_MS[level - 1])
+            let_pass(env, wait_ms)
             if restart:
-                now_ms = home.now_ms
-                home.close()
-                home = House(root)
-                home.now_ms = now_ms
-        let_pass(home, LEVELS_MS[4])
-        arrived = [(int(m.body), m.store_ms) for m in stored(home)[1:]]
+                now_ms = env.now_ms
+                env.close()
+                env = BrokerFixture(root)
+                env.now_ms = now_ms
+        let_pass(env, LEVELS_MS[4])
+        arrived = [(int(m.body), m.store_ms) for m in stored(env)[1:]]
     finally:
-        home.close()
+        env.close()
     assert sorted(number for number, _ in arrived) == list(sent)
     for number, store_ms in arrived:
         assert store_ms >= sent[number][1]
@@ -195,177 +197,179 @@ def test_nothing_is_early_lost_or_out_of_order(
         assert mine == sorted(mine)
 
 
-def test_deliveries_come_promptly_and_wake_pulls(home: House) -> None:
-    home.send(body=b"first")
-    park(home, 2, body=b"second")
-    home.pull(1, flags=6, suspendTimeoutMillis=15000)
-    home.tick(700)
-    assert home.broker.context.delay.due() == home.now_ms - 700 + 5000
-    home.tick(4299)
-    assert home.woken == []
-    home.tick(1)
-    assert [m.body for m in decode_messages(home.woken[0].body)] == [b"second"]
+def test_deliveries_come_promptly_and_wake_pulls(env: BrokerFixture) -> None:
+    env.send(body=b"first")
+    park(env, 2, body=b"second")
+    env.pull(1, flags=6, suspendTimeoutMillis=15000)
+    env.tick(700)
+    assert env.broker.context.delay.due() == env.now_ms - 700 + 5000
+    env.tick(4299)
+    assert env.woken == []
+    env.tick(1)
+    assert [m.body for m in decode_messages(env.woken[0].body)] == [b"second"]
 
 
-def test_a_turn_delivers_a_bounded_number(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_turn_delivers_a_bounded_number(
+    env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(delay_module, "TICK_MESSAGES_MAX", 10)
     for number in range(25):
-        park(home, 1 + number % 2, body=str(number).encode())
-    home.now_ms += 10_000
+        park(env, 1 + number % 2, body=str(number).encode())
+    env.now_ms += 10_000
     counts = []
     for _ in range(4):
-        home.tick(0)
-        counts.append(len(stored(home)))
-        if len(stored(home)) < 25:
-            assert home.context.delay.due() <= home.now_ms
+        env.tick(0)
+        counts.append(len(stored(env)))
+        if len(stored(env)) < 25:
+            assert env.context.delay.due() <= env.now_ms
     assert counts == [10, 20, 25, 25]
 
 
-def test_a_refusing_store_makes_them_wait(home: House) -> None:
-    home.send(body=b"x")
-    park(home, 1)
-    let_pass(home, 500)
-    home.store.path.refusal = DiskFull("full")
-    home.now_ms += 600
-    home.context.delay.tick(home.now_ms)
-    assert home.context.delay.due() == home.now_ms + delay_module.RETRY_MS
-    assert len(stored(home)) == 1
-    home.store.path.refusal = None
-    let_pass(home, 200)
-    assert len(stored(home)) == 2
+def test_a_refusing_store_makes_them_wait(env: BrokerFixture) -> None:
+    env.send(body=b"x")
+    park(env, 1)
+    let_pass(env, 500)
+    env.store.path.refusal = DiskFull("full")
+    env.now_ms += 600
+    env.context.delay.tick(env.now_ms)
+    assert env.context.delay.due() == env.now_ms + delay_module.RETRY_MS
+    assert len(stored(env)) == 1
+    env.store.path.refusal = None
+    let_pass(env, 200)
+    assert len(stored(env)) == 2
 
 
 # --- clocks --------------------------------------------------------------------------------------
 
 
-def test_a_clock_set_back_delays_by_one_more_delay_at_most(home: House) -> None:
-    home.send(body=b"x")
-    home.now_ms -= 3_600_000
-    park(home, 1, body=b"a")
-    let_pass(home, 300)
-    park(home, 1, body=b"b")
-    let_pass(home, 600)
-    assert bodies(home) == [b"x"]  # not early by the clock of the wall
-    let_pass(home, 1400)
-    assert bodies(home) == [b"x", b"a", b"b"]
+def test_a_clock_set_back_delays_by_one_more_delay_at_most(env: BrokerFixture) -> None:
+    env.send(body=b"x")
+    env.now_ms -= 3_600_000
+    park(env, 1, body=b"a")
+    let_pass(env, 300)
+    park(env, 1, body=b"b")
+    let_pass(env, 600)
+    assert bodies(env) == [b"x"]  # not early by the clock of the wall
+    let_pass(env, 1400)
+    assert bodies(env) == [b"x", b"a", b"b"]
 
 
 def test_levels_that_the_table_lost_are_delivered(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.send(body=b"x")
-        park(home, 18, body=b"late")
-        now_ms = home.now_ms
+    with broker_fixture(tmp_path) as env:
+        env.send(body=b"x")
+        park(env, 18, body=b"late")
+        now_ms = env.now_ms
     short = msgspec.structs.replace(small_config(sync_flush=False), delay_levels="1s 10s")
-    with house(tmp_path, Settings(store=short)) as home:
-        home.now_ms = now_ms
-        let_pass(home, 9_000)
-        assert bodies(home) == [b"x"]
-        let_pass(home, 3_000)
-        assert bodies(home) == [b"x", b"late"]
+    with broker_fixture(tmp_path, Settings(store=short)) as env:
+        env.now_ms = now_ms
+        let_pass(env, 9_000)
+        assert bodies(env) == [b"x"]
+        let_pass(env, 3_000)
+        assert bodies(env) == [b"x", b"late"]
 
 
 # --- restarts ------------------------------------------------------------------------------------
 
 
-def crash(home: House) -> None:
+def crash(env: BrokerFixture) -> None:
     """End as by kill -9: the files stay as they are, nothing is persisted."""
-    home.store.flusher.stop()
-    home.store.disk.close()
-    home.store._lock.release()
+    env.store.flusher.stop()
+    env.store.disk.close()
+    env.store._lock.release()
 
 
 def test_a_clean_restart_delivers_each_once(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.send(body=b"x")
-        park(home, 1, body=b"1")
-        park(home, 2, body=b"2")
-        let_pass(home, 2000)
-        now_ms = home.now_ms
-    with house(tmp_path) as home:
-        home.now_ms = now_ms + 60_000
-        home.tick(0)
-        assert bodies(home) == [b"x", b"1", b"2"]
+    with broker_fixture(tmp_path) as env:
+        env.send(body=b"x")
+        park(env, 1, body=b"1")
+        park(env, 2, body=b"2")
+        let_pass(env, 2000)
+        now_ms = env.now_ms
+    with broker_fixture(tmp_path) as env:
+        env.now_ms = now_ms + 60_000
+        env.tick(0)
+        assert bodies(env) == [b"x", b"1", b"2"]
 
 
 def test_after_a_crash_nothing_is_lost(tmp_path: Path) -> None:
-    home = House(tmp_path)
-    home.send(body=b"x")
+    env = BrokerFixture(tmp_path)
+    env.send(body=b"x")
     for number in range(5):
-        park(home, 1, body=str(number).encode())
-        let_pass(home, 400)
-    now_ms = home.now_ms
-    before = bodies(home)
-    crash(home)
-    with house(tmp_path) as home:
-        home.now_ms = now_ms
-        assert bodies(home) == before
-        let_pass(home, 2000)
-        assert set(bodies(home)) == {b"x", b"0", b"1", b"2", b"3", b"4"}
+        park(env, 1, body=str(number).encode())
+        let_pass(env, 400)
+    now_ms = env.now_ms
+    before = bodies(env)
+    crash(env)
+    with broker_fixture(tmp_path) as env:
+        env.now_ms = now_ms
+        assert bodies(env) == before
+        let_pass(env, 2000)
+        assert set(bodies(env)) == {b"x", b"0", b"1", b"2", b"3", b"4"}
 
 
-def test_progress_is_noted_when_the_copies_are_durable(home: House) -> None:
-    home.send(body=b"x")
-    park(home, 1)
-    let_pass(home, 3000)
-    assert len(stored(home)) == 2
-    assert home.context.delay.table.get(1) == 0
-    home.store.flusher.pump()
-    home.tick(1)
-    assert home.context.delay.table.get(1) == 1
-    home.broker.effects.take()
-    home.tick(10_000)
+def test_progress_is_noted_when_the_copies_are_durable(env: BrokerFixture) -> None:
+    env.send(body=b"x")
+    park(env, 1)
+    let_pass(env, 3000)
+    assert len(stored(env)) == 2
+    assert env.context.delay.table.get(1) == 0
+    env.store.flusher.pump()
+    env.tick(1)
+    assert env.context.delay.table.get(1) == 1
+    env.broker.effects.take()
+    env.tick(10_000)
     saved = [
-        effect.table for effect in home.broker.effects.take() if isinstance(effect, PersistSoon)
+        effect.table for effect in env.broker.effects.take() if isinstance(effect, PersistSoon)
     ]
-    assert home.context.delay.table in saved
+    assert env.context.delay.table in saved
 
 
 def test_an_offset_that_the_queue_does_not_have_is_corrected(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.send(body=b"x")
-        park(home, 1, body=b"a")
-        home.context.delay.table.commit(1, 77, home.now_ms)
-        home.context.persistence.save(home.context.delay.table)()
-        home.context.delay.table.dirty = False
-    with house(tmp_path) as home:
-        home.tick(0)
-        assert home.context.delay.lines[0].offset == 1
-        home.now_ms += 5000
-        park(home, 1, body=b"b")
-        let_pass(home, 1000)
-        assert bodies(home) == [b"x", b"b"]
+    with broker_fixture(tmp_path) as env:
+        env.send(body=b"x")
+        park(env, 1, body=b"a")
+        env.context.delay.table.commit(1, 77, env.now_ms)
+        env.context.persistence.save(env.context.delay.table)()
+        env.context.delay.table.dirty = False
+    with broker_fixture(tmp_path) as env:
+        env.tick(0)
+        assert env.context.delay.lines[0].offset == 1
+        env.now_ms += 5000
+        park(env, 1, body=b"b")
+        let_pass(env, 1000)
+        assert bodies(env) == [b"x", b"b"]
 
 
 # --- topics that change --------------------------------------------------------------------------
 
 
-def test_a_message_of_a_deleted_topic_is_dropped(home: House) -> None:
-    park(home, 1, topic="Gone")
-    home.context.topics.delete("Gone", home.now_ms)
-    let_pass(home, 1500)
-    assert home.context.topics.get("Gone") is None
-    assert home.context.delay.dropped == 1
-    park(home, 1, topic="Gone", body=b"new life")
-    let_pass(home, 1500)
-    assert bodies(home, "Gone") == [b"new life"]
+def test_a_message_of_a_deleted_topic_is_dropped(env: BrokerFixture) -> None:
+    park(env, 1, topic="Gone")
+    env.context.topics.delete("Gone", env.now_ms)
+    let_pass(env, 1500)
+    assert env.context.topics.get("Gone") is None
+    assert env.context.delay.dropped == 1
+    park(env, 1, topic="Gone", body=b"new life")
+    let_pass(env, 1500)
+    assert bodies(env, "Gone") == [b"new life"]
 
 
-def test_a_topic_that_a_crash_forgot_is_made_anew(home: House) -> None:
-    park(home, 1, topic="Lost", queue_id=3)
-    home.context.topics.table.remove("Lost", home.now_ms)
-    let_pass(home, 1500)
-    config = home.context.topics.get("Lost")
+def test_a_topic_that_a_crash_forgot_is_made_anew(env: BrokerFixture) -> None:
+    park(env, 1, topic="Lost", queue_id=3)
+    env.context.topics.table.remove("Lost", env.now_ms)
+    let_pass(env, 1500)
+    config = env.context.topics.get("Lost")
     assert config is not None
     assert config.read_queue_nums == 4
-    assert len(stored(home, "Lost", 3)) == 1
+    assert len(stored(env, "Lost", 3)) == 1
 
 
-def test_in_a_smaller_topic_it_goes_where_consumers_look(home: House) -> None:
-    park(home, 1, queue_id=3)
+def test_in_a_smaller_topic_it_goes_where_consumers_look(env: BrokerFixture) -> None:
+    park(env, 1, queue_id=3)
     smaller = TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2, perm=6)
-    home.context.topics.put(smaller, home.now_ms)
-    let_pass(home, 1500)
-    assert len(stored(home, "T", 1)) == 1
+    env.context.topics.put(smaller, env.now_ms)
+    let_pass(env, 1500)
+    assert len(stored(env, "T", 1)) == 1
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -398,56 +402,56 @@ class SlowDisk(PlainDisk):
 def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with house(tmp_path) as home:
-        home.send(body=b"x")
-        park(home, 2, body=b"cold")
-        now_ms = home.now_ms
+    with broker_fixture(tmp_path) as env:
+        env.send(body=b"x")
+        park(env, 2, body=b"cold")
+        now_ms = env.now_ms
     disk = SlowDisk()
     monkeypatch.setattr("tests.unit.broker.broker_kit.PlainDisk", lambda: disk)
-    with house(tmp_path) as home:
-        home.now_ms = now_ms
+    with broker_fixture(tmp_path) as env:
+        env.now_ms = now_ms
         disk.slow = True
-        home.context.delay.tick(home.now_ms)
-        assert home.context.delay.due() == home.now_ms + delay_module.POLL_MS
-        assert home.store.care.pinned_from() == 0  # as long as nobody knows
+        env.context.delay.tick(env.now_ms)
+        assert env.context.delay.due() == env.now_ms + delay_module.POLL_MS
+        assert env.store.care.pinned_from() == 0  # as long as nobody knows
         disk.work()
-        home.context.delay.tick(home.now_ms + 5)
-        assert home.context.delay.due() == now_ms + 5000
-        home.context.delay.tick(now_ms + 4000)
+        env.context.delay.tick(env.now_ms + 5)
+        assert env.context.delay.due() == now_ms + 5000
+        env.context.delay.tick(now_ms + 4000)
         assert len(disk.jobs) == 1
         disk.work()
-        home.context.delay.tick(now_ms + 4999)
-        assert home.store.max_offset("T", 0) == 1
-        home.context.delay.tick(now_ms + 5000)
+        env.context.delay.tick(now_ms + 4999)
+        assert env.store.max_offset("T", 0) == 1
+        env.context.delay.tick(now_ms + 5000)
         assert disk.jobs == []
         disk.slow = False
-        assert bodies(home) == [b"x", b"cold"]
+        assert bodies(env) == [b"x", b"cold"]
 
 
-def test_retention_keeps_what_waits(home: House) -> None:
-    home.send(body=b"first")
-    home.tick(1)
-    assert home.store.care.pinned_from() is None
-    park(home, 3)
-    (parked,) = stored(home, SCHEDULE, 2)
-    park(home, 1)
-    home.tick(1)
-    assert home.store.care.pinned_from() == parked.physical_offset
-    let_pass(home, 2000)
-    assert home.store.care.pinned_from() == parked.physical_offset
-    let_pass(home, 9000)
-    assert home.store.care.pinned_from() is None
+def test_retention_keeps_what_waits(env: BrokerFixture) -> None:
+    env.send(body=b"first")
+    env.tick(1)
+    assert env.store.care.pinned_from() is None
+    park(env, 3)
+    (parked,) = stored(env, SCHEDULE, 2)
+    park(env, 1)
+    env.tick(1)
+    assert env.store.care.pinned_from() == parked.physical_offset
+    let_pass(env, 2000)
+    assert env.store.care.pinned_from() == parked.physical_offset
+    let_pass(env, 9000)
+    assert env.store.care.pinned_from() is None
 
 
-def test_what_retention_took_is_passed_over(home: House) -> None:
-    home.send(body=b"x")
+def test_what_retention_took_is_passed_over(env: BrokerFixture) -> None:
+    env.send(body=b"x")
     for number in range(60):
-        park(home, 1, body=str(number).encode() * 300)
-    home.store.expire(1)
-    home.store.care.finish()
-    let_pass(home, 2000)
-    left = [body for body in bodies(home) if body != b"x"]
-    queue = home.store.queue(SCHEDULE, 0)
+        park(env, 1, body=str(number).encode() * 300)
+    env.store.expire(1)
+    env.store.care.finish()
+    let_pass(env, 2000)
+    left = [body for body in bodies(env) if body != b"x"]
+    queue = env.store.queue(SCHEDULE, 0)
     assert queue is not None
     assert 0 < len(left) == 60 - queue.min_offset < 60
 
@@ -455,40 +459,40 @@ def test_what_retention_took_is_passed_over(home: House) -> None:
 # --- figures -------------------------------------------------------------------------------------
 
 
-def test_tools_see_how_far_levels_are(home: House) -> None:
-    home.send(body=b"x")
+def test_tools_see_how_far_levels_are(env: BrokerFixture) -> None:
+    env.send(body=b"x")
     for _ in range(3):
-        park(home, 1)
-    let_pass(home, 1500)
-    park(home, 1)
-    park(home, 4)
-    home.tick(1)
-    table = fastjson.decode(home.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body, KVTable).table
+        park(env, 1)
+    let_pass(env, 1500)
+    park(env, 1)
+    park(env, 4)
+    env.tick(1)
+    table = fastjson.decode(env.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body, KVTable).table
     assert table["scheduleMessageOffset_1"] == "3,4"
     assert table["scheduleMessageOffset_4"] == "0,1"
-    home.context.delay.finish(home.now_ms)
-    told = home.ask(RequestCode.GET_ALL_DELAY_OFFSET).body
+    env.context.delay.finish(env.now_ms)
+    told = env.ask(RequestCode.GET_ALL_DELAY_OFFSET).body
     assert fastjson.decode(told, DelayOffsetSerializeWrapper).offset_table == {1: 3}
 
 
 def test_progress_is_read_from_the_file(tmp_path: Path) -> None:
-    with house(tmp_path) as home:
-        home.send(body=b"x")
-        park(home, 1)
-        let_pass(home, 1500)
+    with broker_fixture(tmp_path) as env:
+        env.send(body=b"x")
+        park(env, 1)
+        let_pass(env, 1500)
     table = DelayOffsetTable()
-    with house(tmp_path) as home:
-        table.load(home.context.persistence.file(DelayOffsetTable.FILE))
+    with broker_fixture(tmp_path) as env:
+        table.load(env.context.persistence.file(DelayOffsetTable.FILE))
         assert dict(table.offsets) == {1: 1}
 
 
 def test_under_sync_flush_the_answer_waits(tmp_path: Path) -> None:
     settings = Settings(store=small_config(sync_flush=True))
-    with house(tmp_path, settings) as home:
-        home.send()  # makes the topic
-        frame = home.send_frame(properties={"DELAY": "1"})
-        home.request_loop.bind(memoryview(bytearray(frame)), BORN)
-        home.request_loop.serve(0, len(frame), home.now_ms)
-        assert home.request_loop.output.length == 0
-        assert read_reply(home.broker.send.flush_pending.take()).code == 0
-        assert read_reply(home.broker.send.flush_timeout.take()).code == 10
+    with broker_fixture(tmp_path, settings) as env:
+        env.send()  # makes the topic
+        frame = env.send_frame(properties={"DELAY": "1"})
+        env.request_loop.bind(memoryview(bytearray(frame)), BORN)
+        env.request_loop.serve(0, len(frame), env.now_ms)
+        assert env.request_loop.output.length == 0
+        assert read_reply(env.broker.send.flush_pending.take()).code == 0
+        assert read_reply(env.broker.send.flush_timeout.take()).code == 10

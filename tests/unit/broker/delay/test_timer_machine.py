@@ -44,9 +44,9 @@ class TimerMachine(RuleBasedStateMachine):
         self.options: dict[str, Any] = {"timer_roll_slots": 600, "timer_precision_ms": precision}
         self.lives = 0
         self.root = self.base / "0"
-        self.home = open_house(self.root, disk=FaultyDisk(self.root), **self.options)
-        self.home.send(body=b"x")
-        flush(self.home)
+        self.env = open_house(self.root, disk=FaultyDisk(self.root), **self.options)
+        self.env.send(body=b"x")
+        flush(self.env)
         self.due: dict[bytes, int] = {}
         self.handles: dict[bytes, str] = {}
         self.recalled: set[bytes] = set()
@@ -58,8 +58,8 @@ class TimerMachine(RuleBasedStateMachine):
     def send(self, delay_ms: int) -> None:
         self.serial += 1
         body = b"%d" % self.serial
-        answer = send(self.home, delay_ms, body, properties={"UNIQ_KEY": f"ID{self.serial:030}"})
-        self.due[body] = self.home.now_ms + delay_ms
+        answer = send(self.env, delay_ms, body, properties={"UNIQ_KEY": f"ID{self.serial:030}"})
+        self.due[body] = self.env.now_ms + delay_ms
         self.handles[body] = handle_of(answer)
         self.volatile.add(body)
 
@@ -67,48 +67,48 @@ class TimerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def recall(self, data: st.DataObject) -> None:
         body = data.draw(st.sampled_from(sorted(self.handles)))
-        if recall(self.home, self.handles[body]).code == 0:
-            flush(self.home)
+        if recall(self.env, self.handles[body]).code == 0:
+            flush(self.env)
             self.volatile.clear()
             self.recalled.add(body)
 
     @rule(ms=st.one_of(st.integers(1, 50), st.integers(1, 5000)))
     def wait(self, ms: int) -> None:
-        let_pass(self.home, ms)
+        let_pass(self.env, ms)
         self.volatile.clear()
 
     @rule(minutes=st.integers(1, 90))
     def wait_long(self, minutes: int) -> None:
-        let_days_pass(self.home, minutes * 60_000, 60_000)
+        let_days_pass(self.env, minutes * 60_000, 60_000)
         self.volatile.clear()
 
     @rule(ms=st.sampled_from([0, 0, 700, 30_000, 4_000_000]))
     def restart(self, ms: int) -> None:
-        now_ms = self.home.now_ms + ms
-        self.home.close()
-        self.home = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        now_ms = self.env.now_ms + ms
+        self.env.close()
+        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @rule(ms=st.sampled_from([0, 0, 700, 30_000, 4_000_000]))
     def kill(self, ms: int) -> None:
         self.killed = True
-        self.home.store.settle()
-        now_ms = self.home.now_ms + ms
-        crash(self.home)
-        self.home = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env.store.settle()
+        now_ms = self.env.now_ms + ms
+        crash(self.env)
+        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @rule(ms=st.sampled_from([0, 700, 30_000]), seed=st.integers(0, 99))
     def cut_power(self, ms: int, seed: int) -> None:
         self.killed = True
-        disk = self.home.store.disk
+        disk = self.env.store.disk
         assert isinstance(disk, FaultyDisk)
         self.lives += 1
         self.root = disk.crash(self.base / str(self.lives), Random(seed))
-        now_ms = self.home.now_ms + ms
-        crash(self.home)
+        now_ms = self.env.now_ms + ms
+        crash(self.env)
         for body in self.volatile:
             del self.due[body], self.handles[body]
         self.volatile.clear()
-        self.home = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @rule(
         lost=st.sampled_from(["timerlog", "timerwheel", "", ""]), clean=st.booleans(),
@@ -117,12 +117,12 @@ class TimerMachine(RuleBasedStateMachine):
     def make_anew(self, lost: str, clean: bool, ms: int) -> None:
         """Files are lost, or slots get another length."""
         self.killed = True  # those of the last millisecond may come twice
-        now_ms = self.home.now_ms + ms
-        self.home.store.settle()
+        now_ms = self.env.now_ms + ms
+        self.env.store.settle()
         if clean:
-            self.home.close()
+            self.env.close()
         else:
-            crash(self.home)
+            crash(self.env)
         path = self.root / (lost or "timerlog")
         if not lost:
             self.options["timer_precision_ms"] = 1100 - self.options["timer_precision_ms"]
@@ -130,11 +130,11 @@ class TimerMachine(RuleBasedStateMachine):
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        self.home = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @invariant()
     def nothing_is_early_or_recalled(self) -> None:
-        for message in stored(self.home)[1:]:
+        for message in stored(self.env)[1:]:
             assert message.body not in self.recalled, message
             if message.body in self.due:
                 assert message.store_ms >= self.due[message.body]
@@ -144,13 +144,13 @@ class TimerMachine(RuleBasedStateMachine):
             return
         try:
             for _ in range(8):
-                let_days_pass(self.home, 30 * 60_000, 60_000)
-            got = bodies(self.home)[1:]
+                let_days_pass(self.env, 30 * 60_000, 60_000)
+            got = bodies(self.env)[1:]
             assert set(got) >= self.due.keys() - self.recalled, "lost"
             if not self.killed:
                 assert len(got) == len(set(got)), "delivered twice without a crash"
         finally:
-            self.home.close()
+            self.env.close()
             self.patch.stop()
             shutil.rmtree(self.base)
 

@@ -13,7 +13,7 @@ from penstock.wire.codes import RequestCode
 from penstock.wire.message import StoredMessage, decode_messages
 from tests.store_kit import small_config
 from tests.unit.broker.admin.admin_kit import PlainDisk
-from tests.unit.broker.broker_kit import House
+from tests.unit.broker.broker_kit import BrokerFixture
 
 TIMER = "rmq_sys_wheel_timer"
 SECOND_MS, HOUR_MS, DAY_MS = 1000, 3_600_000, 86_400_000
@@ -36,18 +36,18 @@ class QuickDisk(PlainDisk):
 
 def open_house(
     root: Path, now_ms: int | None = None, *, disk: Disk | None = None, **store: Any
-) -> House:
+) -> BrokerFixture:
     with patch("tests.unit.broker.broker_kit.PlainDisk", lambda: disk or QuickDisk()):
-        home = House(root, timer_settings(**store))
+        env = BrokerFixture(root, timer_settings(**store))
     if now_ms is not None:
-        home.now_ms = now_ms
-    return home
+        env.now_ms = now_ms
+    return env
 
 
-def send(home: House, delay_ms: int, body: bytes = b"", **rest: Any) -> Reply:
+def send(env: BrokerFixture, delay_ms: int, body: bytes = b"", **rest: Any) -> Reply:
     """Send a message for a time from now on."""
     properties = {"TIMER_DELAY_MS": str(delay_ms), **rest.pop("properties", {})}
-    answer = home.send(body=body or str(delay_ms).encode(), properties=properties, **rest)
+    answer = env.send(body=body or str(delay_ms).encode(), properties=properties, **rest)
     assert answer.code == 0, answer
     return answer
 
@@ -57,57 +57,57 @@ def handle_of(answer: Reply) -> str:
     return answer.ext["recallHandle"]
 
 
-def recall(home: House, handle: str, topic: str = "T") -> Reply:
-    return home.ask(RequestCode.RECALL_MESSAGE, {"topic": topic, "recallHandle": handle})
+def recall(env: BrokerFixture, handle: str, topic: str = "T") -> Reply:
+    return env.ask(RequestCode.RECALL_MESSAGE, {"topic": topic, "recallHandle": handle})
 
 
-def stored(home: House, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     """All messages of a queue that readers may see."""
-    home.store.settle()
+    env.store.settle()
     found: list[StoredMessage] = []
-    offset = home.store.min_offset(topic, queue_id)
-    while offset < home.store.max_offset(topic, queue_id):
-        got = home.store.get(topic, queue_id, offset, wait=True)
+    offset = env.store.min_offset(topic, queue_id)
+    while offset < env.store.max_offset(topic, queue_id):
+        got = env.store.get(topic, queue_id, offset, wait=True)
         found += decode_messages(got.data)
         offset = max(got.next_offset, offset + 1)
     return found
 
 
-def bodies(home: House, topic: str = "T") -> list[bytes]:
-    return [message.body for message in stored(home, topic)]
+def bodies(env: BrokerFixture, topic: str = "T") -> list[bytes]:
+    return [message.body for message in stored(env, topic)]
 
 
-def flush(home: House) -> None:
+def flush(env: BrokerFixture) -> None:
     """Make durable what was stored."""
-    if home.store.flusher.flushed() < home.store.log.end:
-        home.store.settle()
-        home.store.flusher.pump()
+    if env.store.flusher.flushed() < env.store.log.end:
+        env.store.settle()
+        env.store.flusher.pump()
 
 
-def let_pass(home: House, ms: int) -> None:
+def let_pass(env: BrokerFixture, ms: int) -> None:
     """Sleep as the server does: until the first part is due, a second at most."""
-    end = home.now_ms + ms
-    while home.now_ms < end:
-        wake = max(min(home.broker.due(), home.now_ms + 1000), home.now_ms + 1)
-        home.tick(min(wake, end) - home.now_ms)
-        flush(home)
+    end = env.now_ms + ms
+    while env.now_ms < end:
+        wake = max(min(env.broker.due(), env.now_ms + 1000), env.now_ms + 1)
+        env.tick(min(wake, end) - env.now_ms)
+        flush(env)
 
 
-def let_days_pass(home: House, ms: int, step_ms: int) -> None:
+def let_days_pass(env: BrokerFixture, ms: int, step_ms: int) -> None:
     """The same in long steps, for when nothing is looked at by the millisecond."""
-    end = home.now_ms + ms
-    while home.now_ms < end:
-        home.tick(min(step_ms, end - home.now_ms))
+    end = env.now_ms + ms
+    while env.now_ms < end:
+        env.tick(min(step_ms, end - env.now_ms))
         for _ in range(50):
-            if home.context.timers.due() > home.now_ms:
+            if env.context.timers.due() > env.now_ms:
                 break
-            home.tick(0)
-        flush(home)
+            env.tick(0)
+        flush(env)
 
 
-def crash(home: House) -> None:
+def crash(env: BrokerFixture) -> None:
     """End as by kill -9: the files stay as they are, nothing is persisted."""
-    home.context.timers.files.close()
-    home.store.flusher.stop()
-    home.store.disk.close()
-    home.store._lock.release()
+    env.context.timers.files.close()
+    env.store.flusher.stop()
+    env.store.disk.close()
+    env.store._lock.release()

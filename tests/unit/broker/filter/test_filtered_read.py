@@ -11,35 +11,35 @@ from penstock.config import Settings
 from penstock.rpc.answers import Answer, Reply, Suspend
 from penstock.wire.bodies.client_bodies import SubscriptionData, TopicConfig
 from tests.store_kit import small_config
-from tests.unit.broker.broker_kit import NOW_MS, House, bodies, house
+from tests.unit.broker.broker_kit import NOW_MS, BrokerFixture, bodies, broker_fixture
 
 FOUND, AGAIN = 0, 20
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path / "store") as made:
+def env(tmp_path: Path) -> Iterator[BrokerFixture]:
+    with broker_fixture(tmp_path / "store") as made:
         create_topic(made)
         yield made
 
 
-def create_topic(home: House) -> None:
+def create_topic(env: BrokerFixture) -> None:
     config = TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2)
-    home.context.topics.put(config, NOW_MS)
+    env.context.topics.put(config, NOW_MS)
 
 
-def fill(home: House, count: int, *, first: int = 0) -> None:
+def fill(env: BrokerFixture, count: int, *, first: int = 0) -> None:
     """Messages whose property n is their number, and their body too."""
     frames = b"".join(
-        home.send_frame(body=b"%d" % number, properties={"n": str(number)})
+        env.send_frame(body=b"%d" % number, properties={"n": str(number)})
         for number in range(first, first + count)
     )
-    home.many(frames)
+    env.many(frames)
 
 
-def pull(home: House, offset: int, expression: str, **ext: object) -> Answer:
+def pull(env: BrokerFixture, offset: int, expression: str, **ext: object) -> Answer:
     fields = {"flags": 4, "subscription": expression, "expressionType": "SQL92", **ext}
-    return home.pull(offset, **fields)  # type: ignore[arg-type]
+    return env.pull(offset, **fields)  # type: ignore[arg-type]
 
 
 def given(answer: Answer) -> list[int]:
@@ -53,12 +53,12 @@ def place(answer: Answer) -> tuple[int, int]:
     return answer.code, int(answer.ext["nextBeginOffset"])
 
 
-def all_matching(home: House, expression: str, **ext: object) -> list[int]:
+def all_matching(env: BrokerFixture, expression: str, **ext: object) -> list[int]:
     """What a client gets that goes on until the end."""
     found: list[int] = []
     offset, end = 0, 1
     while offset < end:
-        answer = pull(home, offset, expression, **ext)
+        answer = pull(env, offset, expression, **ext)
         assert isinstance(answer, Reply)
         assert answer.ext is not None
         if answer.code == FOUND:
@@ -76,128 +76,128 @@ def subscription(expression: str, version: int = 1) -> SubscriptionData:
     )
 
 
-def test_only_matching_messages_are_given(home: House) -> None:
-    fill(home, 10)
-    answer = pull(home, 2, "n BETWEEN 1 AND 4")
+def test_only_matching_messages_are_given(env: BrokerFixture) -> None:
+    fill(env, 10)
+    answer = pull(env, 2, "n BETWEEN 1 AND 4")
     assert given(answer) == [2, 3, 4]
     assert place(answer) == (FOUND, 10), "what was looked at is not looked at again"
 
 
-def test_no_more_than_asked_for_are_given(home: House) -> None:
-    fill(home, 10)
-    answer = pull(home, 0, "n >= 3", maxMsgNums=2)
+def test_no_more_than_asked_for_are_given(env: BrokerFixture) -> None:
+    fill(env, 10)
+    answer = pull(env, 0, "n >= 3", maxMsgNums=2)
     assert given(answer) == [3, 4]
     assert place(answer) == (FOUND, 5)
 
 
-def test_bytes_are_limited_but_one_message_always_passes(home: House) -> None:
+def test_bytes_are_limited_but_one_message_always_passes(env: BrokerFixture) -> None:
     for number in range(4):
-        home.send(body=b"x" * 1000, properties={"n": str(number)})
-    answer = pull(home, 0, "n >= 0", maxMsgBytes=2500)
+        env.send(body=b"x" * 1000, properties={"n": str(number)})
+    answer = pull(env, 0, "n >= 0", maxMsgBytes=2500)
     assert len(bodies(answer)) == 2
     assert place(answer) == (FOUND, 2)
-    answer = pull(home, 1, "n >= 2", maxMsgBytes=10)
+    answer = pull(env, 1, "n >= 2", maxMsgBytes=10)
     assert len(bodies(answer)) == 1
     assert place(answer) == (FOUND, 3)
 
 
-def test_a_rare_match_does_not_hold_up_others(home: House) -> None:
-    fill(home, filtered_read.LOOKS_MAX + 50)
-    answer = pull(home, 0, "n = 300")
+def test_a_rare_match_does_not_hold_up_others(env: BrokerFixture) -> None:
+    fill(env, filtered_read.LOOKS_MAX + 50)
+    answer = pull(env, 0, "n = 300")
     assert place(answer) == (AGAIN, filtered_read.LOOKS_MAX)
-    assert given(pull(home, filtered_read.LOOKS_MAX, "n = 300")) == [300]
+    assert given(pull(env, filtered_read.LOOKS_MAX, "n = 300")) == [300]
 
 
-def test_a_heavy_filter_looks_at_fewer_messages_in_a_turn(home: House) -> None:
-    fill(home, 50)
+def test_a_heavy_filter_looks_at_fewer_messages_in_a_turn(env: BrokerFixture) -> None:
+    fill(env, 50)
     heavy = " OR ".join(f"n = {number}" for number in range(1000, 1999))
-    assert place(pull(home, 0, heavy)) == (AGAIN, 2)
-    assert all_matching(home, f"{heavy} OR n = 40") == [40]
+    assert place(pull(env, 0, heavy)) == (AGAIN, 2)
+    assert all_matching(env, f"{heavy} OR n = 40") == [40]
 
 
 def test_large_messages_are_looked_at_in_turns(
-    home: House, monkeypatch: pytest.MonkeyPatch
+    env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(filtered_read, "LOOK_BYTES_MAX", 3000)
     for _ in range(10):
-        home.send(body=b"x" * 1000)
-    assert place(pull(home, 0, "n = 1", maxMsgNums=1)) == (AGAIN, 3)
+        env.send(body=b"x" * 1000)
+    assert place(pull(env, 0, "n = 1", maxMsgNums=1)) == (AGAIN, 3)
 
 
 @pytest.mark.parametrize("count", [1, 7, 32, 1000])
 @pytest.mark.parametrize("size", [10, 700, 100_000])
-def test_nothing_is_left_out_in_any_step(home: House, count: int, size: int) -> None:
-    fill(home, 500)
-    found = all_matching(home, "n = 7 OR n BETWEEN 100 AND 130", maxMsgNums=count, maxMsgBytes=size)
+def test_nothing_is_left_out_in_any_step(env: BrokerFixture, count: int, size: int) -> None:
+    fill(env, 500)
+    found = all_matching(env, "n = 7 OR n BETWEEN 100 AND 130", maxMsgNums=count, maxMsgBytes=size)
     assert found == [7, *range(100, 131)]
 
 
 def test_old_messages_are_filtered_in_the_pool(tmp_path: Path) -> None:
-    with house(tmp_path / "store") as home:
-        create_topic(home)
-        fill(home, 900)
+    with broker_fixture(tmp_path / "store") as env:
+        create_topic(env)
+        fill(env, 900)
     config = msgspec.structs.replace(small_config(sync_flush=False), hot_bytes=0)
-    with house(tmp_path / "store", Settings(store=config)) as home:
-        home.store.disk.read_now = lambda *_: False  # type: ignore[method-assign,assignment]
-        assert given(pull(home, 0, "n = 5")) == [5]
-        assert place(pull(home, 6, "n = 5")) == (AGAIN, 806)
-        assert all_matching(home, "n > 890") == list(range(891, 900))
+    with broker_fixture(tmp_path / "store", Settings(store=config)) as env:
+        env.store.disk.read_now = lambda *_: False  # type: ignore[method-assign,assignment]
+        assert given(pull(env, 0, "n = 5")) == [5]
+        assert place(pull(env, 6, "n = 5")) == (AGAIN, 806)
+        assert all_matching(env, "n > 890") == list(range(891, 900))
 
 
-def test_the_subscription_of_the_heartbeat_filters(home: House) -> None:
-    fill(home, 10)
-    home.heartbeat(subscription("n < 2"))
-    assert given(home.pull(0, flags=0, subVersion=1)) == [0, 1]
-    home.heartbeat(subscription("n >= 8", 2))
-    assert given(home.pull(0, flags=0, subVersion=2)) == [8, 9]
-    home.heartbeat(subscription("n < 2", 1))  # an old heartbeat that comes late
-    assert given(home.pull(0, flags=0, subVersion=2)) == [8, 9]
+def test_the_subscription_of_the_heartbeat_filters(env: BrokerFixture) -> None:
+    fill(env, 10)
+    env.heartbeat(subscription("n < 2"))
+    assert given(env.pull(0, flags=0, subVersion=1)) == [0, 1]
+    env.heartbeat(subscription("n >= 8", 2))
+    assert given(env.pull(0, flags=0, subVersion=2)) == [8, 9]
+    env.heartbeat(subscription("n < 2", 1))  # an old heartbeat that comes late
+    assert given(env.pull(0, flags=0, subVersion=2)) == [8, 9]
 
 
-def test_a_held_pull_wakes_only_for_matching_messages(home: House) -> None:
-    assert isinstance(pull(home, 0, "n = 3", flags=6), Suspend)
-    fill(home, 3)
-    assert home.woken == []
-    assert len(home.context.long_polling) == 1
-    fill(home, 2, first=3)
-    assert given(home.woken[0]) == [3]
-    assert place(home.woken[0]) == (FOUND, 5)
+def test_a_held_pull_wakes_only_for_matching_messages(env: BrokerFixture) -> None:
+    assert isinstance(pull(env, 0, "n = 3", flags=6), Suspend)
+    fill(env, 3)
+    assert env.woken == []
+    assert len(env.context.long_polling) == 1
+    fill(env, 2, first=3)
+    assert given(env.woken[0]) == [3]
+    assert place(env.woken[0]) == (FOUND, 5)
 
 
-def test_a_held_pull_that_nothing_matches_ends_behind_what_came(home: House) -> None:
-    pull(home, 0, "n = 9", flags=6)
-    fill(home, 3)
-    home.tick(15_000)
-    assert place(home.woken[0])[1] == 3
+def test_a_held_pull_that_nothing_matches_ends_behind_what_came(env: BrokerFixture) -> None:
+    pull(env, 0, "n = 9", flags=6)
+    fill(env, 3)
+    env.tick(15_000)
+    assert place(env.woken[0])[1] == 3
 
 
-def test_a_bad_filter_is_refused_with_its_place(home: House) -> None:
-    fill(home, 1)
-    answer = pull(home, 0, "n > > 1")
+def test_a_bad_filter_is_refused_with_its_place(env: BrokerFixture) -> None:
+    fill(env, 1)
+    answer = pull(env, 0, "n > > 1")
     assert isinstance(answer, Reply)
     assert (answer.code, (answer.ext or {})["nextBeginOffset"]) == (23, "0")
     assert "column 5" in (answer.remark or "")
-    assert place(pull(home, 0, ""))[0] == 23
-    assert place(pull(home, 0, "a", expressionType="CLASS"))[0] == 23
-    home.heartbeat(subscription("n > > 1"))
-    answer = home.pull(0, flags=0)
+    assert place(pull(env, 0, ""))[0] == 23
+    assert place(pull(env, 0, "a", expressionType="CLASS"))[0] == 23
+    env.heartbeat(subscription("n > > 1"))
+    answer = env.pull(0, flags=0)
     assert isinstance(answer, Reply)
     assert answer.code == 27
     assert "column 5" in (answer.remark or "")
 
 
-def test_filters_are_switched_off_while_running(home: House) -> None:
-    fill(home, 1)
-    home.live.change({"enablePropertyFilter": "false"})
-    answer = pull(home, 0, "n = 0")
+def test_filters_are_switched_off_while_running(env: BrokerFixture) -> None:
+    fill(env, 1)
+    env.live.change({"enablePropertyFilter": "false"})
+    answer = pull(env, 0, "n = 0")
     assert isinstance(answer, Reply)
     assert answer.code == 1
     assert "property_filter" in (answer.remark or "")
-    home.live.change({"enablePropertyFilter": "true"})
-    assert given(pull(home, 0, "n = 0")) == [0]
+    env.live.change({"enablePropertyFilter": "true"})
+    assert given(pull(env, 0, "n = 0")) == [0]
 
 
-def test_tags_are_properties_too(home: House) -> None:
-    home.send(body=b"1", tag="a")
-    home.send(body=b"2", tag="b")
-    assert given(pull(home, 0, "TAGS = 'b' AND CLUSTER = 'DefaultCluster'")) == [2]
+def test_tags_are_properties_too(env: BrokerFixture) -> None:
+    env.send(body=b"1", tag="a")
+    env.send(body=b"2", tag="b")
+    assert given(pull(env, 0, "TAGS = 'b' AND CLUSTER = 'DefaultCluster'")) == [2]

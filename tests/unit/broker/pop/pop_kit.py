@@ -1,4 +1,4 @@
-"""A consumer that pops from a House."""
+"""A POP client of a broker fixture."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +20,7 @@ from penstock.wire.receipt_handle import (
     retry_topic,
 )
 from tests.store_kit import small_config
-from tests.unit.broker.broker_kit import House
+from tests.unit.broker.broker_kit import BrokerFixture
 
 REVIVE = "rmq_sys_REVIVE_LOG_DefaultCluster"
 
@@ -40,24 +40,30 @@ class Popped(NamedTuple):
         return self.message.body
 
 
-class Popper:
+class PopClient:
     """Pops for one group from one topic, over frames."""
 
-    def __init__(self, home: House, topic: str = "T", group: str = "G") -> None:
-        self.home = home
+    def __init__(self, env: BrokerFixture, topic: str = "T", group: str = "G") -> None:
+        self.env = env
         self.topic = topic
         self.group = group
 
     def ask(self, **ext: Any) -> Answer:
         fields = {
-            "consumerGroup": self.group, "topic": self.topic, "queueId": -1, "maxMsgNums": 32,
-            "invisibleTime": 10_000, "pollTime": 0, "bornTime": self.home.now_ms, "initMode": 0,
+            "consumerGroup": self.group,
+            "topic": self.topic,
+            "queueId": -1,
+            "maxMsgNums": 32,
+            "invisibleTime": 10_000,
+            "pollTime": 0,
+            "bornTime": self.env.now_ms,
+            "initMode": 0,
             "order": "false",
-        } | ext  # fmt: skip
+        } | ext
         named = {name: str(value) for name, value in fields.items() if value is not None}
-        return self.home.frame(encode(RequestCode.POP_MESSAGE, named, opaque=9, version=493))
+        return self.env.frame(encode(RequestCode.POP_MESSAGE, named, opaque=9, version=493))
 
-    def hold(self, wait_ms: int = 15_000, **ext: Any) -> Suspend:
+    def suspend(self, wait_ms: int = 15_000, **ext: Any) -> Suspend:
         answer = self.ask(pollTime=wait_ms, **ext)
         assert isinstance(answer, Suspend), answer
         return answer
@@ -88,9 +94,15 @@ class Popper:
             key = QueueKey(kind_of(message.topic), message.queue_id)
             assert message.queue_offset in offsets[key]
             receipt = Receipt(
-                starts[key], int(ext["popTime"]), int(ext["invisibleTime"]), int(ext["reviveQid"]),
-                key.kind, "broker-a", message.queue_id, message.queue_offset,
-            )  # fmt: skip
+                starts[key],
+                int(ext["popTime"]),
+                int(ext["invisibleTime"]),
+                int(ext["reviveQid"]),
+                key.kind,
+                "broker-a",
+                message.queue_id,
+                message.queue_offset,
+            )
             found.append(Popped(message, receipt))
         return found
 
@@ -98,12 +110,13 @@ class Popper:
         return {
             "consumerGroup": self.group,
             "topic": retry_topic(self.topic, self.group, receipt.kind),
-            "queueId": str(receipt.queue_id), "offset": str(receipt.queue_offset),
+            "queueId": str(receipt.queue_id),
+            "offset": str(receipt.queue_offset),
             "extraInfo": receipt.format(),
-        }  # fmt: skip
+        }
 
     def ack(self, popped: Popped) -> Reply:
-        return self.home.ask(RequestCode.ACK_MESSAGE, self._named(popped.receipt))
+        return self.env.ask(RequestCode.ACK_MESSAGE, self._named(popped.receipt))
 
     def ack_all(self, popped: list[Popped]) -> None:
         for one in popped:
@@ -117,17 +130,23 @@ class Popper:
             batches[key] = batches.get(key, 0) | 1 << one.receipt.queue_offset - key.start_offset
         acks = [
             BatchAck(
-                consumer_group=self.group, topic=self.topic, retry=r.kind, queue_id=r.queue_id,
-                start_offset=r.start_offset, revive_queue_id=r.revive_queue_id, pop_time=r.pop_ms,
-                invisible_time=r.invisible_ms, bit_set=bits.to_bytes(64, "little").rstrip(b"\0"),
+                consumer_group=self.group,
+                topic=self.topic,
+                retry=r.kind,
+                queue_id=r.queue_id,
+                start_offset=r.start_offset,
+                revive_queue_id=r.revive_queue_id,
+                pop_time=r.pop_ms,
+                invisible_time=r.invisible_ms,
+                bit_set=bits.to_bytes(64, "little").rstrip(b"\0"),
             )
             for r, bits in batches.items()
-        ]  # fmt: skip
+        ]
         body = fastjson.encode(BatchAckMessageRequestBody(broker_name="broker-a", acks=acks))
-        return self.home.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body)
+        return self.env.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body)
 
     def change(self, popped: Popped, invisible_ms: int) -> Popped:
-        """Lend a message for another time; gives it with the new receipt."""
+        """Change the invisible time of a message; returns it with the new receipt handle."""
         reply = self.ask_change(popped, invisible_ms)
         assert reply.code == 0, reply
         assert reply.ext is not None
@@ -144,55 +163,59 @@ class Popper:
 
     def ask_change(self, popped: Popped, invisible_ms: int) -> Reply:
         ext = {**self._named(popped.receipt), "invisibleTime": str(invisible_ms)}
-        return self.home.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
+        return self.env.ask(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, ext)
 
     def notify(self, wait_ms: int = 0, **ext: Any) -> Answer:
         fields = {
-            "consumerGroup": self.group, "topic": self.topic, "queueId": -1, "pollTime": wait_ms,
-            "bornTime": self.home.now_ms, "order": "false",
-        } | ext  # fmt: skip
+            "consumerGroup": self.group,
+            "topic": self.topic,
+            "queueId": -1,
+            "pollTime": wait_ms,
+            "bornTime": self.env.now_ms,
+            "order": "false",
+        } | ext
         named = {name: str(value) for name, value in fields.items() if value is not None}
-        return self.home.frame(encode(RequestCode.NOTIFICATION, named, opaque=9))
+        return self.env.frame(encode(RequestCode.NOTIFICATION, named, opaque=9))
 
 
-def let_pass(home: House, ms: int) -> None:
-    """Sleep as the server does: until the first part is due, a second at most."""
-    end = home.now_ms + ms
-    while home.now_ms < end:
-        wake = max(min(home.broker.due(), home.now_ms + 1000), home.now_ms + 1)
-        home.tick(min(wake, end) - home.now_ms)
+def advance(env: BrokerFixture, ms: int) -> None:
+    """Advance the clock as the server does: until the broker is due, a second at most."""
+    end = env.now_ms + ms
+    while env.now_ms < end:
+        wake = max(min(env.broker.due(), env.now_ms + 1000), env.now_ms + 1)
+        env.tick(min(wake, end) - env.now_ms)
 
 
-def reopen(home: House, root: Path, *, crash: bool = False) -> House:
-    """Start the broker anew, after a clean end or as if it had been killed."""
-    now_ms, settings = home.now_ms, home.live.current
+def reopen(env: BrokerFixture, root: Path, *, crash: bool = False) -> BrokerFixture:
+    """Restart the broker, after a clean stop or as if it had been killed."""
+    now_ms, settings = env.now_ms, env.live.current
     if crash:
-        kill(home)
+        kill(env)
     else:
-        home.close()
-    return House(root, settings, now_ms=now_ms)
+        env.close()
+    return BrokerFixture(root, settings, now_ms=now_ms)
 
 
-def kill(home: House) -> None:
-    """End a broker as kill -9 does: what the page cache holds stays, tables are not written."""
-    home.store.path.settle()
-    home.store._let_go()
+def kill(env: BrokerFixture) -> None:
+    """Stop a broker as kill -9 does: the page cache survives, tables are not saved."""
+    env.store.path.settle()
+    env.store._let_go()
 
 
-def stored(home: House, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
+def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     """All messages of a queue."""
-    home.store.settle()
+    env.store.settle()
     found: list[StoredMessage] = []
-    offset = home.store.min_offset(topic, queue_id)
-    while offset < home.store.max_offset(topic, queue_id):
-        got = home.store.get(topic, queue_id, offset, count_max=512, wait=True)
+    offset = env.store.min_offset(topic, queue_id)
+    while offset < env.store.max_offset(topic, queue_id):
+        got = env.store.get(topic, queue_id, offset, count_max=512, wait=True)
         found += decode_messages(got.data)
         offset = max(got.next_offset, offset + 1)
     return found
 
 
-def persist(home: House) -> None:
-    """Write the tables whose time has come, as the server does."""
-    for effect in home.broker.effects.take():
+def persist(env: BrokerFixture) -> None:
+    """Save the tables that are due, as the server does."""
+    for effect in env.broker.effects.take():
         if isinstance(effect, PersistSoon) and effect.table.dirty:
-            home.context.persistence.save(effect.table)()
+            env.context.persistence.save(effect.table)()

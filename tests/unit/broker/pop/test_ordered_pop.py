@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from penstock.broker.pop.ordered_pop import NEVER, NOT_LENT, OUTDATED, OrderedPops, OrderedQueue
+from penstock.broker.pop.ordered_pop import NEVER, NOT_IN_FLIGHT, OUTDATED, GroupQueue, OrderedPops
 from penstock.errors import StoreDamaged
 from penstock.store.tables import ConfigFile
 
@@ -69,10 +69,8 @@ def test_a_queue_is_blocked_until_all_is_acknowledged() -> None:
     assert pops.commit_and_next(*QUEUE, 6, NOW) == 5
     assert pops.commit_and_next(*QUEUE, 5, NOW) == 8
     assert pops.check_block(None, *QUEUE, NOW)
-    assert pops.needs_ack(*QUEUE, 8, NOW)
     assert pops.commit_and_next(*QUEUE, 8, NOW) == 9
     assert not pops.check_block(None, *QUEUE, NOW)
-    assert not pops.needs_ack(*QUEUE, 8, NOW)
     assert pops.due() == NEVER
 
 
@@ -84,15 +82,15 @@ def test_other_queues_and_groups_are_free() -> None:
     assert not pops.check_block(None, "U", G, Q, NOW)
 
 
-def test_a_queue_opens_when_its_messages_are_visible_again() -> None:
+def test_a_queue_is_unblocked_when_its_messages_are_visible_again() -> None:
     pops = OrderedPops()
     pops.update(None, *QUEUE, NOW, 30_000, [5, 6])
     assert pops.due() == NOW + 30_000
     assert pops.check_block(None, *QUEUE, NOW + 29_999)
-    assert pops.freed(NOW + 29_999) == []
+    assert pops.take_unblocked(NOW + 29_999) == []
     assert not pops.check_block(None, *QUEUE, NOW + 30_000)
-    assert pops.freed(NOW + 30_000) == [OrderedQueue(*QUEUE)]
-    assert pops.freed(NOW + 40_000) == []
+    assert pops.take_unblocked(NOW + 30_000) == [GroupQueue(*QUEUE)]
+    assert pops.take_unblocked(NOW + 40_000) == []
 
 
 def test_the_same_attempt_may_pop_again() -> None:
@@ -107,7 +105,7 @@ def test_the_same_attempt_may_pop_again() -> None:
     assert pops.update("other", *QUEUE, NOW + 3, 30_000, [5, 6]) == "0 qo3%5 1;0 3 0"
 
 
-def test_messages_that_come_again_are_counted() -> None:
+def test_messages_that_are_popped_again_are_counted() -> None:
     pops = OrderedPops()
     pops.update("att", *QUEUE, NOW, 30_000, [5, 7, 9])
     # As Java counts: a queue with a new message was never lent as a whole.
@@ -118,12 +116,12 @@ def test_messages_that_come_again_are_counted() -> None:
     assert pops.update(None, *QUEUE, NOW + 3, 30_000, [12]) == "0 3 0"
 
 
-def test_acknowledgements_that_do_not_fit() -> None:
+def test_acks_outside_of_the_open_pop_are_rejected() -> None:
     pops = OrderedPops()
     assert pops.commit_and_next(*QUEUE, 9, NOW) == 10, "nothing is known: the client is trusted"
     pops.update(None, *QUEUE, NOW, 30_000, [5, 6])
     assert pops.commit_and_next(*QUEUE, 5, NOW - 1) == OUTDATED
-    assert pops.commit_and_next(*QUEUE, 7, NOW) == NOT_LENT
+    assert pops.commit_and_next(*QUEUE, 7, NOW) == NOT_IN_FLIGHT
     assert pops.commit_and_next(*QUEUE, 5, NOW) == 6
     assert pops.commit_and_next(*QUEUE, 5, NOW) == 6, "twice is once"
 
@@ -143,16 +141,16 @@ def test_a_message_may_be_visible_earlier_or_later() -> None:
     assert not pops.update_next_visible("U", G, Q, 5, NOW, NOW)
 
 
-def test_a_reset_frees_the_queue() -> None:
+def test_an_offset_reset_unblocks_the_queue() -> None:
     pops = OrderedPops()
     pops.update(None, *QUEUE, NOW, 30_000, [5])
     pops.clear(*QUEUE)
     assert not pops.check_block(None, *QUEUE, NOW)
     assert pops.due() == NEVER
-    assert pops.freed(NOW + 99_999) == []
+    assert pops.take_unblocked(NOW + 99_999) == []
 
 
-def test_what_is_gone_or_idle_is_forgotten() -> None:
+def test_deleted_and_idle_queues_are_removed() -> None:
     pops = OrderedPops()
     day = 24 * 3600 * 1000
     pops.update(None, T, G, 0, NOW, 1_000, [1])
@@ -170,17 +168,15 @@ def test_what_is_gone_or_idle_is_forgotten() -> None:
     assert pops.check_block(None, T, G, 1, NOW + day)
 
 
-def test_a_file_of_java() -> None:
+def test_a_file_of_java_is_loaded() -> None:
     pops = load(JAVA_FILE)
     popped = NOW + 1
     assert pops.due() == 1_700_000_099_999
-    assert pops.needs_ack(*QUEUE, 11, popped)
-    assert not pops.needs_ack(*QUEUE, 9, popped)
     assert pops.commit_and_next(*QUEUE, 7, popped) == 11
     assert pops.update(None, *QUEUE, NOW + 2, 1, [7, 9]) == "0 qo3%7 2;0 qo3%9 2;0 3 2"
 
 
-def test_the_file_comes_back() -> None:
+def test_a_saved_file_is_loaded() -> None:
     pops = OrderedPops()
     pops.update("try", *QUEUE, NOW, 30_000, [5, 6, 9])
     pops.update(None, T, G, 0, NOW, 10_000, list(range(64)))
@@ -196,10 +192,9 @@ def test_the_file_comes_back() -> None:
     assert not again.check_block("try", *QUEUE, NOW)
     assert again.check_block(None, *QUEUE, NOW + 80_000)
     assert again.commit_and_next(*QUEUE, 6, NOW) == 9
-    assert not again.needs_ack(T, G, 0, 63, NOW)
 
 
-def test_old_and_odd_files() -> None:
+def test_files_of_older_brokers_are_loaded() -> None:
     old = load(b'{"table":{"T@g":{3:{"popTime":1000,"o":[5]},4:{"o":[]},5:{}}}}')
     assert len(old) == 1
     assert old.due() == 61_000
@@ -209,7 +204,7 @@ def test_old_and_odd_files() -> None:
 
 
 class Ordered(RuleBasedStateMachine):
-    """A group that pops two queues in order, against the plainest model: who may see what when."""
+    """A group that pops two queues in order, against a simple model of visible messages."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -222,7 +217,7 @@ class Ordered(RuleBasedStateMachine):
     @rule(ms=st.integers(1, 20_000))
     def wait(self, ms: int) -> None:
         self.now += ms
-        for queue in self.pops.freed(self.now):
+        for queue in self.pops.take_unblocked(self.now):
             assert not self.blocked(queue.queue_id)
 
     def blocked(self, queue_id: int) -> bool:
@@ -280,7 +275,7 @@ class Ordered(RuleBasedStateMachine):
     @invariant()
     def memory_is_bounded(self) -> None:
         assert len(self.pops) <= 2
-        assert len(self.pops._ends) <= 2 * 2 + 64
+        assert len(self.pops._unblock_heap) <= 2 * 2 + 64
 
 
 Ordered.TestCase.settings = settings(max_examples=60, stateful_step_count=40)

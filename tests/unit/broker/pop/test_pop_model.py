@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.broker.pop import revive_log
-from tests.unit.broker.broker_kit import House
-from tests.unit.broker.pop.pop_kit import Popped, Popper, let_pass, persist, reopen
+from tests.unit.broker.broker_kit import BrokerFixture
+from tests.unit.broker.pop.pop_kit import PopClient, Popped, advance, persist, reopen
 
 TIMES_MS = st.sampled_from([0, 1, 500, 3_000, 10_000, 45_000])
 
@@ -33,37 +33,37 @@ class PopMachine(RuleBasedStateMachine):
         super().__init__()
         self.folder = tempfile.TemporaryDirectory(prefix="penstock-pop-")
         self.root = Path(self.folder.name) / "store"
-        self.home = House(self.root)
+        self.env = BrokerFixture(self.root)
         self.sent = 0
         self.acked: set[bytes] = set()
         self.lent: dict[bytes, tuple[int, Popped]] = {}  # until when, with the newest receipt
         self.old: list[Popped] = []  # receipts that are worth nothing any more
 
     @property
-    def popper(self) -> Popper:
-        return Popper(self.home)
+    def client(self) -> PopClient:
+        return PopClient(self.env)
 
     @initialize()
     def make_topic(self) -> None:
         self.send(0, 1)
 
-    # --- what happens
+    # --- rules
 
     @rule(queue_id=st.integers(0, 3), count=st.integers(1, 6))
     def send(self, queue_id: int, count: int) -> None:
         for _ in range(count):
-            assert self.home.send(body=b"%d" % self.sent, queue_id=queue_id).code == 0
+            assert self.env.send(body=b"%d" % self.sent, queue_id=queue_id).code == 0
             self.sent += 1
-        self.home.store.settle()
+        self.env.store.settle()
 
     @rule(count=st.integers(1, 8), invisible_ms=TIMES_MS, queue_id=st.integers(-1, 3))
     def pop(self, count: int, invisible_ms: int, queue_id: int) -> None:
-        found = self.popper.pop(maxMsgNums=count, invisibleTime=invisible_ms, queueId=queue_id)
+        found = self.client.pop(maxMsgNums=count, invisibleTime=invisible_ms, queueId=queue_id)
         assert len(found) <= count
         for popped in found:
-            self.note(popped, self.home.now_ms + invisible_ms)
+            self.note(popped, self.env.now_ms + invisible_ms)
         if invisible_ms == 0:
-            self.home.tick(1)
+            self.env.tick(1)
             self.expire()
 
     def note(self, popped: Popped, until_ms: int) -> None:
@@ -77,7 +77,7 @@ class PopMachine(RuleBasedStateMachine):
     def ack(self, data: st.DataObject) -> None:
         body = data.draw(st.sampled_from(sorted(self.lent)))
         _, popped = self.lent.pop(body)
-        assert self.popper.ack(popped).code == 0
+        assert self.client.ack(popped).code == 0
         self.acked.add(body)
         self.old.append(popped)
 
@@ -86,7 +86,7 @@ class PopMachine(RuleBasedStateMachine):
     def ack_batch(self, data: st.DataObject) -> None:
         chosen = data.draw(st.sets(st.sampled_from(sorted(self.lent)), min_size=1))
         popped = [self.lent.pop(body)[1] for body in sorted(chosen)]
-        assert self.popper.ack_batch(popped).code == 0
+        assert self.client.ack_batch(popped).code == 0
         self.acked |= chosen
 
     @precondition(lambda self: self.lent)
@@ -94,11 +94,11 @@ class PopMachine(RuleBasedStateMachine):
     def change(self, data: st.DataObject, invisible_ms: int) -> None:
         body = data.draw(st.sampled_from(sorted(self.lent)))
         _, popped = self.lent[body]
-        changed = self.popper.change(popped, invisible_ms)
+        changed = self.client.change(popped, invisible_ms)
         self.old.append(popped)
         self.lent[body] = (changed.receipt.visible_ms, changed)
         if invisible_ms == 0:
-            self.home.tick(2)
+            self.env.tick(2)
             self.expire()
 
     @precondition(lambda self: self.old)
@@ -106,60 +106,62 @@ class PopMachine(RuleBasedStateMachine):
     def use_an_old_receipt(self, data: st.DataObject, change: bool) -> None:
         popped = data.draw(st.sampled_from(self.old))
         if change:
-            assert self.popper.ask_change(popped, 1_000).code == 0
+            assert self.client.ask_change(popped, 1_000).code == 0
         else:
-            assert self.popper.ack(popped).code == 0
+            assert self.client.ack(popped).code == 0
 
     @rule(ms=st.sampled_from([1, 100, 3_000, 10_001, 60_000]))
     def time_passes(self, ms: int) -> None:
-        let_pass(self.home, ms)
+        advance(self.env, ms)
         self.expire()
 
     def expire(self) -> None:
-        """What was lent until now has come back."""
-        self.home.store.settle()
+        """All messages in flight were revived."""
+        self.env.store.settle()
         for body, (until_ms, popped) in list(self.lent.items()):
-            if until_ms <= self.home.now_ms:
+            if until_ms <= self.env.now_ms:
                 del self.lent[body]
                 self.old.append(popped)
 
     @rule()
     def tables_are_written(self) -> None:
-        persist(self.home)
+        persist(self.env)
 
     @rule(crash=st.booleans())
     def restart(self, crash: bool) -> None:
-        self.home = reopen(self.home, self.root, crash=crash)
+        self.env = reopen(self.env, self.root, crash=crash)
 
     # --- the end
 
     def teardown(self) -> None:
         try:
             for _ in range(3):
-                let_pass(self.home, 60_000)
+                advance(self.env, 60_000)
                 self.expire()
-                while found := self.popper.pop(invisibleTime=600_000):
+                while found := self.client.pop(invisibleTime=600_000):
                     for popped in found:
-                        self.note(popped, self.home.now_ms + 600_000)
-                    self.popper.ack_all(found)
+                        self.note(popped, self.env.now_ms + 600_000)
+                    self.client.ack_all(found)
                     for popped in found:
                         del self.lent[popped.body]
                         self.acked.add(popped.body)
             assert self.acked == {b"%d" % number for number in range(self.sent)}
-            assert len(self.home.broker.pop.journal.loans) == 0
+            assert len(self.env.broker.pop.revive_log.checkpoints) == 0
         finally:
-            self.home.close()
+            self.env.close()
             self.folder.cleanup()
 
 
 @pytest.fixture(autouse=True)
 def short_journal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So that batches are written again."""
-    monkeypatch.setattr(revive_log, "SPAN_LEAST", 4)
+    """So that checkpoints are rewritten."""
+    monkeypatch.setattr(revive_log, "REWRITE_AFTER", 4)
 
 
 TestPops = PopMachine.TestCase
 TestPops.settings = settings(
-    max_examples=25, stateful_step_count=30, deadline=None,
+    max_examples=25,
+    stateful_step_count=30,
+    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
-)  # fmt: skip
+)

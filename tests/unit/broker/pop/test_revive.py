@@ -1,4 +1,4 @@
-"""Lent messages across restarts: what is open comes back, what is done does not."""
+"""Messages in flight across restarts: open ones are revived, acknowledged ones are not."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.broker.pop import revive, revive_log
-from penstock.broker.pop.checkpoints import Key, Loan, Loans
+from penstock.broker.pop.checkpoints import CheckpointKey, PopCheckpoint, PopCheckpoints
 from penstock.broker.pop.revive_log import REVIVE_GROUP
 from penstock.config import Settings, StoreConfig
 from penstock.errors import DiskFull
@@ -17,303 +17,309 @@ from penstock.wire.bodies.pop_bodies import AckMsg, PopCheckPoint
 from penstock.wire.message import encode_properties
 from penstock.wire.receipt_handle import Receipt, RetryKind
 from penstock.wire.record import Record
-from tests.unit.broker.broker_kit import BORN, House, house
+from tests.unit.broker.broker_kit import BORN, BrokerFixture, broker_fixture
 from tests.unit.broker.pop.pop_kit import (
     REVIVE,
+    PopClient,
     Popped,
-    Popper,
-    let_pass,
+    advance,
     persist,
     pop_settings,
     reopen,
     stored,
 )
 
-Restart = Callable[[], House]
+Restart = Callable[[], BrokerFixture]
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path / "store") as made:
+def env(tmp_path: Path) -> Iterator[BrokerFixture]:
+    with broker_fixture(tmp_path / "store") as made:
         yield made
 
 
-def send(home: House, *texts: bytes, queue_id: int = 0) -> None:
+def send(env: BrokerFixture, *texts: bytes, queue_id: int = 0) -> None:
     for text in texts:
-        assert home.send(body=text, queue_id=queue_id).code == 0
-    home.store.settle()
+        assert env.send(body=text, queue_id=queue_id).code == 0
+    env.store.settle()
 
 
-def journal(home: House) -> list[tuple[str | None, int]]:
+def revive_entries(env: BrokerFixture) -> list[tuple[str | None, int]]:
     """Tags and queues of all entries of the revive log."""
-    return [(m.tags, m.queue_id) for n in range(8) for m in stored(home, REVIVE, n)]
+    return [(m.tags, m.queue_id) for n in range(8) for m in stored(env, REVIVE, n)]
 
 
 @pytest.mark.parametrize("crash", [False, True])
 @pytest.mark.parametrize("persisted", [False, True])
-def test_what_is_lent_stays_lent(tmp_path: Path, crash: bool, persisted: bool) -> None:
+def test_messages_in_flight_survive_a_restart(tmp_path: Path, crash: bool, persisted: bool) -> None:
     root = tmp_path / "store"
-    home = House(root)
-    send(home, b"a", b"b", b"c")
-    popper = Popper(home)
-    first = popper.pop(maxMsgNums=2)
-    popper.ack(first[0])
-    let_pass(home, 6_000)
+    env = BrokerFixture(root)
+    send(env, b"a", b"b", b"c")
+    client = PopClient(env)
+    first = client.pop(maxMsgNums=2)
+    client.ack(first[0])
+    advance(env, 6_000)
     if persisted:
-        persist(home)
-    home = reopen(home, root, crash=crash)
+        persist(env)
+    env = reopen(env, root, crash=crash)
     try:
-        popper = Popper(home)
-        assert popper.bodies() == [b"c"]
-        assert popper.pop() == []
-        let_pass(home, 4_000)
-        home.store.settle()
-        assert popper.bodies() == [b"b"]
-        let_pass(home, 20_000)
-        home.store.settle()
-        assert sorted(popper.bodies()) == [b"b", b"c"]
+        client = PopClient(env)
+        assert client.bodies() == [b"c"]
+        assert client.pop() == []
+        advance(env, 4_000)
+        env.store.settle()
+        assert client.bodies() == [b"b"]
+        advance(env, 20_000)
+        env.store.settle()
+        assert sorted(client.bodies()) == [b"b", b"c"]
     finally:
-        home.close()
+        env.close()
 
 
-def test_receipts_count_after_a_restart(tmp_path: Path) -> None:
+def test_receipt_handles_are_valid_after_a_restart(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    home = House(root)
-    send(home, b"a", b"b", b"c")
-    first, second, third = Popper(home).pop()
-    home = reopen(home, root, crash=True)
+    env = BrokerFixture(root)
+    send(env, b"a", b"b", b"c")
+    first, second, third = PopClient(env).pop()
+    env = reopen(env, root, crash=True)
     try:
-        popper = Popper(home)
-        popper.ack(first)
-        changed = popper.change(second, 30_000)
-        home = reopen(home, root, crash=True)
-        popper = Popper(home)
-        let_pass(home, 10_000)
-        home.store.settle()
-        assert popper.bodies() == [b"c"]
-        popper.ack(changed)
-        home = reopen(home, root, crash=True)
-        let_pass(home, 5_000)
-        assert Popper(home).pop() == []
+        client = PopClient(env)
+        client.ack(first)
+        changed = client.change(second, 30_000)
+        env = reopen(env, root, crash=True)
+        client = PopClient(env)
+        advance(env, 10_000)
+        env.store.settle()
+        assert client.bodies() == [b"c"]
+        client.ack(changed)
+        env = reopen(env, root, crash=True)
+        advance(env, 5_000)
+        assert PopClient(env).pop() == []
         assert third.body == b"c"
     finally:
-        home.close()
+        env.close()
 
 
-def test_time_that_passes_meanwhile_counts(tmp_path: Path) -> None:
+def test_invisible_time_passes_while_the_broker_is_down(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    home = House(root)
-    send(home, b"a")
-    Popper(home).pop()
-    home.now_ms += 60_000
-    home = reopen(home, root, crash=True)
+    env = BrokerFixture(root)
+    send(env, b"a")
+    PopClient(env).pop()
+    env.now_ms += 60_000
+    env = reopen(env, root, crash=True)
     try:
-        home.tick(1)
-        assert Popper(home).bodies() == [b"a"]
+        env.tick(1)
+        assert PopClient(env).bodies() == [b"a"]
     finally:
-        home.close()
+        env.close()
 
 
-def test_a_reset_is_not_undone_by_a_restart(tmp_path: Path) -> None:
+def test_a_restart_does_not_undo_a_reset(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    home = House(root)
-    send(home, b"0", b"1", b"2", b"3")
-    popper = Popper(home)
-    popper.ack_all(popper.pop(maxMsgNums=2))
-    popper.pop(maxMsgNums=1)
-    home.context.offsets.reset("G", "T", {0: 1}, home.now_ms)
-    let_pass(home, 6_000)
-    persist(home)
-    home = reopen(home, root, crash=True)
+    env = BrokerFixture(root)
+    send(env, b"0", b"1", b"2", b"3")
+    client = PopClient(env)
+    client.ack_all(client.pop(maxMsgNums=2))
+    client.pop(maxMsgNums=1)
+    env.context.offsets.reset("G", "T", {0: 1}, env.now_ms)
+    advance(env, 6_000)
+    persist(env)
+    env = reopen(env, root, crash=True)
     try:
-        assert home.context.offsets.get("G", "T", 0) == 1
-        assert Popper(home).bodies() == [b"1", b"2", b"3"]
+        assert env.context.offsets.get("G", "T", 0) == 1
+        assert PopClient(env).bodies() == [b"1", b"2", b"3"]
     finally:
-        home.close()
+        env.close()
 
 
-def test_a_crash_between_copy_and_note_brings_it_twice(
+def test_a_crash_between_copy_and_ack_delivers_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "store"
-    home = House(root)
-    send(home, b"a")
-    Popper(home).pop()
+    env = BrokerFixture(root)
+    send(env, b"a")
+    PopClient(env).pop()
 
     def die(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(home.broker.pop.journal, "ack", die)
+    monkeypatch.setattr(env.broker.pop.revive_log, "ack", die)
     with pytest.raises(KeyboardInterrupt):
-        let_pass(home, 10_000)
-    home = reopen(home, root, crash=True)
+        advance(env, 10_000)
+    env = reopen(env, root, crash=True)
     try:
-        home.tick(1)
-        home.store.settle()
-        assert Popper(home).bodies() == [b"a", b"a"]
+        env.tick(1)
+        env.store.settle()
+        assert PopClient(env).bodies() == [b"a", b"a"]
     finally:
-        home.close()
+        env.close()
 
 
-def test_the_second_kind_of_retry_topics_survives(tmp_path: Path) -> None:
+def test_retry_topics_v2_survive_a_restart(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    home = House(root, pop_settings(pop_retry_topic_v2=True))
-    send(home, b"a")
-    Popper(home).pop()
-    let_pass(home, 10_000)
-    home = reopen(home, root, crash=True)
+    env = BrokerFixture(root, pop_settings(pop_retry_topic_v2=True))
+    send(env, b"a")
+    PopClient(env).pop()
+    advance(env, 10_000)
+    env = reopen(env, root, crash=True)
     try:
-        (again,) = Popper(home).pop()
+        (again,) = PopClient(env).pop()
         assert (again.body, again.receipt.kind) == (b"a", RetryKind.V2)
     finally:
-        home.close()
+        env.close()
 
 
-# --- the journal's place
+# --- progress of the revive log
 
 
-def test_the_journal_is_read_from_the_first_open_batch(home: House) -> None:
-    popper = Popper(home)
-    send(home, *[b"%d" % n for n in range(30)])
-    batches = [popper.pop(maxMsgNums=1) for _ in range(24)]
+def test_the_revive_log_is_read_from_the_oldest_open_checkpoint(env: BrokerFixture) -> None:
+    client = PopClient(env)
+    send(env, *[b"%d" % n for n in range(30)])
+    batches = [client.pop(maxMsgNums=1) for _ in range(24)]
     for number, batch in enumerate(batches):
         if number != 9:
-            popper.ack_all(batch)
-    home.tick(1)
-    (open_one,) = home.broker.pop.journal.loans
+            client.ack_all(batch)
+    env.tick(1)
+    (open_one,) = env.broker.pop.revive_log.checkpoints
     for queue_id in range(8):
-        place = home.context.offsets.get(REVIVE_GROUP, REVIVE, queue_id)
-        end = home.store.max_offset(REVIVE, queue_id)
-        assert place == (open_one.entry if queue_id == open_one.revive_queue_id else end) - 1
+        place = env.context.offsets.get(REVIVE_GROUP, REVIVE, queue_id)
+        end = env.store.max_offset(REVIVE, queue_id)
+        assert (
+            place == (open_one.revive_offset if queue_id == open_one.revive_queue_id else end) - 1
+        )
 
 
-def test_a_batch_that_stays_open_is_written_again(
+def test_a_checkpoint_that_stays_open_is_rewritten(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(revive_log, "SPAN_LEAST", 8)
+    monkeypatch.setattr(revive_log, "REWRITE_AFTER", 8)
     root = tmp_path / "store"
-    home = House(root)
-    send(home, b"long", b"longer")
-    popper = Popper(home)
-    first = popper.pop(invisibleTime=3_600_000)
-    popper.ack(first[0])
+    env = BrokerFixture(root)
+    send(env, b"long", b"longer")
+    client = PopClient(env)
+    first = client.pop(invisibleTime=3_600_000)
+    client.ack(first[0])
     for number in range(200):
-        send(home, b"%d" % number)
-        popper.ack_all(popper.pop())
+        send(env, b"%d" % number)
+        client.ack_all(client.pop())
         if number % 10 == 0:
-            home.tick(1000)
-    (loan,) = home.broker.pop.journal.loans
-    assert loan.entry > 20
-    assert (loan.acked, loan.open_offsets()) == (1, [1])
-    assert home.broker.pop.journal.behind(loan.revive_queue_id) < 32
-    persist(home)
-    home = reopen(home, root, crash=True)
+            env.tick(1000)
+    (checkpoint,) = env.broker.pop.revive_log.checkpoints
+    assert checkpoint.revive_offset > 20
+    assert (checkpoint.acked, checkpoint.open_offsets()) == (1, [1])
+    assert env.broker.pop.revive_log.lag(checkpoint.revive_queue_id) < 32
+    persist(env)
+    env = reopen(env, root, crash=True)
     try:
-        popper = Popper(home)
-        (loan,) = home.broker.pop.journal.loans
-        assert loan.open_offsets() == [1]
-        assert home.context.offsets.get("G", "T", 0) == 202  # not back to that of the old batch
-        let_pass(home, 3_600_000)
-        home.store.settle()
-        assert popper.bodies() == [b"longer"]
+        client = PopClient(env)
+        (checkpoint,) = env.broker.pop.revive_log.checkpoints
+        assert checkpoint.open_offsets() == [1]
+        assert env.context.offsets.get("G", "T", 0) == 202  # not back to that of the old batch
+        advance(env, 3_600_000)
+        env.store.settle()
+        assert client.bodies() == [b"longer"]
     finally:
-        home.close()
+        env.close()
 
 
-def test_retention_keeps_what_is_lent(home: House) -> None:
-    popper = Popper(home)
-    assert home.broker.pop.pinned_from() is None
-    send(home, b"a")
-    place = home.store.log.end
-    send(home, b"b", b"c")
-    first, second, third = popper.pop()
-    assert home.broker.pop.pinned_from() == 0
-    popper.ack(first)
-    popper.change(second, 20_000)
-    popper.ack(third)
-    pinned = home.broker.pop.pinned_from()
+def test_retention_keeps_messages_in_flight(env: BrokerFixture) -> None:
+    client = PopClient(env)
+    assert env.broker.pop.pinned_from() is None
+    send(env, b"a")
+    place = env.store.log.end
+    send(env, b"b", b"c")
+    first, second, third = client.pop()
+    assert env.broker.pop.pinned_from() == 0
+    client.ack(first)
+    client.change(second, 20_000)
+    client.ack(third)
+    pinned = env.broker.pop.pinned_from()
     assert pinned is not None
     assert pinned <= place
 
 
-def test_a_message_that_is_gone_ends_its_loan(
-    home: House, caplog: pytest.LogCaptureFixture
+def test_a_deleted_message_closes_its_checkpoint(
+    env: BrokerFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
-    popper = Popper(home)
-    send(home, b"a" * 900)
-    popper.pop()
-    send(home, *[b"x" * 900] * 200)
-    home.store.expire(1)
-    queue = home.store.queue("T", 0)
+    client = PopClient(env)
+    send(env, b"a" * 900)
+    client.pop()
+    send(env, *[b"x" * 900] * 200)
+    env.store.expire(1)
+    queue = env.store.queue("T", 0)
     assert queue is not None
     assert queue.min_offset > 0
     with caplog.at_level(logging.WARNING):
-        let_pass(home, 10_000)
-    assert "is gone" in caplog.text
-    assert home.broker.pop.revive.lost == 1
-    assert len(home.broker.pop.journal.loans) == 0
+        advance(env, 10_000)
+    assert "it was deleted" in caplog.text
+    assert env.broker.pop.revive.lost == 1
+    assert len(env.broker.pop.revive_log.checkpoints) == 0
 
 
-# --- bringing back
+# --- revive
 
 
-def test_a_turn_brings_back_a_bounded_number(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tick_revives_a_bounded_number(
+    env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(revive, "TICK_MESSAGES_MAX", 10)
-    popper = Popper(home)
-    send(home, *[b"%d" % n for n in range(45)])
+    client = PopClient(env)
+    send(env, *[b"%d" % n for n in range(45)])
     for _ in range(9):
-        popper.pop(maxMsgNums=5)
-    home.now_ms += 20_000
+        client.pop(maxMsgNums=5)
+    env.now_ms += 20_000
     counts = []
     for _ in range(6):
-        home.tick(0)
-        counts.append(len(stored(home, "%RETRY%G_T")))
+        env.tick(0)
+        counts.append(len(stored(env, "%RETRY%G_T")))
     assert counts == [10, 20, 30, 40, 45, 45]
 
 
-def test_a_store_that_refuses_makes_them_wait(home: House) -> None:
-    popper = Popper(home)
-    send(home, b"a")
-    popper.pop()
-    home.now_ms += 10_000
-    home.store.path.refusal = DiskFull("full")
-    home.broker.pop.tick(home.now_ms)
-    assert home.broker.pop.due() == home.now_ms + revive.RETRY_MS
-    assert home.broker.pop.journal.loans.in_flight == {("T", "G", 0): 1}
-    home.store.path.refusal = None
-    let_pass(home, 200)
-    home.store.settle()
-    assert popper.bodies() == [b"a"]
+def test_revive_waits_while_the_store_refuses_writes(env: BrokerFixture) -> None:
+    client = PopClient(env)
+    send(env, b"a")
+    client.pop()
+    env.now_ms += 10_000
+    env.store.path.refusal = DiskFull("full")
+    env.broker.pop.tick(env.now_ms)
+    assert env.broker.pop.due() == env.now_ms + revive.RETRY_MS
+    assert env.broker.pop.revive_log.checkpoints.in_flight == {("T", "G", 0): 1}
+    env.store.path.refusal = None
+    advance(env, 200)
+    env.store.settle()
+    assert client.bodies() == [b"a"]
 
 
-def test_messages_are_read_by_the_pool(home: House, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messages_on_disk_are_read_in_the_thread_pool(
+    env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     read = revive._read
 
     def from_disk(*arguments: Any) -> Any:
         return read(*arguments) if arguments[-1] else None
 
     monkeypatch.setattr(revive, "_read", from_disk)
-    popper = Popper(home)
-    send(home, b"a", b"b", b"c")
-    popped = popper.pop()
-    home.now_ms += 10_000
+    client = PopClient(env)
+    send(env, b"a", b"b", b"c")
+    popped = client.pop()
+    env.now_ms += 10_000
     jobs: list[Any] = []
-    submit = home.store.disk.submit
+    submit = env.store.disk.submit
 
     def put_off(work: Any) -> _Pending:
         jobs.append(work)
         return _Pending()
 
-    monkeypatch.setattr(home.store.disk, "submit", put_off)
-    home.broker.pop.tick(home.now_ms)
-    assert home.broker.pop.due() <= home.now_ms + revive.POLL_MS
-    popper.ack(popped[1])  # while it is read
-    monkeypatch.setattr(home.store.disk, "submit", submit)
-    (loan,) = home.broker.pop.journal.loans
-    home.broker.pop.revive._reading = loan, submit(jobs[0])
-    let_pass(home, 100)
-    home.store.settle()
-    assert popper.bodies() == [b"a", b"c"]
+    monkeypatch.setattr(env.store.disk, "submit", put_off)
+    env.broker.pop.tick(env.now_ms)
+    assert env.broker.pop.due() <= env.now_ms + revive.POLL_MS
+    client.ack(popped[1])  # while it is read
+    monkeypatch.setattr(env.store.disk, "submit", submit)
+    (checkpoint,) = env.broker.pop.revive_log.checkpoints
+    env.broker.pop.revive._reading = checkpoint, submit(jobs[0])
+    advance(env, 100)
+    env.store.settle()
+    assert client.bodies() == [b"a", b"c"]
 
 
 class _Pending:
@@ -322,131 +328,137 @@ class _Pending:
 
 
 @pytest.mark.parametrize("length", [32_500, 32_600, 32_610, 32_620])
-def test_full_properties_do_not_keep_a_message_back(tmp_path: Path, length: int) -> None:
+def test_full_properties_do_not_prevent_revive(tmp_path: Path, length: int) -> None:
     settings = Settings(store=StoreConfig(segment_bytes=1 << 20, queue_file_entries=50))
-    with house(tmp_path / "store", settings) as home:
-        popper = Popper(home)
-        assert home.send(body=b"a", properties={"p": "x" * length}).code == 0
-        home.store.settle()
+    with broker_fixture(tmp_path / "store", settings) as env:
+        client = PopClient(env)
+        assert env.send(body=b"a", properties={"p": "x" * length}).code == 0
+        env.store.settle()
         for times in range(3):
-            (again,) = popper.pop()
+            (again,) = client.pop()
             assert again.message.reconsume_times == times
             assert again.message.properties["p"] == "x" * length
-            let_pass(home, 10_000)
-            home.store.settle()
+            advance(env, 10_000)
+            env.store.settle()
 
 
-def test_the_clock_is_set_back(home: House) -> None:
-    popper = Popper(home)
-    send(home, b"a")
-    popper.pop()
-    home.tick(100)
-    home.now_ms -= 3_600_000
-    home.tick(0)
-    let_pass(home, 10_000)
-    home.store.settle()
-    assert popper.bodies() == [b"a"]
+def test_revive_after_the_clock_is_set_back(env: BrokerFixture) -> None:
+    client = PopClient(env)
+    send(env, b"a")
+    client.pop()
+    env.tick(100)
+    env.now_ms -= 3_600_000
+    env.tick(0)
+    advance(env, 10_000)
+    env.store.settle()
+    assert client.bodies() == [b"a"]
 
 
-def test_names_too_long_together_are_refused(home: House) -> None:
-    home.send(topic="T" * 120, body=b"a")
-    answer = Popper(home, "T" * 120, "G" * 140).ask()
+def test_names_that_are_too_long_for_a_retry_topic_are_refused(env: BrokerFixture) -> None:
+    env.send(topic="T" * 120, body=b"a")
+    answer = PopClient(env, "T" * 120, "G" * 140).ask()
     assert answer.code in (26, 29)  # type: ignore[union-attr]
 
 
 # --- another broker's entries
 
 
-def put(home: House, tag: str, body: Any, queue_id: int, **properties: str) -> None:
+def put(env: BrokerFixture, tag: str, body: Any, queue_id: int, **properties: str) -> None:
     """What the timer of RocketMQ's broker delivers."""
     record = Record()
     text = encode_properties({"TAGS": tag, "TIMER_OUT_MS": "1", **properties})
     record.fill(REVIVE.encode(), fastjson.encode(body), text)
     record.queue_id, record.born_host, record.store_host = queue_id, BORN, BORN
-    assert home.store.put(record, home.now_ms) == 0
-    home.store.settle()
+    assert env.store.put(record, env.now_ms) == 0
+    env.store.settle()
 
 
-def test_batches_of_the_broker_before_us_come_back(home: House) -> None:
-    send(home, b"0", b"1", b"2")
-    home.context.offsets.commit("G", "T", 0, 3, home.now_ms)
-    popper = Popper(home)
-    assert popper.pop() == []
-    pop_ms = home.now_ms - 5_000
+def test_checkpoints_of_another_broker_are_revived(env: BrokerFixture) -> None:
+    send(env, b"0", b"1", b"2")
+    env.context.offsets.commit("G", "T", 0, 3, env.now_ms)
+    client = PopClient(env)
+    assert client.pop() == []
+    pop_ms = env.now_ms - 5_000
     names = {"consumer_group": "G", "topic": "T", "queue_id": 0, "pop_time": pop_ms}
-    put(home, "ack", AckMsg(ack_offset=0, **names), 3)  # type: ignore[arg-type]
+    put(env, "ack", AckMsg(ack_offset=0, **names), 3)  # type: ignore[arg-type]
     ck = PopCheckPoint(num=3, invisible_time=6_000, offset_diffs=(0, 1, 2), **names)  # type: ignore[arg-type]
-    put(home, "ck", ck, 3)
-    home.tick(1_000)
-    put(home, "ack", AckMsg(ack_offset=2, **names), 3)  # type: ignore[arg-type]
-    put(home, "ck", {"so": "no"}, 3)
-    let_pass(home, 10_000)
-    home.store.settle()
-    assert popper.bodies() == [b"1"]
+    put(env, "ck", ck, 3)
+    env.tick(1_000)
+    put(env, "ack", AckMsg(ack_offset=2, **names), 3)  # type: ignore[arg-type]
+    put(env, "ck", {"so": "no"}, 3)
+    advance(env, 10_000)
+    env.store.settle()
+    assert client.bodies() == [b"1"]
 
 
-def test_an_acknowledgement_before_its_batch_is_kept(tmp_path: Path) -> None:
+def test_an_ack_before_its_checkpoint_is_kept(tmp_path: Path) -> None:
     root = tmp_path / "store"
-    home = House(root)
-    send(home, b"0", b"1")
-    home.context.offsets.commit("G", "T", 0, 2, home.now_ms)
-    (message, _) = stored(home)
-    pop_ms = home.now_ms
-    home.now_ms += 1_000
-    home.close()
-    home = House(root, now_ms=home.now_ms)
+    env = BrokerFixture(root)
+    send(env, b"0", b"1")
+    env.context.offsets.commit("G", "T", 0, 2, env.now_ms)
+    (message, _) = stored(env)
+    pop_ms = env.now_ms
+    env.now_ms += 1_000
+    env.close()
+    env = BrokerFixture(root, now_ms=env.now_ms)
     popped = Popped(message, Receipt(0, pop_ms, 20_000, 2, RetryKind.NORMAL, "broker-a", 0, 0))
     try:
-        popper = Popper(home)
-        assert popper.ack(popped).code == 0
+        client = PopClient(env)
+        assert client.ack(popped).code == 0
         ck = PopCheckPoint(
-            num=2, invisible_time=20_000, offset_diffs=(0, 1), consumer_group="G", topic="T",
+            num=2,
+            invisible_time=20_000,
+            offset_diffs=(0, 1),
+            consumer_group="G",
+            topic="T",
             pop_time=pop_ms,
-        )  # fmt: skip
-        put(home, "ck", ck, 2)
-        let_pass(home, 30_000)
-        home.store.settle()
-        assert popper.bodies() == [b"1"]
+        )
+        put(env, "ck", ck, 2)
+        advance(env, 30_000)
+        env.store.settle()
+        assert client.bodies() == [b"1"]
     finally:
-        home.close()
+        env.close()
 
 
 # --- state
 
 
-def test_the_heap_does_not_grow_with_what_is_over() -> None:
-    loans = Loans(8)
+def test_the_heap_does_not_grow_with_closed_checkpoints() -> None:
+    checkpoints = PopCheckpoints(8)
     for number in range(5_000):
-        loan = Loan(Key("T", "G", 0, number, 5), 60_000, [number], number % 8)
-        loans.add(loan)
-        loans.ack(loan, 1)
-    assert len(loans) == 0
-    assert len(loans._ends) < 2_100
-    assert loans.in_flight == {}
-    assert loans.due() == 1 << 62
-    assert [loans.oldest(n) for n in range(8)] == [None] * 8
+        checkpoint = PopCheckpoint(
+            CheckpointKey("T", "G", 0, number, 5), 60_000, [number], number % 8
+        )
+        checkpoints.add(checkpoint)
+        checkpoints.ack(checkpoint, 1)
+    assert len(checkpoints) == 0
+    assert len(checkpoints._due_heap) < 2_100
+    assert checkpoints.in_flight == {}
+    assert checkpoints.due() == 1 << 62
+    assert [checkpoints.oldest(n) for n in range(8)] == [None] * 8
 
 
-def test_early_acknowledgements_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    loans = Loans(8)
+def test_early_acks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoints = PopCheckpoints(8)
     for number in range(20_000):
-        loans.ack_early(Key("T", "G", 0, number, 5), [number])
-    assert len(loans._early) == 10_000
+        checkpoints.ack_early(CheckpointKey("T", "G", 0, number, 5), [number])
+    assert len(checkpoints._early_acks) == 10_000
 
 
-def test_offsets_are_written_after_the_journal(
+def test_offsets_are_saved_after_the_revive_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with house(tmp_path / "store", pop_settings()) as home:
-        send(home, b"a")
-        Popper(home).pop()
+    with broker_fixture(tmp_path / "store", pop_settings()) as env:
+        send(env, b"a")
+        PopClient(env).pop()
         synced: list[int] = []
-        monkeypatch.setattr(home.store, "sync_log", synced.append)
-        work = home.context.persistence.save(home.context.offsets.table)
+        monkeypatch.setattr(env.store, "sync_log", synced.append)
+        work = env.context.persistence.save(env.context.offsets.table)
         assert synced == []
         work()
-        assert synced == [home.store.log.end]
+        assert synced == [env.store.log.end]
         monkeypatch.undo()
-        home.store.flusher.pump()
-        home.context.persistence.save(home.context.offsets.table)()
-        assert synced == [home.store.log.end]
+        env.store.flusher.pump()
+        env.context.persistence.save(env.context.offsets.table)()
+        assert synced == [env.store.log.end]

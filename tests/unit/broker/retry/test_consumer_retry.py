@@ -20,7 +20,7 @@ from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import StoredMessage, encode_batch
 from penstock.wire.output import encode
 from tests.store_kit import SEGMENT_BYTES, small_config
-from tests.unit.broker.broker_kit import House, house, read_reply
+from tests.unit.broker.broker_kit import BrokerFixture, broker_fixture, read_reply
 from tests.unit.broker.delay.test_delay_levels import SCHEDULE, bodies, let_pass, stored
 
 RETRY, DEAD = "%RETRY%G", "%DLQ%G"
@@ -29,13 +29,13 @@ OLD = 120  # before V3_4_9
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[House]:
-    with house(tmp_path / "store") as made:
+def env(tmp_path: Path) -> Iterator[BrokerFixture]:
+    with broker_fixture(tmp_path / "store") as made:
         yield made
 
 
 def hand_back(
-    home: House, message: StoredMessage, level: int = 0, *, version: int = 493, **ext: Any
+    env: BrokerFixture, message: StoredMessage, level: int = 0, *, version: int = 493, **ext: Any
 ) -> Reply:
     fields = {
         "offset": message.physical_offset, "group": "G", "delayLevel": level,
@@ -44,32 +44,32 @@ def hand_back(
     named = {name: str(value) for name, value in fields.items() if value is not None}
     code = RequestCode.CONSUMER_SEND_MSG_BACK
     try:
-        answer = home.frame(encode(code, named, opaque=7, version=version))
+        answer = env.frame(encode(code, named, opaque=7, version=version))
     except PenstockError as error:  # of work that was done in the pool
         answer = refusal(error)
-    home.store.settle()
+    env.store.settle()
     assert isinstance(answer, Reply)
     return answer
 
 
-def group(home: House, **fields: Any) -> None:
-    home.context.groups.put(SubscriptionGroupConfig(group_name="G", **fields), home.now_ms)
+def group(env: BrokerFixture, **fields: Any) -> None:
+    env.context.groups.put(SubscriptionGroupConfig(group_name="G", **fields), env.now_ms)
 
 
-def send(home: House, **rest: Any) -> StoredMessage:
-    assert home.send(**rest).code == 0
-    return stored(home)[-1]
+def send(env: BrokerFixture, **rest: Any) -> StoredMessage:
+    assert env.send(**rest).code == 0
+    return stored(env)[-1]
 
 
-def test_a_message_handed_back_comes_again_later(home: House) -> None:
-    message = send(home, body=b"hard", tag="vip", properties={"k": "v"})
-    answer = hand_back(home, message)
+def test_a_message_handed_back_comes_again_later(env: BrokerFixture) -> None:
+    message = send(env, body=b"hard", tag="vip", properties={"k": "v"})
+    answer = hand_back(env, message)
     assert (answer.code, answer.remark, answer.body) == (0, None, b"")
-    (parked,) = stored(home, SCHEDULE, 2)
-    let_pass(home, LEVELS_MS[2] - 1)
-    assert stored(home, RETRY) == []
-    let_pass(home, 1)
-    (again,) = stored(home, RETRY)
+    (parked,) = stored(env, SCHEDULE, 2)
+    let_pass(env, LEVELS_MS[2] - 1)
+    assert stored(env, RETRY) == []
+    let_pass(env, 1)
+    (again,) = stored(env, RETRY)
     assert (again.body, again.tags, again.properties["k"]) == (b"hard", "vip", "v")
     assert again.reconsume_times == 1
     assert again.properties["RETRY_TOPIC"] == "T"
@@ -80,37 +80,37 @@ def test_a_message_handed_back_comes_again_later(home: House) -> None:
     assert again.properties == parked.properties
 
 
-def test_sixteen_times_and_then_to_the_dead_letters(home: House) -> None:
-    message = send(home, body=b"hopeless")
+def test_sixteen_times_and_then_to_the_dead_letters(env: BrokerFixture) -> None:
+    message = send(env, body=b"hopeless")
     origin = message.offset_id
     for times in range(16):
-        sent_ms = home.now_ms
-        assert hand_back(home, message, maxReconsumeTimes=16).code == 0
-        home.tick(LEVELS_MS[2 + times] - 1)
-        assert len(stored(home, RETRY)) == times
-        home.tick(1)
-        message = stored(home, RETRY)[-1]
+        sent_ms = env.now_ms
+        assert hand_back(env, message, maxReconsumeTimes=16).code == 0
+        env.tick(LEVELS_MS[2 + times] - 1)
+        assert len(stored(env, RETRY)) == times
+        env.tick(1)
+        message = stored(env, RETRY)[-1]
         assert message.reconsume_times == times + 1
         assert message.store_ms == sent_ms + LEVELS_MS[2 + times]
-    assert hand_back(home, message, maxReconsumeTimes=16).code == 0
-    (dead,) = stored(home, DEAD)
+    assert hand_back(env, message, maxReconsumeTimes=16).code == 0
+    (dead,) = stored(env, DEAD)
     assert dead.body == b"hopeless"
     assert dead.reconsume_times == 17
     assert dead.properties["RETRY_TOPIC"] == "T"
     assert dead.properties["ORIGIN_MESSAGE_ID"] == origin
     assert dead.properties["DELAY"] == "0"
-    config = home.context.topics.get(DEAD)
+    config = env.context.topics.get(DEAD)
     assert config is not None
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
-    assert home.broker.retry.dead == {("G", "T"): 1}
+    assert env.broker.retry.dead == {("G", "T"): 1}
 
 
-def test_beyond_the_last_level_retries_stay_there(home: House) -> None:
-    group(home, retry_max_times=100)
-    message = send(home)
-    home.send("%RETRY%G", body=b"old", properties={"RETRY_TOPIC": "T"})
-    assert hand_back(home, message, level=40).code == 0
-    assert len(stored(home, SCHEDULE, 17)) == 1
+def test_beyond_the_last_level_retries_stay_there(env: BrokerFixture) -> None:
+    group(env, retry_max_times=100)
+    message = send(env)
+    env.send("%RETRY%G", body=b"old", properties={"RETRY_TOPIC": "T"})
+    assert hand_back(env, message, level=40).code == 0
+    assert len(stored(env, SCHEDULE, 17)) == 1
 
 
 @pytest.mark.parametrize(
@@ -121,47 +121,47 @@ def test_beyond_the_last_level_retries_stay_there(home: House) -> None:
     ],
 )  # fmt: skip
 def test_the_client_says_how_often_where_it_may(
-    home: House, of_group: int, of_client: int | None, version: int, dead: bool
+    env: BrokerFixture, of_group: int, of_client: int | None, version: int, dead: bool
 ) -> None:
-    group(home, retry_max_times=of_group)
-    message = send(home)
-    assert hand_back(home, message, version=version, maxReconsumeTimes=of_client).code == 0
-    assert len(stored(home, DEAD)) == dead
-    assert len(stored(home, SCHEDULE, 2)) == (not dead)
+    group(env, retry_max_times=of_group)
+    message = send(env)
+    assert hand_back(env, message, version=version, maxReconsumeTimes=of_client).code == 0
+    assert len(stored(env, DEAD)) == dead
+    assert len(stored(env, SCHEDULE, 2)) == (not dead)
 
 
-def test_a_negative_level_means_never_again(home: House) -> None:
-    assert hand_back(home, send(home), level=-1).code == 0
-    assert len(stored(home, DEAD)) == 1
+def test_a_negative_level_means_never_again(env: BrokerFixture) -> None:
+    assert hand_back(env, send(env), level=-1).code == 0
+    assert len(stored(env, DEAD)) == 1
 
 
-def test_a_level_of_the_client_counts(home: House) -> None:
-    assert hand_back(home, send(home), level=5).code == 0
-    (parked,) = stored(home, SCHEDULE, 4)
+def test_a_level_of_the_client_counts(env: BrokerFixture) -> None:
+    assert hand_back(env, send(env), level=5).code == 0
+    (parked,) = stored(env, SCHEDULE, 4)
     assert parked.properties["DELAY"] == "5"
 
 
-def test_a_group_without_retry_queues_gets_nothing_again(home: House) -> None:
-    group(home, retry_queue_nums=0)
-    end = home.store.log.end
-    message = send(home)
-    end = home.store.log.end
-    assert hand_back(home, message).code == 0
-    assert home.store.log.end == end
+def test_a_group_without_retry_queues_gets_nothing_again(env: BrokerFixture) -> None:
+    group(env, retry_queue_nums=0)
+    end = env.store.log.end
+    message = send(env)
+    end = env.store.log.end
+    assert hand_back(env, message).code == 0
+    assert env.store.log.end == end
 
 
-def test_retries_are_spread_over_the_queues_that_exist(home: House) -> None:
-    group(home, retry_queue_nums=3)
-    message = send(home)
+def test_retries_are_spread_over_the_queues_that_exist(env: BrokerFixture) -> None:
+    group(env, retry_queue_nums=3)
+    message = send(env)
     for _ in range(6):
-        hand_back(home, message, level=1)
-    let_pass(home, 2000)
-    assert [len(stored(home, RETRY, queue)) for queue in range(3)] == [2, 2, 2]
-    group(home, retry_queue_nums=9)  # the topic keeps its three
+        hand_back(env, message, level=1)
+    let_pass(env, 2000)
+    assert [len(stored(env, RETRY, queue)) for queue in range(3)] == [2, 2, 2]
+    group(env, retry_queue_nums=9)  # the topic keeps its three
     for _ in range(6):
-        hand_back(home, message, level=1)
-    let_pass(home, 2000)
-    assert [len(stored(home, RETRY, queue)) for queue in range(3)] == [4, 4, 4]
+        hand_back(env, message, level=1)
+    let_pass(env, 2000)
+    assert [len(stored(env, RETRY, queue)) for queue in range(3)] == [4, 4, 4]
 
 
 @pytest.mark.parametrize(
@@ -173,85 +173,85 @@ def test_retries_are_spread_over_the_queues_that_exist(home: House) -> None:
     ],
 )
 def test_what_nobody_was_given_can_not_be_handed_back(
-    home: House, topic: str, properties: dict[str, str]
+    env: BrokerFixture, topic: str, properties: dict[str, str]
 ) -> None:
-    assert home.send(properties=properties).code == 0
-    (parked,) = stored(home, topic)
-    answer = hand_back(home, parked, -1)
+    assert env.send(properties=properties).code == 0
+    (parked,) = stored(env, topic)
+    answer = hand_back(env, parked, -1)
     assert (answer.code, "still waits" in (answer.remark or "")) == (1, True)
-    assert stored(home, DEAD) == []
+    assert stored(env, DEAD) == []
 
 
-def test_refusals(home: House) -> None:
-    message = send(home)
-    answer = hand_back(home, message, offset=1)
+def test_refusals(env: BrokerFixture) -> None:
+    message = send(env)
+    answer = hand_back(env, message, offset=1)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "look message by offset failed, 1" in (answer.remark or "")
     for missing in ({"offset": None}, {"group": None}, {"delayLevel": None}):
-        assert hand_back(home, message, 0, version=493, **missing).code == 29
-    set_broker(home, auto_create_groups=False)
-    assert hand_back(home, message, group="H").code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
-    set_broker(home, permission=4)
-    assert hand_back(home, message).code == ResponseCode.NO_PERMISSION
-    set_broker(home, permission=6)
-    config = home.context.topics.get(RETRY)
+        assert hand_back(env, message, 0, version=493, **missing).code == 29
+    set_broker(env, auto_create_groups=False)
+    assert hand_back(env, message, group="H").code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    set_broker(env, permission=4)
+    assert hand_back(env, message).code == ResponseCode.NO_PERMISSION
+    set_broker(env, permission=6)
+    config = env.context.topics.get(RETRY)
     assert config is not None
-    home.context.topics.put(msgspec.structs.replace(config, perm=4), home.now_ms)
-    assert hand_back(home, message).code == ResponseCode.NO_PERMISSION
+    env.context.topics.put(msgspec.structs.replace(config, perm=4), env.now_ms)
+    assert hand_back(env, message).code == ResponseCode.NO_PERMISSION
 
 
-def set_broker(home: House, **fields: Any) -> None:
-    current = home.live.current
+def set_broker(env: BrokerFixture, **fields: Any) -> None:
+    current = env.live.current
     broker = msgspec.structs.replace(current.broker, **fields)
-    home.live.current = msgspec.structs.replace(current, broker=broker)
+    env.live.current = msgspec.structs.replace(current, broker=broker)
 
 
-def test_a_store_that_refuses_is_said(home: House) -> None:
-    message = send(home)
-    home.store.path.refusal = DiskFull("full")
-    assert hand_back(home, message).code == ResponseCode.SERVICE_NOT_AVAILABLE
+def test_a_store_that_refuses_is_said(env: BrokerFixture) -> None:
+    message = send(env)
+    env.store.path.refusal = DiskFull("full")
+    assert hand_back(env, message).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
-def test_a_message_that_grows_too_long_is_refused(home: House) -> None:
-    message = send(home, body=b"x" * (SEGMENT_BYTES - 300))
-    end = home.store.log.end
-    assert hand_back(home, message).code == ResponseCode.MESSAGE_ILLEGAL
-    assert home.store.log.end == end
+def test_a_message_that_grows_too_long_is_refused(env: BrokerFixture) -> None:
+    message = send(env, body=b"x" * (SEGMENT_BYTES - 300))
+    end = env.store.log.end
+    assert hand_back(env, message).code == ResponseCode.MESSAGE_ILLEGAL
+    assert env.store.log.end == end
 
 
-def test_tools_see_what_was_handed_back(home: House) -> None:
-    message = send(home)
+def test_tools_see_what_was_handed_back(env: BrokerFixture) -> None:
+    message = send(env)
     for _ in range(2):
-        hand_back(home, message, level=1)
+        hand_back(env, message, level=1)
     for _ in range(3):
-        home.tick(10_000)
+        env.tick(10_000)
     ext = {"statsName": "SNDBCK_PUT_NUMS", "statsKey": "T@G"}
-    told = home.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext)
+    told = env.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext)
     minute = fastjson.decode(told.body, BrokerStatsData).stats_minute
     assert minute is not None
     assert minute.sum == 2
-    home.context.stats.forget_group("G")
-    assert home.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext).code != 0
+    env.context.stats.forget_group("G")
+    assert env.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext).code != 0
 
 
 def test_under_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
-    with house(tmp_path, Settings(store=small_config(sync_flush=True))) as home:
-        home.send()
-        home.store.settle()
+    with broker_fixture(tmp_path, Settings(store=small_config(sync_flush=True))) as env:
+        env.send()
+        env.store.settle()
         ext = {"offset": "0", "group": "G", "delayLevel": "1"}
         for flag in (0, 2):
-            command = Command(36, ext, now_ms=home.now_ms, flag=flag, opaque=5)
-            home.store.settle()
-            home.store.flusher.pump()
-            home.store.settle()
-            answer = home.broker.handle(command)
+            command = Command(36, ext, now_ms=env.now_ms, flag=flag, opaque=5)
+            env.store.settle()
+            env.store.flusher.pump()
+            env.store.settle()
+            answer = env.broker.handle(command)
             assert isinstance(answer, InThread)
             answer = answer.then(answer.work())
             if flag:
                 assert answer is None
             else:
                 assert isinstance(answer, EncodedReply)
-                assert answer.offset == home.store.log.end
+                assert answer.offset == env.store.log.end
                 assert read_reply(answer.data).code == 0
                 assert read_reply(answer.late).code == ResponseCode.FLUSH_DISK_TIMEOUT
 
@@ -260,32 +260,37 @@ def test_under_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
 
 
 def send_back(
-    home: House, *, reconsumed: int, times_max: int | None = None, version: int = 493, **props: str
+    env: BrokerFixture,
+    *,
+    reconsumed: int,
+    times_max: int | None = None,
+    version: int = 493,
+    **props: str,
 ) -> Reply:
     named = {"UNIQ_KEY": "u", "RETRY_TOPIC": "T", **props}
     ext = {
         "a": "CLIENT_INNER_PRODUCER", "b": RETRY, "c": "TBW102", "d": "4", "e": "0", "f": "0",
-        "g": str(home.now_ms), "h": "0", "j": str(reconsumed), "m": "false",
+        "g": str(env.now_ms), "h": "0", "j": str(reconsumed), "m": "false",
         "i": "".join(f"{name}\x01{value}\x02" for name, value in named.items()),
     }  # fmt: skip
     if times_max is not None:
         ext["l"] = str(times_max)
     frame = encode(RequestCode.SEND_MESSAGE_V2, ext, b"mine", opaque=7, version=version)
-    answer = home.frame(frame)
-    home.store.settle()
+    answer = env.frame(frame)
+    env.store.settle()
     assert isinstance(answer, Reply)
     return answer
 
 
-def test_what_a_client_sends_back_itself_waits_too(home: House) -> None:
-    assert send_back(home, reconsumed=1, times_max=16, DELAY="4").code == 0
-    assert bodies(home, SCHEDULE, 3) == [b"mine"]
-    let_pass(home, LEVELS_MS[3])
-    (again,) = stored(home, RETRY)
+def test_what_a_client_sends_back_itself_waits_too(env: BrokerFixture) -> None:
+    assert send_back(env, reconsumed=1, times_max=16, DELAY="4").code == 0
+    assert bodies(env, SCHEDULE, 3) == [b"mine"]
+    let_pass(env, LEVELS_MS[3])
+    (again,) = stored(env, RETRY)
     assert again.reconsume_times == 1
     # Clients before 4.6.1 leave the mark of a transaction on it.
-    assert send_back(home, reconsumed=1, DELAY="4", TRAN_MSG="true").code == 0
-    assert send_back(home, reconsumed=0, DELAY="4", TRAN_MSG="true").code == 13
+    assert send_back(env, reconsumed=1, DELAY="4", TRAN_MSG="true").code == 0
+    assert send_back(env, reconsumed=0, DELAY="4", TRAN_MSG="true").code == 13
 
 
 @pytest.mark.parametrize(
@@ -294,43 +299,43 @@ def test_what_a_client_sends_back_itself_waits_too(home: House) -> None:
      (3, 2, 493, True), (3, 2, OLD, False)],
 )  # fmt: skip
 def test_what_was_tried_too_often_goes_to_the_dead_letters(
-    home: House, reconsumed: int, times_max: int | None, version: int, dead: bool
+    env: BrokerFixture, reconsumed: int, times_max: int | None, version: int, dead: bool
 ) -> None:
-    answer = send_back(home, reconsumed=reconsumed, times_max=times_max, version=version, DELAY="3")
+    answer = send_back(env, reconsumed=reconsumed, times_max=times_max, version=version, DELAY="3")
     assert answer.code == 0
     assert answer.ext is not None
     assert answer.ext["queueId"] == "0"
-    assert len(stored(home, DEAD)) == dead
+    assert len(stored(env, DEAD)) == dead
     if dead:
-        (letter,) = stored(home, DEAD)
+        (letter,) = stored(env, DEAD)
         assert letter.properties["DELAY"] == "-1"
         assert answer.ext["msgId"] == letter.offset_id
-        assert home.broker.retry.dead == {("G", "T"): 1}
+        assert env.broker.retry.dead == {("G", "T"): 1}
 
 
-def test_a_group_that_consumes_in_order_gives_up_at_once(home: House) -> None:
+def test_a_group_that_consumes_in_order_gives_up_at_once(env: BrokerFixture) -> None:
     queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
-    home.context.locks.lock("G", "c1", [queue], home.now_ms)
-    assert send_back(home, reconsumed=1, times_max=16, DELAY="3").code == 0
-    assert len(stored(home, DEAD)) == 1
-    home.now_ms += 61_000  # the lease is over
-    assert send_back(home, reconsumed=1, times_max=16, DELAY="3").code == 0
-    assert len(stored(home, DEAD)) == 1
+    env.context.locks.lock("G", "c1", [queue], env.now_ms)
+    assert send_back(env, reconsumed=1, times_max=16, DELAY="3").code == 0
+    assert len(stored(env, DEAD)) == 1
+    env.now_ms += 61_000  # the lease is over
+    assert send_back(env, reconsumed=1, times_max=16, DELAY="3").code == 0
+    assert len(stored(env, DEAD)) == 1
 
 
-def test_an_unknown_group_can_t_send_back(home: House) -> None:
-    set_broker(home, auto_create_groups=False)
-    answer = send_back(home, reconsumed=1)
+def test_an_unknown_group_can_t_send_back(env: BrokerFixture) -> None:
+    set_broker(env, auto_create_groups=False)
+    answer = send_back(env, reconsumed=1)
     assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-def test_a_batch_can_t_go_to_a_retry_topic(home: House) -> None:
+def test_a_batch_can_t_go_to_a_retry_topic(env: BrokerFixture) -> None:
     body = encode_batch([(b"one", 0, {})])
     ext = {
         "a": "g", "b": RETRY, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
         "i": "", "m": "true",
     }  # fmt: skip
-    answer = home.frame(encode(RequestCode.SEND_BATCH_MESSAGE, ext, body, opaque=7))
+    answer = env.frame(encode(RequestCode.SEND_BATCH_MESSAGE, ext, body, opaque=7))
     assert isinstance(answer, Reply)
     assert answer.code == MessageIllegal.code
 
@@ -345,16 +350,16 @@ def test_the_group_of_a_retry_topic() -> None:
 
 
 def test_only_messages_that_may_be_read_are_handed_back(
-    home: House, monkeypatch: pytest.MonkeyPatch
+    env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The right on a group must not open the door to other topics' messages."""
-    message = send(home)
+    message = send(env)
     asked: list[str] = []
 
     def check_read(command: Command, topic: str) -> Reply:
         asked.append(topic)
         return Reply(ResponseCode.NO_PERMISSION)
 
-    monkeypatch.setattr(home.context.access, "check_read", check_read)
-    assert hand_back(home, message).code == ResponseCode.NO_PERMISSION
+    monkeypatch.setattr(env.context.access, "check_read", check_read)
+    assert hand_back(env, message).code == ResponseCode.NO_PERMISSION
     assert asked == ["T"]

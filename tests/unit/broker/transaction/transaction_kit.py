@@ -16,7 +16,7 @@ from penstock.rpc.router import refusal
 from penstock.wire.codes import RequestCode
 from penstock.wire.message import StoredMessage, decode_message, decode_messages
 from penstock.wire.message_ids import decode_offset_id
-from tests.unit.broker.broker_kit import NOW_MS, House
+from tests.unit.broker.broker_kit import NOW_MS, BrokerFixture
 
 HALF, OP = "RMQ_SYS_TRANS_HALF_TOPIC", "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 DISCARDED = "TRANS_CHECK_MAX_TIME_TOPIC"
@@ -56,7 +56,7 @@ class Killed(BaseException):
     """Simulates kill -9 of the broker."""
 
 
-class TransactionFixture(House):
+class TransactionFixture(BrokerFixture):
     """A broker with transactions."""
 
     def __init__(self, root: Path, settings: Settings | None = None, now_ms: int = 0) -> None:
