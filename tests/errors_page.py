@@ -25,11 +25,11 @@ and exits with code 1. The metric `penstock_refused_total` counts refusals by cl
 
 
 def error_classes() -> list[type[PenstockError]]:
-    """All error classes, in the order of the file."""
+    """All error classes, in the order of the file, without aliases."""
     return [
         kind
-        for kind in vars(errors).values()
-        if isinstance(kind, type) and issubclass(kind, PenstockError)
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, PenstockError) and kind.__name__ == name
     ]
 
 
