@@ -28,7 +28,7 @@ json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON i
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionOptions:
+class ServerAccess:
     """How to connect to servers."""
 
     access_key: str
@@ -54,14 +54,14 @@ class ConnectionOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ClusterOptions(ConnectionOptions):
+class ClusterOptions(ServerAccess):
     """The cluster, by its NameServers."""
 
     nameserver: str | None
     namespace: str
 
     def keywords(self) -> "ClientKeywords":
-        return {**ConnectionOptions.keywords(self), "namespace": self.namespace}
+        return {**ServerAccess.keywords(self), "namespace": self.namespace}
 
     def admin(self) -> "AsyncAdmin":
         """A client for administration."""
@@ -71,7 +71,7 @@ class ClusterOptions(ConnectionOptions):
 
 
 @dataclass(frozen=True, slots=True)
-class BrokerOptions(ConnectionOptions):
+class BrokerOptions(ServerAccess):
     """Brokers, by their addresses or by a NameServer and a cluster."""
 
     addresses: Sequence[str]
@@ -155,7 +155,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         log.removeHandler(warnings)
 
 
-_CONNECTION_OPTIONS = (
+_CONNECTION_FLAGS = (
     click.option(
         "--access-key",
         default="",
@@ -219,13 +219,13 @@ def broker_options(command: F) -> F:
         if brokers.addresses and brokers.nameserver:
             raise click.UsageError("--broker and --nameserver can't be used together")
 
-    return _with_options(command, BrokerOptions, (*_BROKER_OPTIONS, *_CONNECTION_OPTIONS), check)
+    return _with_options(command, BrokerOptions, (*_BROKER_OPTIONS, *_CONNECTION_FLAGS), check)
 
 
 def cluster_options(command: F) -> F:
     """Add the options that choose NameServers; the command receives them as its first argument."""
     return _with_options(
-        command, ClusterOptions, (*_CLUSTER_OPTIONS, *_CONNECTION_OPTIONS), lambda cluster: None
+        command, ClusterOptions, (*_CLUSTER_OPTIONS, *_CONNECTION_FLAGS), lambda cluster: None
     )
 
 
