@@ -20,7 +20,7 @@ MAX_OFFSET = RequestCode.GET_MAX_OFFSET
 async def test_all_traffic_goes_through_the_proxies(env: Environment) -> None:
     topic = env.topic(queues=2)
     async with Network(env.cluster) as network:
-        session = Session(ClientOptions.of(network.nameservers, {}))
+        session = Session(ClientOptions(network.nameservers))
         await session.start()
         try:
             route = await session.route(topic)

@@ -276,7 +276,7 @@ def test_an_iteration_and_a_future_do_not_go_on_in_the_child() -> None:
         next(follow)
         from penstock.client.sync.loop_thread import loop_thread
         hold = threading.Event()  # so that the future is not done at the fork
-        loop_thread().soon(lambda: hold.wait(30))
+        loop_thread().call_soon(lambda: hold.wait(30))
         future = producer.submit(Message("T", "second"))
 
         def work():

@@ -132,7 +132,7 @@ async def with_world(body, *before: str, topics: Iterable[str] = ("Orders",), **
 
 def new_session(nameservers: list[str] | str, **keywords) -> Session:  # type: ignore[no-untyped-def]
     options: ClientKeywords = keywords
-    return Session(ClientOptions.of(nameservers, options))
+    return Session(ClientOptions(nameservers, **options))
 
 
 def test_a_dead_nameserver_is_passed_over_and_then_asked_last(run: Run) -> None:

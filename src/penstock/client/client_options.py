@@ -1,99 +1,161 @@
-"""Options that all clients share: NameServers, client id, credentials, TLS, timeouts.
+"""Options: one frozen dataclass per client, shared by its asyncio and its synchronous class.
 
-Every client class accepts them as keyword arguments (`Unpack[ClientKeywords]`) besides its own, so
-editors and mypy know all of them. `ClientOptions.of` validates them.
+`ClientOptions` has the options of all clients; those of a producer or consumer are a subclass. The
+fields of the dataclass are the keyword arguments of the constructors, with their defaults:
+`takes_options` gives a constructor the signature of its options, `same_arguments_as` gives a
+synchronous client the signature of its asyncio counterpart. Editors and mypy see these signatures.
 """
 
+import inspect
 import os
 import ssl as tls
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from collections.abc import Callable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from difflib import get_close_matches
+from functools import cached_property, wraps
+from typing import Any, Concatenate, ParamSpec, TypedDict, TypeVar
 
 from penstock.clock import Clock
 from penstock.errors import BadSetting
 from penstock.transport.peer import split_address
+from penstock.wire.codes import group_fault
 
 NAMESERVER_DEFAULT = "127.0.0.1:9876"
 NAMESERVER_VARIABLE = "NAMESRV_ADDR"
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 
+P = ParamSpec("P")
+OptionsT = TypeVar("OptionsT")
+ClientT = TypeVar("ClientT")
+
+
+@dataclass(frozen=True)
+class ClientOptions:
+    """Options of all clients.
+
+    `nameservers` is a list of addresses, or a string with `;` or `,` as separator, or one URL from
+    which a list of addresses is read periodically; None: the environment variable NAMESRV_ADDR.
+    `ssl=True` encrypts without checking certificates, as RocketMQ's clients do by default. `trace`
+    may be the name of the topic for traces.
+    """
+
+    nameservers: str | Sequence[str] | None = None
+    _: KW_ONLY
+    namespace: str = ""
+    access_key: str = ""
+    secret_key: str = field(default="", repr=False)
+    security_token: str | None = field(default=None, repr=False)
+    ssl: tls.SSLContext | bool = False
+    instance_name: str = ""
+    timeout_ms: int = 3_000
+    route_refresh_ms: int = 30_000
+    heartbeat_ms: int = 30_000
+    trace: bool | str = False
+    clock: Clock | None = None
+
+    def __post_init__(self) -> None:
+        self.addresses  # noqa: B018 - raises BadSetting
+        for name in ("timeout_ms", "route_refresh_ms", "heartbeat_ms"):
+            check_at_least(self, name, 1)
+        if bool(self.access_key) != bool(self.secret_key):
+            raise BadSetting(
+                "access_key and secret_key belong together", hint="give both or neither"
+            )
+
+    @cached_property
+    def addresses(self) -> tuple[str, ...]:
+        """The addresses of the NameServers, or one URL."""
+        return _addresses(self.nameservers)
+
+    @cached_property
+    def ssl_context(self) -> tls.SSLContext | None:
+        """The TLS context of all connections; None: without TLS."""
+        return _unverified_context() if self.ssl is True else self.ssl or None
+
+    @property
+    def trace_topic(self) -> str | None:
+        """The topic for traces; None: no traces."""
+        return TRACE_TOPIC if self.trace is True else self.trace or None
+
 
 class ClientKeywords(TypedDict, total=False):
-    """Keyword arguments that all clients share."""
+    """The keyword arguments of `ClientOptions`, for callers that collect them in a dict."""
 
     namespace: str
     access_key: str
     secret_key: str
-    security_token: str
+    security_token: str | None
     ssl: tls.SSLContext | bool
     instance_name: str
     timeout_ms: int
     route_refresh_ms: int
     heartbeat_ms: int
     trace: bool | str
-    clock: Clock
+    clock: Clock | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClientOptions:
-    """The validated options of one client.
+def takes_options(
+    options: Callable[P, OptionsT],
+) -> Callable[[Callable[[ClientT, OptionsT], None]], Callable[Concatenate[ClientT, P], None]]:
+    """Decorate an `__init__(self, options)`: it takes the arguments of the options class."""
 
-    `nameservers` holds addresses, or one URL from which a list of addresses is read periodically.
-    `ssl=True` encrypts without checking certificates, as RocketMQ's clients do by default.
-    `trace_topic` is None if tracing is off.
-    """
+    signature = inspect.signature(options)
 
-    nameservers: tuple[str, ...] = (NAMESERVER_DEFAULT,)
-    namespace: str = ""
-    access_key: str = ""
-    secret_key: str = ""
-    security_token: str | None = None
-    ssl: tls.SSLContext | None = None
-    instance_name: str = ""
-    timeout_ms: int = 3_000
-    route_refresh_ms: int = 30_000
-    heartbeat_ms: int = 30_000
-    trace_topic: str | None = None
-    clock: Clock | None = None
+    def decorate(
+        init: Callable[[ClientT, OptionsT], None],
+    ) -> Callable[Concatenate[ClientT, P], None]:
+        @wraps(init)
+        def init_with_keywords(self: ClientT, /, *args: P.args, **kwargs: P.kwargs) -> None:
+            unknown = kwargs.keys() - signature.parameters.keys()
+            if unknown:
+                raise _unknown_keyword(type(self), min(unknown), signature)
+            init(self, options(*args, **kwargs))
 
-    @classmethod
-    def of(
-        cls, nameservers: str | Sequence[str] | None, keywords: ClientKeywords
-    ) -> "ClientOptions":
-        """Validate keyword arguments; raises BadSetting, TypeError."""
-        given = dict(keywords)
-        unknown = sorted(given.keys() - ClientKeywords.__annotations__.keys())
-        if unknown:
-            known = ", ".join(sorted(ClientKeywords.__annotations__))
-            raise TypeError(f"unknown option {unknown[0]!r}; options of all clients are {known}")
-        context = keywords.get("ssl")
-        trace = keywords.get("trace", False)
-        options = cls(
-            nameservers=_addresses(nameservers),
-            namespace=keywords.get("namespace", ""),
-            access_key=keywords.get("access_key", ""),
-            secret_key=keywords.get("secret_key", ""),
-            security_token=keywords.get("security_token"),
-            ssl=_unverified_context() if context is True else context or None,
-            instance_name=keywords.get("instance_name", ""),
-            timeout_ms=_positive("timeout_ms", keywords.get("timeout_ms", 3_000)),
-            route_refresh_ms=_positive(
-                "route_refresh_ms", keywords.get("route_refresh_ms", 30_000)
-            ),
-            heartbeat_ms=_positive("heartbeat_ms", keywords.get("heartbeat_ms", 30_000)),
-            trace_topic=TRACE_TOPIC if trace is True else trace or None,
-            clock=keywords.get("clock"),
-        )
-        if bool(options.access_key) != bool(options.secret_key):
-            raise BadSetting(
-                "access_key and secret_key belong together", hint="give both or neither"
-            )
-        return options
+        _set_signature(init_with_keywords, signature)
+        return init_with_keywords
+
+    return decorate
+
+
+def same_arguments_as(
+    client: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Decorate an `__init__(self, *args, **kwargs)` that passes its arguments on to a client."""
+
+    def decorate(init: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        _set_signature(init, inspect.signature(client))
+        return init
+
+    return decorate
+
+
+def check_at_least(options: object, name: str, least: int) -> None:
+    """Raise BadSetting if an option is below its minimum."""
+    value: int = getattr(options, name)
+    if value < least:
+        raise BadSetting(f"{name} is {value}", hint=f"give {least} or more")
+
+
+def check_group(group: str) -> None:
+    """Raise BadSetting if this is not a valid group name."""
+    fault = group_fault(group)
+    if fault is not None:
+        raise BadSetting(f"bad group name {group[:80]!r}: {fault}", hint="use another name")
+
+
+def _unknown_keyword(client: type, name: str, signature: inspect.Signature) -> TypeError:
+    similar = get_close_matches(name, signature.parameters, 1)
+    hint = f"; did you mean {similar[0]!r}?" if similar else ""
+    return TypeError(f"{client.__name__}() got an unexpected keyword argument {name!r}{hint}")
+
+
+def _set_signature(init: Callable[..., None], signature: inspect.Signature) -> None:
+    me = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    parameters = [me, *signature.parameters.values()]
+    init.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
 
 
 def _addresses(given: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Addresses from a list, from a string separated by `;` or `,`, or from the environment."""
     if given is None:
         given = os.environ.get(NAMESERVER_VARIABLE) or NAMESERVER_DEFAULT
     if isinstance(given, str):
@@ -111,14 +173,6 @@ def _addresses(given: str | Sequence[str] | None) -> tuple[str, ...]:
                 f"bad NameServer address: {error}", hint='for example "localhost:9876"'
             ) from None
     return addresses
-
-
-def _positive(name: str, value: int) -> int:
-    if value <= 0:
-        raise BadSetting(
-            f"{name} is {value}; it must be greater than 0", hint="the unit is milliseconds"
-        )
-    return value
 
 
 def _unverified_context() -> tls.SSLContext:

@@ -273,7 +273,7 @@ class Session:
             self.check_alive()
             peer = self._peers[address] = Peer(
                 address,
-                ssl=self.options.ssl,
+                ssl=self.options.ssl_context,
                 sign=self._sign,
                 clock=self.clock,
                 on_request=lambda ask: self._handle_request(address, ask),

@@ -34,9 +34,9 @@ class NameServerClient:
         self._options = options
         self._clock = clock
         self._sign = sign
-        first = options.nameservers[0]
+        first = options.addresses[0]
         self._url = first if first.startswith(("http://", "https://")) else None
-        self.addresses: tuple[str, ...] = () if self._url else options.nameservers
+        self.addresses: tuple[str, ...] = () if self._url else options.addresses
         self._peers: dict[str, Peer] = {}
         self._last_good = ""  # address of the NameServer that answered last
         self._refresh_task: asyncio.Task[None] | None = None
@@ -128,7 +128,7 @@ class NameServerClient:
         peer = self._peers.get(address)
         if peer is None:
             peer = self._peers[address] = Peer(
-                address, ssl=self._options.ssl, sign=self._sign, clock=self._clock
+                address, ssl=self._options.ssl_context, sign=self._sign, clock=self._clock
             )
         return peer
 

@@ -16,7 +16,7 @@ from penstock.client.admin.admin_values import BrokerAddress, TopicKind
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.consumer.offset_store import broker_of, offset_in
 from penstock.client.lifetime import Lifetime
-from penstock.client.sync.loop_thread import Face, blocking
+from penstock.client.sync.sync_client import SyncClient, blocking
 from penstock.errors import (
     GroupNotExist,
     NoNameServer,
@@ -379,7 +379,7 @@ def assigned_queues(topics: TopicSelection) -> set[MessageQueue]:
     }
 
 
-class ClusterMetadata(Face[AsyncClusterMetadata]):
+class ClusterMetadata(SyncClient[AsyncClusterMetadata]):
     """`AsyncClusterMetadata` for Spark's callbacks, which are synchronous."""
 
     def __init__(self, connection: ConnectionOptions, *, timeout_ms: int) -> None:

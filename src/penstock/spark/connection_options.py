@@ -175,7 +175,7 @@ class ConnectionOptions:
         if "tlsKey" in given and "tlsCert" not in given:
             raise BadSetting("the option tlsKey needs tlsCert", hint="set both or neither")
         connection = cls(
-            nameservers=ClientOptions.of(given.text("nameserver"), {}).nameservers,
+            nameservers=ClientOptions(given.text("nameserver")).addresses,
             namespace=given.text("namespace") or "",
             access_key=given.text("accessKey") or "",
             secret_key=given.text("secretKey") or "",
@@ -209,7 +209,7 @@ class ConnectionOptions:
 
     def client_options(self) -> ClientOptions:
         """The options of a client `Session`."""
-        return ClientOptions.of(self.nameservers, self.client_keywords())
+        return ClientOptions(self.nameservers, **self.client_keywords())
 
     def _context(self) -> ssl.SSLContext:
         """Host names are not checked: servers are known by their addresses."""

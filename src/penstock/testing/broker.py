@@ -85,7 +85,7 @@ class InProcessBroker:
                 try:
                     thread.run(cluster.stop)
                 finally:
-                    thread.end()
+                    thread.stop()
         finally:
             remove()
 
@@ -104,7 +104,7 @@ class InProcessBroker:
     def restart(self) -> Awaitable[None]:
         """Shut the broker down and start it again on the same port with the same store."""
         thread, cluster = self._running()
-        return _await_or_wait(thread.begin(cluster.restart))
+        return _await_or_wait(thread.submit(cluster.restart))
 
     # --- messages
 
@@ -150,7 +150,7 @@ class InProcessBroker:
 
     def _advance(self, ms: int) -> Awaitable[None]:
         thread, cluster = self._running()
-        return _await_or_wait(thread.begin(cluster.advance, ms))
+        return _await_or_wait(thread.submit(cluster.advance, ms))
 
     def _read(self, read: Callable[[InProcessCluster], T]) -> T:
         thread, cluster = self._running()

@@ -1,12 +1,15 @@
-"""What clients are told, the names of tenants, and the queues of a route."""
+"""Options of clients, namespaces and routes."""
 
+import inspect
 import ssl
 from datetime import datetime, timedelta
+from typing import Any, get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock import AsyncProducer, Consumer, Producer, TransactionProducer
 from penstock.client.client_options import TRACE_TOPIC, ClientKeywords, ClientOptions
 from penstock.client.messages import Message
 from penstock.client.namespace import with_namespace, without_namespace
@@ -25,51 +28,78 @@ from penstock.wire.bodies.client_bodies import BrokerData, MessageQueue, QueueDa
         ("http://names/list", ("http://names/list",)),
     ],
 )
-def test_nameservers_in_all_their_forms(given_: str | list[str], meant: tuple[str, ...]) -> None:
-    assert ClientOptions.of(given_, {}).nameservers == meant
+def test_nameservers_are_given_as_text_list_or_url(
+    given_: str | list[str], meant: tuple[str, ...]
+) -> None:
+    assert ClientOptions(given_).addresses == meant
 
 
-def test_nameservers_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nameservers_default_to_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NAMESRV_ADDR", "names:9876")
-    assert ClientOptions.of(None, {}).nameservers == ("names:9876",)
+    assert ClientOptions().addresses == ("names:9876",)
     monkeypatch.delenv("NAMESRV_ADDR")
-    assert ClientOptions.of(None, {}).nameservers == ("127.0.0.1:9876",)
+    assert ClientOptions().addresses == ("127.0.0.1:9876",)
 
 
 @pytest.mark.parametrize("bad", ["localhost", "localhost:x", ":1", "", ";", "a:70000"])
-def test_an_address_that_is_none_is_refused_by_name(bad: str) -> None:
+def test_bad_nameserver_address_is_refused(bad: str) -> None:
     with pytest.raises(BadSetting, match="NameServer"):
-        ClientOptions.of(bad, {})
+        ClientOptions(bad)
 
 
-def test_a_key_without_its_secret_is_refused() -> None:
+def test_access_key_without_secret_key_is_refused() -> None:
     with pytest.raises(BadSetting, match="belong together"):
-        ClientOptions.of("a:1", {"access_key": "me"})
+        ClientOptions("a:1", access_key="me")
 
 
 @pytest.mark.parametrize("name", ["timeout_ms", "heartbeat_ms", "route_refresh_ms"])
 def test_times_must_be_positive(name: str) -> None:
-    keywords: ClientKeywords = {name: 0}  # type: ignore[misc]
+    keywords: dict[str, Any] = {name: 0}
     with pytest.raises(BadSetting, match=f"{name} is 0"):
-        ClientOptions.of("a:1", keywords)
+        ClientOptions("a:1", **keywords)
 
 
-def test_an_unknown_option_names_the_known_ones() -> None:
-    keywords: ClientKeywords = {"acces_key": "me"}  # type: ignore[typeddict-unknown-key]
-    with pytest.raises(TypeError, match=r"acces_key.*access_key"):
-        ClientOptions.of("a:1", keywords)
+@pytest.mark.parametrize("client", [AsyncProducer, Producer])
+def test_unknown_option_suggests_a_similar_one(client: type) -> None:
+    with pytest.raises(TypeError, match=r"AsyncProducer\(\).*acces_key.*access_key"):
+        client("a:1", acces_key="me")
+    with pytest.raises(TypeError, match=r"'zzz'$"):
+        client("a:1", zzz=1)
 
 
-def test_tls_and_trace_by_a_plain_true() -> None:
-    options = ClientOptions.of("a:1", {"ssl": True, "trace": True})
-    assert options.ssl is not None
-    assert options.ssl.verify_mode == ssl.CERT_NONE
+def test_group_is_required_where_there_is_no_default() -> None:
+    assert AsyncProducer("a:1").group == "penstock"
+    for client in (TransactionProducer, Consumer):
+        with pytest.raises(TypeError, match="group"):
+            client("a:1")  # type: ignore[call-arg]
+
+
+def test_signatures_show_every_option_with_its_default() -> None:
+    parameters = inspect.signature(Producer).parameters
+    assert next(iter(parameters)) == "nameservers"
+    assert parameters["retries"].default == 2
+    assert parameters["retries"].kind is inspect.Parameter.KEYWORD_ONLY
+    assert parameters["timeout_ms"].default == 3_000
+    assert inspect.signature(Consumer).parameters["group"].default is inspect.Parameter.empty
+
+
+def test_client_keywords_are_those_of_client_options() -> None:
+    options = get_type_hints(ClientOptions)
+    del options["nameservers"], options["_"]
+    assert get_type_hints(ClientKeywords) == options
+
+
+def test_tls_and_trace_accept_true() -> None:
+    options = ClientOptions("a:1", ssl=True, trace=True)
+    assert options.ssl_context is not None
+    assert options.ssl_context.verify_mode == ssl.CERT_NONE
+    assert options.ssl_context is options.ssl_context
     assert options.trace_topic == TRACE_TOPIC
     context = ssl.create_default_context()
-    options = ClientOptions.of("a:1", {"ssl": context, "trace": "MyTraces"})
-    assert options.ssl is context
+    options = ClientOptions("a:1", ssl=context, trace="MyTraces")
+    assert options.ssl_context is context
     assert options.trace_topic == "MyTraces"
-    assert ClientOptions.of("a:1", {"ssl": False}).ssl is None
+    assert ClientOptions("a:1", ssl=False).ssl_context is None
 
 
 @pytest.mark.parametrize(
@@ -83,13 +113,13 @@ def test_tls_and_trace_by_a_plain_true() -> None:
         ("rmq_sys_x", "rmq_sys_x"),
     ],
 )
-def test_names_of_a_tenant(name: str, full: str) -> None:
+def test_namespace_is_added_to_a_name(name: str, full: str) -> None:
     assert with_namespace("acme", name) == full
     assert with_namespace("", name) == name
 
 
 @given(st.sampled_from(["", "%RETRY%", "%DLQ%"]), st.text("abcXYZ_-", min_size=1))
-def test_a_namespace_comes_off_as_it_went_on(prefix: str, name: str) -> None:
+def test_namespace_is_removed_again(prefix: str, name: str) -> None:
     full = with_namespace("tenant", prefix + name)
     assert without_namespace("tenant", full) == prefix + name
 
@@ -109,7 +139,7 @@ def route(**parts: object) -> Route:
     return Route.of("T", data)
 
 
-def test_queues_are_those_that_may_be_used() -> None:
+def test_route_has_writable_and_readable_queues() -> None:
     assert route().write_queues == (MessageQueue("T", "b", 0),)
     assert route().read_queues == (
         MessageQueue("T", "a", 0),
@@ -119,26 +149,26 @@ def test_queues_are_those_that_may_be_used() -> None:
     )
 
 
-def test_an_order_configuration_fixes_the_queues() -> None:
+def test_order_configuration_fixes_the_queues() -> None:
     ordered = route(order_topic_conf="a:1;b:2;nonsense;c:x")
     assert [(q.broker_name, q.queue_id) for q in ordered.write_queues] == [
         ("a", 0), ("b", 0), ("b", 1),
     ]  # fmt: skip
 
 
-def test_addresses_fall_back_to_another_of_the_same_name() -> None:
+def test_address_of_an_unknown_broker_id_falls_back_to_another_of_its_set() -> None:
     assert route().address("b", 1) == "b:2"
     assert route().address("b", 7) == "b:1"
     assert route().address("slave-only") == "s:1"
     assert route().address("unknown") is None
 
 
-def test_a_message_takes_text_and_single_keys() -> None:
+def test_message_accepts_a_str_body_and_a_single_key() -> None:
     message = Message("T", "häh", keys="k")
     assert (message.content, message.keys) == ("häh".encode(), ("k",))
 
 
-def test_a_message_needs_a_topic_and_waits_in_one_way_only() -> None:
+def test_message_needs_a_topic_and_has_at_most_one_delay() -> None:
     with pytest.raises(MessageIllegal, match="has no topic"):
         Message("")
     with pytest.raises(MessageIllegal, match="more than one delay"):
@@ -147,7 +177,7 @@ def test_a_message_needs_a_topic_and_waits_in_one_way_only() -> None:
         Message("T", deliver_at=datetime(2030, 1, 1), delay=timedelta(seconds=1))
 
 
-def test_a_route_of_absurdly_many_queues_is_refused() -> None:
+def test_route_with_too_many_queues_is_refused() -> None:
     queues = [QueueData(broker_name="a", read_queue_nums=2**31 - 1, write_queue_nums=1, perm=6)]
     with pytest.raises(BodyError, match="queues"):
         Route.of("t", TopicRouteData(queue_datas=queues))

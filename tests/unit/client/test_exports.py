@@ -7,7 +7,7 @@ import pytest
 from tests.unit.client.sync.test_loop_thread import run
 
 
-def test_importing_penstock_loads_nothing_big() -> None:
+def test_importing_penstock_imports_no_other_module() -> None:
     out = run(
         """
         import sys
@@ -22,7 +22,7 @@ def test_importing_penstock_loads_nothing_big() -> None:
     assert out.split() == ["penstock"]
 
 
-def test_every_export_can_be_had() -> None:
+def test_every_export_exists() -> None:
     import penstock
     import penstock.client
 
@@ -36,36 +36,37 @@ def test_every_export_can_be_had() -> None:
         _ = penstock.client.Nonsense
 
 
-def test_every_asynchronous_method_has_its_blocking_twin() -> None:
+def test_every_asyncio_method_has_a_synchronous_counterpart() -> None:
     import inspect
 
     import penstock
 
-    session = {
-        "handle_request",
-        "consumers",
-        "producers",
-        "route_changed",
-        "topics",
-    }  # for its session
-    transaction = {"begun", "end", "left"}  # for `Transaction`
-    building = {"from_each", "ask_each", "tell_each", "change_each", "for_each", "bare_queue",
-                "full_queue", "is_ours"}  # fmt: skip
+    session = {"handle_request", "consumers", "producers", "route_changed", "topics"}
+    transaction = {"local_transaction_started", "end", "local_transaction_ended"}
+    admin = {
+        "from_each",
+        "ask_each",
+        "tell_each",
+        "change_each",
+        "for_each",
+        "bare_queue",
+        "full_queue",
+        "is_ours",
+    }
     for name in [name for name in penstock.__all__ if name.startswith("Async")]:
-        asynchronous, face = getattr(penstock, name), getattr(penstock, name.removeprefix("Async"))
+        client = getattr(penstock, name)
+        sync_client = getattr(penstock, name.removeprefix("Async"))
         public = {
             member
-            for member, value in inspect.getmembers(asynchronous)
+            for member, value in inspect.getmembers(client)
             if inspect.isfunction(value) and not member.startswith("_")
         }
-        missing = {member for member in public if not hasattr(face, member)}
-        assert missing <= session | building | transaction, name
-        wanted = inspect.signature(asynchronous.__init__)
-        given = inspect.signature(face.__init__)
-        assert given == wanted, f"{name} takes other options than its twin"
+        missing = {member for member in public if not hasattr(sync_client, member)}
+        assert missing <= session | admin | transaction, name
+        assert inspect.signature(sync_client.__init__) == inspect.signature(client.__init__)
 
 
-def test_the_library_keeps_quiet_without_logging() -> None:
+def test_library_is_silent_without_logging_configuration() -> None:
     import penstock.client  # noqa: F401
 
     handlers = logging.getLogger("penstock").handlers

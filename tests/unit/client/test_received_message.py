@@ -28,7 +28,7 @@ VALUES = st.text(st.characters(codec="utf-8", exclude_characters="\x01\x02\x00")
     offset=st.integers(0, 2**62),
     flag=st.integers(-(2**31), 2**31 - 1),
 )
-def test_every_attribute_is_what_the_plain_decoder_says(
+def test_attributes_equal_those_of_the_reference_decoder(
     body: bytes, properties: dict[str, str], topic: str, born: str, store: str, offset: int,
     flag: int,
 ) -> None:  # fmt: skip
@@ -49,7 +49,7 @@ def test_every_attribute_is_what_the_plain_decoder_says(
     assert message.record == data
 
 
-def test_properties_by_javas_rules() -> None:
+def test_properties_follow_javas_rules() -> None:
     text = b"TAGS\x01a\x02TAGS\x01\x02\x02\x01x\x02KEYS\x01k1 k2\x02"
     text += b"TAGS\x01b\x02TAGS\x01\x02XTAGS\x01c"
     (message,) = decode_records(record(text=text), "b")
@@ -62,14 +62,14 @@ def test_properties_by_javas_rules() -> None:
     assert message.keys == []
 
 
-def test_a_length_that_looks_like_a_separator_is_none() -> None:
+def test_length_byte_is_not_taken_for_a_separator() -> None:
     # The properties' length has 0x02 as its last byte.
     text = b"TAGS\x01" + b"x" * (0x102 - 5)
     (message,) = decode_records(record(text=text), "b")
     assert message.tags == "x" * (0x102 - 5)
 
 
-def test_only_messages_with_wanted_tags() -> None:
+def test_messages_are_filtered_by_tags() -> None:
     data = b"".join(
         record(n, properties={"TAGS": tag} if tag else {})
         for n, tag in enumerate(["a", "b", "", "ab", "a"])
@@ -78,7 +78,7 @@ def test_only_messages_with_wanted_tags() -> None:
     assert [message.queue_offset for message in wanted] == [0, 4]
 
 
-def test_names_are_the_applications() -> None:
+def test_names_have_no_namespace() -> None:
     properties = {"RETRY_TOPIC": "acme%Orders"}
     data = record(topic="%RETRY%acme%g", properties=properties, reconsume_times=2)
     (message,) = decode_records(data, "b", namespace="acme")
@@ -93,7 +93,7 @@ def test_names_are_the_applications() -> None:
 
 
 @pytest.mark.parametrize("kind", list(Compression))
-def test_bodies_are_unpacked(kind: Compression) -> None:
+def test_bodies_are_decompressed(kind: Compression) -> None:
     packed = compress(b"x" * 5000, kind)
     (message,) = decode_records(record(body=packed, sys_flag=with_compression(0, kind)), "b")
     assert message.body == b"x" * 5000
@@ -101,7 +101,7 @@ def test_bodies_are_unpacked(kind: Compression) -> None:
     assert message.stored_body == packed
 
 
-def test_a_body_that_is_a_bomb_is_refused() -> None:
+def test_decompression_bomb_is_refused() -> None:
     packed = zlib.compress(bytes(received_message.BODY_BYTES_MAX + 1))
     (message,) = decode_records(record(body=packed, sys_flag=1), "b")
     with pytest.raises(CompressionError):
@@ -112,7 +112,7 @@ def test_a_body_that_is_a_bomb_is_refused() -> None:
     assert message.stored_body == b"no zlib"
 
 
-def test_bad_records_are_passed_over_while_their_size_can_be_believed() -> None:
+def test_bad_records_are_skipped_if_their_size_is_plausible() -> None:
     good, later = record(1), record(3)
     middle = bytearray(record(2))
     middle[84:88] = (1 << 20).to_bytes(4, "big")  # the body's length
@@ -129,7 +129,7 @@ def test_bad_records_are_passed_over_while_their_size_can_be_believed() -> None:
 
 
 @pytest.mark.parametrize("tail", [b"\0\0", bytes(8), b"\x7f" * 100, record(2)[:-1]])
-def test_nothing_is_read_behind_a_size_that_cant_be(tail: bytes) -> None:
+def test_nothing_is_decoded_after_an_impossible_size(tail: bytes) -> None:
     bad: list[BadRecord] = []
     found = decode_records(record(1) + tail, "b", bad=bad)
     assert [message.queue_offset for message in found] == [1]
@@ -137,7 +137,7 @@ def test_nothing_is_read_behind_a_size_that_cant_be(tail: bytes) -> None:
 
 
 @given(st.binary(max_size=300), st.integers(0, 150), st.binary(max_size=8))
-def test_whatever_comes_is_read_or_refused(noise: bytes, at: int, patch: bytes) -> None:
+def test_arbitrary_bytes_are_decoded_or_refused(noise: bytes, at: int, patch: bytes) -> None:
     broken = bytearray(record(properties={"TAGS": "a"}))
     broken[at : at + len(patch)] = patch
     for data in (noise, bytes(broken), bytes(broken) + record(1)):
@@ -146,7 +146,7 @@ def test_whatever_comes_is_read_or_refused(noise: bytes, at: int, patch: bytes) 
             assert len(message.stored_body) == message.body_length
 
 
-def test_batches_that_are_stored_as_one_record_are_unwrapped() -> None:
+def test_batch_stored_as_one_record_is_unwrapped() -> None:
     inner = encode_batch([(b"one", 5, {"TAGS": "a"}), (b"", 0, {}), (b"three", 6, {"TAGS": "b"})])
     sys_flag = with_compression(0xC0, Compression.ZLIB)
     data = record(10, compress(inner, Compression.ZLIB), sys_flag=sys_flag) + record(13)
@@ -167,7 +167,7 @@ def test_batches_that_are_stored_as_one_record_are_unwrapped() -> None:
     assert len(bad) == 1
 
 
-def test_a_message_can_be_sent_to_another_process() -> None:
+def test_message_can_be_pickled() -> None:
     (message,) = messages(7, properties={"TAGS": "a"})
     copy = pickle.loads(pickle.dumps(message))
     assert (copy.topic, copy.tags, copy.queue_offset, copy.body) == ("Orders", "a", 7, b"7")
@@ -175,12 +175,12 @@ def test_a_message_can_be_sent_to_another_process() -> None:
     assert "Orders" in repr(copy)
 
 
-def test_messages_are_not_made_by_hand() -> None:
+def test_messages_cannot_be_constructed() -> None:
     with pytest.raises(TypeError):
         received_message.ReceivedMessage()
 
 
-def test_retry_is_noted() -> None:
+def test_retry_sets_the_delay_level() -> None:
     (message,) = messages(1)
     assert message.again is None
     message.retry(delay_level=4)
@@ -197,7 +197,7 @@ def test_offsets_inside_a_batch_stay_within_64_bits() -> None:
     assert len(bad) == 1
 
 
-def test_a_batch_that_is_a_bomb_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_inner_batch_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(received_message, "BODY_BYTES_MAX", 10_000)
     many = encode_batch([(b"", 0, {})]) * 400  # 22 bytes each here, four times that as records
     bad: list[BadRecord] = []
@@ -213,7 +213,7 @@ def test_a_batch_that_is_a_bomb_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> N
     st.sampled_from([0, 0x10, 0x20, 0x30, 0xC0, 0xC1, 0x1]),
     st.sampled_from(["Orders", "%RETRY%" + "g" * 150]),
 )
-def test_hostile_bytes_are_read_as_the_plain_decoder_does(
+def test_hostile_bytes_are_decoded_as_by_the_reference_decoder(
     patches: list[tuple[int, bytes]], sys_flag: int, topic: str
 ) -> None:
     made = record(5, properties={"TAGS": "a", "KEYS": "k"}, topic=topic, sys_flag=sys_flag & 0xC1)

@@ -144,7 +144,7 @@ def answer_with(
 
     cluster.queues(chosen(subscribe="orders"))  # the NameServer is asked before
     monkeypatch.setattr(Peer, "call", call)
-    monkeypatch.setattr(cluster._inner._session, "find_route", _no_news)
+    monkeypatch.setattr(cluster._client._session, "find_route", _no_news)
 
 
 async def _no_news(topic: str) -> None: ...

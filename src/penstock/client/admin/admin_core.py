@@ -9,10 +9,10 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Generic, TypeVar, Unpack
+from typing import Generic, TypeVar
 
 from penstock.client.admin.admin_values import BrokerAddress
-from penstock.client.client_options import ClientKeywords, ClientOptions
+from penstock.client.client_options import ClientOptions, takes_options
 from penstock.client.client_session import Session
 from penstock.client.lifetime import Lifetime
 from penstock.errors import NoRoute, PeerError, PenstockError, SystemBusy, refusal
@@ -44,10 +44,9 @@ class Found(Generic[T]):
 class AdminCore(Lifetime):
     """Session, brokers and calls."""
 
-    def __init__(
-        self, nameservers: str | Sequence[str] | None = None, **client: Unpack[ClientKeywords]
-    ) -> None:
-        self.session = Session(ClientOptions.of(nameservers, client))
+    @takes_options(ClientOptions)
+    def __init__(self, options: ClientOptions) -> None:
+        self.session = Session(options)
 
     async def start(self) -> None:
         """Make ready; connections are made when they are needed."""

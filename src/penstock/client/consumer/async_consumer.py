@@ -11,21 +11,16 @@ still in work, so a message may come again after a crash or while queues change 
 
 import asyncio
 import contextlib
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, Unpack
+from typing import Any, TypeVar
 
-from penstock.client.client_options import ClientKeywords, ClientOptions
+from penstock.client.client_options import takes_options
 from penstock.client.client_session import Session
 from penstock.client.consumer.consumer_core import ConsumerCore
-from penstock.client.consumer.consumer_options import CONSUME_TIMEOUT_MS, DRAIN_MS, ConsumerOptions
+from penstock.client.consumer.consumer_options import ConsumerOptions
 from penstock.client.consumer.dispatch.handlers import Function, Handlers
 from penstock.client.consumer.dispatch.message_iterator import Mailbox, MessageIterator
-from penstock.client.consumer.process_queue import BYTES_MAX, MESSAGES_MAX, SPAN_MAX
-from penstock.client.consumer.pull_loop import PULL_BATCH
-from penstock.client.consumer.queue_assignment import Strategy
-from penstock.client.consumer.rebalance import REBALANCE_MS, StartAt
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.lifetime import Lifetime
 from penstock.client.messages import MessageQueue, SendReceipt
@@ -72,50 +67,12 @@ class AsyncConsumer(Lifetime):
     as in RocketMQ. Their progress is in memory, or in the file `offsets_path`.
     """
 
-    def __init__(
-        self,
-        nameservers: str | Sequence[str] | None = None,
-        *,
-        group: str,
-        model: Literal["cluster", "broadcast"] = "cluster",
-        orderly: bool = False,
-        start_at: StartAt = "last",
-        strategy: str | Strategy = "averagely",
-        concurrency: int = 20,
-        handle_batch: int = 1,
-        pull_batch: int = PULL_BATCH,
-        messages_max: int = MESSAGES_MAX,
-        bytes_max: int = BYTES_MAX,
-        span_max: int = SPAN_MAX,
-        rebalance_ms: int = REBALANCE_MS,
-        retries_max: int | None = None,
-        consume_timeout_ms: int = CONSUME_TIMEOUT_MS,
-        drain_ms: int = DRAIN_MS,
-        offsets_path: str | os.PathLike[str] | None = None,
-        **client: Unpack[ClientKeywords],
-    ) -> None:
-        self._options = ConsumerOptions(
-            group=group,
-            model=model,
-            orderly=orderly,
-            start_at=start_at,
-            strategy=strategy,
-            concurrency=concurrency,
-            handle_batch=handle_batch,
-            pull_batch=pull_batch,
-            messages_max=messages_max,
-            bytes_max=bytes_max,
-            span_max=span_max,
-            rebalance_ms=rebalance_ms,
-            retries_max=retries_max,
-            consume_timeout_ms=consume_timeout_ms,
-            drain_ms=drain_ms,
-            offsets_path=offsets_path,
-        )
-        self.group = group
-        self._session = Session(ClientOptions.of(nameservers, client))
-        self._handlers = Handlers(takes_list=handle_batch > 1)
-        self._core = ConsumerCore(self._session, self._options, self._handlers)
+    @takes_options(ConsumerOptions)
+    def __init__(self, options: ConsumerOptions) -> None:
+        self.group = options.group
+        self._session = Session(options)
+        self._handlers = Handlers(takes_list=options.handle_batch > 1)
+        self._core = ConsumerCore(self._session, options, self._handlers)
         self._starting = asyncio.Lock()
         self._unwanted = False
         self._closing: asyncio.Task[None] | None = None

@@ -28,7 +28,7 @@ from penstock.client.consumer.pull_loop import AGAIN_MS_MAX, Puller, Troubles
 from penstock.client.consumer.rebalance import Rebalancer, Share
 from penstock.client.consumer.subscription import SQL92, Subscription
 from penstock.client.messages import Message, MessageQueue, SendReceipt
-from penstock.client.producer.outgoing import SendOptions
+from penstock.client.producer.producer_options import SendOptions
 from penstock.client.producer.sending import Sender
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.topic_routes import Route

@@ -8,31 +8,29 @@ a handler for each message and do the rest (pop_push.py).
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from typing import Literal, TypeVar, Unpack
+from typing import TypeVar
 
-from penstock.client.client_options import ClientKeywords, ClientOptions
+from penstock.client.client_options import takes_options
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.dispatch.handlers import Function, Handlers
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.lifetime import Lifetime
 from penstock.client.pop.invisible_time import Loans, loan_of
-from penstock.client.pop.pop_handlers import PopPush, PushOptions
+from penstock.client.pop.pop_handlers import PopPush
+from penstock.client.pop.pop_options import PopConsumerOptions, check_invisible_ms
 from penstock.client.pop.pop_source import PopSource, Wish
 from penstock.client.pop.popped_messages import MESSAGES_MAX, Place
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
-from penstock.errors import BadSetting, InvalidParameter, PenstockError, TopicNotExist
+from penstock.errors import InvalidParameter, PenstockError, TopicNotExist
 from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
-from penstock.wire.codes import group_fault
 
 HandlerT = TypeVar("HandlerT", bound=Function)
 
 log = logging.getLogger(__name__)
 
-INVISIBLE_MS_MAX = 3 * 24 * 3600 * 1000
-"""Longest that brokers lend a message."""
 QUICK_MS = 100
 """A round of questions that brought nothing takes at least so long: a broker that is too busy to
 let us wait answers at once."""
@@ -46,49 +44,21 @@ class AsyncPopConsumer(Lifetime):
     `receive` calls that do not say it; for the other options see `PushOptions`.
     """
 
-    def __init__(
-        self,
-        nameservers: str | Sequence[str] | None = None,
-        *,
-        group: str,
-        fifo: bool = False,
-        start_at: Literal["last", "first"] = "last",
-        wait_ms: int = 15_000,
-        invisible_ms: int = 60_000,
-        concurrency: int = 20,
-        messages_max: int = 96,
-        retries_max: int = 16,
-        consume_timeout_ms: int = 900_000,
-        drain_ms: int = 10_000,
-        **client: Unpack[ClientKeywords],
-    ) -> None:
-        self._session = Session(ClientOptions.of(nameservers, client))
-        fault = group_fault(group)
-        if fault is not None:
-            raise BadSetting(f"no group can be called {group[:80]!r}: {fault}", hint="rename it")
-        if start_at not in ("last", "first"):
-            raise BadSetting(
-                f"start_at is {start_at!r}", hint='a POP group begins at "last" or at "first"'
-            )
-        self.group = group
-        self._group = self._session.with_namespace(group)
-        self._wait_ms = wait_ms
-        self._invisible_ms = _checked_invisible(invisible_ms)
+    @takes_options(PopConsumerOptions)
+    def __init__(self, options: PopConsumerOptions) -> None:
+        self.group = options.group
+        self._options = options
+        self._session = Session(options)
+        self._group = self._session.with_namespace(options.group)
         self._loans = Loans(self._session, self._group)
         self._source = PopSource(
-            self._session, self._group, self._loans, fifo=fifo, from_first=start_at == "first"
+            self._session,
+            self._group,
+            self._loans,
+            fifo=options.fifo,
+            from_first=options.start_at == "first",
         )
         self._handlers = Handlers()
-        self._push_options = PushOptions(
-            concurrency=concurrency,
-            messages_max=messages_max,
-            retries_max=retries_max,
-            consume_timeout_ms=consume_timeout_ms,
-            drain_ms=drain_ms,
-            invisible_ms=invisible_ms,
-            wait_ms=wait_ms,
-            fifo=fifo,
-        )
         self._push: PopPush | None = None
         self._turn = 0
         self._spare: deque[ReceivedMessage] = deque()
@@ -131,14 +101,18 @@ class AsyncPopConsumer(Lifetime):
         if count_max <= 0:
             raise InvalidParameter(f"count_max is {count_max}: at least 1 message is received")
         clock = self._session.clock
-        end_ms = clock.monotonic_ms() + (self._wait_ms if wait_ms is None else wait_ms)
-        lent_ms = self._invisible_ms if invisible_ms is None else _checked_invisible(invisible_ms)
+        if wait_ms is None:
+            wait_ms = self._options.wait_ms
+        end_ms = clock.monotonic_ms() + wait_ms
+        if invisible_ms is None:
+            invisible_ms = self._options.invisible_ms
+        check_invisible_ms(invisible_ms)
         count_max = min(count_max, MESSAGES_MAX)
         while True:
             self._session.check_alive()
             began_ms = clock.monotonic_ms()
             self._spare.extend(
-                await self._round(Wish(count_max, lent_ms, max(end_ms - began_ms, 0)))
+                await self._round(Wish(count_max, invisible_ms, max(end_ms - began_ms, 0)))
             )
             messages = self._take(count_max)
             now_ms = clock.monotonic_ms()
@@ -153,7 +127,7 @@ class AsyncPopConsumer(Lifetime):
 
     async def extend(self, message: ReceivedMessage, invisible_ms: int) -> None:
         """Keep the message for so long from now on; soon (1 ms) hands it back to the group."""
-        await self._loans.extend(loan_of(message), _checked_invisible(invisible_ms))
+        await self._loans.extend(loan_of(message), check_invisible_ms(invisible_ms))
 
     # --- handlers
 
@@ -188,7 +162,7 @@ class AsyncPopConsumer(Lifetime):
             self._source,
             self._loans,
             self._handlers,
-            self._push_options,
+            self._options,
         )
         try:
             await self._push.run()
@@ -288,11 +262,3 @@ class AsyncPopConsumer(Lifetime):
         await self._session.send_heartbeats()
         if self._push is not None:
             self._push.wake()
-
-
-def _checked_invisible(ms: int) -> int:
-    if not 0 < ms <= INVISIBLE_MS_MAX:
-        raise InvalidParameter(
-            f"invisible_ms is {ms}: messages are lent for 1 to {INVISIBLE_MS_MAX} ms"
-        )
-    return ms

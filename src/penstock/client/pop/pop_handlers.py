@@ -21,11 +21,12 @@ from penstock.client.consumer.dispatch.handler_threads import HandlerThreads, Re
 from penstock.client.consumer.dispatch.handlers import Handler, Handlers, Retry, again, verdict
 from penstock.client.consumer.dispatch.send_back import FIRST_LEVEL, SendBack
 from penstock.client.pop.invisible_time import Loans, loan_of
+from penstock.client.pop.pop_options import PopConsumerOptions
 from penstock.client.pop.pop_source import PopSource, Wish
 from penstock.client.pop.popped_messages import MESSAGES_MAX, Place
 from penstock.client.received_message import ReceivedMessage
 from penstock.clock import finish_within, pause
-from penstock.errors import BadSetting, PenstockError
+from penstock.errors import PenstockError
 
 log = logging.getLogger(__name__)
 
@@ -39,29 +40,6 @@ LOOK_MS = 30_000
 """How often places are looked for, beside changes of routes."""
 RELEASE_MS = 1_000
 """So long what is handed back at the end stays lent: until our own waiting requests are gone."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PushOptions:
-    """How handlers are called.
-
-    `concurrency` handlers run at a time; up to `messages_max` messages of a topic and broker are
-    here. Closing waits `drain_ms` for handlers.
-    """
-
-    concurrency: int = 20
-    messages_max: int = 96
-    retries_max: int = 16
-    consume_timeout_ms: int = 900_000
-    drain_ms: int = 10_000
-    invisible_ms: int = 60_000
-    wait_ms: int = 15_000
-    fifo: bool = False
-
-    def __post_init__(self) -> None:
-        for name in ("concurrency", "messages_max", "consume_timeout_ms"):
-            if getattr(self, name) < 1:
-                raise BadSetting(f"{name} is {getattr(self, name)}: it must be 1 at least")
 
 
 @dataclass(slots=True)
@@ -97,7 +75,7 @@ class PopPush:
         source: PopSource,
         loans: Loans,
         handlers: Handlers,
-        options: PushOptions,
+        options: PopConsumerOptions,
     ) -> None:
         self._session = session
         self._group = group

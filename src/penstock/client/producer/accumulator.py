@@ -1,10 +1,10 @@
-"""Batching on the client's side: many small sends become few requests.
+"""Automatic batching: many small sends become few requests.
 
-Messages wait until enough of one kind have come together or the oldest has waited long enough. One
-kind is one topic, and one queue where the sender named it. Each message has its own future.
+Messages of one topic (and one queue, if given) are collected until the batch is full or the oldest
+message has waited `linger_ms`. Each message has its own future.
 
-What a broker stores one by one goes alone: messages that wait for their time, retries and halves.
-So does a message that would fill a batch by itself; batches are not compressed, it may be.
+Messages that cannot be in a batch are sent alone: those with a delay, retries and half messages. So
+is a message that would fill a batch: alone it can be compressed, in a batch it cannot.
 """
 
 import asyncio
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from penstock.client.messages import Message, MessageQueue, SendReceipt
-from penstock.client.producer.in_flight import InFlight
+from penstock.client.producer.in_flight import InFlightLimit
 from penstock.clock import Alarm, Clock
 from penstock.errors import BadSetting, ClientClosed, MessageIllegal, PenstockError, RecordError
 from penstock.wire.codes import PROPERTY_PRODUCER_GROUP, RETRY_TOPIC_PREFIX
@@ -21,18 +21,18 @@ from penstock.wire.codes import PROPERTY_PRODUCER_GROUP, RETRY_TOPIC_PREFIX
 SendBatch: TypeAlias = Callable[
     [Sequence[Message], MessageQueue | None], Awaitable[Sequence[SendReceipt | PenstockError]]
 ]
-"""Sends messages of one topic as one request (a single one as a plain send): what became of each,
-in order. Raises if none was sent."""
+"""Sends messages of one topic in one request (a single one as a plain send); returns a receipt or
+an error for each, in order. Raises if nothing was sent."""
 
 OVERHEAD_BYTES: Final = 100
-"""What a message takes in a batch beside body, tags, keys and properties, with its id."""
+"""Bytes of a message in a batch besides body, tags, keys and properties."""
 
-_Kind: TypeAlias = tuple[str, MessageQueue | None, bool]
+_BatchKey: TypeAlias = tuple[str, MessageQueue | None, bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Batching:
-    """When waiting messages leave: whichever comes first."""
+    """When a batch is sent: as soon as one of the limits is reached."""
 
     linger_ms: int = 10
     bytes_max: int = 32 * 1024
@@ -43,111 +43,110 @@ class Batching:
             value = getattr(self, name)
             if value <= 0:
                 raise BadSetting(
-                    f"{name} of Batching is {value}", hint="give a number above 0, or no batching"
+                    f"{name} of Batching is {value}", hint="give a number greater than 0"
                 )
 
 
 class Accumulator:
-    """Messages that wait for company. Those without a receipt yet count against `count_max`."""
+    """Collects messages into batches. At most `count_max` messages are without a receipt."""
 
     def __init__(
         self, send_batch: SendBatch, batching: Batching, clock: Clock, count_max: int = 10_000
     ) -> None:
-        self.held = InFlight(count_max, clock)
+        self.in_flight = InFlightLimit(count_max, clock)
         self._send_batch = send_batch
         self._batching = batching
         self._clock = clock
-        self._open: dict[_Kind, _Batch] = {}
+        self._open: dict[_BatchKey, _OpenBatch] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._closed = False
 
     def add(
         self, message: Message, queue: MessageQueue | None = None
     ) -> asyncio.Future[SendReceipt]:
-        """Take a message; its future has the receipt or the error of its own. Never blocks, but
-        raises TooMuchInFlight.
+        """Add a message; returns the future of its receipt. Raises TooMuchInFlight.
 
-        A message that waits for its time, or that fills a batch by itself, goes alone, at once.
+        A message that cannot be in a batch, or that fills one, is sent alone at once.
         """
         if self._closed:
-            raise ClientClosed("the producer is closed: it takes no more messages")
+            raise ClientClosed("the producer is closed")
         future: asyncio.Future[SendReceipt] = asyncio.get_running_loop().create_future()
         limits, size, alone = self._batching, _size(message), not _can_be_batched(message)
-        self.held.enter(size)
+        self.in_flight.add(size)
         if alone or size >= limits.bytes_max:
-            self._start([_Waiter(message, future, size)], queue)
+            self._start([_BatchedMessage(message, future, size)], queue)
             return future
-        kind = (message.topic, queue, message.wait_stored)
-        batch = self._open.get(kind)
+        key = (message.topic, queue, message.wait_stored)
+        batch = self._open.get(key)
         if batch is not None and batch.size + size > limits.bytes_max:
-            self._leave(kind)
+            self._close_batch(key)
             batch = None
         if batch is None:
             due_ms = self._clock.now_ms() + limits.linger_ms
-            alarm = self._clock.wake_at(due_ms, lambda: self._leave(kind))
-            batch = self._open[kind] = _Batch(alarm)
-        batch.waiting.append(_Waiter(message, future, size))
+            alarm = self._clock.wake_at(due_ms, lambda: self._close_batch(key))
+            batch = self._open[key] = _OpenBatch(alarm)
+        batch.messages.append(_BatchedMessage(message, future, size))
         batch.size += size
-        if len(batch.waiting) >= limits.count_max or batch.size >= limits.bytes_max:
-            self._leave(kind)
+        if len(batch.messages) >= limits.count_max or batch.size >= limits.bytes_max:
+            self._close_batch(key)
         return future
 
     async def flush(self) -> None:
-        """Send what waits now; returns when all of it has an answer (errors are the futures')."""
-        for kind in list(self._open):
-            self._leave(kind)
-        if self._sending:  # what is added from now on is none of this flush's
+        """Send all open batches now; returns when every message has a receipt or an error."""
+        for key in list(self._open):
+            self._close_batch(key)
+        if self._sending:  # messages that are added meanwhile do not belong to this flush
             await asyncio.wait(list(self._sending))
 
     async def close(self) -> None:
-        """The same, and take no more: `add` raises ClientClosed from then on."""
+        """Flush, and accept no more messages: `add` raises ClientClosed."""
         self._closed = True
         await self.flush()
 
-    def _leave(self, kind: _Kind) -> None:
-        batch = self._open.pop(kind)
+    def _close_batch(self, key: _BatchKey) -> None:
+        batch = self._open.pop(key)
         batch.alarm.cancel()
-        waiting = []
-        for one in batch.waiting:
-            if one.future.done():  # called off
-                self.held.leave(self.held.wave, one.size)
+        messages = []
+        for one in batch.messages:
+            if one.future.done():  # cancelled by the caller
+                self.in_flight.remove(self.in_flight.flush_group, one.size)
             else:
-                waiting.append(one)
-        if waiting:
-            self._start(waiting, kind[1])
+                messages.append(one)
+        if messages:
+            self._start(messages, key[1])
 
-    def _start(self, waiting: "list[_Waiter]", queue: MessageQueue | None) -> None:
-        task = asyncio.ensure_future(self._send(waiting, queue))
+    def _start(self, messages: "list[_BatchedMessage]", queue: MessageQueue | None) -> None:
+        task = asyncio.ensure_future(self._send(messages, queue))
         self._sending.add(task)
-        task.add_done_callback(lambda done: self._sent(done, waiting))
+        task.add_done_callback(lambda done: self._sent(done, messages))
 
-    def _sent(self, task: "asyncio.Task[None]", waiting: "list[_Waiter]") -> None:
+    def _sent(self, task: "asyncio.Task[None]", messages: "list[_BatchedMessage]") -> None:
         self._sending.discard(task)
-        for one in waiting:
-            self.held.leave(self.held.wave, one.size)
-            if not one.future.done():  # our task was cancelled: the loop ends
+        for one in messages:
+            self.in_flight.remove(self.in_flight.flush_group, one.size)
+            if not one.future.done():  # the task was cancelled with the event loop
                 one.future.cancel()
 
-    async def _send(self, waiting: "list[_Waiter]", queue: MessageQueue | None) -> None:
+    async def _send(self, messages: "list[_BatchedMessage]", queue: MessageQueue | None) -> None:
         outcomes: Sequence[SendReceipt | Exception]
         try:
-            outcomes = await self._send_batch([one.message for one in waiting], queue)
-        except Exception as error:  # also for what is wrong with the application's message
-            outcomes = [error] * len(waiting)
-        wrong = []
-        for one, outcome in zip(waiting, outcomes, strict=True):
-            if len(waiting) > 1 and _is_wrong(outcome):
-                wrong.append(one)
+            outcomes = await self._send_batch([one.message for one in messages], queue)
+        except Exception as error:  # also TypeError and the like of a bad message
+            outcomes = [error] * len(messages)
+        rejected = []
+        for one, outcome in zip(messages, outcomes, strict=True):
+            if len(messages) > 1 and _is_rejected(outcome):
+                rejected.append(one)
             else:
-                one.settle(outcome)
-        # Nothing of them was stored. One of them is wrong: the others are not to suffer from it.
-        for one in wrong:
+                one.complete(outcome)
+        # A bad message rejects its whole batch, and nothing was stored: send them one by one.
+        for one in rejected:
             if not one.future.done():
                 await self._send([one], queue)
 
 
-class _Waiter:
-    """A message that waits for its receipt."""
+class _BatchedMessage:
+    """A message and the future of its receipt."""
 
     __slots__ = ("future", "message", "size")
 
@@ -156,7 +155,7 @@ class _Waiter:
         self.future = future
         self.size = size
 
-    def settle(self, outcome: SendReceipt | Exception) -> None:
+    def complete(self, outcome: SendReceipt | Exception) -> None:
         if self.future.done():
             return
         if isinstance(outcome, Exception):
@@ -165,17 +164,19 @@ class _Waiter:
             self.future.set_result(outcome)
 
 
-class _Batch:
-    __slots__ = ("alarm", "size", "waiting")
+class _OpenBatch:
+    """A batch that still grows; `alarm` closes it after `linger_ms`."""
+
+    __slots__ = ("alarm", "messages", "size")
 
     def __init__(self, alarm: Alarm) -> None:
         self.alarm = alarm
-        self.waiting: list[_Waiter] = []
+        self.messages: list[_BatchedMessage] = []
         self.size = 0
 
 
-def _is_wrong(outcome: SendReceipt | Exception) -> bool:
-    """Whether a message can't be sent as it is, so that nothing of its request was stored."""
+def _is_rejected(outcome: SendReceipt | Exception) -> bool:
+    """Whether the request was rejected because of a bad message; then nothing was stored."""
     if isinstance(outcome, PenstockError):
         return isinstance(outcome, MessageIllegal | RecordError)
     return isinstance(outcome, Exception)
@@ -192,7 +193,7 @@ def _can_be_batched(message: Message) -> bool:
 
 
 def _size(message: Message) -> int:
-    """About how many bytes a message takes in a batch."""
+    """The approximate bytes of a message in a batch."""
     size = OVERHEAD_BYTES + len(message.body) + len(message.tags or "")
     for key in message.keys:
         size += len(key) + 1

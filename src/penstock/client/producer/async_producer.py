@@ -1,109 +1,82 @@
-"""The producer: an application's way to send messages."""
+"""`AsyncProducer`: sends messages."""
 
 import asyncio
 import base64
 import binascii
 from collections.abc import Iterable, Sequence
-from typing import Any, Unpack
+from typing import Any
 
-from penstock.client.client_options import ClientKeywords, ClientOptions
+from penstock.client.client_options import takes_options
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.lifetime import Lifetime
 from penstock.client.messages import Message, MessageQueue, SendReceipt
 from penstock.client.producer.accumulator import Accumulator, Batching
-from penstock.client.producer.outgoing import MESSAGE_BYTES_MAX, SendOptions, check_topic
-from penstock.client.producer.publish_info import Selector
-from penstock.client.producer.request_client import Requests, reply_message, send_reply
+from penstock.client.producer.outgoing import check_topic
+from penstock.client.producer.producer_options import ProducerOptions
+from penstock.client.producer.publish_info import QueueSelector
+from penstock.client.producer.request_client import RequestClient, reply_message, send_reply
 from penstock.client.producer.sending import Sender
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.topic_routes import Route
 from penstock.client.trace.trace_writer import Tracer, make_tracer
-from penstock.errors import BadSetting, InvalidParameter, NoRoute, PenstockError
+from penstock.errors import InvalidParameter, NoRoute, PenstockError
 from penstock.transport.peer import PeerRequest
 from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
-from penstock.wire.codes import RequestCode, group_fault
+from penstock.wire.codes import RequestCode
 
-GROUP_DEFAULT = "penstock"
 REQUEST_MS = 3_000
+"""Default timeout of `request`."""
 
 
 class AsyncProducer(Lifetime):
-    """Sends messages. Made, started and used on one event loop, in one process.
+    """Sends messages. The options are described at `ProducerOptions`.
 
-    `retries` are further attempts, on another broker where there is one; all attempts share
-    `timeout_ms`. `retry_not_stored` tries again too where a broker has the message and is less
-    sure of it than it should be (FLUSH_DISK_TIMEOUT and the like). `avoid_faulty` keeps away from
-    brokers that failed or were slow, for `avoid_ms` or, without it, as long as RocketMQ does.
-    Bodies from `compress_above_bytes` on are compressed. `batching` sends what is submitted within
-    a few milliseconds together. At most `in_flight_max` messages wait for their acknowledgement:
-    `send` then waits, `submit` raises TooMuchInFlight.
+    Create, start and use it on one event loop, in one process. With `in_flight_max` messages in
+    flight `send` waits and `submit` raises TooMuchInFlight.
     """
 
-    def __init__(
-        self,
-        nameservers: str | Sequence[str] | None = None,
-        *,
-        group: str = GROUP_DEFAULT,
-        retries: int = 2,
-        retry_not_stored: bool = False,
-        compression: str | None = "zlib",
-        compress_above_bytes: int = 4096,
-        message_bytes_max: int = MESSAGE_BYTES_MAX,
-        avoid_faulty: bool = True,
-        avoid_ms: int | None = None,
-        batching: Batching | bool = False,
-        in_flight_max: int = 10_000,
-        **client: Unpack[ClientKeywords],
-    ) -> None:
-        fault = group_fault(group)
-        if fault is not None:
-            raise BadSetting(fault, hint="choose another group name")
-        options = SendOptions(
-            retries=retries,
-            retry_not_stored=retry_not_stored,
-            compression=compression,
-            compress_above_bytes=compress_above_bytes,
-            message_bytes_max=message_bytes_max,
-            avoid_faulty=avoid_faulty,
-            avoid_ms=avoid_ms,
-            in_flight_max=in_flight_max,
-        )
-        self.group = group
-        self._session = Session(ClientOptions.of(nameservers, client))
-        self._sender = Sender(self._session, group, options)
-        self._requests = Requests(self._session)
+    @takes_options(ProducerOptions)
+    def __init__(self, options: ProducerOptions) -> None:
+        self._configure(options)
+
+    def _configure(self, options: ProducerOptions) -> None:
+        self.options = options
+        self.group = options.group
+        self._session = Session(options)
+        self._sender = Sender(self._session, options.group, options)
+        self._requests = RequestClient(self._session)
+        batching = options.batching
         self._batching = Batching() if batching is True else batching or None
         self._accumulator: Accumulator | None = None
         self._tracer: Tracer | None = None
 
-    # --- life
+    # --- lifecycle
 
     async def start(self) -> None:
-        """Begin; `async with` does it. Nothing is asked of a server before the first send."""
+        """Start; `async with` does it. No request is sent to a server before the first send."""
         if self._session.started:
             return
         await self._session.start()
-        self._sender.start()
         self._tracer = make_tracer(self._session, self.group, self._send_trace)
-        self._sender.tracer = self._tracer
+        self._sender.start(self._tracer)
         if self._batching is not None:
             self._accumulator = Accumulator(
                 self._send_together,
                 self._batching,
                 self._session.clock,
-                self._sender.options.in_flight_max,
+                self.options.in_flight_max,
             )
         await self._session.join(self)
 
     async def close(self) -> None:
-        """Send what waits, wait (a bounded time) for what is under way, say goodbye."""
+        """Flush, wait for messages in flight (up to `timeout_ms`), and unregister."""
         if not self._session.started:
             return
         if self._accumulator is not None:
             await self._accumulator.close()
         self._requests.close()
         timeout_ms = self._session.options.timeout_ms
-        if self._tracer is not None:  # its traces leave by the sender, after what they are about
+        if self._tracer is not None:  # traces are sent by the same sender, after their messages
             await self._sender.drain(timeout_ms)
             await self._tracer.close()
         await self._sender.close(timeout_ms)
@@ -118,19 +91,19 @@ class AsyncProducer(Lifetime):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> SendReceipt:
-        """Send and wait until a broker has it.
+        """Send a message and wait for the acknowledgement.
 
-        It goes to the next of the topic's queues, to `queue`, to the one that messages with the
-        same `ordering_key` go to, or to the one that `selector(queues, message)` returns.
+        It goes to the next queue of the topic in turn, to `queue`, to the queue of its
+        `ordering_key`, or to the queue that `selector(queues, message)` returns.
         """
-        if self._accumulator is not None and _may_wait(message, ordering_key, selector, timeout_ms):
-            held = self._accumulator.held
+        if self._accumulator is not None and _may_batch(ordering_key, selector, timeout_ms):
+            in_flight = self._accumulator.in_flight
             self._sender.check_usable()
-            if held.full:
-                await held.wait(self._session.options.timeout_ms)
+            if in_flight.full:
+                await in_flight.wait(self.options.timeout_ms)
             return await self._accumulator.add(message, queue)
         return await self._sender.send(
             message,
@@ -146,11 +119,11 @@ class AsyncProducer(Lifetime):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> "asyncio.Future[SendReceipt]":
-        """As `send`, without waiting: the future has the receipt or the error."""
-        if self._accumulator is not None and _may_wait(message, ordering_key, selector, timeout_ms):
+        """Send a message without waiting; returns the future of the receipt."""
+        if self._accumulator is not None and _may_batch(ordering_key, selector, timeout_ms):
             self._sender.check_usable()
             return self._accumulator.add(message, queue)
         return self._sender.submit(
@@ -167,10 +140,10 @@ class AsyncProducer(Lifetime):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        """Send and hope: returns when the message is on its way, and nobody tells more."""
+        """Send a message without an acknowledgement; returns when the request is written."""
         await self._sender.send_oneway(
             message,
             queue=queue,
@@ -185,13 +158,13 @@ class AsyncProducer(Lifetime):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> list[SendReceipt]:
-        """Send many at once, in as few requests as topics and sizes allow; one receipt for each.
+        """Send messages in as few requests as possible; returns one receipt per message.
 
-        Bodies are not compressed. If a request fails, the others may have been stored: the error
-        says how many messages were acknowledged.
+        Bodies are not compressed. If a request fails, messages of other requests may be stored; the
+        error tells how many were acknowledged.
         """
         return await self._sender.send_batch(
             list(messages),
@@ -202,24 +175,24 @@ class AsyncProducer(Lifetime):
         )
 
     async def flush(self) -> None:
-        """Return when everything submitted before has its receipt or its error."""
+        """Return when every message submitted before is acknowledged or has failed."""
         if self._accumulator is not None:
             await self._accumulator.flush()
         await self._sender.in_flight.flush()
 
     async def recall(self, topic: str, handle: str) -> str:
-        """Call back a message that waits for its time, by its receipt's `recall_handle`.
+        """Cancel a timer message by the `recall_handle` of its receipt; returns the message id.
 
-        Gives the id of the message. Raises a refusal if it is too late or the handle is wrong.
+        Raises if the message is already delivered or the handle is not valid.
         """
         check_topic(topic)
         self._session.check_alive()
         name = self._session.with_namespace(topic)
-        broker, key = _parts_of(handle)
+        broker, key = _parse_recall_handle(handle)
         if self._session.address_of(broker) is None:
             await self._session.route(name)
         if self._session.address_of(broker) is None:
-            raise NoRoute(f"no address is known of the broker {broker!r}, which has the message")
+            raise NoRoute(f"the address of broker {broker!r}, which has the message, is not known")
         peer = self._session.broker(broker)
         ext = {
             "topic": name,
@@ -239,7 +212,7 @@ class AsyncProducer(Lifetime):
     async def request(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_ms: int = REQUEST_MS
     ) -> ReceivedMessage:
-        """Send a message and wait for a consumer's reply to it; raises NoReply."""
+        """Send a message and wait for a consumer's reply; raises NoReply."""
         self._session.check_alive()
         return await self._requests.request(
             message, self._send_one, queue=queue, timeout_ms=timeout_ms
@@ -248,7 +221,7 @@ class AsyncProducer(Lifetime):
     async def reply(
         self, request: ReceivedMessage, body: bytes | str, **fields: Any
     ) -> SendReceipt:
-        """Answer a request; `fields` are those of Message."""
+        """Reply to a request; `fields` are those of Message."""
         message = reply_message(request, body, **fields)
         timeout_ms = self._session.options.timeout_ms
         return await send_reply(
@@ -256,14 +229,14 @@ class AsyncProducer(Lifetime):
         )
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """The queues of a topic that can be written to; raises NoRoute."""
+        """The writable queues of a topic; raises NoRoute."""
         check_topic(topic)
         route = await self._session.route(self._session.with_namespace(topic))
         return tuple(
             MessageQueue(topic, queue.broker_name, queue.queue_id) for queue in route.write_queues
         )
 
-    # --- a member of the session
+    # --- SessionMember
 
     def producers(self) -> Iterable[ProducerData]:
         return (ProducerData(group_name=self._sender.group),)
@@ -277,12 +250,12 @@ class AsyncProducer(Lifetime):
     def route_changed(self, route: Route) -> None:
         self._sender.route_changed(route)
 
-    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
-        if ask.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
-            return self._requests.handle_request(ask)
+    def handle_request(self, request: PeerRequest, address: str) -> MemberResponse | bool:
+        if request.code == RequestCode.PUSH_REPLY_MESSAGE_TO_CLIENT:
+            return self._requests.handle_request(request)
         return False
 
-    # --- ways in for the parts of the client
+    # --- send functions for request-reply, batching and traces
 
     async def _send_one(
         self, message: Message, queue: MessageQueue | None, timeout_ms: int
@@ -304,14 +277,14 @@ class AsyncProducer(Lifetime):
             self._tracer.recalled(topic=topic, message_id=message_id, success=success)
 
 
-def _may_wait(
-    message: Message, ordering_key: str | None, selector: Selector | None, timeout_ms: int | None
+def _may_batch(
+    ordering_key: str | None, selector: QueueSelector | None, timeout_ms: int | None
 ) -> bool:
-    """Whether a message may be sent together with others, a little later."""
+    """Whether automatic batching applies to a send with these arguments."""
     return ordering_key is None and selector is None and timeout_ms is None
 
 
-def _parts_of(handle: str) -> tuple[str, str]:
+def _parse_recall_handle(handle: str) -> tuple[str, str]:
     """Broker and message id of a recall handle: base64url("v1 topic broker time id")."""
     try:
         data = handle.encode("ascii")
@@ -321,6 +294,6 @@ def _parts_of(handle: str) -> tuple[str, str]:
     words = text.split(" ")
     if len(words) < 5 or words[0] != "v1":
         raise InvalidParameter(
-            f"{handle[:40]!r} is no recall handle", hint="give the recall_handle of a receipt"
+            f"{handle[:40]!r} is not a recall handle", hint="give the recall_handle of a receipt"
         )
     return words[2], words[4]

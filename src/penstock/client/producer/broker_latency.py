@@ -1,9 +1,8 @@
-"""Which brokers a producer had better leave alone for a while, and which it tries first.
+"""Latency-based fault tolerance: which brokers a producer avoids, and for how long.
 
-Every send reports how long it took and whether it failed. A slow answer, and a failure, keep the
-next sends away from that broker for a time: by RocketMQ's table of latencies, or after failures for
-a fixed period. Whoever could not be reached at all is asked beside now and then whether it is back,
-so that no message has to find that out.
+Every send reports its latency and whether it failed. After a slow response or a failure, later
+sends avoid the broker: for a time from RocketMQ's latency table, or after failures for a fixed
+time. A background task probes unreachable brokers, so no message has to be risked for that.
 """
 
 import logging
@@ -19,47 +18,49 @@ from penstock.wire.codes import TOPIC_AUTO_CREATE, RequestCode
 log = logging.getLogger(__name__)
 
 AVOID: Final = ((15_000, 30_000), (5_000, 10_000), (3_000, 6_000), (1_800, 5_000), (550, 2_000))
-"""RocketMQ's table: from this latency on, the broker is avoided for so long, in ms."""
+"""RocketMQ's table: (latency from which a broker is avoided, for how long), in ms."""
 SLOW_MS: Final = 550
-"""Quicker answers than this are all the same."""
+"""The smallest latency in the table."""
 FAILURE_COUNTS_AS_MS: Final = 10_000
-"""The latency in that table that a failure is worth."""
+"""The latency that a failure counts as."""
 PROBE_EVERY_MS: Final = 3_000
 PROBE_TIMEOUT_MS: Final = 1_000
 BROKERS_MAX: Final = 1_024
-"""How many are remembered before those without a fault are forgotten."""
+"""Above this number, brokers without a fault are dropped from the table."""
 
 
 class BrokerFaults:
-    """What is known of each broker by name.
+    """Faults of brokers, by broker name.
 
-    With `avoid_faulty=False` nothing is avoided; a retry still prefers another broker. `avoid_ms`
-    is the period for failures, None for the table's.
+    With `avoid_faulty=False` no broker is avoided; a retry still prefers another broker. `avoid_ms`
+    is the time for failures, None for that of the table. Without a session nothing is probed.
     """
 
-    def __init__(self, avoid_faulty: bool, avoid_ms: int | None, clock: Clock) -> None:
-        self._on = avoid_faulty
+    def __init__(
+        self,
+        avoid_faulty: bool,
+        avoid_ms: int | None,
+        clock: Clock,
+        session: Session | None = None,
+    ) -> None:
+        self._enabled = avoid_faulty
         self._fixed = avoid_ms is not None
         self._failure_ms = avoid_period_ms(FAILURE_COUNTS_AS_MS) if avoid_ms is None else avoid_ms
         self._clock = clock
         self._brokers: dict[str, _Broker] = {}
-        self._until_ms = 0  # nobody is avoided after it: the usual way is short
-        self._session: Session | None = None
-        self._probing = False
-
-    def probe_through(self, session: Session) -> None:
-        """Ask brokers that were unreachable whether they are back, from now on."""
+        self._until_ms = 0  # no broker is avoided after this time
         self._session = session
+        self._probing = False
 
     def report(
         self, broker_name: str, latency_ms: int, *, failed: bool = False, unreachable: bool = False
     ) -> None:
-        """How an attempt at this broker went.
+        """Record the outcome of an attempt.
 
-        `failed`: an error came, or nothing (an error of the message's own is no failure of the
-        broker); `unreachable`: no connection, or it broke.
+        `failed`: an error response or none at all (a bad message is not the broker's failure);
+        `unreachable`: there was no connection, or it was lost.
         """
-        if not self._on:
+        if not self._enabled:
             return
         broker = self._brokers.get(broker_name)
         if broker is None:
@@ -71,7 +72,7 @@ class BrokerFaults:
             self._avoid(broker, avoid_period_ms(latency_ms))
         if unreachable:
             if broker.reachable:
-                log.info("broker %s is unreachable: it is avoided", broker_name)
+                log.info("broker %s is unreachable and is avoided", broker_name)
             broker.reachable = False
             self._start_probing()
         elif not failed:
@@ -80,26 +81,26 @@ class BrokerFaults:
     def choose(
         self, queues: Sequence[MessageQueue], start: int, *, last_broker: str | None = None
     ) -> int:
-        """The index of the queue to send to: the first one from `start` on that will do.
+        """The index of the queue to send to: the first suitable one from `start` on.
 
-        `last_broker` is the one that has just failed. In this order: an available broker that is
-        another; of the reachable others the better half by latency; the last one if it is
-        reachable; any other.
+        `last_broker` is the one that has just failed. Preferred in this order: another available
+        broker; of the other reachable brokers the half with the lower latency; the last broker if
+        it is reachable; any other broker.
         """
         count = len(queues)
         now_ms = self._clock.monotonic_ms()
         if last_broker is None and now_ms >= self._until_ms:
             return start % count
-        for place in range(start, start + count):
-            name = queues[place % count].broker_name
+        for index in range(start, start + count):
+            name = queues[index % count].broker_name
             if name != last_broker and self._is_available(name, now_ms):
-                return place % count
-        return self._choose_bearable(queues, start, last_broker)
+                return index % count
+        return self._choose_avoided(queues, start, last_broker)
 
-    def _choose_bearable(
+    def _choose_avoided(
         self, queues: Sequence[MessageQueue], start: int, last_broker: str | None
     ) -> int:
-        """The least bad queue where all other brokers are avoided."""
+        """The best queue if all other brokers are avoided."""
         names = {queue.broker_name for queue in queues}
         others = names - {last_broker}
         reachable = sorted(filter(self.reachable, others), key=self._latency_of)
@@ -110,15 +111,15 @@ class BrokerFaults:
         else:
             wanted = others or names
         count = len(queues)
-        places = (place % count for place in range(start, start + count))
-        return next(place for place in places if queues[place].broker_name in wanted)
+        indexes = (index % count for index in range(start, start + count))
+        return next(index for index in indexes if queues[index].broker_name in wanted)
 
     def available(self, name: str) -> bool:
-        """Whether sends need not avoid this broker now."""
+        """Whether this broker is not avoided now."""
         return self._is_available(name, self._clock.monotonic_ms())
 
     def reachable(self, name: str) -> bool:
-        """Whether the last attempt got through to this broker."""
+        """Whether the last attempt reached this broker."""
         broker = self._brokers.get(name)
         return broker is None or broker.reachable
 
@@ -137,11 +138,11 @@ class BrokerFaults:
         return broker
 
     def _avoid(self, broker: "_Broker", period_ms: int) -> None:
-        """A longer time than it has already is not cut short by this."""
+        """Avoid a broker for at least this time; a longer time is not shortened."""
         broker.until_ms = max(broker.until_ms, self._clock.monotonic_ms() + period_ms)
         self._until_ms = max(self._until_ms, broker.until_ms)
 
-    # --- asking whether a broker is back
+    # --- probes of unreachable brokers
 
     def _start_probing(self) -> None:
         if self._session is not None and not self._probing:
@@ -158,9 +159,9 @@ class BrokerFaults:
             self._probing = False
 
     async def _probe(self, session: Session, name: str) -> None:
-        """Whatever it answers, it is back; what the table has it avoided for is over then."""
+        """Any response means that the broker is back; it is then no longer avoided by the table."""
         address, broker = session.address_of(name), self._brokers.get(name)
-        if address is None or broker is None:  # no route names it any more
+        if address is None or broker is None:  # no longer in any route
             self._brokers.pop(name, None)
             return
         try:
@@ -176,10 +177,10 @@ class BrokerFaults:
         broker.reachable = True
         if not self._fixed:
             broker.until_ms = 0
-        session.spawn(self._find_again(session))
+        session.spawn(self._refresh_routes(session))
 
-    async def _find_again(self, session: Session) -> None:
-        """Fresh routes, as ours may leave it out; it may be a moment until they have it."""
+    async def _refresh_routes(self, session: Session) -> None:
+        """Routes may lack the broker; it may take a moment until the NameServers have it."""
         await session.refresh()
         await pause(self._clock, PROBE_EVERY_MS)
         await session.refresh()
@@ -195,5 +196,5 @@ class _Broker:
 
 
 def avoid_period_ms(latency_ms: int) -> int:
-    """How long RocketMQ's table keeps away from a broker that took so long."""
+    """How long RocketMQ's table avoids a broker with this latency."""
     return next((period for least, period in AVOID if latency_ms >= least), 0)

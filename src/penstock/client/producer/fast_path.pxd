@@ -1,73 +1,78 @@
 cimport cython
-from penstock.client.producer.send_codec cimport Flight, Line, encode_properties, plain_text, put_send
+from penstock.client.producer.send_codec cimport PendingSend, SendTarget, encode_properties, plain_text, put_send
 from penstock.transport.pending_calls cimport PendingCalls
 
 cdef long long _UNSENT_BYTES_MAX
 cdef long long _SLOW_MS
 cdef object _OK
 
-cdef class Wave:
+cdef class FlushGroup:
     cdef public long long count
-    cdef public object over
+    cdef public object done
 
-cdef class Tally:
+cdef class InFlightCounter:
     cdef public long long count
-    cdef public long long size
+    cdef public long long byte_count
     cdef readonly long long count_max
-    cdef readonly long long size_max
-    cdef public Wave wave
-    cdef public bint waiting
+    cdef readonly long long bytes_max
+    cdef public FlushGroup flush_group
+    cdef public bint has_waiters
 
-    @cython.locals(wave=Wave)
-    cpdef Wave enter(self, Py_ssize_t length)
-    cpdef object leave(self, Wave wave, Py_ssize_t length)
-    cpdef object refuse(self)
-    cpdef object wake(self)
+    @cython.locals(flush_group=FlushGroup)
+    cpdef FlushGroup add(self, Py_ssize_t length)
+    cpdef object remove(self, FlushGroup flush_group, Py_ssize_t length)
+    cpdef object raise_full(self)
+    cpdef object wake_waiter(self)
 
-cdef class Ring:
-    cdef readonly tuple lines
+cdef class RoundRobin:
+    cdef readonly tuple targets
     cdef readonly tuple queues
     cdef readonly Py_ssize_t count
-    cdef readonly bint alone
-    cdef public long long turn
+    cdef readonly bint single_broker
+    cdef public long long position
 
-    cpdef Line next(self, object faults, str last_broker)
+    cpdef SendTarget next(self, object faults, str last_broker)
 
-cdef class Launcher:
+cdef class FastPath:
     cdef readonly object clock
-    cdef readonly Tally tally
+    cdef readonly InFlightCounter counter
     cdef readonly object faults
-    cdef public object tracer
     cdef readonly long long timeout_ms
+    cdef public bint retry_not_stored
+    cdef readonly dict publish_infos
+    cdef readonly dict deferred_counts
+    cdef readonly set faulty_brokers
     cdef public bint open
     cdef public long pid
     cdef public object loop
     cdef public object packer
     cdef public object create_future
-    cdef readonly dict topics_known
-    cdef readonly dict waiting
-    cdef readonly set troubled
-    cdef public bint retry_not_stored
+    cdef public object tracer
 
-    @cython.locals(flight=Flight)
-    cpdef object launch(self, object message, object choice, object ordering_key,
-                        object timeout_ms, bint internal, bint traced)
-    @cython.locals(flight=Flight, message_id=str, more=bytes)
-    cpdef Flight make_flight(self, object message, object ordering_key, object timeout_ms,
-                             bint internal)
+    @cython.locals(pending=PendingSend)
+    cpdef object start_send(self, object message, object select, object ordering_key,
+                            object timeout_ms, bint internal, bint traced)
+    @cython.locals(pending=PendingSend, message_id=str, more=bytes)
+    cpdef PendingSend make_pending(self, object message, object ordering_key, object timeout_ms,
+                                   bint internal)
     @cython.locals(limit_ms="long long")
-    cpdef Flight empty_flight(self, object message, str topic, object timeout_ms)
-    @cython.locals(ring=Ring, line=Line, calls=PendingCalls)
-    cpdef object depart(self, Flight flight)
+    cpdef PendingSend new_pending(self, object message, str topic, object timeout_ms)
+    @cython.locals(round_robin=RoundRobin, target=SendTarget, calls=PendingCalls, flush_group=FlushGroup)
+    cpdef object write_or_defer(self, PendingSend pending)
     @cython.locals(opaque=int)
-    cpdef object write(self, PendingCalls calls, Flight flight, Line line)
-    cpdef object put(self, PendingCalls calls, Flight flight, Line line, int opaque, int command_flag)
-    @cython.locals(latency_ms="long long", line=Line)
-    cpdef object landed(self, Flight flight, object result, object status)
-    cpdef object crashed(self, Flight flight, object error)
-    cpdef object refuse(self)
-    cpdef object depart_later(self, Flight flight)
-    cpdef object put_signed(self, Flight flight, Line line, int opaque, int command_flag)
-    cpdef object recovered(self, Flight flight, long long latency_ms)
-    cpdef bint not_stored(self, Flight flight, object result, object status) except -1
-    cpdef object trace(self, Flight flight, object result)
+    cpdef object write_request(self, PendingCalls calls, PendingSend pending, SendTarget target)
+    cpdef object write_frame(self, PendingCalls calls, PendingSend pending, SendTarget target,
+                             int opaque, int command_flag)
+    @cython.locals(latency_ms="long long", target=SendTarget, flush_group=FlushGroup)
+    cpdef object send_succeeded(self, PendingSend pending, object result, object status)
+    cpdef object send_failed(self, PendingSend pending, object error)
+    cpdef object raise_unusable(self)
+    cpdef object defer(self, PendingSend pending)
+    cpdef object write_signed(self, PendingSend pending, SendTarget target, int opaque,
+                              int command_flag)
+    cpdef object report_latency(self, PendingSend pending, long long latency_ms)
+    cpdef bint retry_if_not_stored(self, PendingSend pending, object result, object status) except -1
+    cpdef object trace(self, PendingSend pending, object result)
+
+cpdef object connection_of(SendTarget target)
+cdef long long unsent_bytes(SendTarget target) except -1

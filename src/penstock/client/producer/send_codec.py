@@ -1,16 +1,17 @@
-"""Messages → send requests, answers → receipts: what happens once for every message.
+"""Encodes send requests and decodes their responses: everything that runs once per message.
 
 A request is written straight into the connection's output, with RocketMQ's binary header and the
-one-letter names of SEND_MESSAGE_V2:
+one-letter field names of SEND_MESSAGE_V2:
 
-    a group · b topic · c template topic · d its queues · e queue · n broker      `Line.fixed`
-    f sysFlag · g born · h flag · i properties                                    per message
-    m batch · j, l reconsume times                                                `Flight.extra`
+    a group · b topic · c template topic · d its queues · e queue · n broker   `SendTarget.encoded`
+    f sysFlag · g bornTimestamp · h flag · i properties                        per message
+    m batch · j, l reconsume times                                 `PendingSend.extra_fields`
 
-An answer is read where it lies; the only objects made are those of the receipt.
+A response is read in place; the only objects created are those of the receipt.
 """
 
-from typing import Any, Protocol
+import asyncio
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.errors import HeaderError, MessageIllegal, PenstockError, refusal
@@ -20,14 +21,20 @@ from penstock.wire.codes import PROPERTIES_BYTES_MAX, RESERVED_PROPERTIES
 from penstock.wire.frame import Request
 from penstock.wire.output import LANGUAGE, VERSION, Output
 
+if TYPE_CHECKING:
+    from penstock.client.producer.fast_path import FlushGroup
+    from penstock.client.producer.outgoing import MessageBatch
+    from penstock.client.producer.publish_info import TargetSelector
+    from penstock.transport.peer import Peer
+
 SEND_MESSAGE_V2 = 310
 SEND_BATCH_MESSAGE = 320
 SEND_REPLY_MESSAGE_V2 = 325
 _SEND_MESSAGE_V2 = SEND_MESSAGE_V2
 
-JOIN_BYTES_MAX = 32 * 1024
-"""Bodies up to this length are copied behind their header; longer ones are written on their own."""
-_JOIN_BYTES_MAX = JOIN_BYTES_MAX
+INLINE_BODY_BYTES_MAX = 32 * 1024
+"""Bodies up to this length are copied behind their header; longer ones are written separately."""
+_INLINE_BODY_BYTES_MAX = INLINE_BODY_BYTES_MAX
 
 _int = int  # hides annotations from the compiler, keeps them for mypy
 _bytes = bytes
@@ -45,157 +52,168 @@ _OK = SendStatus.SEND_OK
 _RESERVED = RESERVED_PROPERTIES
 _PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX
 
+SendResult: TypeAlias = SendReceipt | list[SendReceipt]
+"""The receipt of a message, or the receipts of a batch."""
 
-class Line:
-    """A queue as sends see it: what is the same in each request to it."""
 
-    def __init__(self, queue: MessageQueue, fields: dict[str, str], peer: Any) -> None:
-        self.queue: MessageQueue = queue
+class SendTarget:
+    """A queue that messages are sent to, with everything that all requests to it share.
+
+    Valid as long as the route that it was made from; a new route makes new targets.
+    """
+
+    def __init__(self, queue: MessageQueue, fields: dict[str, str], peer: "Peer | None") -> None:
+        self.queue: MessageQueue = queue  # as the application knows it, for receipts
         self.broker_name: str = queue.broker_name
         self.queue_id: int = queue.queue_id
-        self.fields: dict[str, str] = fields
-        self.fixed: bytes = encode_fields(fields)
-        self.peer: Any = peer
+        self.fields: dict[str, str] = fields  # header fields, for signed requests
+        self.encoded: bytes = encode_fields(fields)  # the same, for the fast path
+        self.peer: Peer | None = peer  # None: the broker has no known address
         self.signs: bool = peer is not None and peer.signs
 
 
-class Owner(Protocol):
-    """Who looks after messages on their way."""
+class SendOwner(Protocol):
+    """Receives the outcome of each attempt."""
 
-    def landed(self, flight: "Flight", result: Any, status: SendStatus) -> None:
-        """A broker has taken it: `result` is the receipt, or those of a batch."""
+    def send_succeeded(
+        self, pending: "PendingSend", result: SendResult, status: SendStatus
+    ) -> None:
+        """A broker has stored the message or the batch."""
 
-    def crashed(self, flight: "Flight", error: PenstockError) -> None:
+    def send_failed(self, pending: "PendingSend", error: PenstockError) -> None:
         """This attempt has failed."""
 
 
-class Flight(Call):
-    """A message (or a batch) on its way: a call that waits on a connection.
+class PendingSend(Call):
+    """A message (or a batch) that is not acknowledged yet: a call pending on a connection.
 
-    `message_id` is the unique id, `ids` are those of a batch. `line` is the queue of the attempt
-    under way, `choice` what binds the message to one queue.
-    `late` ones could not leave at once.
+    It lives from `submit` until its future is done, over all attempts.
     """
 
     def __init__(
         self,
-        owner: Owner,
-        future: Any,
-        message: Any,
+        owner: SendOwner,
+        future: "asyncio.Future[SendResult]",
+        message: "Message | MessageBatch",
         topic: _str,
-        began_ms: _int,
+        born_ms: _int,
         timeout_ms: _int,
         deadline_ms: _int,
     ) -> None:
+        # Of `Call`; sent_ms, answered_ms and reads are of the attempt in flight.
         self.code: int = _SEND_MESSAGE_V2
         self.timeout_ms: int = timeout_ms
         self.deadline_ms: int = deadline_ms
         self.sent_ms: int = 0
         self.answered_ms: int = 0
         self.reads: int = 0
-        self.owner: Owner = owner
-        self.future: Any = future
-        self.message: Any = message
-        self.topic: str = topic
-        self.began_ms: int = began_ms
+        self.owner: SendOwner = owner
+        self.future: asyncio.Future[SendResult] = future  # done when the send is over
+        self.message: Message | MessageBatch = message  # for selectors and traces
+        self.topic: str = topic  # as the application knows it
+        self.born_ms: int = born_ms  # bornTimestamp: time of day of the submit
+        # The encoded request; the same in all attempts.
         self.body: bytes = b""
         self.properties: bytes = b""
-        self.extra: bytes = b""
+        self.extra_fields: bytes = b""
         self.flag: int = 0
         self.sys_flag: int = 0
-        self.message_id: str = ""
-        self.ids: list[str] | None = None
-        self.line: Line | None = None
-        self.choice: Any = None
-        self.late: bool = False
-        self.attempts: list[PenstockError] | None = None
-        self.fallback: Any = None
-        self.wave: Any = None
+        self.message_id: str = ""  # the unique id; of a batch see batch_ids
+        self.batch_ids: list[str] | None = None
+        self.target: SendTarget | None = None  # of the attempt in flight, or reserved for the next
+        self.select: TargetSelector | None = None  # binds the message to a queue; None: round robin
+        self.deferred: bool = False  # could not be written at once
+        self.failures: list[PenstockError] | None = None  # of the attempts so far
+        self.fallback: SendResult | None = None  # receipt with a status other than SEND_OK
+        self.flush_group: FlushGroup | None = None  # None until it counts as in flight
         self.traced: bool = False
-        self.trace_on: bool = True
+        self.trace_on: bool = True  # False: the broker's response says TRACE_ON=false
 
-    def fields(self, line: Line) -> dict[str, str]:
-        """What `put_send` writes, for requests that are encoded another way."""
+    def fields(self, target: SendTarget) -> dict[str, str]:
+        """The header fields that `put_send` writes, for requests that are encoded otherwise."""
         return {
-            **line.fields,
+            **target.fields,
             "f": str(self.sys_flag),
-            "g": str(self.began_ms),
+            "g": str(self.born_ms),
             "h": str(self.flag),
             "i": self.properties.decode(),
-            **decode_fields(self.extra),
+            **decode_fields(self.extra_fields),
         }
 
     def answered(self, request: Request) -> None:
-        """Take the broker's answer: a receipt, or a refusal."""
+        """Turn the broker's response into a receipt or an error."""
         status = _STATUSES.get(request.code)
-        line = self.line
-        assert line is not None
+        target = self.target
+        assert target is not None
         if status is None:
-            error = refusal(request.code, request.remark(), line.peer.address)
-            self.owner.crashed(self, error)
+            assert target.peer is not None
+            error = refusal(request.code, request.remark(), target.peer.address)
+            self.owner.send_failed(self, error)
             return
         if self.traced:
             self.trace_on = request.raw(b"TRACE_ON") != b"false"
-        result: Any
+        result: SendResult
         try:
-            if self.ids is None:
-                result = _receipt(request, line, self.message_id, status)
+            if self.batch_ids is None:
+                result = _receipt(request, target, self.message_id, status)
             else:
-                result = _receipts(request, line, self.ids, status)
+                result = _receipts(request, target, self.batch_ids, status)
         except HeaderError as error:
-            self.owner.crashed(self, error)
+            self.owner.send_failed(self, error)
             return
-        self.owner.landed(self, result, status)
+        self.owner.send_succeeded(self, result, status)
 
     def failed(self, error: PenstockError) -> None:
-        """No answer will come to this attempt."""
-        self.owner.crashed(self, error)
+        """This attempt gets no response."""
+        self.owner.send_failed(self, error)
 
 
-def put_send(output: Output, flight: Flight, line: Line, opaque: _int, command_flag: _int) -> _bool:
-    """Write a send request; False if its body is long, and still has to follow."""
-    fixed = line.fixed
-    properties = flight.properties
-    extra = flight.extra
-    body = flight.body
+def put_send(
+    output: Output, pending: PendingSend, target: SendTarget, opaque: _int, command_flag: _int
+) -> _bool:
+    """Write a send request; False if the caller has to write the long body after it."""
+    encoded = target.encoded
+    properties = pending.properties
+    extra_fields = pending.extra_fields
+    body = pending.body
     body_length = len(body)
-    joins = body_length <= _JOIN_BYTES_MAX
+    inline_body = body_length <= _INLINE_BODY_BYTES_MAX
     output.reserve(
         _HEAD_BYTES
         + _NUMBERS_BYTES
-        + len(fixed)
+        + len(encoded)
         + len(properties)
-        + len(extra)
-        + (body_length if joins else 0)
+        + len(extra_fields)
+        + (body_length if inline_body else 0)
     )
     view = output.view
     start = output.length
-    octets.put_i16(view, start + 8, flight.code)
+    octets.put_i16(view, start + 8, pending.code)
     view[start + 10] = _LANGUAGE
     octets.put_i16(view, start + 11, _VERSION)
     octets.put_i32(view, start + 13, opaque)
     octets.put_i32(view, start + 17, command_flag)
     octets.put_i32(view, start + 21, 0)
     at = start + _HEAD_BYTES
-    at += octets.put_bytes(view, at, fixed)
-    at = _put_number(view, at, 102, flight.sys_flag)
-    at = _put_number(view, at, 103, flight.began_ms)
-    at = _put_number(view, at, 104, flight.flag)
+    at += octets.put_bytes(view, at, encoded)
+    at = _put_number_field(view, at, 102, pending.sys_flag)
+    at = _put_number_field(view, at, 103, pending.born_ms)
+    at = _put_number_field(view, at, 104, pending.flag)
     octets.put_i16(view, at, 1)
     view[at + 2] = 105
     octets.put_i32(view, at + 3, len(properties))
     at += 7 + octets.put_bytes(view, at + 7, properties)
-    at += octets.put_bytes(view, at, extra)
+    at += octets.put_bytes(view, at, extra_fields)
     octets.put_i32(view, start + 25, at - start - _HEAD_BYTES)
     octets.put_i32(view, start, at - start - 4 + body_length)
     octets.put_i32(view, start + 4, _BINARY_MARK | (at - start - 8))
-    if joins:
+    if inline_body:
         at += octets.put_bytes(view, at, body)
     output.length = at
-    return joins
+    return inline_body
 
 
-def _put_number(view: memoryview, at: _int, letter: _int, value: _int) -> _int:
+def _put_number_field(view: memoryview, at: _int, letter: _int, value: _int) -> _int:
     octets.put_i16(view, at, 1)
     view[at + 2] = letter
     length = octets.put_decimal(view, at + 7, value)
@@ -204,7 +222,7 @@ def _put_number(view: memoryview, at: _int, letter: _int, value: _int) -> _int:
 
 
 def encode_fields(fields: dict[str, str]) -> bytes:
-    """Named fields as the binary header has them; empty ones are not sent."""
+    """Fields in the encoding of the binary header; empty ones are left out."""
     pieces = []
     for key, value in fields.items():
         if value:
@@ -214,7 +232,7 @@ def encode_fields(fields: dict[str, str]) -> bytes:
 
 
 def decode_fields(data: bytes) -> dict[str, str]:
-    """What `encode_fields` was given."""
+    """The inverse of `encode_fields`."""
     fields = {}
     at = 0
     while at < len(data):
@@ -226,7 +244,7 @@ def decode_fields(data: bytes) -> dict[str, str]:
 
 
 def encode_batched(body: _bytes, flag: _int, properties: _bytes) -> _bytes:
-    """One message of a batch: size, magic, CRC (both 0), flag, body, properties."""
+    """One message of a batch: size, magic and CRC (both 0), flag, body, properties."""
     size = layout.BATCH_FIXED_BYTES + len(body) + len(properties)
     data = bytearray(size)
     view = memoryview(data)
@@ -243,9 +261,9 @@ def encode_batched(body: _bytes, flag: _int, properties: _bytes) -> _bytes:
 
 
 def encode_properties(message: Message, message_id: _str, more: _bytes, internal: _bool) -> _bytes:
-    """The properties of a message, `more` (encoded) behind them. Raises MessageIllegal.
+    """The encoded properties of a message, followed by `more`. Raises MessageIllegal.
 
-    `internal` messages may set properties that have a meaning of their own.
+    `internal` messages may set reserved properties.
     """
     text = b"UNIQ_KEY\x01" + message_id.encode()
     text += b"\x02WAIT\x01true\x02" if message.wait_stored else b"\x02WAIT\x01false\x02"
@@ -258,7 +276,7 @@ def encode_properties(message: Message, message_id: _str, more: _bytes, internal
     properties = message.properties
     if properties:
         for name, value in properties.items():
-            text += _own_property(name, value, internal)
+            text += _application_property(name, value, internal)
     text += more
     if len(text) > _PROPERTIES_BYTES_MAX:
         raise MessageIllegal.over(
@@ -270,40 +288,46 @@ def encode_properties(message: Message, message_id: _str, more: _bytes, internal
     return text
 
 
-def _own_property(name: _str, value: _str, internal: _bool) -> _bytes:
+def _application_property(name: _str, value: _str, internal: _bool) -> _bytes:
     if not isinstance(name, str) or not isinstance(value, str):
-        raise MessageIllegal(f"property {name!r}: names and values are text", hint="use str()")
+        raise MessageIllegal(
+            f"property {name!r}: names and values must be strings", hint="convert it with str()"
+        )
     if not internal and name in _RESERVED:
         raise MessageIllegal(
-            f"the property name {name!r} belongs to RocketMQ",
-            hint="use another name; tags, keys and delays have fields of their own in Message",
+            f"the property name {name!r} is reserved by RocketMQ",
+            hint="use another name; Message has fields for tags, keys and delays",
         )
     if not name or not value:
         raise MessageIllegal(
             f"the property {name!r} has no {'value' if name else 'name'}",
-            hint="leave it out: consumers don't see empty properties",
+            hint="leave it out: consumers do not see empty properties",
         )
     encoded = name.encode("utf-8", "replace")
     if 1 in encoded or 2 in encoded:
-        raise _separator(name)
-    return _property(encoded, value if type(value) is str else plain_text("a value", value))
+        raise _separator_error(name)
+    return _property(
+        encoded, value if type(value) is str else plain_text(f"property {name!r}", value)
+    )
 
 
 def plain_text(what: _str, value: object) -> _str:
-    """Text without a class of its own, such as a member of an enum; raises MessageIllegal."""
+    """A plain str, also for a member of a string enum; raises MessageIllegal."""
     if not isinstance(value, str):
-        raise MessageIllegal(f"{what} of type {type(value).__name__}", hint="give text (str)")
+        raise MessageIllegal(
+            f"{what} must be a string, not {type(value).__name__}", hint="give a str"
+        )
     return str.__str__(value)
 
 
 def _property(name: _bytes, value: _str) -> _bytes:
     encoded = value.encode("utf-8", "replace")
     if 2 in encoded or 1 in encoded:
-        raise _separator(name.decode())
+        raise _separator_error(name.decode())
     return name + b"\x01" + encoded + b"\x02"
 
 
-def _separator(name: _str) -> MessageIllegal:
+def _separator_error(name: _str) -> MessageIllegal:
     return MessageIllegal(
         f"property {name[:40]!r} contains \\x01 or \\x02, which separate properties",
         hint="use other characters",
@@ -313,10 +337,12 @@ def _separator(name: _str) -> MessageIllegal:
 # --- receipts ------------------------------------------------------------------------------------
 
 
-def _receipt(request: Request, line: Line, message_id: _str, status: SendStatus) -> SendReceipt:
-    queue = line.queue
+def _receipt(
+    request: Request, target: SendTarget, message_id: _str, status: SendStatus
+) -> SendReceipt:
+    queue = target.queue
     queue_id = request.number32(request.find(b"queueId"))
-    if queue_id != line.queue_id:
+    if queue_id != target.queue_id:
         queue = MessageQueue(queue.topic, queue.broker_name, queue_id)
     return SendReceipt(
         status,
@@ -331,19 +357,21 @@ def _receipt(request: Request, line: Line, message_id: _str, status: SendStatus)
 
 
 def _receipts(
-    request: Request, line: Line, ids: list[str], status: SendStatus
+    request: Request, target: SendTarget, ids: list[str], status: SendStatus
 ) -> list[SendReceipt]:
-    """One for each message of a batch; those of a batch stored as one have one offset id."""
-    queue = line.queue
+    """One per message of a batch; a batch that is stored as one record has one offset id."""
+    queue = target.queue
     queue_id = request.number32(request.find(b"queueId"))
-    if queue_id != line.queue_id:
+    if queue_id != target.queue_id:
         queue = MessageQueue(queue.topic, queue.broker_name, queue_id)
     first = request.number(request.find(b"queueOffset"))
     offset_ids = _text(request, b"msgId").split(",")
     if len(offset_ids) == 1:
         offset_ids *= len(ids)
     if len(offset_ids) != len(ids):
-        raise HeaderError(f"{len(offset_ids)} ids answer a batch of {len(ids)} messages")
+        raise HeaderError(
+            f"the response has {len(offset_ids)} message ids for a batch of {len(ids)}"
+        )
     region = request.text(b"MSG_REGION")
     return [
         SendReceipt(status, own, offset_id, queue, first + i, None, None, region)
@@ -354,5 +382,5 @@ def _receipts(
 def _text(request: Request, name: _bytes) -> _str:
     text = request.text(name)
     if text is None:
-        raise HeaderError(f"the answer to a send has no {name.decode()}")
+        raise HeaderError(f"the response to a send has no field {name.decode()}")
     return text

@@ -1,13 +1,13 @@
-"""Messages on their way to brokers: attempts, and what is tried again where.
+"""Sends messages: attempts, retries and the choice of the broker.
 
-The usual way makes no task: the request is written into the connection's output, and the answer
-sets the future. Whatever has to wait (for a route, a connection, a retry) goes on in a task; later
-messages of that topic queue up behind it until it has left.
+The fast path (`fast_path`) creates no task: the request is written into the connection's output,
+and the response completes the future. A send that has to wait (for a route, a connection, a retry)
+continues in a task; later messages of the same topic are deferred until its request is written.
 
-After a failed attempt a message goes to another broker, unless it is bound to its queue; then, and
-where there is no other, to the same one after a moment. Tried again are attempts without an answer
-and the answers of RETRYABLE_RESPONSES; all attempts share one timeout. What its caller has given up
-(by cancelling its future) does not leave any more.
+After a failed attempt a message goes to another broker. If it is bound to a queue, or if there is
+no other broker, it goes to the same one after a pause. Attempts without a response and responses in
+RETRYABLE_RESPONSES are retried; all attempts share one timeout. A message whose future was
+cancelled is not sent any more.
 """
 
 import asyncio
@@ -15,26 +15,26 @@ import logging
 import os
 from asyncio import _get_running_loop
 from collections.abc import Iterable, Sequence
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.producer.broker_latency import SLOW_MS, BrokerFaults
-from penstock.client.producer.fast_path import Launcher
-from penstock.client.producer.in_flight import InFlight
-from penstock.client.producer.outgoing import (
-    BATCH_FIELDS,
-    Batch,
-    Packer,
-    SendOptions,
-    check_topic,
+from penstock.client.producer.fast_path import FastPath, connection_of
+from penstock.client.producer.in_flight import InFlightLimit
+from penstock.client.producer.outgoing import BATCH_FIELDS, MessageBatch, Packer, check_topic
+from penstock.client.producer.producer_options import SendOptions
+from penstock.client.producer.publish_info import (
+    QueueSelector,
+    TopicPublishInfo,
+    target_selector,
 )
-from penstock.client.producer.publish_info import Selector, TopicLines, choice_of
 from penstock.client.producer.send_codec import (
     SEND_BATCH_MESSAGE,
     SEND_REPLY_MESSAGE_V2,
-    Flight,
-    Line,
+    PendingSend,
+    SendResult,
+    SendTarget,
 )
 from penstock.client.topic_routes import Route
 from penstock.clock import finish_within, pause
@@ -55,60 +55,62 @@ from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
 from penstock.wire.codes import RETRYABLE_RESPONSES, TOPIC_AUTO_CREATE, ResponseCode
 from penstock.wire.fields import FLAG_ONEWAY
 
+if TYPE_CHECKING:
+    from penstock.client.trace.trace_writer import Tracer
+
 log = logging.getLogger(__name__)
 
-AGAIN_MS: Final = 50
-"""Pause before the same broker is tried again; it grows with each attempt."""
+RETRY_MS: Final = 50
+"""Pause before a retry on the same broker; it grows with each attempt."""
 
 
-class Sender(Launcher):
-    """Sends messages for one client; a member of its session."""
+class Sender(FastPath):
+    """Sends the messages of one client. Member of its session."""
 
     def __init__(self, session: Session, group: str, options: SendOptions) -> None:
-        self.in_flight = InFlight(options.in_flight_max, session.clock)
-        Launcher.__init__(
+        self.in_flight = InFlightLimit(options.in_flight_max, session.clock)
+        FastPath.__init__(
             self,
             session.clock,
             self.in_flight,
-            BrokerFaults(options.avoid_faulty, options.avoid_ms, session.clock),
+            BrokerFaults(options.avoid_faulty, options.avoid_ms, session.clock, session),
             session.options.timeout_ms,
         )
         self.options = options
         self.group = session.with_namespace(group)
         self.retry_not_stored = options.retry_not_stored
         self._session = session
-        self._names: dict[str, str] = {}  # topic → as servers know it
-        self._finding: dict[str, asyncio.Task[TopicLines]] = {}
-        self._refreshing: set[str] = set()
-        self._lines = cast(dict[str, TopicLines], self.topics_known)
+        self._names: dict[str, str] = {}  # topic → name with namespace
+        self._route_queries: dict[str, asyncio.Task[TopicPublishInfo]] = {}
+        self._refreshing: set[str] = set()  # topics whose route is being refreshed
 
-    # --- life, as a member of the session
+    # --- lifecycle
 
-    def start(self) -> None:
-        """Begin; the session has begun before."""
+    def start(self, tracer: "Tracer | None" = None) -> None:
+        """Accept messages; the session has been started before."""
         ip = self._session.client_id.partition("@")[0]
         self.packer = Packer(self.options, self._session.options.namespace, ip)
         self.loop = asyncio.get_running_loop()
         self.create_future = self.loop.create_future
-        self.faults.probe_through(self._session)
+        self.tracer = tracer
         self.pid = os.getpid()
-        self._lines.clear()  # those of an earlier life hold connections that are closed
+        self.publish_infos.clear()  # after a restart: they refer to closed connections
         self.open = True
 
     async def close(self, timeout_ms: int) -> None:
-        """Take no more, and wait a while for what is under way."""
+        """Accept no more messages, and wait up to `timeout_ms` for those in flight."""
         self.open = False
         await self.drain(timeout_ms)
-        for task in list(self._finding.values()):
+        for task in list(self._route_queries.values()):
             task.cancel()
 
     async def drain(self, timeout_ms: int) -> None:
-        """Wait a while for what is under way."""
+        """Wait up to `timeout_ms` for messages in flight."""
         try:
             await finish_within(self.clock, timeout_ms, self.in_flight.flush())
         except TimeoutError:
             log.warning(
-                "%s: closed while %d sends were not acknowledged", self.group, self.in_flight.count
+                "%s: %d sends were not acknowledged in time", self.group, self.in_flight.count
             )
 
     def producers(self) -> Iterable[ProducerData]:
@@ -121,11 +123,13 @@ class Sender(Launcher):
         return tuple(self._names.values())
 
     def route_changed(self, route: Route) -> None:
-        for topic, lines in list(self._lines.items()):
-            if route.topic == lines.name or (lines.template and route.topic == TOPIC_AUTO_CREATE):
-                del self._lines[topic]
+        for topic, info in list(self.publish_infos.items()):
+            if route.topic == info.name or (
+                info.from_template and route.topic == TOPIC_AUTO_CREATE
+            ):
+                del self.publish_infos[topic]
 
-    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
+    def handle_request(self, request: PeerRequest, address: str) -> MemberResponse | bool:
         return False
 
     # --- sending
@@ -136,12 +140,12 @@ class Sender(Launcher):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
         internal: bool = False,
         traced: bool = True,
     ) -> SendReceipt:
-        """Send and wait for the receipt; waits first while too much is under way."""
+        """Send a message and wait for its receipt; waits first while too much is in flight."""
         if self.in_flight.full:
             timeout_ms = await self.in_flight.wait(timeout_ms or self._session.options.timeout_ms)
         return await self.submit(
@@ -160,22 +164,20 @@ class Sender(Launcher):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
         internal: bool = False,
         traced: bool = True,
     ) -> "asyncio.Future[SendReceipt]":
-        """Send; the future has the receipt. What is wrong with the message is raised at once.
+        """Send a message; returns the future of its receipt. A bad message raises at once.
 
-        `internal` messages carry properties of the client's own machinery.
+        `internal` messages may carry reserved properties.
         """
-        choice = None
+        select = None
         if queue is not None or ordering_key is not None or selector is not None:
-            choice = choice_of(message, queue, ordering_key, selector)
-        future: asyncio.Future[SendReceipt] = self.launch(
-            message, choice, ordering_key, timeout_ms, internal, traced
-        )
-        return future
+            select = target_selector(message, queue, ordering_key, selector)
+        future = self.start_send(message, select, ordering_key, timeout_ms, internal, traced)
+        return cast("asyncio.Future[SendReceipt]", future)
 
     async def send_oneway(
         self,
@@ -183,27 +185,27 @@ class Sender(Launcher):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> None:
-        """Send without an answer: returns when the request is on its way. Tried again is only what
-        has not left."""
+        """Send without a response: returns when the request is written. Only a request that could
+        not be written is retried."""
         check_topic(message.topic)
-        flight = self.make_flight(message, ordering_key, timeout_ms, False)
-        flight.choice = choice_of(message, queue, ordering_key, selector)
+        pending = self.make_pending(message, ordering_key, timeout_ms, False)
+        pending.select = target_selector(message, queue, ordering_key, selector)
         last_broker = None
         for left in reversed(range(self.options.retries + 1)):
-            line = await self._line(flight, last_broker)
+            target = await self._next_target(pending, last_broker)
             try:
-                connection = await self._connection(flight, line)
+                connection = await self._connection(pending, target)
             except PeerError as error:
-                self._report(flight, error)
+                self._report_failure(pending, error)
                 if left == 0 or isinstance(error, PeerTimeout):
                     raise
-                last_broker = line.broker_name
+                last_broker = target.broker_name
                 continue
             calls = connection.calls
-            self.put(calls, flight, line, calls.next_opaque(), FLAG_ONEWAY)
+            self.write_frame(calls, pending, target, calls.next_opaque(), FLAG_ONEWAY)
             return
 
     async def send_batch(
@@ -212,10 +214,10 @@ class Sender(Launcher):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> list[SendReceipt]:
-        """Send messages in as few requests as possible; their receipts in the same order."""
+        """Send messages in as few requests as possible; returns their receipts in order."""
         outcomes = await self.send_each(
             messages,
             queue=queue,
@@ -236,178 +238,169 @@ class Sender(Launcher):
         *,
         queue: MessageQueue | None = None,
         ordering_key: str | None = None,
-        selector: Selector | None = None,
+        selector: QueueSelector | None = None,
         timeout_ms: int | None = None,
     ) -> list[SendReceipt | PenstockError]:
-        """As `send_batch`; gives what became of each message. Raises if nothing was sent: what is
-        wrong with one of them."""
+        """As `send_batch`, but returns a receipt or an error per message.
+
+        A bad message raises before anything is sent.
+        """
         self.check_usable()
-        batches: list[Batch] = self.packer.batches(messages, self.clock.now_ms(), ordering_key)
+        packer = self.packer
+        assert packer is not None
+        batches = packer.batches(messages, self.clock.now_ms(), ordering_key)
         for batch in batches:
             check_topic(batch.messages[0].topic)
-        outcomes: dict[int, SendReceipt | PenstockError] = {}
-        flights: list[asyncio.Future[Any]] = []
+        futures: list[asyncio.Future[SendResult]] = []
         try:
-            no_room: TooMuchInFlight | None = None
+            refused: TooMuchInFlight | None = None
             for batch in batches:
                 try:
-                    if self.in_flight.full and no_room is None:
+                    if self.in_flight.full and refused is None:
                         await self.in_flight.wait(timeout_ms or self._session.options.timeout_ms)
-                    flight = self._submit_batch(batch, queue, ordering_key, selector, timeout_ms)
+                    future = self._submit_batch(batch, queue, ordering_key, selector, timeout_ms)
                 except TooMuchInFlight as error:
-                    flight, no_room = self.create_future(), error
-                    flight.set_exception(error)
-                flights.append(flight)
-            for batch, flight in zip(batches, flights, strict=True):
-                try:
-                    found = await flight
-                except PenstockError as error:
-                    found = [error] * len(batch.places)
-                found = found if isinstance(found, list) else [found]
-                outcomes.update(zip(batch.places, found, strict=True))
+                    refused = error
+                    future = asyncio.get_running_loop().create_future()
+                    future.set_exception(error)
+                futures.append(future)
+            return await _outcomes(batches, futures, len(messages))
         finally:
-            for flight in flights:  # of those that nobody awaits any more
-                if not flight.cancel() and not flight.cancelled():
-                    flight.exception()
-        return [outcomes[place] for place in range(len(messages))]
+            for future in futures:  # after a failure: of those that nobody awaits any more
+                if not future.cancel() and not future.cancelled():
+                    future.exception()
 
     def _submit_batch(
         self,
-        batch: Batch,
+        batch: MessageBatch,
         queue: MessageQueue | None,
         ordering_key: str | None,
-        selector: Selector | None,
+        selector: QueueSelector | None,
         timeout_ms: int | None,
-    ) -> "asyncio.Future[Any]":
-        if len(batch.messages) == 1:  # it may be longer than a batch can be
-            return self.submit(
-                batch.messages[0],
-                queue=queue,
-                ordering_key=ordering_key,
-                selector=selector,
-                timeout_ms=timeout_ms,
-            )
-        topic = str.__str__(batch.messages[0].topic)  # members of enums are text too
-        flight = self.empty_flight(batch, topic, timeout_ms)
-        flight.choice = choice_of(batch.messages[0], queue, ordering_key, selector)
-        flight.body = batch.body
-        flight.properties = batch.properties
-        flight.extra = BATCH_FIELDS
-        flight.ids = batch.ids
-        flight.code = SEND_BATCH_MESSAGE
-        flight.traced = self.tracer is not None
-        self.depart(flight)
-        future: asyncio.Future[Any] = flight.future
-        return future
+    ) -> "asyncio.Future[SendResult]":
+        select = target_selector(batch.messages[0], queue, ordering_key, selector)
+        if len(batch.messages) == 1:  # it may be longer than the limit of a batch
+            message = batch.messages[0]
+            return self.start_send(message, select, ordering_key, timeout_ms, False, True)
+        topic = str.__str__(batch.messages[0].topic)  # a string enum's member as plain str
+        pending = self.new_pending(batch, topic, timeout_ms)
+        pending.select = select
+        pending.body = batch.body
+        pending.properties = batch.properties
+        pending.extra_fields = BATCH_FIELDS
+        pending.batch_ids = batch.ids
+        pending.code = SEND_BATCH_MESSAGE
+        pending.traced = self.tracer is not None
+        self.write_or_defer(pending)
+        return pending.future
 
-    # --- what can't leave at once
+    # --- deferred sends
 
     def check_usable(self) -> None:
-        """Raise why nothing can be sent from here, if so."""
+        """Raise if nothing can be sent from here: closed, another event loop or process."""
         if not self.open or _get_running_loop() is not self.loop or self.pid != os.getpid():
-            self.refuse()
+            self.raise_unusable()
 
-    def refuse(self) -> None:
+    def raise_unusable(self) -> None:
         self._session.check_alive()
         if self.open:
             raise ClientError(
-                "the client is called from another thread or event loop than it was started on",
-                hint="call it there (asyncio.run_coroutine_threadsafe), or use the blocking client",
+                "the client is used on another event loop or thread than it was started on",
+                hint="use asyncio.run_coroutine_threadsafe, or the synchronous client",
             )
-        raise ClientClosed("the client is not started, or closed")
+        raise ClientClosed("the client is not started or already closed")
 
-    def depart_later(self, flight: Flight) -> None:
-        topic = flight.topic
-        if topic not in self.topics_known:
+    def defer(self, pending: PendingSend) -> None:
+        topic = pending.topic
+        if topic not in self.publish_infos:
             check_topic(topic)
-        flight.wave = self.in_flight.enter(len(flight.body))
-        flight.late = True
-        self.waiting[topic] = self.waiting.get(topic, 0) + 1
-        self._session.spawn(self._first_attempt(flight))
+        pending.flush_group = self.in_flight.add(len(pending.body))
+        pending.deferred = True
+        self.deferred_counts[topic] = self.deferred_counts.get(topic, 0) + 1
+        self._session.spawn(self._first_attempt(pending))
 
-    async def _first_attempt(self, flight: Flight) -> None:
+    async def _first_attempt(self, pending: PendingSend) -> None:
         try:
-            await self._attempt(flight, None)
+            await self._attempt(pending, None)
         finally:
-            left = self.waiting[flight.topic] - 1
-            if left:
-                self.waiting[flight.topic] = left
+            count = self.deferred_counts[pending.topic] - 1
+            if count:
+                self.deferred_counts[pending.topic] = count
             else:
-                del self.waiting[flight.topic]
+                del self.deferred_counts[pending.topic]
 
-    async def _attempt(self, flight: Flight, last_broker: str | None) -> None:
-        """Get a message on its way, to another broker than the last one if it may choose."""
+    async def _attempt(self, pending: PendingSend, last_broker: str | None) -> None:
+        """Write the request, to another broker than the last one if the queue is not given."""
         try:
-            line = flight.line or await self._line(flight, last_broker)
-            count = len(flight.attempts or ())
-            if count and (line.broker_name == last_broker or count > self.options.retries):
-                await pause(self.clock, AGAIN_MS * count)
-            if self._is_over(flight):
+            target = pending.target or await self._next_target(pending, last_broker)
+            count = len(pending.failures or ())
+            if count and (target.broker_name == last_broker or count > self.options.retries):
+                await pause(self.clock, RETRY_MS * count)
+            if self._is_finished(pending):
                 return
-            connection = await self._connection(flight, line)
-            if self._is_over(flight):
+            connection = await self._connection(pending, target)
+            if self._is_finished(pending):
                 return
             if connection.transport is None:
-                raise PeerLost("the connection ended", address=line.peer.address)
-            self.write(connection.calls, flight, line)
+                assert target.peer is not None
+                raise PeerLost("the connection was closed", address=target.peer.address)
+            self.write_request(connection.calls, pending, target)
         except PenstockError as error:
-            self.crashed(flight, error)
+            self.send_failed(pending, error)
         except asyncio.CancelledError:
-            self._end(flight, ClientClosed("the client was closed before the message had left"))
+            self._finish(pending, ClientClosed("the client was closed before the message was sent"))
             raise
-        except Exception as error:  # of the application's selector
-            self._end(flight, error)
+        except Exception as error:  # raised by the application's selector
+            self._finish(pending, error)
 
-    def _is_over(self, flight: Flight) -> bool:
-        """Whether nobody waits for it any more, or no time is left to try it again."""
-        if flight.future.done():
-            self._end(flight, None)
-        elif flight.attempts and self.clock.monotonic_ms() >= flight.deadline_ms:
-            self._give_up(flight)
+    def _is_finished(self, pending: PendingSend) -> bool:
+        """Whether the future is cancelled, or no time is left for a retry."""
+        if pending.future.done():
+            self._finish(pending, None)
+        elif pending.failures and self.clock.monotonic_ms() >= pending.deadline_ms:
+            self._give_up(pending)
         else:
             return False
         return True
 
-    async def _line(self, flight: Flight, last_broker: str | None) -> Line:
-        lines = self._lines.get(flight.topic) or await self._find_lines(flight)
-        if flight.choice is None:
-            return lines.next(self.faults, last_broker)
-        line: Line = flight.choice(lines)
-        return line
+    async def _next_target(self, pending: PendingSend, last_broker: str | None) -> SendTarget:
+        info = self.publish_infos.get(pending.topic) or await self._find_publish_info(pending)
+        if pending.select is None:
+            return info.next(self.faults, last_broker)
+        return pending.select(info)
 
-    async def _find_lines(self, flight: Flight) -> TopicLines:
-        """One look at a time for a topic's queues, shared by all its messages."""
-        topic = flight.topic
-        task = self._finding.get(topic)
-        if task is None:
-            name = (
-                topic
-                if flight.code == SEND_REPLY_MESSAGE_V2
-                else self._session.with_namespace(topic)
-            )
-            task = self._finding[topic] = asyncio.ensure_future(self._lines_of(topic, name))
-            task.add_done_callback(lambda done: self._found_lines(topic, done))
-        left_ms = flight.deadline_ms - self.clock.monotonic_ms()
+    async def _find_publish_info(self, pending: PendingSend) -> TopicPublishInfo:
+        """Query the route of a topic; one query at a time is shared by all its messages."""
+        topic = pending.topic
+        query = self._route_queries.get(topic)
+        if query is None:
+            name = topic
+            if pending.code != SEND_REPLY_MESSAGE_V2:
+                name = self._session.with_namespace(topic)
+            query = asyncio.ensure_future(self._query_publish_info(topic, name))
+            self._route_queries[topic] = query
+            query.add_done_callback(lambda done: self._route_query_done(topic, done))
+        left_ms = pending.deadline_ms - self.clock.monotonic_ms()
         try:
-            return await finish_within(self.clock, max(left_ms, 0), asyncio.shield(task))
+            return await finish_within(self.clock, max(left_ms, 0), asyncio.shield(query))
         except TimeoutError:
             raise NoNameServer(
-                f"no route of {topic} within {flight.timeout_ms} ms from the NameServers "
+                f"no route of topic {topic} within {pending.timeout_ms} ms from the NameServers "
                 + self._session.nameservers.text()
             ) from None
         except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if task.cancelled() and not (me is not None and me.cancelling()):
-                raise ClientClosed("the client was closed before the message had left") from None
+            task = asyncio.current_task()
+            if query.cancelled() and not (task is not None and task.cancelling()):
+                raise ClientClosed("the client was closed before the message was sent") from None
             raise
 
-    def _found_lines(self, topic: str, done: "asyncio.Task[TopicLines]") -> None:
-        del self._finding[topic]
+    def _route_query_done(self, topic: str, done: "asyncio.Task[TopicPublishInfo]") -> None:
+        del self._route_queries[topic]
         if not done.cancelled():
-            done.exception()  # those who waited have it
+            done.exception()  # mark as retrieved: the waiters have raised it
 
-    async def _lines_of(self, topic: str, name: str) -> TopicLines:
-        """The queues by the topic's route, else by that of the template; raises NoRoute."""
+    async def _query_publish_info(self, topic: str, name: str) -> TopicPublishInfo:
+        """From the topic's route, else from the template topic's; raises NoRoute."""
         session = self._session
         route = session.cached_route(name) or await session.find_route(name)
         if route is None:
@@ -415,141 +408,164 @@ class Sender(Launcher):
             route = route or await session.find_route(TOPIC_AUTO_CREATE)
         if route is None:
             raise await session.nameservers.no_route(name)
-        lines = self._lines[topic] = TopicLines(session, self.group, name, route)
+        info = self.publish_infos[topic] = TopicPublishInfo(session, self.group, name, route)
         self._names[topic] = name
-        return lines
+        return info
 
-    async def _connection(self, flight: Flight, line: Line) -> PeerConnection:
-        flight.line = line
-        if line.peer is None:
-            raise PeerUnreachable(f"no route names the broker {line.broker_name!r}")
-        flight.sent_ms = self.clock.monotonic_ms()
-        left_ms = flight.deadline_ms - flight.sent_ms
-        connection: PeerConnection = await line.peer.writable(max(left_ms, 0))
-        return connection
+    async def _connection(self, pending: PendingSend, target: SendTarget) -> PeerConnection:
+        pending.target = target
+        if target.peer is None:
+            raise PeerUnreachable(f"the address of broker {target.broker_name!r} is not known")
+        pending.sent_ms = self.clock.monotonic_ms()
+        left_ms = pending.deadline_ms - pending.sent_ms
+        return await target.peer.writable(max(left_ms, 0))
 
-    def put_signed(self, flight: Flight, line: Line, opaque: int, command_flag: int) -> None:
-        frame = line.peer.encode(
-            flight.code, flight.fields(line), flight.body, opaque=opaque, flag=command_flag
+    def write_signed(
+        self, pending: PendingSend, target: SendTarget, opaque: int, command_flag: int
+    ) -> None:
+        assert target.peer is not None
+        frame = target.peer.encode(
+            pending.code, pending.fields(target), pending.body, opaque=opaque, flag=command_flag
         )
-        line.peer.connection.write(frame)
+        connection_of(target).write(frame)
 
-    # --- how attempts end
+    # --- results of attempts
 
-    def not_stored(self, flight: Flight, result: Any, status: SendStatus) -> bool:
-        flight.fallback = result
-        name = "" if flight.line is None else flight.line.broker_name
+    def retry_if_not_stored(
+        self, pending: PendingSend, result: SendResult, status: SendStatus
+    ) -> bool:
+        pending.fallback = result
+        name = "" if pending.target is None else pending.target.broker_name
         error = SendFailed(f"{name} answers {status.name}")
-        return self._try_again(flight, error, retryable=flight.choice is None)
+        return self._retry(pending, error, retryable=pending.select is None)
 
-    def crashed(self, flight: Flight, error: PenstockError) -> None:
-        """An attempt has failed: again, or this was the end of it."""
-        self._report(flight, error)
+    def send_failed(self, pending: PendingSend, error: PenstockError) -> None:
+        """Retry a failed attempt, or finish the send with the error."""
+        self._report_failure(pending, error)
         retryable = _is_retryable(error)
-        if self._try_again(flight, error, retryable=retryable):
+        if self._retry(pending, error, retryable=retryable):
             return
-        if retryable or flight.fallback is not None:
-            self._give_up(flight)
+        if retryable or pending.fallback is not None:
+            self._give_up(pending)
         else:
-            self._end(flight, error)
+            self._finish(pending, error)
 
-    def _give_up(self, flight: Flight) -> None:
-        """No further attempt: what is stored less safely is better than an error."""
-        if flight.fallback is not None:
-            self._end(flight, flight.fallback)
+    def _give_up(self, pending: PendingSend) -> None:
+        """Finish after the last attempt: with a receipt that is not SEND_OK, else an error."""
+        if pending.fallback is not None:
+            self._finish(pending, pending.fallback)
         else:
-            self._end(flight, _failure(flight, self.clock.monotonic_ms()))
+            self._finish(pending, _failure(pending, self.clock.monotonic_ms()))
 
-    def _try_again(self, flight: Flight, error: PenstockError, *, retryable: bool) -> bool:
-        flight.attempts = [*(flight.attempts or ()), error]
+    def _retry(self, pending: PendingSend, error: PenstockError, *, retryable: bool) -> bool:
+        pending.failures = [*(pending.failures or ()), error]
         if (
             not retryable
             or not self.open
-            or not self._may_count(flight.attempts)
-            or flight.future.done()  # given up by its caller
-            or self.clock.monotonic_ms() >= flight.deadline_ms
+            or not self._may_retry(pending.failures)
+            or pending.future.done()  # cancelled by the caller
+            or self.clock.monotonic_ms() >= pending.deadline_ms
         ):
             return False
-        last = None if flight.line is None else flight.line.broker_name
-        flight.line = None
+        last = None if pending.target is None else pending.target.broker_name
+        pending.target = None
         log.debug(
-            "%s: attempt %d failed, trying again: %s", flight.topic, len(flight.attempts), error
+            "topic %s: attempt %d failed, retrying: %s", pending.topic, len(pending.failures), error
         )
-        self._session.spawn(self._attempt(flight, last))
+        self._session.spawn(self._attempt(pending, last))
         return True
 
-    def _may_count(self, attempts: list[PenstockError]) -> bool:
-        """Whether one more is allowed. A broker that was too busy has not stored the message and
-        asks for patience: that does not count, as long as there is time."""
-        counted = sum(error.answer_code != ResponseCode.SYSTEM_BUSY for error in attempts)
+    def _may_retry(self, failures: list[PenstockError]) -> bool:
+        """Whether `retries` allows one more attempt. SYSTEM_BUSY does not count: the broker has not
+        stored the message and asks the client to retry."""
+        counted = sum(error.answer_code != ResponseCode.SYSTEM_BUSY for error in failures)
         return counted <= self.options.retries and self.options.retries > 0
 
-    def _end(self, flight: Flight, result: Any) -> None:
-        """It is over: a receipt after all, or an error."""
-        self.in_flight.leave(flight.wave, len(flight.body))
-        if flight.future.done():
+    def _finish(self, pending: PendingSend, result: SendResult | BaseException | None) -> None:
+        """Complete the future with a receipt or an error; None if it is done already."""
+        assert pending.flush_group is not None
+        self.in_flight.remove(pending.flush_group, len(pending.body))
+        if result is None or pending.future.done():
             return
         if isinstance(result, BaseException):
-            flight.future.set_exception(result)
+            pending.future.set_exception(result)
         else:
-            flight.future.set_result(result)
+            pending.future.set_result(result)
 
-    def _report(self, flight: Flight, error: PenstockError) -> None:
-        """Tell whoever keeps count of brokers' faults; look for a new route if one is gone."""
-        line = flight.line
-        if line is None or not self.open or not _is_retryable(error):
+    def _report_failure(self, pending: PendingSend, error: PenstockError) -> None:
+        """Report a faulty broker, and refresh the route if it is unreachable."""
+        target = pending.target
+        if target is None or not self.open or not _is_retryable(error):
             return
-        latency_ms = self.clock.monotonic_ms() - flight.sent_ms
+        latency_ms = self.clock.monotonic_ms() - pending.sent_ms
         unreachable = isinstance(error, PeerUnreachable | PeerLost)
-        self.faults.report(line.broker_name, latency_ms, failed=True, unreachable=unreachable)
-        self.troubled.add(line.broker_name)
-        if unreachable and flight.topic not in self._refreshing:
-            self._refreshing.add(flight.topic)
-            self._session.spawn(self._refresh(flight.topic))
+        self.faults.report(target.broker_name, latency_ms, failed=True, unreachable=unreachable)
+        self.faulty_brokers.add(target.broker_name)
+        if unreachable and pending.topic not in self._refreshing:
+            self._refreshing.add(pending.topic)
+            self._session.spawn(self._refresh_route(pending.topic))
 
-    def recovered(self, flight: Flight, latency_ms: int) -> None:
-        if flight.line is not None:
-            name = flight.line.broker_name
+    def report_latency(self, pending: PendingSend, latency_ms: int) -> None:
+        if pending.target is not None:
+            name = pending.target.broker_name
             self.faults.report(name, latency_ms)
             if latency_ms >= SLOW_MS:
-                self.troubled.add(name)
+                self.faulty_brokers.add(name)
             else:
-                self.troubled.discard(name)
+                self.faulty_brokers.discard(name)
 
-    async def _refresh(self, topic: str) -> None:
+    async def _refresh_route(self, topic: str) -> None:
         try:
             await self._session.find_route(self._names[topic])
         except PenstockError as error:
-            log.info("no new route of %s: %s", topic, error)
+            log.info("cannot refresh the route of topic %s: %s", topic, error)
         finally:
             self._refreshing.discard(topic)
 
-    def trace(self, flight: Flight, result: Any) -> None:
-        batch = isinstance(flight.message, Batch)
-        messages = flight.message.messages if batch else [flight.message]
-        address = flight.line.peer.address if flight.line is not None else ""
-        for message, receipt in zip(messages, result if batch else [result], strict=True):
-            self.tracer.sent(
-                message,
+    def trace(self, pending: PendingSend, result: SendResult) -> None:
+        message, tracer = pending.message, self.tracer
+        assert tracer is not None
+        messages = message.messages if isinstance(message, MessageBatch) else [message]
+        receipts = result if isinstance(result, list) else [result]
+        peer = None if pending.target is None else pending.target.peer
+        for one, receipt in zip(messages, receipts, strict=True):
+            tracer.sent(
+                one,
                 receipt,
-                address=address,
-                began_ms=flight.began_ms,
-                body_bytes=len(message.content),
-                trace_on=flight.trace_on,
+                address="" if peer is None else peer.address,
+                born_ms=pending.born_ms,
+                body_bytes=len(one.content),
+                trace_on=pending.trace_on,
             )
+
+
+async def _outcomes(
+    batches: Sequence[MessageBatch], futures: Sequence["asyncio.Future[SendResult]"], count: int
+) -> list[SendReceipt | PenstockError]:
+    """The receipt or error of each message, in the order of the caller's list."""
+    outcomes: dict[int, SendReceipt | PenstockError] = {}
+    for batch, future in zip(batches, futures, strict=True):
+        receipts: Sequence[SendReceipt | PenstockError]
+        try:
+            result = await future
+            receipts = result if isinstance(result, list) else [result]
+        except PenstockError as error:
+            receipts = [error] * len(batch.indexes)
+        outcomes.update(zip(batch.indexes, receipts, strict=True))
+    return [outcomes[index] for index in range(count)]
 
 
 def _is_retryable(error: PenstockError) -> bool:
     return isinstance(error, PeerError) or error.answer_code in RETRYABLE_RESPONSES
 
 
-def _failure(flight: Flight, monotonic_ms: int) -> SendFailed:
-    attempts = tuple(flight.attempts or ())
-    took_ms = monotonic_ms - flight.deadline_ms + flight.timeout_ms
+def _failure(pending: PendingSend, monotonic_ms: int) -> SendFailed:
+    attempts = tuple(pending.failures or ())
+    took_ms = monotonic_ms - pending.deadline_ms + pending.timeout_ms
     causes = "; ".join(error.message for error in attempts)
     count = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
     failure = SendFailed(
-        f"{flight.topic}: no acknowledgement after {count} in {took_ms} ms: {causes}",
+        f"no acknowledgement from topic {pending.topic} after {count} in {took_ms} ms: {causes}",
         attempts=attempts,
     )
     failure.__cause__ = attempts[-1]

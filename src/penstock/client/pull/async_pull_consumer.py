@@ -12,28 +12,22 @@ as done when `poll` is called again, or the consumer is closed without an error.
 """
 
 import asyncio
-import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from types import TracebackType
-from typing import Literal, Unpack
 
-from penstock.client.client_options import ClientKeywords, ClientOptions
+from penstock.client.client_options import takes_options
 from penstock.client.client_session import Session
-from penstock.client.consumer.consumer_options import ConsumerOptions
-from penstock.client.consumer.process_queue import BYTES_MAX, MESSAGES_MAX
-from penstock.client.consumer.pull_loop import PULL_BATCH
-from penstock.client.consumer.queue_assignment import Strategy
-from penstock.client.consumer.rebalance import REBALANCE_MS, StartAt, ask_offset
+from penstock.client.consumer.rebalance import ask_offset
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.lifetime import Lifetime
 from penstock.client.messages import MessageQueue
-from penstock.client.pull.pull_core import Listener, PullCore, bare_queue
+from penstock.client.pull.pull_core import PullCore, bare_queue
+from penstock.client.pull.pull_options import PullConsumerOptions
 from penstock.client.received_message import ReceivedMessage
-from penstock.errors import BadSetting, InvalidParameter, QueueNotOurs
+from penstock.errors import InvalidParameter, QueueNotOurs
 from penstock.wire.codes import RequestCode
 
-AUTO_COMMIT_MS = 5_000
 POLL_MS = 5_000
 POLL_COUNT = 100
 
@@ -46,47 +40,11 @@ class AsyncPullConsumer(Lifetime):
     rebalance gives us, `on_revoked` of those it takes: the latter may still be committed there.
     """
 
-    def __init__(
-        self,
-        nameservers: str | Sequence[str] | None = None,
-        *,
-        group: str,
-        model: Literal["cluster", "broadcast"] = "cluster",
-        start_at: StartAt = "last",
-        strategy: str | Strategy = "averagely",
-        auto_commit: bool = True,
-        auto_commit_ms: int = AUTO_COMMIT_MS,
-        pull_batch: int = PULL_BATCH,
-        messages_max: int = MESSAGES_MAX,
-        bytes_max: int = BYTES_MAX,
-        rebalance_ms: int = REBALANCE_MS,
-        on_assigned: Listener | None = None,
-        on_revoked: Listener | None = None,
-        offsets_path: str | os.PathLike[str] | None = None,
-        **client: Unpack[ClientKeywords],
-    ) -> None:
-        options = ConsumerOptions(
-            group=group,
-            model=model,
-            start_at=start_at,
-            strategy=strategy,
-            pull_batch=pull_batch,
-            messages_max=messages_max,
-            bytes_max=bytes_max,
-            rebalance_ms=rebalance_ms,
-            offsets_path=offsets_path,
-        )
-        if auto_commit_ms <= 0:
-            raise BadSetting(f"auto_commit_ms is {auto_commit_ms}", hint="1 or more")
-        self.group = group
-        self._session = Session(ClientOptions.of(nameservers, client))
-        self._core = PullCore(
-            self._session,
-            options,
-            auto_commit_ms=auto_commit_ms if auto_commit else None,
-            on_assigned=on_assigned,
-            on_revoked=on_revoked,
-        )
+    @takes_options(PullConsumerOptions)
+    def __init__(self, options: PullConsumerOptions) -> None:
+        self.group = options.group
+        self._session = Session(options)
+        self._core = PullCore(self._session, options)
         self._queues = self._core.queues
         self._offsets = self._core.offsets
 

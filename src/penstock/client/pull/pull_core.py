@@ -6,14 +6,12 @@ those of subscribed topics among the members of the group.
 
 import inspect
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
-from typing import TypeAlias
 
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer import broker_requests
 from penstock.client.consumer.consume_rates import Rates
-from penstock.client.consumer.consumer_options import ConsumerOptions
 from penstock.client.consumer.offset_store import (
     LocalOffsets,
     Offsets,
@@ -23,6 +21,7 @@ from penstock.client.consumer.offset_store import (
 from penstock.client.consumer.rebalance import Rebalancer, Share
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.messages import MessageQueue
+from penstock.client.pull.pull_options import Listener, PullConsumerOptions
 from penstock.client.pull.pull_queues import PulledQueues
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
@@ -33,9 +32,6 @@ from penstock.wire.bodies.client_bodies import ConsumerData, ProducerData
 
 log = logging.getLogger(__name__)
 
-Listener: TypeAlias = Callable[[list[MessageQueue]], Awaitable[object] | object]
-"""Told which queues have come or go; may be async."""
-
 
 class PullCore:
     """Member of the session, holder of queues, and what brokers' requests are about.
@@ -43,23 +39,13 @@ class PullCore:
     Topics and queues are named as servers know them, except for listeners.
     """
 
-    def __init__(
-        self,
-        session: Session,
-        options: ConsumerOptions,
-        *,
-        auto_commit_ms: int | None,
-        on_assigned: Listener | None,
-        on_revoked: Listener | None,
-    ) -> None:
+    def __init__(self, session: Session, options: PullConsumerOptions) -> None:
         self.group = session.with_namespace(options.group)
         self.subscriptions: dict[str, Subscription] = {}
         self._assigned: tuple[MessageQueue, ...] | None = None
         self._session = session
         self._options = options
-        self._auto_commit_ms = auto_commit_ms
-        self._on_assigned = on_assigned
-        self._on_revoked = on_revoked
+        self._auto_commit_ms = options.auto_commit_ms if options.auto_commit else None
         self._known: dict[str, frozenset[MessageQueue]] = {}
         self._started_ms = 0
         self._rates = Rates(session.clock)
@@ -201,7 +187,7 @@ class PullCore:
     async def drop(self, queue: MessageQueue) -> None:
         """The queue is not ours any more; what was committed before and by the listener counts."""
         self.queues.withhold(queue)
-        await self._tell(self._on_revoked, [queue])
+        await self._tell(self._options.on_revoked, [queue])
         self.queues.end(queue)
 
     def shared(self, share: Share) -> None:
@@ -209,7 +195,7 @@ class PullCore:
         new = share.ours - self._known.get(share.topic, frozenset())
         self._known[share.topic] = share.ours
         if new:
-            self._session.spawn(self._tell(self._on_assigned, sorted(new)))
+            self._session.spawn(self._tell(self._options.on_assigned, sorted(new)))
 
     async def _tell(self, listener: Listener | None, queues: Iterable[MessageQueue]) -> None:
         if listener is None:

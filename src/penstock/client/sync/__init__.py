@@ -1,1 +1,1 @@
-"""The synchronous clients: the asynchronous ones behind an event loop in a thread."""
+"""Synchronous clients: the asyncio clients on an event loop in a background thread."""

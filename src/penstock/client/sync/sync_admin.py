@@ -1,24 +1,23 @@
-"""`Admin`: `AsyncAdmin` for code that blocks."""
+"""`Admin`, the synchronous administration client."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
-from typing import Unpack
+from typing import Any
 
 from penstock.client.admin.async_admin import AsyncAdmin
-from penstock.client.client_options import ClientKeywords
+from penstock.client.client_options import same_arguments_as
 from penstock.client.consumer.rebalance import StartAt
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.sync.loop_thread import Face, blocking, in_loop
+from penstock.client.sync.sync_client import SyncClient, blocking, in_loop
 from penstock.wire.codes import GROUP_TOOLS_CONSUMER
 
 
-class Admin(Face[AsyncAdmin]):
-    """Topics, groups, progress, messages, brokers and NameServers of a cluster."""
+class Admin(SyncClient[AsyncAdmin]):
+    """Topics, groups, offsets, messages, brokers and NameServers of a cluster."""
 
-    def __init__(
-        self, nameservers: str | Sequence[str] | None = None, **client: Unpack[ClientKeywords]
-    ) -> None:
-        super().__init__(partial(AsyncAdmin, nameservers, **client))
+    @same_arguments_as(AsyncAdmin)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(partial(AsyncAdmin, *args, **kwargs))
 
     brokers = blocking(AsyncAdmin.brokers)
     masters = blocking(AsyncAdmin.masters)
@@ -67,9 +66,11 @@ class Admin(Face[AsyncAdmin]):
         sql: str | None = None,
         group: str = GROUP_TOOLS_CONSUMER,
     ) -> Iterator[ReceivedMessage]:
-        """Messages of a topic as they come, without end and without being one of its consumers."""
-        inner = self._open()
-        return self._each(inner.follow(topic, start_at=start_at, tags=tags, sql=sql, group=group))
+        """New messages of a topic, without end and without being a consumer of it."""
+        client = self._started_client()
+        return self._iterate(
+            client.follow(topic, start_at=start_at, tags=tags, sql=sql, group=group)
+        )
 
     track = blocking(AsyncAdmin.track)
     consume_directly = blocking(AsyncAdmin.consume_directly)

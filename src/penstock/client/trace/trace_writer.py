@@ -101,14 +101,14 @@ class Tracer:
         receipt: SendReceipt,
         *,
         address: str,
-        began_ms: int,
+        born_ms: int,
         kind: MessageKind | None = None,
         body_bytes: int | None = None,
         trace_on: bool = True,
     ) -> None:
         """A message was acknowledged (any status) by the broker at `address`.
 
-        `began_ms` is the session clock's `now_ms` at the first attempt; `trace_on` is False where
+        `born_ms` is the session clock's `now_ms` at the first attempt; `trace_on` is False where
         the broker's answer has TRACE_ON=false. `kind=None` is told from the message. Failed sends
         leave no trace, as in Java. For a batch: once per message with its own receipt.
         """
@@ -120,7 +120,7 @@ class Tracer:
             receipt.message_id,
             keys,
             "Pub",
-            began_ms,
+            born_ms,
             receipt.region or DEFAULT_REGION,
             self._group,
             message.topic,
@@ -129,7 +129,7 @@ class Tracer:
             keys,
             address,
             len(message.content) if body_bytes is None else body_bytes,
-            self._clock.now_ms() - began_ms,
+            self._clock.now_ms() - born_ms,
             _kind_of(message) if kind is None else kind,
             receipt.offset_id,
             receipt.status is SendStatus.SEND_OK,

@@ -1,1 +1,1 @@
-"""Transaction producers and check-backs."""
+"""Transaction producers: half messages, commit and rollback, check-backs."""

@@ -1,32 +1,31 @@
-"""Transactions: a message that its consumers see only once the work beside it has succeeded.
+"""Transactions: consumers see a message only after a local transaction has succeeded.
 
-The message is sent as a half, which the broker keeps back; then the producer says what becomes of
-it (END_TRANSACTION). That is a call whose answer is awaited and which is tried again, not a one-way
-request as in Java: a commit that returns has happened. Only "unknown" is told one-way, since
-Apache's broker does not answer it.
+The message is sent as a half message, which is invisible to consumers; then the producer commits it
+or rolls it back (END_TRANSACTION). Unlike in Java this is not a one-way request: the producer waits
+for the response and retries, so a commit that returns has taken effect. Only "unknown" is sent
+one-way, since Apache's broker does not respond to it.
 
-Where nothing is said, because the process died or the network failed, the broker asks any producer
-of the group (CHECK_TRANSACTION_STATE), and `check` answers from what the application has stored.
+If the broker gets no decision, because the process died or the network failed, it sends a
+check-back (CHECK_TRANSACTION_STATE) to any producer of the group, and `check` answers it from the
+application's own data.
 """
 
 import logging
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, Self, TypeVar, Unpack
+from typing import Final, Self, TypeVar
 
-from penstock.client.client_options import ClientKeywords
+from penstock.client.client_options import takes_options
 from penstock.client.client_session import MemberResponse
 from penstock.client.messages import Message, MessageQueue, SendStatus
-from penstock.client.producer.accumulator import Batching
 from penstock.client.producer.async_producer import AsyncProducer
 from penstock.client.received_message import ReceivedMessage
-from penstock.client.transaction.transaction_checks import Check, Checks
+from penstock.client.transaction.transaction_checks import Check, TransactionChecks
 from penstock.client.transaction.transaction_handle import Decision, TransactionHandle
+from penstock.client.transaction.transaction_options import TransactionProducerOptions
 from penstock.clock import pause
 from penstock.errors import (
-    BadSetting,
     HeaderError,
     MessageIllegal,
     NoRoute,
@@ -51,25 +50,12 @@ __all__ = ["AsyncTransactionProducer", "Decision", "Transaction", "TransactionHa
 log = logging.getLogger(__name__)
 
 ATTEMPTS_MAX: Final = 3
-AGAIN_MS: Final = 100
+RETRY_MS: Final = 100
+"""Pause before a retry; it grows with each attempt."""
 CLOSE_MS: Final = 3_000
+"""How long `close` waits for running checks."""
 
 C = TypeVar("C", bound=Check)
-
-
-class ProducerKeywords(ClientKeywords, total=False):
-    """The keywords of every producer, beside its group."""
-
-    retries: int
-    retry_not_stored: bool
-    compression: str | None
-    compress_above_bytes: int
-    message_bytes_max: int
-    avoid_faulty: bool
-    avoid_ms: int | None
-    batching: Batching | bool
-    in_flight_max: int
-
 
 _STATES: Final = {
     Decision.COMMIT: "COMMIT_MESSAGE",
@@ -81,8 +67,8 @@ _STATES: Final = {
 class Transaction:
     """`async with producer.transaction(message)`: commits at the end, rolls back on an exception.
 
-    `decision` may be set inside: ROLLBACK without an exception, or UNKNOWN to leave the message to
-    a later `commit` or `rollback` with `handle`, or to the check.
+    Set `decision` inside the block to ROLLBACK to roll back without an exception, or to UNKNOWN to
+    leave the decision to a later `commit` or `rollback` with `handle`, or to the check.
     """
 
     def __init__(
@@ -96,14 +82,14 @@ class Transaction:
 
     @property
     def handle(self) -> TransactionHandle:
-        """What names the open transaction, in this process or another."""
+        """The handle of the open transaction, for this process or another."""
         if self._handle is None:
-            raise RuntimeError("the transaction has not begun: use it with `with`")
+            raise RuntimeError("the transaction is not started: use it in a `with` statement")
         return self._handle
 
     async def __aenter__(self) -> Self:
         self._handle = await self._producer.prepare(self.message, timeout_ms=self._timeout_ms)
-        self._producer.begun(self._handle)
+        self._producer.local_transaction_started(self._handle)
         return self
 
     async def __aexit__(
@@ -119,77 +105,65 @@ class Transaction:
         except PenstockError as failure:
             if error is None:
                 raise
-            # The application's own error is the one to be seen.
-            log.warning("the transaction is not rolled back: %s", failure)
+            # The application's exception must not be replaced by ours.
+            log.warning("cannot roll back the transaction: %s", failure)
         finally:
-            producer.left(handle)
+            producer.local_transaction_ended(handle)
 
 
 class AsyncTransactionProducer(AsyncProducer):
-    """A producer whose messages may be tied to other work.
+    """A producer of transactional messages. The options are those of `TransactionProducerOptions`.
 
-    `check` is asked about messages whose fate no producer has told; it may be a plain function
-    (called in a thread) or a coroutine function. It is not asked about blocks of `transaction` that
-    are still open here. Brokers ask producers that they know: those of `topics`, and those where
-    topics are made by sending to them, know this one soon after its start, others from its first
-    message to them on.
+    `check` answers check-backs: a plain function (called in a thread) or a coroutine function. It
+    is not called for `transaction` blocks that are still open in this process. Brokers send
+    check-backs to producers that have sent them a heartbeat: brokers of `topics` and brokers that
+    create topics get one soon after the start, others with the first message.
     """
 
-    def __init__(
-        self,
-        nameservers: str | Sequence[str] | None = None,
-        *,
-        group: str,
-        check: Check | None = None,
-        topics: Sequence[str] = (),
-        **options: Unpack[ProducerKeywords],
-    ) -> None:
-        if not group:
-            raise BadSetting(
-                "a transaction producer without a group",
-                hint="name one: its producers answer for each other's transactions",
-            )
-        super().__init__(nameservers, group=group, **options)
-        self._checks = Checks(self._session, check, self._trace_check)
+    @takes_options(TransactionProducerOptions)
+    def __init__(self, options: TransactionProducerOptions) -> None:
+        self._configure(options)
+        topics = options.topics
         self._check_topics = (topics,) if isinstance(topics, str) else tuple(topics)
-        self._introduces = False
+        self._checks = TransactionChecks(self._session, options.check, self._trace_check)
+        self._registers = False  # whether to register at brokers that create topics
 
     def checker(self, check: C) -> C:
-        """Decorator: this function is the check."""
-        self._checks.check = check
+        """Decorator: use this function as the check."""
+        self._checks.use(check)
         return check
 
     async def start(self) -> None:
-        """As any producer; then brokers are told, beside, that they may ask."""
+        """Start as any producer, and register at brokers for check-backs in the background."""
         if self._session.started:
             return
         try:
             await super().start()
-        except BaseException:  # no NameServer tells of `topics`: nothing stays behind
+        except BaseException:  # a route of `topics` failed: close the session again
             await super().close()
             raise
-        self._introduces = True
-        self._session.spawn(self._introduce())
+        self._registers = True
+        self._session.spawn(self._register())
 
-    async def _introduce(self) -> None:
-        """A process that comes back has to answer for its old transactions before it sends."""
+    async def _register(self) -> None:
+        """A restarted process has to answer check-backs before it sends its first message."""
         try:
             route = await self._session.find_route(TOPIC_AUTO_CREATE)
         except PenstockError as error:
-            log.info("%s can't be asked about transactions yet: %s", self.group, error)
+            log.info("%s: cannot register for check-backs yet: %s", self.group, error)
             return
         if route is not None:
             await self._session.send_heartbeats()
 
     async def close(self) -> None:
-        """Finish checks that run, then as any producer."""
+        """Wait for running checks, then close as any producer."""
         await self._checks.finish(CLOSE_MS)
         await super().close()
 
     # --- transactions
 
     def transaction(self, message: Message, *, timeout_ms: int | None = None) -> Transaction:
-        """A message that is committed at the end of a `with` block, and rolled back on errors."""
+        """A message that is committed at the end of a `with` block, or rolled back on an error."""
         return Transaction(self, message, timeout_ms)
 
     async def prepare(
@@ -200,11 +174,11 @@ class AsyncTransactionProducer(AsyncProducer):
         ordering_key: str | None = None,
         timeout_ms: int | None = None,
     ) -> TransactionHandle:
-        """Send a message that stays hidden until `commit`; any process may end it by the handle."""
+        """Send a half message; any process can commit it or roll it back by the handle."""
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise MessageIllegal(
-                "a message in a transaction can't wait for its time besides",
-                hint="send it without delay, or outside of a transaction",
+                "a transactional message cannot have a delay",
+                hint="send it without a delay, or without a transaction",
             )
         group = self._session.with_namespace(self.group)
         half = replace(
@@ -219,11 +193,11 @@ class AsyncTransactionProducer(AsyncProducer):
             half, queue=queue, ordering_key=ordering_key, timeout_ms=timeout_ms, internal=True
         )
         if not self._session.is_registered_at(receipt.queue.broker_name):
-            self._session.spawn(self._session.send_heartbeats())  # so that it can ask us
+            self._session.spawn(self._session.send_heartbeats())  # registers us for check-backs
         try:
             log_offset = decode_offset_id(receipt.offset_id).offset
         except HeaderError as error:
-            raise SendFailed(f"the broker's answer names no place of the half: {error}") from None
+            raise SendFailed(f"the response has no offset of the half message: {error}") from None
         handle = TransactionHandle(
             topic=self._session.with_namespace(message.topic),
             group=group,
@@ -237,22 +211,22 @@ class AsyncTransactionProducer(AsyncProducer):
         if receipt.status is not SendStatus.SEND_OK:
             await self.end(handle, Decision.ROLLBACK, message, timeout_ms)
             raise SendFailed(
-                f"the half was not stored safely ({receipt.status.name}), so it was rolled back",
-                hint="nothing was begun: try again",
+                f"the half message was stored with {receipt.status.name} and rolled back",
+                hint="try again: the transaction was not started",
             )
         return handle
 
     async def commit(self, handle: TransactionHandle, *, timeout_ms: int | None = None) -> None:
-        """Let consumers have the message.
+        """Commit a half message: consumers receive it.
 
-        Raises TransactionRolledBack, TransactionOpen, or what else the broker says. `timeout_ms` is
-        for each attempt. On Apache's brokers an attempt whose answer was lost may have stored the
-        message already; the next one stores it again.
+        Raises TransactionRolledBack, TransactionOpen, or another refusal of the broker.
+        `timeout_ms` applies to each attempt. On Apache's brokers an attempt whose response was lost
+        may have stored the message; the next attempt then stores it again.
         """
         await self.end(handle, Decision.COMMIT, None, timeout_ms)
 
     async def rollback(self, handle: TransactionHandle, *, timeout_ms: int | None = None) -> None:
-        """Let nobody have it. Raises TransactionCommitted, TransactionOpen, or as `commit`."""
+        """Roll a half message back. Raises TransactionCommitted, or as `commit`."""
         await self.end(handle, Decision.ROLLBACK, None, timeout_ms)
 
     async def end(
@@ -285,11 +259,11 @@ class AsyncTransactionProducer(AsyncProducer):
                 failures.append(error)
             if len(failures) >= ATTEMPTS_MAX:
                 raise TransactionOpen(
-                    f"{handle.broker_name} can't be told to {decision.name.lower()} the message "
-                    f"{handle.message_id} of {handle.topic!r}: {failures[-1]}",
+                    f"cannot {decision.name.lower()} message {handle.message_id} of topic "
+                    f"{handle.topic!r} at {handle.broker_name}: {failures[-1]}",
                     handle=str(handle),
                 ) from failures[-1]
-            await pause(session.clock, AGAIN_MS * len(failures))
+            await pause(session.clock, RETRY_MS * len(failures))
         keys = KEY_SEPARATOR.join(message.keys) if message is not None and message.keys else None
         self._trace_end(
             handle,
@@ -300,25 +274,25 @@ class AsyncTransactionProducer(AsyncProducer):
             keys=keys,
         )
 
-    def begun(self, handle: TransactionHandle) -> None:
-        """The work beside a message begins here: until `left`, checks are told "unknown"."""
-        self._checks.open[handle.message_id] += 1
+    def local_transaction_started(self, handle: TransactionHandle) -> None:
+        """Answer check-backs with "unknown" until `local_transaction_ended`."""
+        self._checks.started(handle.message_id)
 
-    def left(self, handle: TransactionHandle) -> None:
-        """It has ended, and what became of it is told or not."""
-        self._checks.open -= Counter((handle.message_id,))
+    def local_transaction_ended(self, handle: TransactionHandle) -> None:
+        """Pass check-backs on to the check again."""
+        self._checks.ended(handle.message_id)
 
     async def _address_of(self, handle: TransactionHandle, *, fresh: bool) -> str:
-        """Where the broker that keeps a half listens now; by the handle if no route tells."""
+        """The current address of the half message's broker; from the handle if no route has it."""
         session = self._session
         if fresh or session.address_of(handle.broker_name) is None:
             try:
                 await session.find_route(handle.topic)
             except PenstockError as error:
-                log.info("no fresh route of %s: %s", handle.topic, error)
+                log.info("cannot refresh the route of topic %s: %s", handle.topic, error)
         address = session.address_of(handle.broker_name) or handle.address
         if not address:
-            raise NoRoute(f"no address is known of the broker {handle.broker_name!r}")
+            raise NoRoute(f"the address of broker {handle.broker_name!r} is not known")
         return address
 
     def _trace_end(
@@ -358,17 +332,16 @@ class AsyncTransactionProducer(AsyncProducer):
             region=message.properties.get(PROPERTY_MSG_REGION),
         )
 
-    # --- a member of the session
+    # --- SessionMember
 
     def topics(self) -> Iterable[str]:
         yield from super().topics()
         yield from map(self._session.with_namespace, self._check_topics)
-        if self._introduces:  # not sooner: without a NameServer the start would fail
+        if self._registers:  # not before: without a NameServer the start would fail
             yield TOPIC_AUTO_CREATE
 
-    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
-        if ask.code == RequestCode.CHECK_TRANSACTION_STATE:
-            return self._checks.handle_request(
-                ask, address, self._session.with_namespace(self.group)
-            )
-        return super().handle_request(ask, address)
+    def handle_request(self, request: PeerRequest, address: str) -> MemberResponse | bool:
+        if request.code == RequestCode.CHECK_TRANSACTION_STATE:
+            group = self._session.with_namespace(self.group)
+            return self._checks.handle_request(request, address, group)
+        return super().handle_request(request, address)

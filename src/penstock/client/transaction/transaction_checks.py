@@ -1,7 +1,7 @@
-"""A broker asks what became of a transaction: the application's check tells, and we answer.
+"""Check-backs: a broker asks for the state of a transaction, the application's check decides.
 
-Brokers ask one producer of the group after another, again and again until somebody knows. So a
-check that is lost, fails or is not taken up does no harm: it is asked again later.
+Brokers repeat a check-back with another producer of the group until they get a decision. So a
+check-back that is lost, fails or is dropped does no harm.
 """
 
 import asyncio
@@ -22,61 +22,74 @@ from penstock.wire.codes import PROPERTY_PRODUCER_GROUP, RequestCode
 log = logging.getLogger(__name__)
 
 CHECKS_MAX: Final = 2_000
-"""Checks that wait or run; RocketMQ's figure."""
+"""Most check-backs that wait or run, as in RocketMQ's client."""
 CHECK_THREADS_MAX: Final = 4
-"""Checks at a time that are plain functions: they run in threads."""
+"""Most checks in threads at the same time (those that are plain functions)."""
 
 Outcome: TypeAlias = Decision | bool | None
 Check: TypeAlias = Callable[[ReceivedMessage], Outcome | Awaitable[Outcome]]
-"""What became of the work beside a message: True or COMMIT, False or ROLLBACK, None or UNKNOWN."""
-Answered: TypeAlias = Callable[[TransactionHandle, Decision, ReceivedMessage, str], object]
+"""State of the local transaction: True or COMMIT, False or ROLLBACK, None or UNKNOWN."""
+OnAnswered: TypeAlias = Callable[[TransactionHandle, Decision, ReceivedMessage, str], object]
 """(handle, decision, message, address): called after the broker at that address was answered."""
 
 
-class Checks:
-    """Checks of one producer group that wait or run."""
+class TransactionChecks:
+    """Check-backs to one producer group that wait or run."""
 
-    def __init__(self, session: Session, check: Check | None, answered: Answered) -> None:
+    def __init__(self, session: Session, check: Check | None, on_answered: OnAnswered) -> None:
         self._session = session
-        self.check = check
-        self._answered = answered
+        self._check = check
+        self._on_answered = on_answered
         self._running: dict[str, asyncio.Future[None]] = {}
-        self.open: Counter[str] = Counter()
-        """Ids of messages whose local work is under way here: nobody knows yet how it ends."""
+        self._open: Counter[str] = Counter()  # ids of messages with a running local transaction
         self._threads = asyncio.Semaphore(CHECK_THREADS_MAX)
 
-    def handle_request(self, ask: PeerRequest, address: str, group: str) -> MemberResponse | bool:
-        """Take up CHECK_TRANSACTION_STATE; False if it is about another group's message."""
+    def use(self, check: Check) -> None:
+        """Use this check from now on."""
+        self._check = check
+
+    def started(self, message_id: str) -> None:
+        """A local transaction has started: check-backs are answered with "unknown"."""
+        self._open[message_id] += 1
+
+    def ended(self, message_id: str) -> None:
+        """The local transaction has ended: check-backs go to the check."""
+        self._open -= Counter((message_id,))
+
+    def handle_request(
+        self, request: PeerRequest, address: str, group: str
+    ) -> MemberResponse | bool:
+        """Handle CHECK_TRANSACTION_STATE; False if the message is of another group."""
         try:
             [message] = decode_records(
-                ask.body,
-                ask.ext.get("bname", ""),
+                request.body,
+                request.ext.get("bname", ""),
                 namespace=self._session.options.namespace,
                 received_ms=self._session.clock.now_ms(),
             )
-            handle = _asked_handle(ask, message, address)
+            handle = _handle_of(request, message, address)
         except (RecordError, ValueError) as error:
-            log.warning("%s asks about a transaction that can't be read: %s", address, error)
+            log.warning("cannot decode a check-back from %s: %s", address, error)
             return None
         if handle.group != group:
             return False
         if handle.message_id in self._running:
-            return None  # the answer to the first time is the answer
+            return None  # answered by the check that is running
         if len(self._running) >= CHECKS_MAX:
-            log.warning("%d checks wait: the next ones are left to be asked again", CHECKS_MAX)
+            log.warning("%d check-backs are waiting; dropping further ones", CHECKS_MAX)
             return None
         done = self._running[handle.message_id] = asyncio.get_running_loop().create_future()
         return self._answer(handle, message, address, done)
 
     async def finish(self, ms: int) -> None:
-        """Wait for what runs, not longer than this."""
+        """Wait for running checks, at most this long."""
         if not self._running:
             return
         try:
             work = asyncio.wait(list(self._running.values()))
             await finish_within(self._session.clock, ms, work)
         except TimeoutError:
-            log.info("%d checks do not end: brokers will ask again", len(self._running))
+            log.info("%d checks are still running; brokers will ask again", len(self._running))
 
     async def _answer(
         self,
@@ -88,20 +101,20 @@ class Checks:
         try:
             decision = await self._decide(message)
             if decision is not None:
-                await self._tell(handle, decision, message, address)
+                await self._send_decision(handle, decision, message, address)
         finally:
             del self._running[handle.message_id]
             done.set_result(None)
 
     async def _decide(self, message: ReceivedMessage) -> Decision | None:
-        """What the check says; None if there is no check."""
-        if self.open[message.message_id]:
+        """The decision of the check; None if there is no check."""
+        if self._open[message.message_id]:
             return Decision.UNKNOWN
-        check = self.check
+        check = self._check
         if check is None:
             log.warning(
-                "a broker asks what became of the transaction of message %s of %r, and there is "
-                "no check to tell: give one as check=… or by @producer.checker",
+                "cannot answer the check-back of message %s of topic %s: there is no check; "
+                "give one as check=… or with @producer.checker",
                 message.message_id,
                 message.topic,
             )
@@ -114,8 +127,10 @@ class Checks:
                     outcome = await asyncio.to_thread(check, message)
                 if inspect.isawaitable(outcome):
                     outcome = await outcome
-        except Exception:  # the application's own
-            log.exception("the check of message %s of %r failed", message.message_id, message.topic)
+        except Exception:  # raised by the application
+            log.exception(
+                "the check failed for message %s of topic %s", message.message_id, message.topic
+            )
             return Decision.UNKNOWN
         if outcome is None:
             return Decision.UNKNOWN
@@ -124,17 +139,17 @@ class Checks:
         if isinstance(outcome, Decision):
             return outcome
         log.error(
-            "the check of message %s of %r returned %r: that is no Decision",
+            "the check returned a %s for message %s of topic %s: return a Decision or a bool",
+            type(outcome).__name__,
             message.message_id,
             message.topic,
-            outcome,
         )
         return Decision.UNKNOWN
 
-    async def _tell(
+    async def _send_decision(
         self, handle: TransactionHandle, decision: Decision, message: ReceivedMessage, address: str
     ) -> None:
-        """Answer the broker that has asked; it asks again where that fails."""
+        """Answer the broker; if that fails, the broker asks again."""
         session = self._session
         fields, peer = handle.end_fields(decision, from_check=True), session.peer(address)
         timeout_ms = session.options.timeout_ms
@@ -144,21 +159,21 @@ class Checks:
             else:
                 await session.call(peer, RequestCode.END_TRANSACTION, fields)
         except PenstockError as error:
-            log.warning("the check of message %s is not answered: %s", handle.message_id, error)
+            log.warning("cannot answer the check-back of message %s: %s", handle.message_id, error)
             return
-        self._answered(handle, decision, message, address)
+        self._on_answered(handle, decision, message, address)
 
 
-def _asked_handle(ask: PeerRequest, message: ReceivedMessage, address: str) -> TransactionHandle:
-    """The handle of the half that a broker asks about; ValueError if its offsets are no numbers."""
+def _handle_of(request: PeerRequest, message: ReceivedMessage, address: str) -> TransactionHandle:
+    """The handle of the half message of a check-back; raises ValueError for bad offsets."""
     message_id = message.message_id
     return TransactionHandle(
         topic=message.stored_topic,
         group=message.properties.get(PROPERTY_PRODUCER_GROUP, ""),
-        broker_name=ask.ext.get("bname", ""),
+        broker_name=request.ext.get("bname", ""),
         address=address,
-        queue_offset=int(ask.ext.get("tranStateTableOffset", "")),
-        log_offset=int(ask.ext.get("commitLogOffset", "")),
+        queue_offset=int(request.ext.get("tranStateTableOffset", "")),
+        log_offset=int(request.ext.get("commitLogOffset", "")),
         message_id=message_id,
-        transaction_id=ask.ext.get("transactionId", message_id),
+        transaction_id=request.ext.get("transactionId", message_id),
     )

@@ -1,4 +1,4 @@
-"""What names an open transaction, as a small value that can go to another process."""
+"""Handles of open transactions: small values that can be passed to another process."""
 
 import base64
 import binascii
@@ -21,7 +21,7 @@ _LONG_MAX: Final = 2**63 - 1
 
 
 class Decision(Enum):
-    """What becomes of a transaction's message."""
+    """The decision about a half message."""
 
     COMMIT = SYS_TRANSACTION_COMMIT
     ROLLBACK = SYS_TRANSACTION_ROLLBACK
@@ -30,10 +30,10 @@ class Decision(Enum):
 
 @dataclass(frozen=True, slots=True)
 class TransactionHandle:
-    """Enough to end a transaction from any process: `str(handle)`, `TransactionHandle.parse`.
+    """Ends a transaction from any process: pass `str(handle)`, read it with `parse`.
 
-    Topic and group are as servers know them. The broker is found by its name; `address` is where it
-    was when the message was prepared.
+    Topic and group include the namespace. The broker is found by its name; `address` is its address
+    when the message was prepared.
     """
 
     topic: str
@@ -50,7 +50,7 @@ class TransactionHandle:
         return _PREFIX + base64.urlsafe_b64encode(data).decode().rstrip("=")
 
     def end_fields(self, decision: Decision, *, from_check: bool) -> dict[str, str]:
-        """The header of END_TRANSACTION."""
+        """The header fields of END_TRANSACTION."""
         fields = {
             "topic": self.topic,
             "producerGroup": self.group,
@@ -66,7 +66,7 @@ class TransactionHandle:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The handle that `str` made text of; raises InvalidParameter for anything else."""
+        """The inverse of `str(handle)`; raises InvalidParameter."""
         if not text.startswith(_PREFIX) or len(text) > _CHARS_MAX:
             raise _bad(text)
         coded = text[len(_PREFIX) :]
@@ -77,8 +77,8 @@ class TransactionHandle:
             raise _bad(text) from None
         if not isinstance(values, list) or len(values) != 8:
             raise _bad(text)
-        for place, value in enumerate(values):
-            if place in (4, 5):
+        for index, value in enumerate(values):
+            if index in (4, 5):
                 good = type(value) is int and 0 <= value <= _LONG_MAX
             else:
                 good = isinstance(value, str) and _is_text(value)
@@ -94,12 +94,12 @@ class TransactionHandle:
 
 
 def _is_text(value: str) -> bool:
-    """Whether it can be sent: JSON can spell halves of characters."""
+    """Whether it can be encoded as UTF-8: JSON can contain lone surrogates."""
     return not any("\ud800" <= character <= "\udfff" for character in value)
 
 
 def _bad(text: str) -> InvalidParameter:
     return InvalidParameter(
-        f"{text[:40]!r} is no handle of a transaction",
-        hint="give the text that str(handle) made, unchanged",
+        f"{text[:40]!r} is not a transaction handle",
+        hint="give the unchanged result of str(handle)",
     )

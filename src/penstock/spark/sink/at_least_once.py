@@ -242,7 +242,7 @@ class Outbox:
             self._wait(0, 0)
         for bundle in bundles(rows, self._options):
             self._wait(BUNDLES_MAX - 1, max(self._options.in_flight_bytes - bundle.size, 0))
-            future = loop_thread().begin(self._courier.deliver, bundle)
+            future = loop_thread().submit(self._courier.deliver, bundle)
             self._under_way.append((future, bundle.size))
             self._size += bundle.size
 

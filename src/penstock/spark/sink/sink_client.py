@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from penstock.client.admin.async_admin import AsyncAdmin
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
-from penstock.client.producer.outgoing import MESSAGE_BYTES_MAX
+from penstock.client.producer.producer_options import MESSAGE_BYTES_MAX
 from penstock.client.transaction.async_transaction_producer import (
     AsyncTransactionProducer,
     Decision,

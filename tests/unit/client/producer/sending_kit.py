@@ -5,10 +5,10 @@ from collections.abc import Awaitable, Callable
 from types import SimpleNamespace
 from typing import Any, cast
 
-from penstock.client.client_options import ClientKeywords, ClientOptions
+from penstock.client.client_options import ClientOptions
 from penstock.client.client_session import Session
 from penstock.client.namespace import with_namespace, without_namespace
-from penstock.client.producer.outgoing import SendOptions
+from penstock.client.producer.producer_options import SendOptions
 from penstock.client.producer.sending import Sender
 from penstock.client.topic_routes import Route
 from penstock.errors import ClientClosed, NoRoute, PeerError, PeerUnreachable
@@ -79,7 +79,7 @@ class Broker:
     def answer(self, frame: Frame, code: int = 0, **ext: str) -> None:
         """Let an answer arrive."""
         fields = {"msgId": "AA", "queueId": frame.ext["e"], "queueOffset": "7", **ext}
-        data = response(code, frame.opaque, frame.encoding, ext=fields, remark="so it is")
+        data = response(code, frame.opaque, frame.encoding, ext=fields, remark="set by the test")
         self._calls.request.bind(memoryview(bytearray(data)))
         assert self._calls.take(0, len(data), 0) == len(data)
 
@@ -87,10 +87,10 @@ class Broker:
         """Let all calls that wait fail."""
         pending, self._calls.pending = self._calls.pending, {}
         for call in pending.values():
-            call.failed(error("so it is", address=self.address))
+            call.failed(error("set by the test", address=self.address))
 
 
-class House:
+class FakeCluster:
     """Brokers and their routes, as a session."""
 
     def __init__(
@@ -98,7 +98,7 @@ class House:
         **client: Any,
     ) -> None:  # fmt: skip
         self.clock = VirtualClock()
-        self.options = ClientOptions.of("ns:9876", cast(ClientKeywords, client))
+        self.options = ClientOptions("ns:9876", **client)
         self.client_id = "10.1.2.3@1#1"
         self.brokers = {
             name: Broker(name, f"{name}:10911", sign) for name in names or ("broker-a",)

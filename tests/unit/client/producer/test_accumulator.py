@@ -62,7 +62,7 @@ def _made(
     return Accumulator(sends, batching, clock), sends, clock
 
 
-def test_messages_leave_together_when_the_first_has_waited_long_enough() -> None:
+def test_batch_is_sent_after_linger_ms() -> None:
     async def run() -> None:
         accumulator, sends, clock = _made()
         first = accumulator.add(Message("T", b"1"))
@@ -78,7 +78,7 @@ def test_messages_leave_together_when_the_first_has_waited_long_enough() -> None
     _run(run())
 
 
-def test_a_full_batch_leaves_at_once() -> None:
+def test_full_batch_is_sent_at_once() -> None:
     async def run() -> None:
         accumulator, sends, clock = _made(Batching(count_max=3))
         futures = [accumulator.add(Message("T", str(n))) for n in range(7)]
@@ -90,7 +90,7 @@ def test_a_full_batch_leaves_at_once() -> None:
     _run(run())
 
 
-def test_bytes_are_a_limit_too() -> None:
+def test_batch_is_limited_by_bytes() -> None:
     async def run() -> None:
         accumulator, sends, _ = _made(Batching(bytes_max=1_000))
         for _ in range(3):
@@ -101,7 +101,7 @@ def test_bytes_are_a_limit_too() -> None:
     _run(run())
 
 
-def test_topics_queues_and_promises_are_not_mixed() -> None:
+def test_batch_has_one_topic_queue_and_wait_stored() -> None:
     async def run() -> None:
         accumulator, sends, _ = _made()
         queue = MessageQueue("T", "a", 3)
@@ -129,7 +129,7 @@ def test_topics_queues_and_promises_are_not_mixed() -> None:
         Message("T", bytes(40_000)),
     ],
 )
-def test_what_can_not_be_batched_goes_alone_at_once(message: Message) -> None:
+def test_message_that_cannot_be_batched_is_sent_alone_at_once(message: Message) -> None:
     async def run() -> None:
         accumulator, sends, clock = _made()
         accumulator.add(Message("T", b"1"))
@@ -142,7 +142,7 @@ def test_what_can_not_be_batched_goes_alone_at_once(message: Message) -> None:
     _run(run())
 
 
-def test_a_failed_batch_fails_each_of_its_messages() -> None:
+def test_failed_batch_fails_each_of_its_messages() -> None:
     async def run() -> None:
         accumulator, sends, _ = _made()
         sends.error = PeerTimeout("no answer")
@@ -154,7 +154,7 @@ def test_a_failed_batch_fails_each_of_its_messages() -> None:
     _run(run())
 
 
-def test_a_message_that_is_wrong_does_not_fail_the_others() -> None:
+def test_bad_message_does_not_fail_the_others() -> None:
     async def run() -> None:
         accumulator, _sends, _ = _made()
         good, bad, last = (accumulator.add(Message("T", body)) for body in ("1", "bad", "2"))
@@ -165,19 +165,19 @@ def test_a_message_that_is_wrong_does_not_fail_the_others() -> None:
     _run(run())
 
 
-def test_what_nobody_foresaw_fails_each_of_them_too() -> None:
+def test_unexpected_error_fails_each_message() -> None:
     async def run() -> None:
         accumulator, sends, _ = _made()
         sends.error = TypeError("no flag")
         futures = [accumulator.add(Message("T", b"1")), accumulator.add(Message("T", b"2"))]
         await accumulator.flush()
         assert [future.exception() for future in futures] == [sends.error, sends.error]
-        assert accumulator.held.count == 0
+        assert accumulator.in_flight.count == 0
 
     _run(run())
 
 
-def test_each_message_has_its_own_outcome_and_what_is_stored_is_not_sent_again() -> None:
+def test_stored_messages_of_a_failed_batch_are_not_sent_again() -> None:
     """As where one batch had to leave in two requests."""
 
     async def run() -> None:
@@ -193,7 +193,7 @@ def test_each_message_has_its_own_outcome_and_what_is_stored_is_not_sent_again()
     _run(run())
 
 
-def test_what_waits_is_bounded() -> None:
+def test_messages_in_flight_are_limited() -> None:
     async def run() -> None:
         clock, sends = VirtualClock(), Sends()
         sends.gate = asyncio.Event()
@@ -207,12 +207,12 @@ def test_what_waits_is_bounded() -> None:
         accumulator.add(Message("T", b"4"))
         sends.gate.set()
         await accumulator.close()
-        assert (accumulator.held.count, accumulator.held.size) == (0, 0)
+        assert (accumulator.in_flight.count, accumulator.in_flight.byte_count) == (0, 0)
 
     _run(run())
 
 
-def test_flush_does_not_wait_for_what_comes_after_it() -> None:
+def test_flush_does_not_wait_for_later_messages() -> None:
     async def run() -> None:
         accumulator, sends, clock = _made(Batching(count_max=1))
         sends.gate = asyncio.Event()
@@ -230,7 +230,7 @@ def test_flush_does_not_wait_for_what_comes_after_it() -> None:
     _run(run())
 
 
-def test_a_message_that_is_called_off_is_not_sent() -> None:
+def test_cancelled_message_is_not_sent() -> None:
     async def run() -> None:
         accumulator, sends, _ = _made()
         accumulator.add(Message("T", b"1")).cancel()
@@ -242,7 +242,7 @@ def test_a_message_that_is_called_off_is_not_sent() -> None:
     _run(run())
 
 
-def test_close_drains_and_takes_no_more() -> None:
+def test_close_flushes_and_refuses_further_messages() -> None:
     async def run() -> None:
         accumulator, sends, clock = _made()
         sends.gate = asyncio.Event()
@@ -261,6 +261,6 @@ def test_close_drains_and_takes_no_more() -> None:
 
 
 @pytest.mark.parametrize("name", ["linger_ms", "bytes_max", "count_max"])
-def test_limits_must_be_above_zero(name: str) -> None:
+def test_batching_limits_must_be_positive(name: str) -> None:
     with pytest.raises(BadSetting, match=name):
         Batching(**{name: 0})

@@ -24,18 +24,18 @@ def queues(*brokers: str, each: int = 2) -> list[MessageQueue]:
         (5_000, 10_000), (14_999, 10_000), (15_000, 30_000), (99_999, 30_000),
     ],
 )  # fmt: skip
-def test_periods_are_those_of_rocketmqs_table(latency_ms: int, period_ms: int) -> None:
+def test_avoid_periods_are_those_of_rocketmqs_table(latency_ms: int, period_ms: int) -> None:
     assert avoid_period_ms(latency_ms) == period_ms
 
 
-def test_all_queues_in_turn_while_nothing_is_wrong() -> None:
+def test_all_queues_are_used_in_turn_without_faults() -> None:
     faults = BrokerFaults(True, None, VirtualClock())
     faults.report("a", 40)
     all_queues = queues("a", "b")
     assert [faults.choose(all_queues, start) for start in range(6)] == [0, 1, 2, 3, 0, 1]
 
 
-def test_a_slow_broker_is_avoided_for_its_period() -> None:
+def test_slow_broker_is_avoided_for_its_period() -> None:
     clock = VirtualClock()
     faults = BrokerFaults(True, None, clock)
     faults.report("a", 600)
@@ -48,14 +48,14 @@ def test_a_slow_broker_is_avoided_for_its_period() -> None:
     assert faults.choose(queues("a", "b"), 0) == 0
 
 
-def test_a_quick_answer_does_not_cut_the_period_short() -> None:
+def test_quick_response_does_not_shorten_the_period() -> None:
     faults = BrokerFaults(True, None, VirtualClock())
     faults.report("a", 20_000)
     faults.report("a", 10)
     assert not faults.available("a")
 
 
-def test_a_failure_counts_as_ten_seconds_or_for_the_fixed_period() -> None:
+def test_failure_counts_as_ten_seconds_or_for_avoid_ms() -> None:
     clock = VirtualClock()
     table, fixed = BrokerFaults(True, None, clock), BrokerFaults(True, 300_000, clock)
     for faults in (table, fixed):
@@ -69,7 +69,7 @@ def test_a_failure_counts_as_ten_seconds_or_for_the_fixed_period() -> None:
     assert fixed.available("a")
 
 
-def test_slowness_is_by_the_table_even_with_a_fixed_period() -> None:
+def test_slow_broker_is_avoided_by_the_table_despite_avoid_ms() -> None:
     clock = VirtualClock()
     faults = BrokerFaults(True, 300_000, clock)
     faults.report("a", 600)
@@ -77,21 +77,21 @@ def test_slowness_is_by_the_table_even_with_a_fixed_period() -> None:
     assert faults.available("a")
 
 
-def test_a_retry_goes_to_another_broker_also_where_nothing_is_avoided() -> None:
+def test_retry_goes_to_another_broker_without_avoid_faulty() -> None:
     for on in (True, False):
         faults = BrokerFaults(on, None, VirtualClock())
         assert faults.choose(queues("a", "b"), 1, last_broker="a") == 2
         assert faults.choose(queues("a"), 1, last_broker="a") == 1
 
 
-def test_nothing_is_avoided_when_switched_off() -> None:
+def test_no_broker_is_avoided_without_avoid_faulty() -> None:
     faults = BrokerFaults(False, 300_000, VirtualClock())
     faults.report("a", 60_000, failed=True, unreachable=True)
     assert faults.available("a")
     assert faults.choose(queues("a", "b"), 0) == 0
 
 
-def test_the_better_half_is_taken_where_all_are_avoided() -> None:
+def test_the_faster_half_is_used_if_all_brokers_are_avoided() -> None:
     faults = BrokerFaults(True, None, VirtualClock())
     for name, latency_ms in (("a", 900), ("b", 600), ("c", 2_000), ("d", 700)):
         faults.report(name, latency_ms)
@@ -99,7 +99,7 @@ def test_the_better_half_is_taken_where_all_are_avoided() -> None:
     assert {faults.choose(all_queues, start) for start in range(4)} == {1, 3}
 
 
-def test_slow_is_better_than_unreachable() -> None:
+def test_slow_broker_is_preferred_to_an_unreachable_one() -> None:
     faults = BrokerFaults(True, None, VirtualClock())
     faults.report("a", 30_000)
     faults.report("b", 1, unreachable=True)
@@ -108,7 +108,7 @@ def test_slow_is_better_than_unreachable() -> None:
     assert faults.choose(queues("a", "b"), 2, last_broker="a") in (0, 1)
 
 
-def test_all_unreachable_are_taken_in_turn() -> None:
+def test_unreachable_brokers_are_used_in_turn_if_there_is_no_other() -> None:
     faults = BrokerFaults(True, None, VirtualClock())
     for name in ("a", "b"):
         faults.report(name, 1, unreachable=True)
@@ -146,14 +146,13 @@ class _Prober:
 
 def _probed(avoid_ms: int | None) -> tuple[BrokerFaults, _Prober, VirtualClock]:
     clock, prober = VirtualClock(), _Prober()
-    faults = BrokerFaults(True, avoid_ms, clock)
-    faults.probe_through(cast(Session, prober))
+    faults = BrokerFaults(True, avoid_ms, clock, cast(Session, prober))
     faults.report("a", 1, unreachable=True)
     faults.report("a", 1, unreachable=True)
     return faults, prober, clock
 
 
-def test_an_unreachable_broker_comes_back_when_a_probe_gets_through() -> None:
+def test_unreachable_broker_is_used_again_after_a_successful_probe() -> None:
     async def run() -> None:
         faults, prober, clock = _probed(None)
         await clock.elapse(30_000)
@@ -172,7 +171,7 @@ def test_an_unreachable_broker_comes_back_when_a_probe_gets_through() -> None:
     asyncio.run(run())
 
 
-def test_a_fixed_period_is_not_ended_by_a_probe() -> None:
+def test_probe_does_not_end_a_fixed_period() -> None:
     async def run() -> None:
         faults, prober, clock = _probed(300_000)
         prober.up = True
@@ -185,7 +184,7 @@ def test_a_fixed_period_is_not_ended_by_a_probe() -> None:
     asyncio.run(run())
 
 
-def test_a_broker_without_a_route_is_forgotten() -> None:
+def test_broker_without_a_route_is_forgotten() -> None:
     async def run() -> None:
         faults, prober, clock = _probed(None)
         prober.address = None

@@ -9,7 +9,12 @@ import pytest
 from penstock.client.client_options import ClientOptions
 from penstock.client.client_session import Session
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
-from penstock.client.producer.request_client import Requests, is_reply, reply_message, send_reply
+from penstock.client.producer.request_client import (
+    RequestClient,
+    is_reply,
+    reply_message,
+    send_reply,
+)
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.topic_routes import Route
 from penstock.clock import Alarm
@@ -104,9 +109,9 @@ def _push(properties: dict[str, str], **ext: str) -> PeerRequest:
     return PeerRequest(code, fields, b"reply", None, False, 1, 0, 0, 0, cast(Any, None))
 
 
-def _made() -> tuple[Requests, Home]:
+def _made() -> tuple[RequestClient, Home]:
     home = Home()
-    return Requests(cast(Session, home)), home
+    return RequestClient(cast(Session, home)), home
 
 
 def _received(**properties: str) -> ReceivedMessage:
@@ -123,7 +128,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-def test_a_request_carries_its_marks_and_gets_its_reply() -> None:
+def test_request_carries_its_properties_and_gets_its_reply() -> None:
     async def run() -> None:
         requests, home = _made()
         sends = Sends()
@@ -152,7 +157,7 @@ def test_a_request_carries_its_marks_and_gets_its_reply() -> None:
     _run(run())
 
 
-def test_the_brokers_of_the_cluster_are_told_who_asks_first() -> None:
+def test_request_first_sends_heartbeats_to_the_brokers_of_the_cluster() -> None:
     async def run() -> None:
         requests, home = _made()
 
@@ -180,7 +185,7 @@ def test_the_brokers_of_the_cluster_are_told_who_asks_first() -> None:
     _run(run())
 
 
-def test_nobody_replies() -> None:
+def test_request_without_reply_times_out() -> None:
     async def run() -> None:
         requests, home = _made()
         asking = asyncio.ensure_future(
@@ -198,7 +203,7 @@ def test_nobody_replies() -> None:
     _run(run())
 
 
-def test_a_request_that_can_not_be_sent_fails_as_a_send() -> None:
+def test_request_that_cannot_be_sent_fails_as_a_send() -> None:
     async def run() -> None:
         requests, _ = _made()
         with pytest.raises(PeerTimeout):
@@ -207,7 +212,7 @@ def test_a_request_that_can_not_be_sent_fails_as_a_send() -> None:
     _run(run())
 
 
-def test_close_ends_what_waits() -> None:
+def test_close_fails_pending_requests() -> None:
     async def run() -> None:
         requests, home = _made()
         asking = asyncio.ensure_future(
@@ -225,28 +230,28 @@ def test_close_ends_what_waits() -> None:
     "ext",
     [{"queueId": "x"}, {"sysFlag": "99999999999"}, {"topic": ""}, {"bornTimestamp": "9" * 30}],
 )
-def test_a_reply_that_can_not_be_read_is_refused(ext: dict[str, str]) -> None:
+def test_reply_that_cannot_be_decoded_is_refused(ext: dict[str, str]) -> None:
     requests, _ = _made()
     answer = requests.handle_request(_push({}, **ext))
     assert answer is not None
     assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_hosts_that_are_no_addresses_do_no_harm() -> None:
+def test_reply_with_bad_hosts_is_accepted() -> None:
     requests, _ = _made()
     answer = requests.handle_request(_push({}, bornHost="somewhere", storeHost=""))
     assert answer is not None
     assert answer.code == ResponseCode.SUCCESS
 
 
-def test_other_requests_are_left_to_others() -> None:
+def test_other_requests_are_not_handled() -> None:
     requests, _ = _made()
     ask = PeerRequest(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, {}, b"", None, True, 1, 0, 0, 0,
               cast(Any, None))  # fmt: skip
     assert requests.handle_request(ask) is None
 
 
-def test_a_reply_goes_to_the_clusters_topic_with_the_marks_of_the_request() -> None:
+def test_reply_goes_to_the_reply_topic_with_the_properties_of_the_request() -> None:
     request = _received(
         CLUSTER="C", CORRELATION_ID="1-2", REPLY_TO_CLIENT="10.0.0.1@7", TTL="3000", UNIQ_KEY="ID"
     )
@@ -262,14 +267,14 @@ def test_a_reply_goes_to_the_clusters_topic_with_the_marks_of_the_request() -> N
 
 
 @pytest.mark.parametrize("missing", ["CLUSTER", "CORRELATION_ID", "REPLY_TO_CLIENT"])
-def test_a_plain_message_is_not_replied_to(missing: str) -> None:
+def test_plain_message_cannot_be_replied_to(missing: str) -> None:
     properties = {"CLUSTER": "C", "CORRELATION_ID": "1", "REPLY_TO_CLIENT": "x"}
     del properties[missing]
-    with pytest.raises(MessageIllegal, match="asks for no reply"):
+    with pytest.raises(MessageIllegal, match="is not a request"):
         reply_message(_received(**properties), b"yes")
 
 
-def test_a_reply_goes_by_the_broker_that_brought_the_request_first() -> None:
+def test_reply_goes_first_to_the_broker_of_the_request() -> None:
     async def run() -> None:
         home = Home()
         request = _received(CLUSTER="C", CORRELATION_ID="1", REPLY_TO_CLIENT="x")
@@ -292,7 +297,7 @@ def test_a_reply_goes_by_the_broker_that_brought_the_request_first() -> None:
     _run(run())
 
 
-def test_a_reply_counts_even_if_the_sends_answer_was_lost() -> None:
+def test_reply_counts_even_if_the_response_to_the_send_was_lost() -> None:
     async def run() -> None:
         requests, _ = _made()
 
@@ -307,7 +312,7 @@ def test_a_reply_counts_even_if_the_sends_answer_was_lost() -> None:
     _run(run())
 
 
-def test_a_topic_that_nobody_can_make_is_named() -> None:
+def test_request_to_a_topic_without_route_fails() -> None:
     async def run() -> None:
         requests, home = _made()
         home.routes.clear()
@@ -329,7 +334,7 @@ class SetClock(VirtualClock):
         return super().wake_at(ms - self.step_ms, callback)
 
 
-def test_the_time_of_day_may_change_meanwhile() -> None:
+def test_request_survives_a_change_of_the_time_of_day() -> None:
     async def run() -> None:
         requests, home = _made()
         home.clock = clock = SetClock()

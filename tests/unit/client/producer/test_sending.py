@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
-from penstock.client.producer.outgoing import BATCH_BYTES_MAX, SendOptions
+from penstock.client.producer.outgoing import BATCH_BYTES_MAX
+from penstock.client.producer.producer_options import SendOptions
 from penstock.errors import (
     BadSetting,
     ClientClosed,
@@ -27,7 +28,7 @@ from penstock.wire.codes import RETRYABLE_RESPONSES, ResponseCode
 from penstock.wire.compression import decompress
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.record import java_hash
-from tests.unit.client.producer.sending_kit import House, properties_of
+from tests.unit.client.producer.sending_kit import FakeCluster, properties_of
 
 ORDER = Message("Orders", b"one", tags="t", keys=["k1", "k2"])
 
@@ -36,87 +37,87 @@ def run(body: Coroutine[Any, Any, None]) -> None:
     asyncio.run(body)
 
 
-def test_queues_take_turns() -> None:
+def test_queues_are_used_in_turn() -> None:
     async def body() -> None:
-        house = House(queues=3)
-        sender = house.sender()
+        cluster = FakeCluster(queues=3)
+        sender = cluster.sender()
         sending = [sender.submit(ORDER) for _ in range(6)]
-        await house.turn()
+        await cluster.turn()
         sending += [sender.submit(ORDER) for _ in range(3)]
-        frames = house["broker-a"].requests()
+        frames = cluster["broker-a"].requests()
         ids = [int(frame.ext["e"]) for frame in frames]
         assert [(one - ids[0]) % 3 for one in ids] == [0, 1, 2] * 3
         for frame in frames:
-            house["broker-a"].answer(frame)
+            cluster["broker-a"].answer(frame)
         receipts = await asyncio.gather(*sending)
         assert {receipt.queue.queue_id for receipt in receipts} == {0, 1, 2}
         assert len({receipt.message_id for receipt in receipts}) == 9
         assert sender.in_flight.count == 0
-        assert sender.in_flight.size == 0
+        assert sender.in_flight.byte_count == 0
 
     run(body())
 
 
-def test_request_carries_the_message_and_leaves_it_alone() -> None:
+def test_request_carries_the_message_without_changing_it() -> None:
     async def body() -> None:
-        house = House(namespace="acme")
-        sender = house.sender()
+        cluster = FakeCluster(namespace="acme")
+        sender = cluster.sender()
         message = Message("Orders", b"one", "t", ["k1", "k2"], {"mine": "1"}, flag=9)
         sending = [sender.submit(message), sender.submit(message)]
-        await house.turn()
-        first, second = house["broker-a"].requests()
+        await cluster.turn()
+        first, second = cluster["broker-a"].requests()
         assert (first.code, first.encoding, first.body) == (310, BINARY, b"one")
         fields = {name: first.ext[name] for name in "abcdfhn"}
         assert fields == {
             "a": "acme%group", "b": "acme%Orders", "c": "TBW102", "d": "4", "f": "0", "h": "9",
             "n": "broker-a",
         }  # fmt: skip
-        assert first.ext["g"] == str(house.clock.now_ms())
+        assert first.ext["g"] == str(cluster.clock.now_ms())
         properties = properties_of(first)
         assert properties_of(second)["UNIQ_KEY"] != properties.pop("UNIQ_KEY")
         assert properties == {
             "TAGS": "t", "KEYS": "k1 k2", "mine": "1", "WAIT": "true", "INSTANCE_ID": "acme",
         }  # fmt: skip
         assert message == Message("Orders", b"one", "t", ["k1", "k2"], {"mine": "1"}, flag=9)
-        house["broker-a"].answer(first)
-        house["broker-a"].answer(second)
+        cluster["broker-a"].answer(first)
+        cluster["broker-a"].answer(second)
         assert (await sending[0]).queue.topic == "Orders"
 
     run(body())
 
 
-def test_unknown_topic_goes_by_the_template_until_it_has_a_route() -> None:
+def test_unknown_topic_uses_the_template_topic_until_it_has_a_route() -> None:
     async def body() -> None:
-        house = House()
-        house.add("TBW102", queues=8)
-        sender = house.sender()
+        cluster = FakeCluster()
+        cluster.add("TBW102", queues=8)
+        sender = cluster.sender()
         for _ in range(9):
             sender.submit(Message("New", b"x"))
-        await house.turn()
-        frames = house["broker-a"].requests()
+        await cluster.turn()
+        frames = cluster["broker-a"].requests()
         assert {frame.ext["e"] for frame in frames} == {"0", "1", "2", "3"}
         assert "New" in sender.topics()
-        sender.route_changed(house.add("New", queues=1))
+        sender.route_changed(cluster.add("New", queues=1))
         sender.submit(Message("New", b"x"))
-        await house.turn()
-        (frame,) = house["broker-a"].requests()
+        await cluster.turn()
+        (frame,) = cluster["broker-a"].requests()
         assert frame.ext["e"] == "0"
-        assert house.routes_asked == ["New", "TBW102"] or house.routes_asked == ["New"]
+        assert cluster.routes_asked == ["New", "TBW102"] or cluster.routes_asked == ["New"]
 
     run(body())
 
 
 def test_topic_without_any_route_is_an_error() -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender()
+        cluster = FakeCluster()
+        sender = cluster.sender()
         with pytest.raises(NoRoute, match="'Nowhere'"):
             await sender.send(Message("Nowhere", b"x"))
-        house.add("Closed", perm=4)
-        with pytest.raises(NoQueue, match="'Closed' can be written to"):
+        cluster.add("Closed", perm=4)
+        with pytest.raises(NoQueue, match="'Closed' has no writable queue"):
             await sender.send(Message("Closed", b"x"))
         assert sender.in_flight.count == 0
-        assert sender.waiting == {}
+        assert sender.deferred_counts == {}
 
     run(body())
 
@@ -124,7 +125,7 @@ def test_topic_without_any_route_is_an_error() -> None:
 @pytest.mark.parametrize(
     ("message", "kind", "reason"),
     [
-        (Message("Orders", b""), MessageIllegal, "without a body"),
+        (Message("Orders", b""), MessageIllegal, "is empty"),
         (Message("Orders", bytes(101)), MessageIllegal, "101 bytes, the limit is 100"),
         (Message("no/name", b"x"), MessageIllegal, "contains '/'"),
         (Message("T" * 128, b"x"), MessageIllegal, "128 characters, the limit is 127"),
@@ -138,8 +139,8 @@ def test_bad_messages_are_refused_at_once(
     message: Message, kind: type[PenstockError], reason: str
 ) -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender(message_bytes_max=100)
+        cluster = FakeCluster()
+        sender = cluster.sender(message_bytes_max=100)
         with pytest.raises(kind, match=reason):
             sender.submit(message)
         assert sender.in_flight.count == 0
@@ -148,39 +149,39 @@ def test_bad_messages_are_refused_at_once(
 
 
 @pytest.mark.parametrize("code", sorted(RETRYABLE_RESPONSES))
-def test_retryable_answers_go_to_another_broker(code: int) -> None:
+def test_retryable_response_is_retried_on_another_broker(code: int) -> None:
     async def body() -> None:
-        house = House("broker-a", "broker-b")
-        sender = house.sender()
+        cluster = FakeCluster("broker-a", "broker-b")
+        sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await house.turn()
-        first = next(b for b in house.brokers.values() if b._calls.pending)
+        await cluster.turn()
+        first = next(b for b in cluster.brokers.values() if b._calls.pending)
         (frame,) = first.requests()
         first.answer(frame, code)
-        await house.turn()
-        (other,) = [b for b in house.brokers.values() if b is not first]
+        await cluster.turn()
+        (other,) = [b for b in cluster.brokers.values() if b is not first]
         (again,) = other.requests()
         assert properties_of(again)["UNIQ_KEY"] == properties_of(frame)["UNIQ_KEY"]
         other.answer(again)
         receipt = await sending
         assert receipt.queue.broker_name == other.name
         assert not sender.faults.available(first.name)
-        await house.end()
+        await cluster.end()
 
     run(body())
 
 
 @pytest.mark.parametrize("code", [13, 29, 604, 3])
-def test_other_answers_are_final(code: int) -> None:
+def test_other_responses_are_not_retried(code: int) -> None:
     async def body() -> None:
-        house = House("broker-a", "broker-b")
-        sender = house.sender()
+        cluster = FakeCluster("broker-a", "broker-b")
+        sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await house.turn()
-        first = next(b for b in house.brokers.values() if b._calls.pending)
+        await cluster.turn()
+        first = next(b for b in cluster.brokers.values() if b._calls.pending)
         (frame,) = first.requests()
         first.answer(frame, code)
-        with pytest.raises(PenstockError, match="so it is") as caught:
+        with pytest.raises(PenstockError, match="set by the test") as caught:
             await sending
         assert caught.value.answer_code == code
         assert sender.faults.available(first.name)  # the message's fault, not the broker's
@@ -188,70 +189,70 @@ def test_other_answers_are_final(code: int) -> None:
     run(body())
 
 
-def test_lost_and_unreachable_brokers_are_left_for_others_until_the_retries_are_used_up() -> None:
+def test_lost_and_unreachable_brokers_are_retried_elsewhere_until_retries_are_used_up() -> None:
     async def body() -> None:
-        house = House("broker-a", "broker-b")
-        sender = house.sender(retries=3)
+        cluster = FakeCluster("broker-a", "broker-b")
+        sender = cluster.sender(retries=3)
         sending = sender.submit(ORDER)
-        await house.turn()
-        first = next(b for b in house.brokers.values() if b._calls.pending)
-        (other,) = [b for b in house.brokers.values() if b is not first]
+        await cluster.turn()
+        first = next(b for b in cluster.brokers.values() if b._calls.pending)
+        (other,) = [b for b in cluster.brokers.values() if b is not first]
         first.up = other.up = False
         first.fail(PeerLost)
-        await house.clock.elapse(1_000)
+        await cluster.clock.elapse(1_000)
         with pytest.raises(SendFailed, match="after 4 attempts") as caught:
             await sending
         kinds = [type(error) for error in caught.value.attempts]
         assert kinds == [PeerLost, PeerUnreachable, PeerUnreachable, PeerUnreachable]
         assert caught.value.__cause__ is caught.value.attempts[-1]
         assert not sender.faults.reachable(first.name)
-        assert "Orders" in house.routes_asked  # maybe there is another route now
-        await house.end()
+        assert "Orders" in cluster.routes_asked  # maybe there is another route now
+        await cluster.end()
 
     run(body())
 
 
-def test_no_time_no_retry() -> None:
+def test_nothing_is_retried_after_the_timeout() -> None:
     async def body() -> None:
-        house = House("broker-a", "broker-b")
-        sender = house.sender()
+        cluster = FakeCluster("broker-a", "broker-b")
+        sender = cluster.sender()
         sending = sender.submit(ORDER, timeout_ms=500)
-        await house.turn()
-        first = next(b for b in house.brokers.values() if b._calls.pending)
-        await house.clock.elapse(500)
+        await cluster.turn()
+        first = next(b for b in cluster.brokers.values() if b._calls.pending)
+        await cluster.clock.elapse(500)
         first.fail(PeerTimeout)
         with pytest.raises(SendFailed, match="after 1 attempt in 500 ms"):
             await sending
-        await house.end()
+        await cluster.end()
 
     run(body())
 
 
-def test_busy_broker_is_given_time() -> None:
+def test_busy_broker_is_retried_until_the_timeout() -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender(retries=1)
+        cluster = FakeCluster()
+        sender = cluster.sender(retries=1)
         sending = sender.submit(ORDER)
-        await house.turn()
+        await cluster.turn()
         for _ in range(5):
-            (frame,) = house["broker-a"].requests()
-            house["broker-a"].answer(frame, ResponseCode.SYSTEM_BUSY)
-            await house.clock.elapse(300)
-        (frame,) = house["broker-a"].requests()
-        house["broker-a"].answer(frame)
+            (frame,) = cluster["broker-a"].requests()
+            cluster["broker-a"].answer(frame, ResponseCode.SYSTEM_BUSY)
+            await cluster.clock.elapse(300)
+        (frame,) = cluster["broker-a"].requests()
+        cluster["broker-a"].answer(frame)
         assert (await sending).status is SendStatus.SEND_OK
 
     run(body())
 
 
-def test_no_retries_means_none() -> None:
+def test_zero_retries_means_one_attempt() -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender(retries=0)
+        cluster = FakeCluster()
+        sender = cluster.sender(retries=0)
         sending = sender.submit(ORDER)
-        await house.turn()
-        (frame,) = house["broker-a"].requests()
-        house["broker-a"].answer(frame, ResponseCode.SYSTEM_BUSY)
+        await cluster.turn()
+        (frame,) = cluster["broker-a"].requests()
+        cluster["broker-a"].answer(frame, ResponseCode.SYSTEM_BUSY)
         with pytest.raises(SendFailed, match="1 attempt"):
             await sending
 
@@ -259,10 +260,10 @@ def test_no_retries_means_none() -> None:
 
 
 @pytest.mark.parametrize("way", ["queue", "ordering_key", "selector"])
-def test_message_bound_to_a_queue_stays_with_it(way: str) -> None:
+def test_message_bound_to_a_queue_is_retried_on_that_queue(way: str) -> None:
     async def body() -> None:
-        house = House("broker-a", "broker-b", queues=2)
-        sender = house.sender()
+        cluster = FakeCluster("broker-a", "broker-b", queues=2)
+        sender = cluster.sender()
         queues = [MessageQueue("Orders", b, n) for b in ("broker-a", "broker-b") for n in (0, 1)]
         key = "customer-7"
         place = abs(java_hash(key)) % 4 if way == "ordering_key" else 3
@@ -272,32 +273,32 @@ def test_message_bound_to_a_queue_stays_with_it(way: str) -> None:
             "selector": {"selector": lambda those, message: those[3]},
         }
         sending = [sender.submit(ORDER, **ways[way]) for _ in range(3)]
-        await house.turn()
-        broker = house[queues[place].broker_name]
+        await cluster.turn()
+        broker = cluster[queues[place].broker_name]
         frames = broker.requests()
         assert [int(frame.ext["e"]) for frame in frames] == [queues[place].queue_id] * 3
         key_found = properties_of(frames[0]).get("__SHARDINGKEY")
         assert key_found == (key if way == "ordering_key" else None)
         broker.fail(PeerLost)
-        await house.clock.elapse(200)
+        await cluster.clock.elapse(200)
         frames = broker.requests()
         assert len(frames) == 3
         for frame in frames:
             broker.answer(frame)
         assert [receipt.queue for receipt in await asyncio.gather(*sending)] == [queues[place]] * 3
-        await house.end()
+        await cluster.end()
 
     run(body())
 
 
-def test_ways_to_a_queue_exclude_each_other_and_belong_to_the_topic() -> None:
+def test_queue_key_and_selector_exclude_each_other() -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender()
+        cluster = FakeCluster()
+        sender = cluster.sender()
         queue = MessageQueue("Orders", "broker-a", 0)
         with pytest.raises(TypeError, match="one of"):
             sender.submit(ORDER, queue=queue, ordering_key="k")
-        with pytest.raises(MessageIllegal, match="empty ordering key"):
+        with pytest.raises(MessageIllegal, match="ordering key is empty"):
             sender.submit(ORDER, ordering_key="")
         with pytest.raises(MessageIllegal, match="queue of 'Others'"):
             await sender.send(ORDER, queue=MessageQueue("Others", "broker-a", 0))
@@ -310,50 +311,50 @@ def test_ways_to_a_queue_exclude_each_other_and_belong_to_the_topic() -> None:
         with pytest.raises(LookupError, match="mine"):
             await sender.send(Message("Orders", b"x"), selector=broken)
         sending = sender.submit(ORDER, queue=MessageQueue("Orders", "broker-z", 0))
-        await house.clock.elapse(1_000)
-        with pytest.raises(SendFailed, match="no route names the broker 'broker-z'"):
+        await cluster.clock.elapse(1_000)
+        with pytest.raises(SendFailed, match="address of broker 'broker-z' is not known"):
             await sending
         assert sender.in_flight.count == 0
-        await house.end()
+        await cluster.end()
 
     run(body())
 
 
-def test_stored_less_safely_is_a_status_or_tried_again() -> None:
+def test_other_status_than_send_ok_is_returned_or_retried() -> None:
     async def body() -> None:
-        house = House("broker-a", "broker-b")
-        plain, careful = house.sender(), house.sender(retry_not_stored=True)
+        cluster = FakeCluster("broker-a", "broker-b")
+        plain, careful = cluster.sender(), cluster.sender(retry_not_stored=True)
 
         async def send(sender: Any, *codes: int) -> SendReceipt:
             sending: asyncio.Future[SendReceipt] = sender.submit(ORDER)
-            await house.turn()
+            await cluster.turn()
             for code in codes:
-                broker = next(b for b in house.brokers.values() if b._calls.pending)
+                broker = next(b for b in cluster.brokers.values() if b._calls.pending)
                 (frame,) = broker.requests()
                 broker.answer(frame, code, msgId=f"ID-{code}")
-                await house.clock.elapse(200)
+                await cluster.clock.elapse(200)
             return await sending
 
         assert (await send(plain, 10)).status is SendStatus.FLUSH_DISK_TIMEOUT
         assert (await send(careful, 12, 0)).status is SendStatus.SEND_OK
         receipt = await send(careful, 11, 1, 13)  # what is stored is better than an error
         assert receipt.status is SendStatus.SLAVE_NOT_AVAILABLE
-        await house.end()
+        await cluster.end()
 
     run(body())
 
 
-def test_messages_leave_in_the_order_of_their_submission() -> None:
+def test_messages_are_written_in_the_order_of_submission() -> None:
     async def body() -> None:
-        house = House(queues=1)
-        broker = house["broker-a"]
+        cluster = FakeCluster(queues=1)
+        broker = cluster["broker-a"]
         broker.connects = False
-        sender = house.sender()
+        sender = cluster.sender()
         sending = [sender.submit(Message("Orders", b"%d" % n)) for n in range(5)]
         while not broker.connects:
             await asyncio.sleep(0)
         sending.append(sender.submit(Message("Orders", b"5")))  # connected now: still behind them
-        await house.turn()
+        await cluster.turn()
         sending.append(sender.submit(Message("Orders", b"6")))
         frames = broker.requests()
         assert [frame.body for frame in frames] == [b"%d" % n for n in range(7)]
@@ -364,25 +365,25 @@ def test_messages_leave_in_the_order_of_their_submission() -> None:
     run(body())
 
 
-def test_at_most_so_many_are_under_way() -> None:
+def test_sends_in_flight_are_limited() -> None:
     async def body() -> None:
-        house = House()
-        broker = house["broker-a"]
-        sender = house.sender(in_flight_max=2)
+        cluster = FakeCluster()
+        broker = cluster["broker-a"]
+        sender = cluster.sender(in_flight_max=2)
         sending = [sender.submit(ORDER), sender.submit(ORDER)]
         with pytest.raises(TooMuchInFlight, match="3 messages, the limit is 2"):
             sender.submit(ORDER)
         late = asyncio.ensure_future(sender.send(ORDER))
         given_up = asyncio.ensure_future(sender.send(ORDER))
         impatient = asyncio.ensure_future(sender.send(ORDER, timeout_ms=100))
-        await house.clock.elapse(100)
+        await cluster.clock.elapse(100)
         with pytest.raises(TooMuchInFlight):
             await impatient
         frames = broker.requests()
         assert len(frames) == 2
         broker.answer(frames[0])
         given_up.cancel()
-        await house.turn()
+        await cluster.turn()
         (third,) = broker.requests()
         broker.answer(third)
         broker.answer(frames[1])
@@ -392,20 +393,20 @@ def test_at_most_so_many_are_under_way() -> None:
     run(body())
 
 
-def test_flush_waits_for_what_was_sent_before() -> None:
+def test_flush_waits_for_earlier_sends() -> None:
     async def body() -> None:
-        house = House()
-        broker = house["broker-a"]
-        sender = house.sender()
+        cluster = FakeCluster()
+        broker = cluster["broker-a"]
+        sender = cluster.sender()
         await sender.in_flight.flush()
         early = [sender.submit(ORDER), sender.submit(ORDER)]
         flushing = asyncio.ensure_future(sender.in_flight.flush())
-        await house.turn()
+        await cluster.turn()
         sender.submit(ORDER)
         one, two, three = broker.requests()
         broker.answer(three)
         broker.answer(one)
-        await house.turn()
+        await cluster.turn()
         assert not flushing.done()
         broker.answer(two)
         sender.submit(ORDER)
@@ -416,16 +417,16 @@ def test_flush_waits_for_what_was_sent_before() -> None:
     run(body())
 
 
-def test_answer_to_nobody_frees_the_place() -> None:
+def test_response_to_a_cancelled_send_is_counted() -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender()
+        cluster = FakeCluster()
+        sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await house.turn()
+        await cluster.turn()
         sending.cancel()
         assert sender.in_flight.count == 1
-        (frame,) = house["broker-a"].requests()
-        house["broker-a"].answer(frame, 2)  # nobody wants it any more: no retry
+        (frame,) = cluster["broker-a"].requests()
+        cluster["broker-a"].answer(frame, 2)  # nobody wants it any more: no retry
         assert sender.in_flight.count == 0
 
     run(body())
@@ -436,14 +437,14 @@ def test_signed_requests_carry_the_same_fields() -> None:
         def sign(code: int, ext: dict[str, str], body: bytes) -> dict[str, str]:
             return {**ext, "Signature": f"{code}:{len(body)}"}
 
-        house = House(sign=sign)
-        sender = house.sender()
+        cluster = FakeCluster(sign=sign)
+        sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await house.turn()
-        (frame,) = house["broker-a"].requests()
+        await cluster.turn()
+        (frame,) = cluster["broker-a"].requests()
         assert (frame.encoding, frame.ext["Signature"]) == (JSON, "310:3")
         assert properties_of(frame)["KEYS"] == "k1 k2"
-        house["broker-a"].answer(frame)
+        cluster["broker-a"].answer(frame)
         await sending
 
     run(body())
@@ -452,13 +453,13 @@ def test_signed_requests_carry_the_same_fields() -> None:
 @pytest.mark.parametrize("kind", ["zlib", "lz4", "zstd", None])
 def test_long_bodies_are_compressed(kind: str | None) -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender(compression=kind, compress_above_bytes=100)
+        cluster = FakeCluster()
+        sender = cluster.sender(compression=kind, compress_above_bytes=100)
         long, noise = b"ab" * 500, bytes(range(256))
         for content in (long, b"short", noise):
             sender.submit(Message("Orders", content))
-        await house.turn()
-        frames = house["broker-a"].requests()
+        await cluster.turn()
+        frames = cluster["broker-a"].requests()
         flags = [int(frame.ext["f"]) for frame in frames]
         expected = {"zlib": 0x301, "lz4": 0x101, "zstd": 0x201, None: 0}[kind]
         assert flags == [expected, 0, 0]
@@ -469,36 +470,36 @@ def test_long_bodies_are_compressed(kind: str | None) -> None:
     run(body())
 
 
-def test_one_way_needs_no_answer() -> None:
+def test_oneway_needs_no_response() -> None:
     async def body() -> None:
-        house = House("broker-a", "broker-b")
-        sender = house.sender()
-        house["broker-a"].up = False
+        cluster = FakeCluster("broker-a", "broker-b")
+        sender = cluster.sender()
+        cluster["broker-a"].up = False
         for _ in range(4):
             await sender.send_oneway(ORDER)
-        frames = house["broker-b"].requests()
+        frames = cluster["broker-b"].requests()
         assert [frame.flag for frame in frames] == [2] * 4
-        assert not house["broker-b"]._calls.pending
-        house["broker-b"].up = False
+        assert not cluster["broker-b"]._calls.pending
+        cluster["broker-b"].up = False
         with pytest.raises(PeerUnreachable):
             await sender.send_oneway(ORDER)
-        await house.end()
+        await cluster.end()
 
     run(body())
 
 
-def test_batches_are_split_by_topic_size_and_wait() -> None:
+def test_batches_are_split_by_topic_size_and_wait_stored() -> None:
     async def body() -> None:
-        house = House(queues=1)
-        house.add("Others", queues=1)
-        broker = house["broker-a"]
-        sender = house.sender()
+        cluster = FakeCluster(queues=1)
+        cluster.add("Others", queues=1)
+        broker = cluster["broker-a"]
+        sender = cluster.sender()
         size = BATCH_BYTES_MAX // 3
         messages = [Message("Orders", b"%d" % n + bytes(size)) for n in range(4)]
         messages += [Message("Others", b"%d" % n) for n in range(2)]
         messages += [Message("Others", b"x", wait_stored=False)]
         sending = asyncio.ensure_future(sender.send_batch(messages))
-        await house.turn()
+        await cluster.turn()
         frames = broker.requests()
         assert sorted(frame.code for frame in frames) == [310, 320, 320, 320]
         assert all(len(frame.body) <= BATCH_BYTES_MAX for frame in frames)
@@ -513,17 +514,17 @@ def test_batches_are_split_by_topic_size_and_wait() -> None:
     run(body())
 
 
-def test_failed_part_of_a_batch_says_how_many_were_stored() -> None:
+def test_failed_batch_tells_how_many_messages_were_stored() -> None:
     async def body() -> None:
-        house = House()
-        house.add("Others")
-        sender = house.sender()
+        cluster = FakeCluster()
+        cluster.add("Others")
+        sender = cluster.sender()
         messages = [Message(topic, b"x") for topic in ("Orders", "Orders", "Others")]
         sending = asyncio.ensure_future(sender.send_batch(messages))
-        await house.turn()
-        for frame in house["broker-a"].requests():
+        await cluster.turn()
+        for frame in cluster["broker-a"].requests():
             many = frame.code == 320
-            house["broker-a"].answer(frame, 0 if many else 13, msgId="A,B")
+            cluster["broker-a"].answer(frame, 0 if many else 13, msgId="A,B")
         with pytest.raises(MessageIllegal) as caught:
             await sending
         assert caught.value.__notes__ == ["2 of 3 messages were acknowledged"]
@@ -534,12 +535,12 @@ def test_failed_part_of_a_batch_says_how_many_were_stored() -> None:
     run(body())
 
 
-def test_internal_messages_use_the_header() -> None:
+def test_internal_properties_move_to_the_header() -> None:
     async def body() -> None:
-        house = House(namespace="acme")
-        house.routes["c_REPLY_TOPIC"] = house.add("x")
-        house.add("%RETRY%g")
-        sender = house.sender()
+        cluster = FakeCluster(namespace="acme")
+        cluster.routes["c_REPLY_TOPIC"] = cluster.add("x")
+        cluster.add("%RETRY%g")
+        sender = cluster.sender()
         half = Message("Orders", b"x", properties={"TRAN_MSG": "true", "PGROUP": "g"})
         reply = Message("c_REPLY_TOPIC", b"x", properties={"MSG_TYPE": "reply"})
         back = Message(
@@ -547,8 +548,8 @@ def test_internal_messages_use_the_header() -> None:
         )
         for message in (half, reply, back):
             sender.submit(message, internal=True)
-            await house.turn()
-        first, second, third = house["broker-a"].requests()
+            await cluster.turn()
+        first, second, third = cluster["broker-a"].requests()
         assert (first.ext["f"], properties_of(first)["PGROUP"]) == ("4", "g")
         assert (second.code, second.ext["b"]) == (325, "c_REPLY_TOPIC")
         assert (third.ext["j"], third.ext["l"], third.ext["b"]) == ("3", "16", "%RETRY%acme%g")
@@ -558,29 +559,29 @@ def test_internal_messages_use_the_header() -> None:
     run(body())
 
 
-def test_closing_waits_a_while_and_then_takes_no_more() -> None:
+def test_close_waits_for_sends_in_flight_and_refuses_further_ones() -> None:
     async def body() -> None:
-        house = House()
-        sender = house.sender()
+        cluster = FakeCluster()
+        sender = cluster.sender()
         sending = sender.submit(ORDER)
-        await house.turn()
+        await cluster.turn()
         closing = asyncio.ensure_future(sender.close(1_000))
-        await house.turn()
+        await cluster.turn()
         assert not closing.done()
         with pytest.raises(ClientClosed):
             sender.submit(ORDER)
-        (frame,) = house["broker-a"].requests()
-        house["broker-a"].answer(frame)
+        (frame,) = cluster["broker-a"].requests()
+        cluster["broker-a"].answer(frame)
         await closing
         assert sending.done()
 
-        stuck = house.sender()
+        stuck = cluster.sender()
         sending = stuck.submit(ORDER)
-        await house.turn()
+        await cluster.turn()
         closing = asyncio.ensure_future(stuck.close(1_000))
-        await house.clock.elapse(1_000)
+        await cluster.clock.elapse(1_000)
         await closing
-        house["broker-a"].fail(PeerLost)
+        cluster["broker-a"].fail(PeerLost)
         with pytest.raises(SendFailed):
             await sending
 

@@ -1,4 +1,4 @@
-"""Blocking calls over an event loop in a thread, without a server."""
+"""Synchronous clients and their event loop in a thread, without a server."""
 
 import asyncio
 import os
@@ -15,14 +15,16 @@ from types import TracebackType
 import pytest
 
 import penstock.client.sync.loop_thread as module
+import penstock.client.sync.sync_client as sync_client
 from penstock.client.consumer.dispatch.handlers import Function
-from penstock.client.sync.loop_thread import Face, LoopThread, blocking, in_loop, loop_thread
-from penstock.client.sync.sync_runner import RunningFace
+from penstock.client.sync.loop_thread import LoopThread, loop_thread
+from penstock.client.sync.sync_client import SyncClient, blocking, in_loop
+from penstock.client.sync.sync_handler_client import SyncHandlerClient
 from penstock.errors import BlockingInLoop, ClientClosed
 
 
 class AsyncEcho:
-    """A client that answers by itself."""
+    """An asyncio client without a server."""
 
     def __init__(self, name: str = "echo") -> None:
         self.name = name
@@ -60,7 +62,7 @@ class AsyncEcho:
         return threading.current_thread().name
 
 
-class Echo(Face[AsyncEcho]):
+class Echo(SyncClient[AsyncEcho]):
     def __init__(self, name: str = "echo") -> None:
         super().__init__(lambda: AsyncEcho(name))
 
@@ -70,10 +72,10 @@ class Echo(Face[AsyncEcho]):
 
     @property
     def inner(self) -> AsyncEcho:
-        return self._inner
+        return self._client
 
 
-def test_a_face_waits_for_the_asynchronous_client() -> None:
+def test_sync_method_waits_for_the_asyncio_client() -> None:
     with Echo() as echo:
         assert echo.echo("ho", times=3) == "hohoho"
         with pytest.raises(ValueError, match="nothing to say"):
@@ -82,14 +84,14 @@ def test_a_face_waits_for_the_asynchronous_client() -> None:
     assert echo.echo.__doc__ == "Say it again."
 
 
-def test_the_end_of_the_block_is_told_of_its_error() -> None:
+def test_exit_passes_the_error_of_the_block_on() -> None:
     echo = Echo()
     with pytest.raises(KeyError), echo:
         raise KeyError("lost")
     assert echo.inner.events == ["start", "exit KeyError('lost')"]
 
 
-def test_what_is_not_started_or_closed_says_so() -> None:
+def test_client_that_is_not_started_or_closed_raises() -> None:
     echo = Echo()
     with pytest.raises(ClientClosed, match="Echo is not started"):
         echo.echo("x")
@@ -104,21 +106,21 @@ def test_what_is_not_started_or_closed_says_so() -> None:
     assert echo.inner.events == ["start", "exit None"]
 
 
-def test_plain_methods_run_in_the_loop_once_it_runs() -> None:
+def test_plain_methods_run_in_the_loop_after_start() -> None:
     echo = Echo()
     assert echo.thread() == threading.current_thread().name
     with echo:
         assert echo.thread() == "penstock"
 
 
-def test_all_faces_share_one_thread() -> None:
+def test_all_clients_share_one_thread() -> None:
     with Echo() as one, Echo() as other:
         assert one.thread() == other.thread()
     names = [thread.name for thread in threading.enumerate()]
     assert names.count("penstock") == 1
 
 
-def test_many_threads_use_one_face() -> None:
+def test_many_threads_use_one_client() -> None:
     with Echo() as echo:
         answers: list[str] = []
 
@@ -133,7 +135,7 @@ def test_many_threads_use_one_face() -> None:
         assert sorted(answers) == sorted(f"{n}.{turn}" for n in range(8) for turn in range(50))
 
 
-def test_in_an_event_loop_the_asynchronous_class_is_named() -> None:
+def test_use_inside_an_event_loop_names_the_asyncio_class() -> None:
     echo = Echo()
 
     async def body() -> None:
@@ -154,7 +156,7 @@ def test_in_an_event_loop_the_asynchronous_class_is_named() -> None:
         assert echo.echo("still open") == "still open"
 
 
-def test_an_interrupted_caller_cancels_the_work() -> None:
+def test_interrupt_of_the_caller_cancels_the_work() -> None:
     def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
@@ -174,28 +176,28 @@ def test_an_interrupted_caller_cancels_the_work() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_future_that_is_cancelled_cancels_the_work() -> None:
+def test_cancelled_future_cancels_the_work() -> None:
     thread, inner = LoopThread("test"), AsyncEcho()
-    future: Future[None] = thread.begin(inner.wait)
+    future: Future[None] = thread.submit(inner.wait)
     inner.waiting.wait()
     assert future.cancel()
     assert inner.cancelled.wait(10)
     with pytest.raises(CancelledError):
         future.result()
-    thread.end()
+    thread.stop()
 
 
-def test_a_thread_ends_with_what_runs_in_it() -> None:
+def test_stop_cancels_running_work() -> None:
     thread, inner = LoopThread("test"), AsyncEcho()
-    thread.begin(inner.wait)
+    thread.submit(inner.wait)
     inner.waiting.wait()
-    thread.end()
+    thread.stop()
     assert inner.cancelled.is_set()
     assert thread.loop.is_closed()
     assert "test" not in [each.name for each in threading.enumerate()]
 
 
-def test_a_call_that_fails_before_it_begins_tells_its_caller() -> None:
+def test_call_that_fails_before_it_starts_raises_in_the_caller() -> None:
     def broken() -> "asyncio.Future[int]":
         raise LookupError("no")
 
@@ -203,17 +205,17 @@ def test_a_call_that_fails_before_it_begins_tells_its_caller() -> None:
         loop_thread().run(broken)
 
 
-def test_a_forgotten_client_is_closed_with_a_warning() -> None:
-    faces = [Echo()]
-    faces[0].start()
-    inner = faces[0].inner
+def test_unreferenced_client_is_closed_with_a_warning() -> None:
+    clients = [Echo()]
+    clients[0].start()
+    inner = clients[0].inner
     with pytest.warns(ResourceWarning, match="a Echo was not closed"):
-        faces.clear()
+        clients.clear()
     loop_thread().run(inner.echo, "after the close")
     assert inner.events == ["start", "close"]
 
 
-def test_an_interrupt_while_the_loop_is_woken_does_not_leave_it_asleep(
+def test_interrupt_during_the_wakeup_does_not_block_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     thread = LoopThread("test", asyncio.new_event_loop())
@@ -225,16 +227,16 @@ def test_an_interrupt_while_the_loop_is_woken_does_not_leave_it_asleep(
 
     monkeypatch.setattr(thread.loop, "call_soon_threadsafe", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        thread.begin(AsyncEcho().echo, "interrupted")
-    assert thread.begin(AsyncEcho().echo, "x").result(10) == "x"
-    thread.end()
+        thread.submit(AsyncEcho().echo, "interrupted")
+    assert thread.submit(AsyncEcho().echo, "x").result(10) == "x"
+    thread.stop()
 
 
-def test_who_calls_after_the_end_is_told() -> None:
+def test_call_after_stop_raises() -> None:
     thread, inner = LoopThread("test"), AsyncEcho()
-    waiting = thread.begin(inner.wait)
+    waiting = thread.submit(inner.wait)
     inner.waiting.wait()
-    thread.end()
+    thread.stop()
     assert waiting.cancelled()
     for _ in range(2):
         with pytest.raises(ClientClosed, match="has ended"):
@@ -242,28 +244,28 @@ def test_who_calls_after_the_end_is_told() -> None:
     assert not waiting.cancel() or waiting.cancelled()
 
 
-def test_who_waits_for_what_never_comes_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes between the last look at the mail and the end is never begun."""
-    monkeypatch.setattr(module, "LOOK_SECONDS", 0.01)
+def test_wait_for_a_call_that_never_starts_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call that is queued while the loop ends is never started."""
+    monkeypatch.setattr(module, "POLL_SECONDS", 0.01)
     thread = LoopThread("test")
-    monkeypatch.setattr(thread, "soon", lambda call: None)
-    future = thread.begin(AsyncEcho().echo, "x")
+    monkeypatch.setattr(thread, "call_soon", lambda call: None)
+    future = thread.submit(AsyncEcho().echo, "x")
     with pytest.raises(TimeoutError):
         future.result(0.05)
-    thread.end()
+    thread.stop()
     with pytest.raises(ClientClosed, match="has ended"):
         future.result()
 
 
-def test_a_future_that_is_cancelled_before_it_begins_is_done() -> None:
+def test_future_cancelled_before_the_start_is_done() -> None:
     thread, held = LoopThread("test"), threading.Event()
-    thread.soon(lambda: held.wait(10))
-    future = thread.begin(AsyncEcho().echo, "x")
+    thread.call_soon(lambda: held.wait(10))
+    future = thread.submit(AsyncEcho().echo, "x")
     assert future.cancel()
     assert future.cancel()
     held.set()
     assert wait([future], 10).done == {future}
-    thread.end()
+    thread.stop()
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -279,14 +281,14 @@ def test_work_is_cancelled_once(count: int) -> None:
             await asyncio.sleep(0.02)
             tidied.set()
 
-    future = thread.begin(work)
+    future = thread.submit(work)
     told.wait(10)
     told.clear()
     for _ in range(count):
         future.cancel()
         told.wait(10)
     assert tidied.wait(10)
-    thread.end()
+    thread.stop()
 
 
 @pytest.mark.parametrize("kind", ["uvloop", "asyncio"])
@@ -298,14 +300,14 @@ def test_work_that_exits_does_not_end_the_loop(kind: str, caplog: pytest.LogCapt
     with pytest.raises(SystemExit):
         thread.run(leave)
     assert thread.run(AsyncEcho().echo, "x") == "x"
-    assert "SystemExit(3)" in caplog.text
-    thread.end()
+    assert "SystemExit in the event loop" in caplog.text
+    thread.stop()
 
 
-def test_a_notebook_does_not_make_the_loop_wait_for_itself(
+def test_notebook_cell_may_block_but_the_loop_thread_may_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(module, "_in_notebook", lambda: True)
+    monkeypatch.setattr(sync_client, "_in_notebook", lambda: True)
     with Echo() as echo:
 
         async def cell() -> str:
@@ -317,19 +319,19 @@ def test_a_notebook_does_not_make_the_loop_wait_for_itself(
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_forgotten_client_is_closed_where_warnings_are_errors(
+def test_unreferenced_client_is_closed_if_warnings_are_errors(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "unraisablehook", lambda _: None)
-    faces = [Echo()]
-    faces[0].start()
-    inner = faces[0].inner
-    faces.clear()
+    clients = [Echo()]
+    clients[0].start()
+    inner = clients[0].inner
+    clients.clear()
     loop_thread().run(inner.echo, "after the close")
     assert inner.events == ["start", "close"]
 
 
-def test_threads_that_start_a_face_together_start_it_once() -> None:
+def test_concurrent_starts_start_the_client_once() -> None:
     echo, both = Echo(), threading.Barrier(2)
 
     async def start() -> None:
@@ -342,7 +344,7 @@ def test_threads_that_start_a_face_together_start_it_once() -> None:
     for thread in threads:
         thread.join()
     echo.close()
-    del echo  # no second goodbye warns
+    del echo  # the finalizer of the second start must not warn
 
 
 async def count(ended: threading.Event) -> AsyncIterator[int]:
@@ -353,17 +355,17 @@ async def count(ended: threading.Event) -> AsyncIterator[int]:
         ended.set()
 
 
-def test_an_iteration_may_be_forgotten_in_the_loop() -> None:
+def test_iterator_may_be_collected_in_the_loop() -> None:
     with Echo() as echo:
         ended = threading.Event()
-        for number in echo._each(count(ended)):
+        for number in echo._iterate(count(ended)):
             assert number == 0
             break
         assert ended.is_set()
         ended.clear()
-        numbers = [echo._each(count(ended))]
+        numbers = [echo._iterate(count(ended))]
         assert next(numbers[0]) == 0
-        loop_thread().soon(numbers.clear)
+        loop_thread().call_soon(numbers.clear)
         assert ended.wait(10)
 
 
@@ -396,16 +398,16 @@ class AsyncRunner(AsyncEcho):
         await super().close()
 
 
-class Runner(RunningFace[AsyncRunner]):
+class Runner(SyncHandlerClient[AsyncRunner]):
     def __init__(self) -> None:
         super().__init__(AsyncRunner)
 
     @property
     def inner(self) -> AsyncRunner:
-        return self._inner
+        return self._client
 
 
-def test_a_consumer_is_started_when_it_knows_what_to_consume() -> None:
+def test_with_starts_a_consumer_that_has_a_subscription() -> None:
     with Runner() as runner:
         assert runner.inner.events == []
 
@@ -447,15 +449,15 @@ def test_run_ends_by_stop_from_another_thread() -> None:
         runner.start()
 
 
-def test_a_block_that_has_ended_starts_nothing() -> None:
+def test_client_is_not_started_after_its_block() -> None:
     with Runner() as runner:
         pass
     with pytest.raises(ClientClosed):
-        runner._open()
+        runner._started_client()
     assert runner.inner.events == []
 
 
-def test_signals_that_are_ignored_stay_so() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     runner, before = Runner(), signal.signal(signal.SIGINT, signal.SIG_IGN)
     meanwhile: list[object] = []
 
@@ -486,39 +488,39 @@ def run(code: str) -> str:
     return done.stdout
 
 
-def test_the_end_of_the_process_closes_what_is_open() -> None:
+def test_exit_closes_open_clients() -> None:
     out = run(
         """
-        from tests.unit.client.sync.test_loop_thread import AsyncEcho, Face
+        from tests.unit.client.sync.test_loop_thread import AsyncEcho, SyncClient
         class Loud(AsyncEcho):
             async def close(self):
                 print("closed")
-        face = Face(Loud)
-        face.start()
+        client = SyncClient(Loud)
+        client.start()
         print("end")
         """
     )
     assert out.split() == ["end", "closed"]
 
 
-def test_the_end_of_the_process_does_not_wait_for_ever() -> None:
+def test_exit_does_not_wait_forever() -> None:
     began = time.monotonic()
     run(
         """
-        import penstock.client.sync.loop_thread as blocking
-        from tests.unit.client.sync.test_loop_thread import AsyncEcho, Face
-        blocking.END_SECONDS = 0.3
+        import penstock.client.sync.loop_thread as loop_thread
+        from tests.unit.client.sync.test_loop_thread import AsyncEcho, SyncClient
+        loop_thread.EXIT_SECONDS = 0.3
         class Stuck(AsyncEcho):
             async def close(self):
                 await self.wait()
-        face = Face(Stuck)
-        face.start()
+        client = SyncClient(Stuck)
+        client.start()
         """
     )
     assert time.monotonic() - began < 30
 
 
-def test_calls_at_the_very_end_do_not_hang() -> None:
+def test_calls_during_exit_do_not_hang() -> None:
     out = run(
         """
         import atexit
@@ -533,7 +535,7 @@ def test_calls_at_the_very_end_do_not_hang() -> None:
         import threading
         echo = Echo()
         echo.start()
-        numbers = [echo._each(count(threading.Event())) for _ in range(3)]
+        numbers = [echo._iterate(count(threading.Event())) for _ in range(3)]
         for each in numbers:
             next(each)
         """

@@ -61,7 +61,7 @@ def _made() -> tuple[Tracer, Traces, VirtualClock]:
         return asyncio.ensure_future(work)
 
     session = SimpleNamespace(
-        options=ClientOptions(trace_topic=TOPIC), clock=clock, client_id="10.0.0.1@1", spawn=spawn
+        options=ClientOptions(trace=TOPIC), clock=clock, client_id="10.0.0.1@1", spawn=spawn
     )
     tracer = make_tracer(cast(Session, session), "g", traces)
     assert tracer is not None
@@ -85,21 +85,21 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-def test_no_tracer_where_none_is_asked_for() -> None:
+def test_no_tracer_without_the_trace_option() -> None:
     session = SimpleNamespace(options=ClientOptions())
     assert make_tracer(cast(Session, session), "g", Traces()) is None
 
 
-def test_a_send_leaves_a_line_with_all_fields() -> None:
+def test_send_writes_a_record_with_all_fields() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
-        began_ms = clock.now_ms()
+        born_ms = clock.now_ms()
         clock.advance(12)
         message = Message("T", b"12345", tags="red", keys=["k1", "k2"])
-        tracer.sent(message, _receipt(), address="10.0.0.9:10911", began_ms=began_ms)
+        tracer.sent(message, _receipt(), address="10.0.0.9:10911", born_ms=born_ms)
         await tracer.flush()
         assert traces.lines == [
-            ["Pub", str(began_ms), "DefaultRegion", "g", "T", ID, "red", "k1 k2",
+            ["Pub", str(born_ms), "DefaultRegion", "g", "T", ID, "red", "k1 k2",
              "10.0.0.9:10911", "5", "12", "0", "OFFSETID", "true"]
         ]  # fmt: skip
         assert traces.sent[0].topic == TOPIC
@@ -108,11 +108,11 @@ def test_a_send_leaves_a_line_with_all_fields() -> None:
     _run(run())
 
 
-def test_what_is_missing_reads_null_and_a_doubtful_status_is_no_success() -> None:
+def test_missing_fields_are_null_and_only_send_ok_is_success() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
         receipt = _receipt(SendStatus.FLUSH_DISK_TIMEOUT)
-        tracer.sent(Message("T", b""), receipt, address="x", began_ms=clock.now_ms())
+        tracer.sent(Message("T", b""), receipt, address="x", born_ms=clock.now_ms())
         await tracer.flush()
         line = traces.lines[0]
         assert (line[6], line[7], line[13]) == ("null", "null", "false")
@@ -132,19 +132,19 @@ def test_what_is_missing_reads_null_and_a_doubtful_status_is_no_success() -> Non
 def test_kinds_of_messages(message: Message, kind: str) -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
-        tracer.sent(message, _receipt(), address="x", began_ms=clock.now_ms())
+        tracer.sent(message, _receipt(), address="x", born_ms=clock.now_ms())
         await tracer.flush()
         assert traces.lines[0][11] == kind
 
     _run(run())
 
 
-def test_the_trace_topic_and_brokers_that_want_none_are_not_traced() -> None:
+def test_trace_topic_and_brokers_without_traces_are_not_traced() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
         now_ms = clock.now_ms()
-        tracer.sent(Message(TOPIC), _receipt(), address="x", began_ms=now_ms)
-        tracer.sent(Message("T"), _receipt(), address="x", began_ms=now_ms, trace_on=False)
+        tracer.sent(Message(TOPIC), _receipt(), address="x", born_ms=now_ms)
+        tracer.sent(Message("T"), _receipt(), address="x", born_ms=now_ms, trace_on=False)
         assert tracer.consuming([_received(properties={"TRACE_ON": "false"})]) is None
         tracer.consumed(None, ConsumeCode.SUCCESS)
         await tracer.flush()
@@ -154,10 +154,10 @@ def test_the_trace_topic_and_brokers_that_want_none_are_not_traced() -> None:
     _run(run())
 
 
-def test_handling_leaves_a_line_before_and_one_after() -> None:
+def test_consuming_writes_a_record_before_and_after() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
-        began_ms = clock.now_ms()
+        born_ms = clock.now_ms()
         token = tracer.consuming([_received(), _received(message_id="OTHER", keys=[])])
         clock.advance(10)
         tracer.consumed(token, ConsumeCode.FAILED)
@@ -165,8 +165,8 @@ def test_handling_leaves_a_line_before_and_one_after() -> None:
         before, other, after, other_after = traces.lines
         request = before[4]
         assert len(request) == 32
-        assert before == ["SubBefore", str(began_ms), "R", "g", request, ID, "2", "k1 k2"]
-        assert other == ["SubBefore", str(began_ms), "R", "g", request, "OTHER", "2", "null"]
+        assert before == ["SubBefore", str(born_ms), "R", "g", request, ID, "2", "k1 k2"]
+        assert other == ["SubBefore", str(born_ms), "R", "g", request, "OTHER", "2", "null"]
         end_ms = str(clock.now_ms())
         assert after == ["SubAfter", request, ID, "5", "false", "k1 k2", "4", end_ms, "g"]
         assert other_after[2] == "OTHER"
@@ -175,7 +175,7 @@ def test_handling_leaves_a_line_before_and_one_after() -> None:
     _run(run())
 
 
-def test_the_end_of_a_transaction_and_a_recall() -> None:
+def test_end_of_a_transaction_and_recall_are_traced() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
         tracer.ended(
@@ -194,13 +194,13 @@ def test_the_end_of_a_transaction_and_a_recall() -> None:
     _run(run())
 
 
-def test_records_leave_when_there_are_enough_or_after_five_seconds() -> None:
+def test_records_are_sent_when_there_are_enough_or_after_five_seconds() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
 
         def trace(count: int) -> None:
             for _ in range(count):
-                tracer.sent(Message("T"), _receipt(), address="x", began_ms=clock.now_ms())
+                tracer.sent(Message("T"), _receipt(), address="x", born_ms=clock.now_ms())
 
         trace(FLUSH_AT - 1)
         await clock.elapse(4_999)
@@ -215,13 +215,13 @@ def test_records_leave_when_there_are_enough_or_after_five_seconds() -> None:
     _run(run())
 
 
-def test_topics_do_not_share_a_message_and_no_message_grows_too_big() -> None:
+def test_trace_message_has_one_topic_and_a_limited_size() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
         for number in range(600):
             receipt = _receipt(message_id=f"{number:032d}")
             topic = "T" if number % 2 else "U"
-            tracer.sent(Message(topic), receipt, address="x", began_ms=clock.now_ms())
+            tracer.sent(Message(topic), receipt, address="x", born_ms=clock.now_ms())
         await tracer.flush()
         assert len(traces.lines) == 600
         assert all(sum(map(len, message.keys)) <= 8_192 for message in traces.sent)
@@ -231,12 +231,12 @@ def test_topics_do_not_share_a_message_and_no_message_grows_too_big() -> None:
     _run(run())
 
 
-def test_what_finds_no_room_is_dropped_and_counted() -> None:
+def test_records_beyond_the_limit_are_dropped_and_counted() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
         traces.gate = asyncio.Event()
         for _ in range(WAITING_MAX + 5):
-            tracer.sent(Message("T"), _receipt(), address="x", began_ms=clock.now_ms())
+            tracer.sent(Message("T"), _receipt(), address="x", born_ms=clock.now_ms())
         assert tracer.dropped == 5
         traces.gate.set()
         await tracer.close()
@@ -245,16 +245,16 @@ def test_what_finds_no_room_is_dropped_and_counted() -> None:
     _run(run())
 
 
-def test_a_failure_is_said_once_and_close_does_not_hang(caplog: pytest.LogCaptureFixture) -> None:
+def test_failure_is_logged_once_and_close_does_not_hang(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
         traces.fails = True
         for _ in range(2):
-            tracer.sent(Message("T"), _receipt(), address="x", began_ms=clock.now_ms())
+            tracer.sent(Message("T"), _receipt(), address="x", born_ms=clock.now_ms())
             await tracer.flush()
         assert len(caplog.records) == 1
         traces.gate = asyncio.Event()
-        tracer.sent(Message("T"), _receipt(), address="x", began_ms=clock.now_ms())
+        tracer.sent(Message("T"), _receipt(), address="x", born_ms=clock.now_ms())
         closing = asyncio.ensure_future(tracer.close())
         await clock.elapse(5_000)
         assert closing.done()
@@ -263,7 +263,7 @@ def test_a_failure_is_said_once_and_close_does_not_hang(caplog: pytest.LogCaptur
     _run(run())
 
 
-def test_records_are_read_back_also_those_of_older_clients() -> None:
+def test_records_are_decoded_also_those_of_older_clients() -> None:
     lines = [
         ["Pub", "1", "R", "g", "T", ID, "null", "k1 k2", "h:1", "5", "12", "0", "OFF", "true"],
         ["Pub", "1", "R", "g", "T", ID, "", "k", "h:1", "5", "12", "3", "false"],
@@ -291,7 +291,7 @@ def test_records_are_read_back_also_those_of_older_clients() -> None:
     assert (records[6].state, records[6].from_check) == ("UNKNOW", True)
 
 
-def test_after_the_close_nothing_is_taken_up() -> None:
+def test_records_after_close_are_dropped() -> None:
     async def run() -> None:
         tracer, traces, clock = _made()
         await tracer.close()

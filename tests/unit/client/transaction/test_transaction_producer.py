@@ -18,7 +18,7 @@ from penstock.client.transaction.async_transaction_producer import (
     Decision,
     TransactionHandle,
 )
-from penstock.client.transaction.transaction_checks import CHECKS_MAX, Check, Checks
+from penstock.client.transaction.transaction_checks import CHECKS_MAX, Check, TransactionChecks
 from penstock.errors import (
     BadSetting,
     InvalidParameter,
@@ -126,7 +126,7 @@ def _made(check: Check | None = None) -> tuple[AsyncTransactionProducer, Home, V
     home = Home(clock)
     producer._session = cast(Session, home)
     producer._sender = cast(Any, home)
-    producer._checks = Checks(cast(Session, home), check, producer._trace_check)
+    producer._checks = TransactionChecks(cast(Session, home), check, producer._trace_check)
     return producer, home, clock
 
 
@@ -161,7 +161,7 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 # --- handles
 
 
-def test_a_handle_becomes_text_and_back() -> None:
+def test_handle_round_trips_as_text() -> None:
     assert TransactionHandle.parse(str(HANDLE)) == HANDLE
     assert pickle.loads(pickle.dumps(HANDLE)) == HANDLE
     assert str(HANDLE).isascii()
@@ -173,13 +173,13 @@ def test_a_handle_becomes_text_and_back() -> None:
      "tx1-WyJhIiwiYiIsImMiLCJkIiwtMSwxLCJlIiwiZiJd", "tx1-" + "W1tb" * 1_000,
      "tx1-" + base64.urlsafe_b64encode(rb'["\ud800","g","b","",1,1,"m","t"]').decode().rstrip("=")],
 )  # fmt: skip
-def test_what_is_no_handle_is_said_so(text: str) -> None:
-    with pytest.raises(InvalidParameter, match="no handle"):
+def test_text_that_is_not_a_handle_is_refused(text: str) -> None:
+    with pytest.raises(InvalidParameter, match="not a transaction handle"):
         TransactionHandle.parse(text)
 
 
-def test_a_handle_with_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidParameter, match="no handle"):
+def test_handle_with_a_bad_address_is_refused() -> None:
+    with pytest.raises(InvalidParameter, match="not a transaction handle"):
         TransactionHandle.parse(str(replace(HANDLE, address="nowhere")))
     nowhere = replace(HANDLE, address="")
     assert TransactionHandle.parse(str(nowhere)) == nowhere
@@ -188,7 +188,7 @@ def test_a_handle_with_an_address_that_is_none_is_refused() -> None:
 # --- halves and their ends
 
 
-def test_a_half_carries_its_marks_and_gives_a_handle() -> None:
+def test_prepare_sends_a_half_message_and_returns_its_handle() -> None:
     async def run() -> None:
         producer, home, _ = _made()
         home.known = False
@@ -205,7 +205,7 @@ def test_a_half_carries_its_marks_and_gives_a_handle() -> None:
 
 
 @pytest.mark.parametrize(("how", "number"), [("commit", "8"), ("rollback", "12")])
-def test_an_end_is_told_the_broker(how: str, number: str) -> None:
+def test_commit_and_rollback_are_sent_to_the_broker(how: str, number: str) -> None:
     async def run() -> None:
         producer, home, _ = _made()
         await getattr(producer, how)(HANDLE)
@@ -221,7 +221,7 @@ def test_an_end_is_told_the_broker(how: str, number: str) -> None:
     _run(run())
 
 
-def test_blocks_end_as_they_should() -> None:
+def test_block_commits_or_rolls_back() -> None:
     async def run() -> None:
         producer, home, _ = _made()
         async with producer.transaction(Message("T", b"x")) as transaction:
@@ -241,7 +241,7 @@ def test_blocks_end_as_they_should() -> None:
     _run(run())
 
 
-def test_the_applications_error_is_seen_even_if_the_rollback_fails() -> None:
+def test_error_of_the_block_is_raised_even_if_the_rollback_fails() -> None:
     async def run() -> None:
         producer, home, _ = _made()
         home.outcomes = [Refused("no half begins there")]
@@ -252,7 +252,7 @@ def test_the_applications_error_is_seen_even_if_the_rollback_fails() -> None:
     _run(run())
 
 
-def test_an_end_is_tried_again_at_the_address_of_a_fresh_route() -> None:
+def test_commit_is_retried_at_the_address_of_a_fresh_route() -> None:
     async def run() -> None:
         producer, home, clock = _made()
         home.outcomes = [
@@ -271,14 +271,14 @@ def test_an_end_is_tried_again_at_the_address_of_a_fresh_route() -> None:
     _run(run())
 
 
-def test_an_end_that_can_not_be_told_leaves_the_handle() -> None:
+def test_commit_that_fails_raises_transaction_open_with_the_handle() -> None:
     async def run() -> None:
         producer, home, clock = _made()
         home.addresses.clear()
         home.outcomes = [PeerTimeout("no answer") for _ in range(3)]
         ending = asyncio.ensure_future(producer.commit(HANDLE))
         await clock.elapse(1_000)
-        with pytest.raises(TransactionOpen, match="can't be told to commit") as caught:
+        with pytest.raises(TransactionOpen, match="cannot commit message") as caught:
             await ending
         assert TransactionHandle.parse(caught.value.handle) == HANDLE
         assert {address for address, _ in home.calls} == {HANDLE.address}
@@ -287,20 +287,20 @@ def test_an_end_that_can_not_be_told_leaves_the_handle() -> None:
     _run(run())
 
 
-def test_a_broker_that_no_route_names_can_not_be_told() -> None:
+def test_commit_fails_if_the_address_of_the_broker_is_unknown() -> None:
     async def run() -> None:
         producer, home, clock = _made()
         home.addresses.clear()
         ending = asyncio.ensure_future(producer.commit(replace(HANDLE, address="")))
         await clock.elapse(1_000)
-        with pytest.raises(TransactionOpen, match="no address"):
+        with pytest.raises(TransactionOpen, match="is not known"):
             await ending
         assert home.calls == []
 
     _run(run())
 
 
-def test_a_refusal_is_final() -> None:
+def test_refusal_is_not_retried() -> None:
     async def run() -> None:
         producer, home, _ = _made()
         home.outcomes = [Refused("no half begins there")]
@@ -311,7 +311,7 @@ def test_a_refusal_is_final() -> None:
     _run(run())
 
 
-def test_a_half_that_is_not_safe_is_rolled_back() -> None:
+def test_half_message_with_another_status_than_send_ok_is_rolled_back() -> None:
     async def run() -> None:
         producer, home, _ = _made()
         home.status = SendStatus.FLUSH_DISK_TIMEOUT
@@ -322,10 +322,10 @@ def test_a_half_that_is_not_safe_is_rolled_back() -> None:
     _run(run())
 
 
-def test_what_can_not_be_is_refused_at_once() -> None:
+def test_bad_arguments_are_refused_at_once() -> None:
     async def run() -> None:
         producer, _, _ = _made()
-        with pytest.raises(MessageIllegal, match="wait"):
+        with pytest.raises(MessageIllegal, match="delay"):
             await producer.prepare(Message("T", b"x", delay_level=2))
         with pytest.raises(BadSetting, match="group"):
             AsyncTransactionProducer(group="")
@@ -348,7 +348,7 @@ def _returns_awaitable(message: ReceivedMessage) -> Awaitable[bool]:
     "check", [lambda message: True, lambda message: Decision.COMMIT, _coroutine_check,
               _returns_awaitable],
 )  # fmt: skip
-def test_a_check_that_knows_is_told_and_awaited(check: Check) -> None:
+def test_decision_of_the_check_is_sent_and_acknowledged(check: Check) -> None:
     async def run() -> None:
         producer, home, _ = _made(check)
         await _answer(producer, _ask())
@@ -372,7 +372,7 @@ def _raises(message: ReceivedMessage) -> bool:
     [lambda message: None, lambda message: Decision.UNKNOWN, _raises,
      cast(Check, lambda message: "yes")],
 )  # fmt: skip
-def test_a_check_that_does_not_know_is_told_one_way(check: Check) -> None:
+def test_unknown_is_sent_oneway(check: Check) -> None:
     async def run() -> None:
         producer, home, _ = _made(check)
         await _answer(producer, _ask())
@@ -383,7 +383,7 @@ def test_a_check_that_does_not_know_is_told_one_way(check: Check) -> None:
     _run(run())
 
 
-def test_nothing_is_told_without_a_check(caplog: pytest.LogCaptureFixture) -> None:
+def test_check_back_is_not_answered_without_a_check(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
         producer, home, _ = _made()
         await _answer(producer, _ask())
@@ -393,7 +393,7 @@ def test_nothing_is_told_without_a_check(caplog: pytest.LogCaptureFixture) -> No
     _run(run())
 
 
-def test_an_answer_that_fails_is_left_to_be_asked_again() -> None:
+def test_failed_answer_to_a_check_back_is_not_retried() -> None:
     async def run() -> None:
         producer, home, _ = _made(lambda message: True)
         home.outcomes = [PeerTimeout("no answer")]
@@ -403,7 +403,7 @@ def test_an_answer_that_fails_is_left_to_be_asked_again() -> None:
     _run(run())
 
 
-def test_questions_of_others_and_nonsense() -> None:
+def test_check_backs_of_other_groups_and_malformed_ones_are_ignored() -> None:
     producer, _, _ = _made(lambda message: True)
     assert producer.handle_request(_ask(group="ns%other"), "x") is False
     good = _ask()
@@ -423,7 +423,7 @@ def _gated() -> tuple[asyncio.Event, Callable[[ReceivedMessage], Awaitable[bool]
     return gate, check
 
 
-def test_the_same_question_is_answered_once_and_too_many_are_left() -> None:
+def test_repeated_check_backs_are_answered_once_and_their_number_is_limited() -> None:
     async def run() -> None:
         gate, check = _gated()
         producer, home, _ = _made(check)
@@ -442,7 +442,7 @@ def test_the_same_question_is_answered_once_and_too_many_are_left() -> None:
     _run(run())
 
 
-def test_checks_that_run_are_waited_for_a_while() -> None:
+def test_close_waits_for_running_checks() -> None:
     async def run() -> None:
         gate, check = _gated()
         producer, home, clock = _made(check)
@@ -462,7 +462,7 @@ def test_checks_that_run_are_waited_for_a_while() -> None:
     _run(run())
 
 
-def test_while_a_block_is_open_nobody_knows() -> None:
+def test_check_back_of_an_open_block_is_answered_with_unknown() -> None:
     async def run() -> None:
         checked: list[str] = []
 
@@ -490,7 +490,7 @@ def test_while_a_block_is_open_nobody_knows() -> None:
 
 
 @pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
-def test_what_ends_a_block_early_never_commits(error: type[BaseException]) -> None:
+def test_block_that_is_cancelled_or_interrupted_never_commits(error: type[BaseException]) -> None:
     async def run() -> None:
         producer, home, _ = _made()
         with pytest.raises(error):

@@ -164,12 +164,12 @@ def test_a_connection_travels_and_keeps_its_secret() -> None:
     assert "hush" not in repr(connection)
     client = again.client_options()
     assert (client.nameservers, client.secret_key, client.namespace) == (("h:1",), "hush", "acme")
-    assert client.ssl is None
+    assert client.ssl_context is None
 
 
 def test_tls_without_an_authority_checks_nobody_and_a_missing_file_is_named() -> None:
     plain = OptionReader({"nameserver": "h:1", "tls": "true"}, CONNECTION_OPTIONS, what="test")
-    context = ConnectionOptions.of(plain).client_options().ssl
+    context = ConnectionOptions.of(plain).client_options().ssl_context
     assert context is not None
     assert not context.check_hostname
     options = {"tls": "true", "tlsCa": "/nowhere/ca.pem"}
