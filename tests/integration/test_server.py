@@ -49,7 +49,7 @@ class Echo:
             return InThread(self._wait, lambda done: Reply(0, {"done": str(done)}))
         if code == IN_LINE:
             work = {"1": self._wait, "0": lambda: None}.get(command.ext["slow"])
-            return InThread(work, self._tell_turn, line=command.client)
+            return InThread(work, self._tell_turn, ordered_by=command.client)
         if code == BIG:
             return Reply(body=bytes(command.i64("size")))
         if code == ASK:
