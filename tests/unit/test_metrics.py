@@ -126,13 +126,13 @@ def fake_broker() -> Any:
             waiting=lambda: [(3, 17, 20)], dropped=1, late_ms=4,
             lines={2: SimpleNamespace(level=3, delivered=11)},
         ),
-        timers=SimpleNamespace(add_metrics=lambda registry: None),
-        transactions=SimpleNamespace(add_metrics=lambda registry: None),
     )  # fmt: skip
     return SimpleNamespace(
         context=context,
         send=SimpleNamespace(sent=8, refused=2),
         retry=SimpleNamespace(dead={("pay", "orders"): 2}),
+        timers=SimpleNamespace(add_metrics=lambda registry: None),
+        transactions=SimpleNamespace(add_metrics=lambda registry: None),
         pop=SimpleNamespace(add_metrics=lambda registry: None),
         replies=SimpleNamespace(add_metrics=lambda registry: None),
         router=SimpleNamespace(refusals={"NoPermission": 3}),

@@ -1,8 +1,12 @@
-"""Builds the parts of a broker and drives those that depend on time. No sockets, no clock."""
+"""A broker: builds its services and handlers, and calls those that depend on time.
+
+It has no sockets and no clock.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from typing import Protocol
 
 import msgspec
@@ -28,7 +32,10 @@ from penstock.broker.consumers.offset_requests import ProgressHandlers
 from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
+from penstock.broker.delay.delay_redirect import DelayRedirect
+from penstock.broker.delay.recall import Recall
 from penstock.broker.delay.timers import Timers
+from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
 from penstock.broker.pop.pop_message import Pop
 from penstock.broker.pull import PullHandler
@@ -46,7 +53,7 @@ from penstock.rpc.answers import Answer, EffectQueue, PersistentTable, PersistSo
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
-from penstock.rpc.router import Router
+from penstock.rpc.router import InPlaceRow, Router, Row
 from penstock.store.store import MessageStore
 from penstock.store.tables import (
     ConsumerOffsetTable,
@@ -63,8 +70,14 @@ from penstock.wire.message_ids import UniqueIds
 STORE_TICK_MS = 1_000
 
 
-class Keeper(Protocol):
-    """A part that keeps messages for later."""
+class HandlerFamily(Protocol):
+    """Handlers of related requests."""
+
+    def rows(self) -> Iterable[Row | InPlaceRow]: ...
+
+
+class TimedService(Protocol):
+    """A service that stores messages for later."""
 
     def tables(self) -> tuple[PersistentTable, ...]: ...
 
@@ -74,130 +87,98 @@ class Keeper(Protocol):
     def tick(self, now_ms: int) -> None: ...
 
     def finish(self, now_ms: int) -> None:
-        """Before a clean end."""
+        """Called before a clean stop."""
 
     def pinned_from(self) -> int | None:
         """Log offset of the first message that is still needed; None if none is."""
 
 
 class Broker:
-    """A broker over an open store, whose clients know it as `address`.
-
-    `host` is the same by number, as messages note it.
-    """
+    """A broker over an open store. Clients know it by `address`; `host` is the same with a numeric
+    host, as stored in messages."""
 
     def __init__(
-        self, settings: Live, store: MessageStore, address: str, host: str, now_ms: int
+        self,
+        settings: Live,
+        store: MessageStore,
+        address: str,
+        host: str,
+        now_ms: int,
+        *,
+        long_polling: LongPolling | None = None,
     ) -> None:
         self.settings = settings
-        self.effects = EffectQueue()
-        self.context = self._build(settings, store, address, now_ms)
-        self.context.access.seed(now_ms)
-        numeric = encode_host(host)
-        self.retry = Retry(self.context, numeric)
-        self.context.redirects = Redirects(self.context, self.retry)
-        self.context.timers = Timers(self.context)
-        self.context.transactions = Transactions(self.context, numeric)
-        self.pop = Pop(self.context, self.retry, numeric)
-        self._assignments = Assignments(self.context)
-        self.replies = Replies(self.context, numeric)
-        self._keepers: tuple[Keeper, ...] = (
-            self.context.delay,
-            self.context.timers,
-            self.context.transactions,
+        if long_polling is None:
+            long_polling = LongPolling(store)
+        self.context = context = build_context(settings, store, address, now_ms, long_polling)
+        self.effects = context.effects
+        store_host = encode_host(host)
+        self.retry = Retry(context, store_host)
+        self.timers = Timers(
+            settings,
+            store,
+            context.persistence,
+            context.topics,
+            context.rewriter,
+            context.effects,
+            now_ms=now_ms,
+        )
+        delayed = DelayRedirect(context.delay, self.timers)
+        self.transactions = Transactions(context, store_host, delayed)
+        self.pop = Pop(context, self.retry, store_host)
+        self.replies = Replies(context, store_host)
+        self._assignments = Assignments(
+            settings, context.persistence, context.clients, context.groups, context.topics
+        )
+        self.send = SendHandler(
+            store.path,
+            context.topics,
+            Redirects(self.retry, self.transactions, delayed, segment_bytes=store.log.row.size),
+            store_host,
+            unique_ids=UniqueIds(store_host[:-4], pid=os.getpid(), loader=now_ms & 0x7FFFFFFF),
+            region=_told_region(settings.current.broker),
+        )
+        self.pull = PullHandler(context)
+        self.router = Router(family.rows() for family in self._families())
+        self._timed: tuple[TimedService, ...] = (
+            context.delay,
+            self.timers,
+            self.transactions,
             self.pop,
         )
-        store.care.pinned_from = self._pinned_from
-        self.send = self._make_send(numeric)
-        self.pull = PullHandler(self.context)
-        self.router = Router(
-            family.rows()
-            for family in (
-                self.send,
-                self.pull,
-                HeartbeatHandlers(self.context),
-                ProgressHandlers(self.context),
-                LockingHandlers(self.context),
-                self.retry,
-                self.context.timers,
-                self.context.transactions,
-                self.pop,
-                self._assignments,
-                self.replies,
-                QueryHandlers(self.context),
-                TopicHandlers(self.context),
-                GroupHandlers(self.context),
-                StatisticsHandlers(self.context),
-                ConsumerHandlers(self.context),
-                ResetHandlers(self.context),
-                CleaningHandlers(self.context),
-                RuntimeHandlers(self.context),
-                SettingsHandlers(self.context),
-                AuthAdmin(self.context),
-            )
-        )
+        store.on_retention(self._pinned_from)
         self._offsets_ms = self._store_ms = now_ms
         self._permission = settings.current.broker.permission
         self._settings_changed(settings.current)
         settings.listeners.append(self._settings_changed)
 
-    def _build(
-        self, settings: Live, store: MessageStore, address: str, now_ms: int
-    ) -> BrokerContext:
-        effects = self.effects
-        persistence = Persistence(store.disk, store.paths.root)
-        topic_table, group_table = TopicTable(), SubscriptionGroupTable()
-        offset_table, access_table = ConsumerOffsetTable(), AccessTable()
-        delay_table, changed_settings = DelayOffsetTable(), ChangedSettings()
-        for table in (
-            topic_table,
-            group_table,
-            offset_table,
-            access_table,
-            delay_table,
-            changed_settings,
-        ):
-            table.load(persistence.file(table.FILE))
-        changed_settings.apply(settings)
-        locks = QueueLocks(settings)
-        locks.load(persistence.file(locks.FILE), now_ms)
-        groups = Groups(group_table, settings, effects)
-        topics = Topics(topic_table, store, settings, effects)
-        topics.seed()
-        topics.adopt(now_ms)
-        groups.seed()
-        rewriter = MessageRewriter(store, topics)
-        return BrokerContext(
-            settings=settings,
-            store=store,
-            persistence=persistence,
-            topics=topics,
-            groups=groups,
-            offsets=Offsets(offset_table, store, settings),
-            rewriter=rewriter,
-            delay=Delay(delay_table, store, rewriter, settings.current.store.delay_levels),
-            clients=Clients(settings, groups, effects),
-            locks=locks,
-            long_polling=LongPolling(store),
-            stats=Stats(store, topic_table, now_ms),
-            access=Access(settings, access_table, effects),
-            changed_settings=changed_settings,
-            effects=effects,
-            address=address,
-            started_ms=now_ms,
-        )
-
-    def _make_send(self, host: bytes) -> SendHandler:
-        config = self.settings.current
-        ids = UniqueIds(host[:-4], pid=os.getpid(), loader=self.context.started_ms & 0x7FFFFFFF)
-        region = config.broker.region
-        return SendHandler(
-            self.context.store.path,
-            self.context.topics,
-            self.context.redirects,
-            host,
-            unique_ids=ids,
-            region=b"" if region == DEFAULT_REGION else region.encode(),
+    def _families(self) -> tuple[HandlerFamily, ...]:
+        """All handlers: their rows are the requests that the broker serves."""
+        context = self.context
+        settings, store, effects = context.settings, context.store, context.effects
+        clients, groups, topics = context.clients, context.groups, context.topics
+        return (
+            self.send,
+            self.pull,
+            HeartbeatHandlers(settings, clients, groups, topics, context.filters),
+            ProgressHandlers(store, context.offsets, groups, topics),
+            LockingHandlers(context.locks, groups, topics, effects),
+            self.retry,
+            Recall(settings, store, topics, self.timers, context.address),
+            self.transactions,
+            self.pop,
+            self._assignments,
+            self.replies,
+            QueryHandlers(context),
+            TopicHandlers(context),
+            GroupHandlers(context),
+            StatisticsHandlers(context),
+            ConsumerHandlers(context),
+            ResetHandlers(context),
+            CleaningHandlers(context),
+            RuntimeHandlers(context, self.timers),
+            SettingsHandlers(context),
+            AuthAdmin(context),
         )
 
     # --- what the server calls
@@ -206,7 +187,7 @@ class Broker:
         return self.router.handle(command)
 
     def connected(self, client: int, peer: str, now_ms: int) -> None:
-        """Nothing is known of a client before its first heartbeat."""
+        """Nothing to do: a client is registered by its first heartbeat."""
 
     def disconnected(self, client: int, now_ms: int) -> None:
         self.context.clients.disconnected(client)
@@ -217,17 +198,17 @@ class Broker:
         return min(
             context.clients.due(),
             context.stats.due(),
-            *(keeper.due() for keeper in self._keepers),
+            *(service.due() for service in self._timed),
             self._store_ms + STORE_TICK_MS,
             self._offsets_ms + self.settings.current.broker.offset_persist_ms,
         )
 
     def tick(self, now_ms: int) -> None:
-        """Do what is due: deliver messages that waited, expire clients, take samples, care for
-        files, persist offsets."""
+        """Deliver delayed messages, expire clients, sample statistics, maintain files and persist
+        offsets, as far as they are due."""
         context = self.context
-        for keeper in self._keepers:
-            keeper.tick(now_ms)
+        for service in self._timed:
+            service.tick(now_ms)
         context.clients.tick(now_ms)
         context.stats.tick(now_ms)
         if not 0 <= now_ms - self._store_ms < STORE_TICK_MS:
@@ -241,7 +222,7 @@ class Broker:
                     self.effects.put(PersistSoon(table))
 
     def registration(self) -> RegisterBrokerBody:
-        """What the NameServers are told about our topics: none allows more than the broker."""
+        """The topics for the NameServers; none has more permissions than the broker."""
         wrapper = self.context.topics.table.wrapper()
         allowed = self.settings.current.broker.permission | ~PERM_READ_WRITE
         topics = wrapper.topic_config_table
@@ -257,15 +238,15 @@ class Broker:
         )
 
     def not_ready(self) -> str | None:
-        """Why messages can't be taken now, or None."""
+        """Why messages are refused now, or None."""
         refusal = self.context.store.refusal
         return None if refusal is None else str(refusal)
 
     def close(self) -> None:
-        """Write the tables and close the store; this waits for the disk."""
+        """Write the tables and close the store. Waits for the disk."""
         context = self.context
-        for keeper in self._keepers:
-            keeper.finish(self._store_ms)
+        for service in self._timed:
+            service.finish(self._store_ms)
         for table in self._tables():
             if table.dirty:
                 context.persistence.save(table)()
@@ -281,11 +262,11 @@ class Broker:
             context.changed_settings,
             context.locks,
             *self._assignments.tables(),
-            *(table for keeper in self._keepers for table in keeper.tables()),
+            *(table for service in self._timed for table in service.tables()),
         )
 
     def _pinned_from(self) -> int | None:
-        pins = [keeper.pinned_from() for keeper in self._keepers]
+        pins = [service.pinned_from() for service in self._timed]
         return min((pin for pin in pins if pin is not None), default=None)
 
     def _settings_changed(self, settings: Settings) -> None:
@@ -303,8 +284,64 @@ class Broker:
         self.context.store.reconfigure(settings.store)
 
 
+def build_context(
+    settings: Live, store: MessageStore, address: str, now_ms: int, long_polling: LongPolling
+) -> BrokerContext:
+    """Load the tables and build what the handlers share."""
+    effects = EffectQueue()
+    persistence = Persistence(store.disk, store.paths.root)
+    topic_table, group_table = TopicTable(), SubscriptionGroupTable()
+    offset_table, access_table = ConsumerOffsetTable(), AccessTable()
+    delay_table, changed_settings = DelayOffsetTable(), ChangedSettings()
+    for table in (
+        topic_table,
+        group_table,
+        offset_table,
+        access_table,
+        delay_table,
+        changed_settings,
+    ):
+        table.load(persistence.file(table.FILE))
+    changed_settings.apply(settings)
+    locks = QueueLocks(settings)
+    locks.load(persistence.file(locks.FILE), now_ms)
+    groups = Groups(group_table, settings, effects)
+    topics = Topics(topic_table, store, settings, effects)
+    topics.seed()
+    topics.adopt(now_ms)
+    groups.seed()
+    access = Access(settings, access_table, effects)
+    access.seed(now_ms)
+    rewriter = MessageRewriter(store, topics)
+    return BrokerContext(
+        settings=settings,
+        changed_settings=changed_settings,
+        store=store,
+        persistence=persistence,
+        topics=topics,
+        groups=groups,
+        offsets=Offsets(offset_table, store, settings),
+        clients=Clients(settings, groups, effects),
+        locks=locks,
+        access=access,
+        filters=Filters(),
+        rewriter=rewriter,
+        delay=Delay(delay_table, store, rewriter, settings.current.store.delay_levels),
+        long_polling=long_polling,
+        stats=Stats(store, topic_table, now_ms),
+        effects=effects,
+        address=address,
+        started_ms=now_ms,
+    )
+
+
+def _told_region(config: BrokerConfig) -> bytes:
+    """The region for responses to sends: clients assume the default one."""
+    return b"" if config.region == DEFAULT_REGION else config.region.encode()
+
+
 def _extra_properties(config: BrokerConfig) -> bytes:
-    """The properties that a broker adds to every message."""
+    """The properties that the broker adds to each message."""
     return encode_properties(
         {
             "MSG_REGION": config.region,

@@ -1,12 +1,9 @@
-"""The parts of a broker, as the handlers see them. `broker.broker` builds them."""
+"""What the handlers of a broker share. `broker.broker` builds it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
-
-from penstock.broker.filter.filters import Filters
-from penstock.rpc.changed_settings import ChangedSettings
 
 if TYPE_CHECKING:
     from penstock.broker.auth.access_control import Access
@@ -15,42 +12,37 @@ if TYPE_CHECKING:
     from penstock.broker.consumers.groups import Groups
     from penstock.broker.consumers.queue_locks import QueueLocks
     from penstock.broker.delay.delay_levels import Delay
-    from penstock.broker.delay.timers import Timers
+    from penstock.broker.filter.filters import Filters
     from penstock.broker.long_polling import LongPolling
-    from penstock.broker.redirect import Redirects
     from penstock.broker.rewrite import MessageRewriter
     from penstock.broker.stats import Stats
     from penstock.broker.topics import Topics
-    from penstock.broker.transaction.transactions import Transactions
     from penstock.config import Live
     from penstock.rpc.answers import EffectQueue
+    from penstock.rpc.changed_settings import ChangedSettings
     from penstock.rpc.persistence import Persistence
     from penstock.store.store import MessageStore
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class BrokerContext:
-    """Everything a family of handlers may need."""
+    """The store, the tables and the services that do not need each other's handlers."""
 
     settings: Live  # .current: Settings; changes over the wire go through it
+    changed_settings: ChangedSettings
     store: MessageStore
     persistence: Persistence
     topics: Topics
     groups: Groups
     offsets: Offsets
-    rewriter: MessageRewriter
-    delay: Delay
     clients: Clients
     locks: QueueLocks
+    access: Access
+    filters: Filters
+    rewriter: MessageRewriter
+    delay: Delay
     long_polling: LongPolling
     stats: Stats
-    access: Access
     effects: EffectQueue
     address: str  # the announced host:port
     started_ms: int
-    changed_settings: ChangedSettings = field(default_factory=ChangedSettings)
-    filters: Filters = field(default_factory=Filters)
-    # These need the others; `broker.broker` sets them when those stand.
-    timers: Timers = field(init=False)
-    transactions: Transactions = field(init=False)
-    redirects: Redirects = field(init=False)

@@ -62,7 +62,7 @@ class LongPolling:
         self._alive = 0
         self.in_wait_queues = 0  # how many requests wait in wait queues
         self._wake: Callable[[SuspendedRequest, bool], None] = lambda suspended, last: None
-        store.on_arrival = self._arrived
+        store.on_arrival(self._arrived)
 
     def __len__(self) -> int:
         return self._alive

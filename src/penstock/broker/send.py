@@ -10,7 +10,7 @@ Under sync flush a response is sent when the message is flushed. Until then it i
 
 from typing import Protocol
 
-from penstock.broker.redirect import Redirect
+from penstock.broker.delay.delay_redirect import Redirect
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
 from penstock.rpc.answers import Answer, EncodedReply
 from penstock.rpc.router import InPlaceRow

@@ -73,7 +73,7 @@ class MessageStore:
         self.paths = StorePaths(Path(root))
         self.config = config or stored_config(self.disk, self.paths)
         self._closed = False
-        self.on_arrival: Callable[[ConsumeQueue], None] | None = None
+        self._arrival_listener: Callable[[ConsumeQueue], None] | None = None
         self._open(progress)
         self.care = Care(
             self.disk, self.paths, self.config, self.path, self._recovery.awake, now_ms
@@ -285,13 +285,17 @@ class MessageStore:
         arrived, self.path.arrived = self.path.arrived, []
         for queue in arrived:
             if queue.visible_max(self.path.confirmed) > queue.watched_from:
-                if self.on_arrival is not None:
-                    self.on_arrival(queue)
+                if self._arrival_listener is not None:
+                    self._arrival_listener(queue)
             else:
                 self.path.arrived.append(queue)
 
+    def on_arrival(self, listener: Callable[[ConsumeQueue], None]) -> None:
+        """Call `listener(queue)` when a watched queue has a new message that readers may see."""
+        self._arrival_listener = listener
+
     def watch(self, queue: ConsumeQueue) -> None:
-        """Call `on_arrival` once, when this queue has got a message that readers may see."""
+        """Call the arrival listener once, when this queue has a new message."""
         if not queue.watched and queue not in self.path.arrived:
             queue.watched_from = queue.visible_max(self.path.confirmed)
             if queue.max_offset > queue.watched_from:  # stored already, on its way to the disk
@@ -378,6 +382,10 @@ class MessageStore:
         self.path.index_tags = config.index_tags
         self.care.awake.most = mapped_max(self.disk, config)
         self.reader = Reader(self.log, config.hot_bytes)
+
+    def on_retention(self, pinned_from: Callable[[], int | None]) -> None:
+        """Keep messages from the log offset that `pinned_from()` returns; None pins nothing."""
+        self.care.pinned_from = pinned_from
 
     def tick(self, now_ms: int) -> None:
         """Have done what is due: flushing queues, the checkpoint, retention. Call every second."""

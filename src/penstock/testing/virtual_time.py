@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from penstock.broker.broker import Broker
-from penstock.broker.context import BrokerContext
 from penstock.broker.long_polling import LongPolling
 from penstock.clock import Alarm, Clock, LoopClock
 from penstock.config import Live
@@ -38,11 +37,10 @@ class RealTimeLongPolling(LongPolling):
         self._alarm_ms = NEVER_MS
         self._expiring = False
 
-    def add(self, client: ClientId, pending_response: Any, hold: Suspend) -> None:
-        wait_ms = max(hold.deadline_ms - self._clock.now_ms(), 0)
-        super().add(
-            client, pending_response, replace(hold, deadline_ms=self._real_clock.now_ms() + wait_ms)
-        )
+    def add(self, client: ClientId, pending_response: Any, suspend: Suspend) -> None:
+        wait_ms = max(suspend.deadline_ms - self._clock.now_ms(), 0)
+        deadline_ms = self._real_clock.now_ms() + wait_ms
+        super().add(client, pending_response, replace(suspend, deadline_ms=deadline_ms))
         self._set_alarm()
 
     def due(self) -> int:
@@ -84,14 +82,8 @@ class VirtualTimeBroker(Broker):
         clock: Clock,
     ) -> None:
         self._clock = clock
-        super().__init__(settings, store, address, host, now_ms)
-
-    def _build(
-        self, settings: Live, store: MessageStore, address: str, now_ms: int
-    ) -> BrokerContext:
-        context = super()._build(settings, store, address, now_ms)
-        context.long_polling = RealTimeLongPolling(store, self._clock)
-        return context
+        long_polling = RealTimeLongPolling(store, clock)
+        super().__init__(settings, store, address, host, now_ms, long_polling=long_polling)
 
     def handle(self, command: Command) -> Answer:
         # By the virtual clock a request of the real time may be days old, and would be expired.
@@ -119,9 +111,9 @@ class VirtualTimeBroker(Broker):
 
     def next_due(self) -> int:
         """When the next message becomes due (delayed, timed, to be retried or checked)."""
-        due_ms = min(keeper.due() for keeper in self._keepers)
+        due_ms = min(service.due() for service in self._timed)
         # The timer loads slots a minute ahead, every second. Here it sleeps until a slot is used.
-        timers = self.context.timers
+        timers = self.timers
         from_ms = timers.near.loaded_to_ms
         for slot_ms, _ in timers.files.wheel.used(from_ms):
             if slot_ms - TIMER_AHEAD_MS > self._clock.now_ms():

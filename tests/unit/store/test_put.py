@@ -271,7 +271,7 @@ def test_a_watched_queue_rings_once_when_readers_can_see(bench: Bench, sync_flus
     def hear(queue: ConsumeQueue) -> None:
         heard.append((queue.queue_id, queue.visible_max(store.confirmed)))
 
-    store.on_arrival = hear
+    store.on_arrival(hear)
     put(store, record(), record(queue_id=1))
     flush(store)
     assert heard == []
@@ -291,7 +291,7 @@ def test_a_watched_queue_rings_once_when_readers_can_see(bench: Bench, sync_flus
 def test_a_message_on_its_way_to_the_disk_rings_a_later_watch(bench: Bench) -> None:
     store = bench.open(sync_flush=True)
     heard: list[int] = []
-    store.on_arrival = lambda queue: heard.append(queue.queue_id)
+    store.on_arrival(lambda queue: heard.append(queue.queue_id))
     put(store, record())
     queue = store.queue("t", 0)
     assert queue is not None

@@ -172,7 +172,7 @@ def test_segments_are_deleted_by_age_at_their_hour(bench: Bench) -> None:
 def test_pinned_segments_stay_and_writes_are_refused(bench: Bench) -> None:
     disk = WatchedDisk()
     store = fill(bench, disk)
-    store.care.pinned_from = lambda: SEGMENT_BYTES + 5
+    store.on_retention(lambda: SEGMENT_BYTES + 5)
     disk.usage = Space(95, 5)
     store.tick(NOW_MS + 10_000)
     assert store.log.begin() == SEGMENT_BYTES

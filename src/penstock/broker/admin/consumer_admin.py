@@ -2,12 +2,12 @@
 
 from collections.abc import Iterable
 
-from penstock.broker.admin.replies import reply_with
 from penstock.broker.consumers.clients import Member
 from penstock.broker.context import BrokerContext
 from penstock.errors import BodyError, ConsumerNotOnline, Refused
 from penstock.rpc.answers import Answer, CallClient, InThread, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.json_replies import reply_with
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (

@@ -3,13 +3,13 @@
 import msgspec
 
 from penstock.broker.admin.paging import page_names
-from penstock.broker.admin.replies import reply_with
 from penstock.broker.admin.slices import in_slices
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
 from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.json_replies import reply_with
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import GroupForbidden, SubscriptionGroupList

@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Mapping
 
-from penstock.broker.admin.replies import reply_with
 from penstock.broker.context import BrokerContext
 from penstock.errors import ConsumerNotOnline, GroupNotExist, Refused
 from penstock.rpc.answers import Answer, InThread, NotifyClient, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.json_replies import reply_with
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.wire import fastjson

@@ -1,10 +1,11 @@
 """What a running broker tells about itself: figures, replication, the timer."""
 
 from penstock import __version__
-from penstock.broker.admin.replies import reply_from_pool, reply_with
 from penstock.broker.context import BrokerContext
+from penstock.broker.delay.timers import Timers
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.json_replies import reply_from_pool, reply_with
 from penstock.rpc.router import Row
 from penstock.store.store import MessageStore
 from penstock.wire.bodies.client_bodies import KVTable
@@ -45,8 +46,9 @@ _UNUSED = {
 class RuntimeHandlers:
     """GET_BROKER_RUNTIME_INFO, GET_BROKER_HA_STATUS, GET_TIMER_…."""
 
-    def __init__(self, context: BrokerContext) -> None:
+    def __init__(self, context: BrokerContext, timers: Timers) -> None:
         self._context = context
+        self._timers = timers
 
     def rows(self) -> list[Row]:
         return [
@@ -65,7 +67,7 @@ class RuntimeHandlers:
             **_pool_figures(),
             **context.stats.runtime(),
             **_delay_figures(context),
-            **context.timers.runtime(command.now_ms),
+            **self._timers.runtime(command.now_ms),
             "bootTimestamp": str(context.started_ms),
             "brokerActive": "true",
             "brokerVersionDesc": PROTOCOL,
@@ -93,11 +95,11 @@ class RuntimeHandlers:
 
     def timer_checkpoint(self, command: Command) -> Answer:
         """How far the timer is."""
-        return Reply(body=self._context.timers.checkpoint().pack())
+        return Reply(body=self._timers.checkpoint().pack())
 
     def timer_metrics(self, command: Command) -> Answer:
         """Messages that wait for their time, by topic."""
-        return reply_with(self._context.timers.figures.wrapper())
+        return reply_with(self._timers.figures.wrapper())
 
 
 def human_bytes(count: int) -> str:

@@ -6,11 +6,11 @@ Offsets are taken in the loop; store times of messages are read in the pool afte
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock.broker.admin.replies import reply_from_pool, reply_with
 from penstock.broker.context import BrokerContext
 from penstock.errors import Refused
 from penstock.rpc.answers import Answer, InThread
 from penstock.rpc.command import Command
+from penstock.rpc.json_replies import reply_from_pool, reply_with
 from penstock.rpc.router import Row
 from penstock.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue
 from penstock.store.store import MessageStore

@@ -5,7 +5,6 @@ from collections.abc import Callable
 import msgspec
 
 from penstock.broker.admin.paging import page_names
-from penstock.broker.admin.replies import reply_with
 from penstock.broker.admin.slices import in_slices
 from penstock.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from penstock.broker.context import BrokerContext
@@ -13,6 +12,7 @@ from penstock.broker.topics import QUEUES_MAX
 from penstock.errors import InvalidParameter
 from penstock.rpc.answers import REGISTER_MS, Answer, InThread, RegisterTopics, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.json_replies import reply_with
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import CreateTopicListRequestBody, TopicConfigAndQueueMapping

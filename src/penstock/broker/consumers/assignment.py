@@ -12,18 +12,21 @@ because of that.
 
 from typing import ClassVar, Final
 
-from penstock.broker.admin.replies import reply_from_pool, reply_with
 from penstock.broker.consumers.allocation import (
     STRATEGIES,
     TopicQueues,
     share_to_pop,
     share_to_pull,
 )
-from penstock.broker.consumers.clients import BROADCASTING
-from penstock.broker.context import BrokerContext
+from penstock.broker.consumers.clients import BROADCASTING, Clients
+from penstock.broker.consumers.groups import Groups
+from penstock.broker.topics import Topics
+from penstock.config import Live
 from penstock.errors import InvalidParameter, NoPermission
 from penstock.rpc.answers import Answer, InThread, PersistentTable, QueryRoute, Reply
 from penstock.rpc.command import Command
+from penstock.rpc.json_replies import reply_from_pool, reply_with
+from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Row
 from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
@@ -83,10 +86,21 @@ class RequestModes:
 class Assignments:
     """Shares queues among the members of a group."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self,
+        settings: Live,
+        persistence: Persistence,
+        clients: Clients,
+        groups: Groups,
+        topics: Topics,
+    ) -> None:
+        self._settings = settings
+        self._persistence = persistence
+        self._clients = clients
+        self._groups = groups
+        self._topics = topics
         self.modes = RequestModes()
-        self.modes.load(context.persistence.file(RequestModes.FILE))
+        self.modes.load(self._persistence.file(RequestModes.FILE))
         self._counts: dict[str, dict[str, int]] = {}  # topic → broker → queues, as last heard
 
     def rows(self) -> list[Row]:
@@ -107,7 +121,7 @@ class Assignments:
         if asked.message_model not in (CLUSTERING, BROADCASTING):
             raise InvalidParameter(f"there is no message model {asked.message_model!r}")
         if asked.topic.startswith(LMQ_PREFIX) and asked.message_model == CLUSTERING:
-            own = {self._context.settings.current.broker.name: 1}
+            own = {self._settings.current.broker.name: 1}
             return self._answer(asked, TopicQueues(asked.topic, own))
         return QueryRoute(
             asked.topic, lambda route: self._answer(asked, self._queues(asked.topic, route))
@@ -115,7 +129,7 @@ class Assignments:
 
     def set_mode(self, command: Command) -> Answer:
         """From now on a group pulls or pops a topic; answered when that is on the disk."""
-        wanted, context = command.body_as(SetMessageRequestModeRequestBody), self._context
+        wanted = command.body_as(SetMessageRequestModeRequestBody)
         if wanted.topic.startswith(RETRY_TOPIC_PREFIX):
             raise NoPermission(
                 f"{wanted.topic} is a retry topic: consumers pull it",
@@ -123,10 +137,10 @@ class Assignments:
             )
         if wanted.mode not in (PULL, POP):
             raise InvalidParameter(f"the mode {wanted.mode!r} is neither PULL nor POP")
-        context.topics.need(wanted.topic)
-        context.groups.find(wanted.consumer_group, command.now_ms)
+        self._topics.need(wanted.topic)
+        self._groups.find(wanted.consumer_group, command.now_ms)
         self.modes.put(wanted)
-        return InThread(context.persistence.save(self.modes), lambda _: Reply())
+        return InThread(self._persistence.save(self.modes), lambda _: Reply())
 
     def get_modes(self, command: Command) -> Answer:
         """Which groups were told to pull or to pop."""
@@ -150,7 +164,7 @@ class Assignments:
         told = self.modes.get(topic, group)
         if told is not None:
             return told
-        broker = self._context.settings.current.broker
+        broker = self._settings.current.broker
         retry = topic.startswith(RETRY_TOPIC_PREFIX)
         return SetMessageRequestModeRequestBody(
             topic=topic,
@@ -168,9 +182,9 @@ class Assignments:
         """The queues of the client; None if that can't be told."""
         if asked.message_model == BROADCASTING:
             return queues
-        if not self._context.settings.current.broker.share_queues:
+        if not self._settings.current.broker.share_queues:
             return queues
-        group = self._context.clients.consumer_group(asked.consumer_group)
+        group = self._clients.consumer_group(asked.consumer_group)
         strategy = STRATEGIES.get(asked.strategy_name or "")
         if group is None or strategy is None:
             return None
@@ -195,7 +209,7 @@ class Assignments:
     def _own(self, topic: str) -> dict[str, int] | None:
         """What is known without the NameServers: the last route, or this broker if it stands
         alone. A topic that is not here either is gone."""
-        config, broker = self._context.topics.get(topic), self._context.settings.current.broker
+        config, broker = self._topics.get(topic), self._settings.current.broker
         if config is None:
             return None
         if not broker.nameservers:

@@ -10,9 +10,11 @@ address is told by IS_SUB_CHANGE to send the full one; until it does, what we kn
 
 import logging
 
-from penstock.broker.consumers.clients import Member
-from penstock.broker.context import BrokerContext
-from penstock.broker.filter.filters import TAG
+from penstock.broker.consumers.clients import Clients, Member
+from penstock.broker.consumers.groups import Groups
+from penstock.broker.filter.filters import TAG, Filters
+from penstock.broker.topics import Topics
+from penstock.config import Live
 from penstock.errors import InvalidParameter, Refused
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
@@ -47,8 +49,14 @@ FULL_HEARTBEATS_ONLY = {EXT_SUPPORT_HEARTBEAT_V2: "false", EXT_SUB_CHANGE: "true
 class HeartbeatHandlers:
     """Answers what clients say about themselves and ask about each other."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self, settings: Live, clients: Clients, groups: Groups, topics: Topics, filters: Filters
+    ) -> None:
+        self._settings = settings
+        self._clients = clients
+        self._groups = groups
+        self._topics = topics
+        self._filters = filters
 
     def rows(self) -> list[Row]:
         return [
@@ -80,13 +88,13 @@ class HeartbeatHandlers:
                 log.warning("%s: heartbeat not taken: %s", data.client_id, error.remark())
         for producer in data.producer_data_set:
             if producer.group_name:
-                self._context.clients.register_producer(producer.group_name, member)
+                self._clients.register_producer(producer.group_name, member)
         return Reply(ext=FULL_HEARTBEATS_ONLY)
 
     def unregister(self, command: Command) -> Answer:
         """A client leaves a group in order."""
         command.text("clientID")
-        self._context.clients.unregister(
+        self._clients.unregister(
             command.client, command.text_or("producerGroup"), command.text_or("consumerGroup")
         )
         return Reply()
@@ -94,7 +102,7 @@ class HeartbeatHandlers:
     def list_consumers(self, command: Command) -> Answer:
         """The client ids among which the queues of a group are shared."""
         name = command.text("consumerGroup")
-        group = self._context.clients.consumer_group(name)
+        group = self._clients.consumer_group(name)
         if group is None:
             raise Refused(
                 f"no consumer for this group, {name}",
@@ -108,24 +116,22 @@ class HeartbeatHandlers:
         subscription = command.body_as(CheckClientRequestBody).subscription_data
         kind = subscription.expression_type if subscription is not None else TAG
         if subscription is not None and kind not in ("", TAG):
-            context = self._context
-            context.filters.check_kind(kind, context.settings.current.broker.property_filter)
-            context.filters.get(subscription.sub_string or "")
+            self._filters.check_kind(kind, self._settings.current.broker.property_filter)
+            self._filters.get(subscription.sub_string or "")
         return Reply()
 
     def _note_consumer(
         self, data: ConsumerData, member: Member, *, with_subscriptions: bool
     ) -> None:
-        context = self._context
-        config = context.groups.find(data.group_name, member.seen_ms)
+        config = self._groups.find(data.group_name, member.seen_ms)
         # Its route must be known as soon as the group is: tools find a group's brokers by it.
-        context.topics.ensure(
+        self._topics.ensure(
             RETRY_TOPIC_PREFIX + data.group_name,
             config.retry_queue_nums,
             PERM_READ_WRITE,
             member.seen_ms,
         )
-        if context.clients.register_consumer(data, member, with_subscriptions=with_subscriptions):
+        if self._clients.register_consumer(data, member, with_subscriptions=with_subscriptions):
             log.info(
                 "%s (%s) joins or changes %s", member.client_id, member.address, config.group_name
             )

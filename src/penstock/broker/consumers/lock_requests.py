@@ -1,8 +1,10 @@
 """Requests that lock and unlock queues for ordered consumption."""
 
-from penstock.broker.context import BrokerContext
+from penstock.broker.consumers.groups import Groups
+from penstock.broker.consumers.queue_locks import QueueLocks
+from penstock.broker.topics import Topics
 from penstock.errors import InvalidParameter
-from penstock.rpc.answers import Answer, InThread, PersistSoon, PersistTable, Reply
+from penstock.rpc.answers import Answer, EffectQueue, InThread, PersistSoon, PersistTable, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Row
 from penstock.wire import fastjson
@@ -24,8 +26,13 @@ CLIENT_ID_MAX = 1_024
 class LockingHandlers:
     """Answers LOCK_BATCH_MQ and UNLOCK_BATCH_MQ."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
+    def __init__(
+        self, locks: QueueLocks, groups: Groups, topics: Topics, effects: EffectQueue
+    ) -> None:
+        self._locks = locks
+        self._groups = groups
+        self._topics = topics
+        self._effects = effects
 
     def rows(self) -> list[Row]:
         return [
@@ -41,9 +48,9 @@ class LockingHandlers:
         locks.
         """
         wanted = _read(command)
-        self._context.groups.find(wanted.consumer_group, command.now_ms)
+        self._groups.find(wanted.consumer_group, command.now_ms)
         queues = [queue for queue in wanted.mq_set if self._exists(queue)]
-        locks = self._context.locks
+        locks = self._locks
         owned = locks.lock(wanted.consumer_group, wanted.client_id, queues, command.now_ms)
         body = LockBatchResponseBody(lock_ok_mq_set=owned)
         # In the pool, for it may be large: 10,000 queues take 60 ms.
@@ -62,13 +69,13 @@ class LockingHandlers:
     def unlock(self, command: Command) -> Answer:
         """Give queues back."""
         wanted = _read(command)
-        locks = self._context.locks
+        locks = self._locks
         if locks.unlock(wanted.consumer_group, wanted.client_id, wanted.mq_set):
-            self._context.effects.put(PersistSoon(locks))
+            self._effects.put(PersistSoon(locks))
         return Reply()
 
     def _exists(self, queue: MessageQueue) -> bool:
-        config = self._context.topics.get(queue.topic)
+        config = self._topics.get(queue.topic)
         if config is None:
             return False
         return 0 <= queue.queue_id < max(config.read_queue_nums, config.write_queue_nums)

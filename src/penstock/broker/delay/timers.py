@@ -13,13 +13,15 @@ import logging
 from concurrent.futures import Future
 from typing import Final
 
-from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delivery_time import asked_ms, due_of, key_of, recalled_key, slot_of
-from penstock.broker.delay.recall import Recall, recall_handle
+from penstock.broker.delay.recall_handle import make_recall_handle
 from penstock.broker.delay.timer_counters import BOUNDS_S, TimerFigures
 from penstock.broker.delay.timer_enqueue import Feed, rolled_on
 from penstock.broker.delay.timer_metrics import add_timer_metrics
 from penstock.broker.delay.timer_prefetch import NEVER, Near
+from penstock.broker.rewrite import MessageRewriter
+from penstock.broker.topics import Topics
+from penstock.config import Live
 from penstock.errors import (
     MessageIllegal,
     NotWriteable,
@@ -29,11 +31,12 @@ from penstock.errors import (
     WriteStopped,
 )
 from penstock.metrics import Registry
-from penstock.rpc.answers import PersistentTable, TickAt
-from penstock.rpc.router import Row
+from penstock.rpc.answers import EffectQueue, PersistentTable, TickAt
+from penstock.rpc.persistence import Persistence
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.pick import GONE
 from penstock.store.put import ILLEGAL, PUT_OK
+from penstock.store.store import MessageStore
 from penstock.store.timer.timer_slots import Chain, Waiting
 from penstock.store.timer.timer_store import Progress, TimerStore
 from penstock.wire.bodies.table_bodies import TimerCheckpoint
@@ -74,22 +77,34 @@ _TIMER: Final = TOPIC_TIMER.encode()
 class Timers:
     """The timer of a broker."""
 
-    def __init__(self, context: BrokerContext) -> None:
-        self._context = context
-        self._store = store = context.store
+    def __init__(
+        self,
+        settings: Live,
+        store: MessageStore,
+        persistence: Persistence,
+        topics: Topics,
+        rewriter: MessageRewriter,
+        effects: EffectQueue,
+        *,
+        now_ms: int,
+    ) -> None:
+        self._settings = settings
+        self._store = store
+        self._topics = topics
+        self._rewriter = rewriter
+        self._effects = effects
         config = store.config
         self.figures = TimerFigures()
-        self.figures.load(context.persistence.file(TimerFigures.FILE))
+        self.figures.load(persistence.file(TimerFigures.FILE))
         self.files = TimerStore(
             store.disk,
             store.paths.root,
             precision_ms=config.timer_precision_ms,
             segment_bytes=config.timer_log_bytes,
-            now_ms=context.started_ms,
+            now_ms=now_ms,
         )
-        found = self.files.open(store.log.end, self._queue_offset_of, context.started_ms)
-        self._begin(again=not found, now_ms=context.started_ms)
-        self.recall = Recall(context, self)
+        found = self.files.open(store.log.end, self._queue_offset_of, now_ms)
+        self._begin(again=not found, now_ms=now_ms)
         self._due_ms = self._now_ms = 0
         self._refused = False
         self._damage: StoreDamaged | None = None
@@ -106,7 +121,7 @@ class Timers:
         if again:
             self.figures.counts.clear()
         elif not self.files.clean:
-            topics = self._context.topics.table.topics
+            topics = self._topics.table.topics
             self.figures.recount(self.files.count_topics(), topics, now_ms)
 
     def _queue_offset_of(self, offset: int) -> int | None:
@@ -117,9 +132,6 @@ class Timers:
         stored.bind(memoryview(bytearray(data)))
         stored.read(0, len(data))
         return stored.queue_offset
-
-    def rows(self) -> list[Row]:
-        return self.recall.rows()
 
     # --- parking
 
@@ -179,13 +191,13 @@ class Timers:
         wake_ms = max(min(now_ms + FEED_MS, due_ms), now_ms)
         if wake_ms < self._due_ms:
             self._due_ms = wake_ms
-            self._context.effects.put(TickAt(wake_ms))
+            self._effects.put(TickAt(wake_ms))
 
     def recall_handle(self, topic: str, properties: dict[str, str]) -> bytes:
         """What a producer can call a parked message back with."""
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return b""
-        return recall_handle(topic, self._context.settings.current.broker.name, properties)
+        return make_recall_handle(topic, self._settings.current.broker.name, properties)
 
     # --- time
 
@@ -287,7 +299,7 @@ class Timers:
 
     def _process(self, chain: Chain, waiting: Waiting, data: bytes, now_ms: int) -> bool:
         """Store a message where it goes; False if the store refuses for now."""
-        rewriter = self._context.rewriter
+        rewriter = self._rewriter
         place = waiting.offset
         if data == GONE or not rewriter.read(data) or rewriter.stored.physical_offset != place:
             return self._drop(place, "it is not in the log any more")
@@ -311,7 +323,7 @@ class Timers:
     def _store_copy(
         self, waiting: Waiting, topic: str, properties: dict[str, str], now_ms: int
     ) -> bool:
-        rewriter, place = self._context.rewriter, waiting.offset
+        rewriter, place = self._rewriter, waiting.offset
         try:
             number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
             queue = rewriter.destination(topic, number, place, now_ms)
@@ -330,7 +342,7 @@ class Timers:
     def _roll(self, waiting: Waiting, properties: dict[str, str], now_ms: int) -> bool:
         """A message that waits on: store it once more."""
         place = waiting.offset
-        due_ms = due_of(properties, self._context.rewriter.stored.store_ms)
+        due_ms = due_of(properties, self._rewriter.stored.store_ms)
         if due_ms is None:
             return self._drop(place, "it has no time of delivery")
         properties = rolled_on(properties, due_ms)
@@ -351,7 +363,7 @@ class Timers:
         self, queue: ConsumeQueue, properties: dict[str, str], place: int, now_ms: int
     ) -> bool:
         try:
-            status = self._context.rewriter.put(queue, now_ms, properties=properties)
+            status = self._rewriter.put(queue, now_ms, properties=properties)
         except PenstockError as error:  # the properties are too long with ours
             return self._drop(place, str(error))
         if status == ILLEGAL:

@@ -15,6 +15,7 @@ from collections import Counter
 from typing import Final
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.delay.delay_redirect import DelayRedirect
 from penstock.broker.transaction.half_messages import (
     CHECKING,
     COMMITTED,
@@ -47,9 +48,12 @@ _LATENCY_BOUNDS_S: Final = (5, 60, 600, 3_600, 43_200, 86_400)  # RocketMQ's
 class Resolution:
     """Resolves half messages and counts the outcomes."""
 
-    def __init__(self, context: BrokerContext, queues: HalfQueues, host: bytes) -> None:
+    def __init__(
+        self, context: BrokerContext, queues: HalfQueues, delayed: DelayRedirect, host: bytes
+    ) -> None:
         self._context = context
         self._queues = queues
+        self._delayed = delayed
         self._host = host
         self.committed: Counter[str] = Counter()  # by topic
         self.rolled_back: Counter[str] = Counter()
@@ -62,7 +66,7 @@ class Resolution:
         Raises a PenstockError if the store refuses it. The half message then stays open, unless its
         topic was deleted.
         """
-        context, rewriter = self._context, self._context.rewriter
+        rewriter = self._context.rewriter
         rewriter.read(data)
         properties = rewriter.properties()
         queue = self._destination(half, properties, now_ms)
@@ -76,7 +80,7 @@ class Resolution:
             properties.pop(name, None)
         sys_flag = rewriter.stored.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT
         topic = queue.topic.decode()
-        redirect = context.redirects.wait(topic, queue.queue_id, properties, sys_flag, now_ms)
+        redirect = self._delayed.place(topic, queue.queue_id, properties, sys_flag, now_ms)
         if redirect is not None:
             queue, sys_flag = redirect.queue, redirect.sys_flag
             properties.pop(PROPERTY_TRANSACTION_PREPARED, None)  # as Apache stores it

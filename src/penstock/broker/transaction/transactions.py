@@ -14,6 +14,7 @@ from collections import Counter
 from typing import Final, NamedTuple
 
 from penstock.broker.context import BrokerContext
+from penstock.broker.delay.delay_redirect import DelayRedirect
 from penstock.broker.transaction.check_back import CheckBack
 from penstock.broker.transaction.half_messages import (
     COMMITTED,
@@ -100,12 +101,13 @@ class EndRequest(NamedTuple):
 class Transactions:
     """The transactions of a broker; `host` is its address as stored in messages."""
 
-    def __init__(self, context: BrokerContext, host: bytes) -> None:
+    def __init__(self, context: BrokerContext, host: bytes, delayed: DelayRedirect) -> None:
         self._context = context
+        self._delayed = delayed
         self._host = host
         self.half_messages = HalfMessages()
         self._queues = HalfQueues(context, self.half_messages, host)
-        self._resolution = Resolution(context, self._queues, host)
+        self._resolution = Resolution(context, self._queues, delayed, host)
         self._checks = CheckBack(context, self.half_messages, self._queues, self._resolution, host)
         HalfRecovery(context, self.half_messages, self._queues, self._checks.schedule).run()
         self._due_ms = 0
@@ -152,9 +154,8 @@ class Transactions:
         for name in (PROPERTY_TRANSACTION_CHECK_TIMES, PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET):
             properties.pop(name, None)  # would look like a half message that was appended again
         later = dict(properties)
-        self._context.redirects.wait(
-            topic, queue_id, later, 0, now_ms
-        )  # refuses an invalid delay now, not at the commit
+        # Refuses an invalid delay now, not at the commit.
+        self._delayed.place(topic, queue_id, later, 0, now_ms)
         if not properties_fit(later, SPARE_BYTES):
             raise MessageIllegal(
                 "the properties leave no room for those of a transaction",

@@ -17,6 +17,7 @@ from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.timers import Timers
+from penstock.broker.filter.filters import Filters
 from penstock.broker.long_polling import LongPolling
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
@@ -24,6 +25,7 @@ from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError, TopicNotExist
 from penstock.rpc.answers import Answer, CallClient, EffectQueue, InThread, RegisterTopics, Reply
+from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
 from penstock.rpc.persistence import Persistence
 from penstock.rpc.router import Router, refusal
@@ -111,9 +113,18 @@ class Bench:
             rewriter=rewriter, clients=self.clients, locks=QueueLocks(self.live),
             long_polling=LongPolling(self.store), stats=self.stats,
             access=Access(self.live, AccessTable(), self.effects),
+            changed_settings=ChangedSettings(), filters=Filters(),
             effects=self.effects, address=ADDRESS, started_ms=NOW_MS,
         )  # fmt: skip
-        self.context.timers = Timers(self.context)
+        self.timers = Timers(
+            self.live,
+            self.store,
+            self.context.persistence,
+            self.context.topics,
+            rewriter,
+            self.effects,
+            now_ms=NOW_MS,
+        )
 
     # --- what is there
 

@@ -48,7 +48,7 @@ def made(tmp_path: Path) -> Iterator[Bench]:
 
 
 def runtime(made: Bench, now_ms: int = NOW_MS) -> dict[str, str]:
-    family = RuntimeHandlers(made.context)
+    family = RuntimeHandlers(made.context, made.timers)
     return told(family, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO, now_ms=now_ms).table
 
 
@@ -82,7 +82,7 @@ def test_sizes_and_durations_as_people_read_them() -> None:
 
 def test_master_without_replicas(made: Bench) -> None:
     made.put("orders")
-    family = RuntimeHandlers(made.context)
+    family = RuntimeHandlers(made.context, made.timers)
     info = told(family, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
     assert info == HARuntimeInfo(
         master=True, master_commit_log_max_offset=made.store.log.end, in_sync_slave_nums=0
@@ -90,7 +90,7 @@ def test_master_without_replicas(made: Bench) -> None:
 
 
 def test_no_timers_are_waiting(made: Bench) -> None:
-    family = RuntimeHandlers(made.context)
+    family = RuntimeHandlers(made.context, made.timers)
     body = reply(family, RequestCode.GET_TIMER_CHECK_POINT).body
     assert TimerCheckpoint.unpack(body) == TimerCheckpoint()
     metrics = told(family, TimerMetricsSerializeWrapper, RequestCode.GET_TIMER_METRICS)

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import msgspec
 
@@ -11,8 +10,6 @@ from penstock.broker.consumers.clients import Clients, Member
 from penstock.broker.consumers.consumer_offsets import Offsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.queue_locks import QueueLocks
-from penstock.broker.context import BrokerContext
-from penstock.broker.filter.filters import Filters
 from penstock.broker.topics import Topics
 from penstock.config import Live, Settings
 from penstock.errors import PenstockError
@@ -100,15 +97,7 @@ class Bench:
         self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
         self.clients = Clients(self.live, self.groups, self.effects)
         self.locks = QueueLocks(self.live)
-        self.context = cast(
-            BrokerContext,
-            SimpleNamespace(
-                settings=self.live, store=self.store, topics=self.topics, groups=self.groups,
-                offsets=self.offsets, clients=self.clients, locks=self.locks, effects=self.effects,
-                filters=Filters(),
-                persistence=Persistence(self.store.disk, self.store.paths.root),
-            ),
-        )  # fmt: skip
+        self.persistence = Persistence(self.store.disk, self.store.paths.root)
         self.router = Router([])
 
     def serve(self, *families: Any) -> None:
@@ -124,7 +113,7 @@ class Bench:
         )
         answer = self.router.handle(command)
         if isinstance(answer, PersistTable):
-            answer = answer.then(save(self.context.persistence, answer.table))
+            answer = answer.then(save(self.persistence, answer.table))
         if isinstance(answer, InThread):
             try:
                 answer = answer.then(answer.work())

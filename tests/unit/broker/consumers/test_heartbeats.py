@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from penstock.broker.consumers.heartbeats import HeartbeatHandlers
+from penstock.broker.filter.filters import Filters
 from penstock.rpc.answers import RegisterSoon
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
@@ -44,7 +45,7 @@ JAVA_BODY = (
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = make_bench(tmp_path)
-    bench.serve(HeartbeatHandlers(bench.context))
+    bench.serve(HeartbeatHandlers(bench.live, bench.clients, bench.groups, bench.topics, Filters()))
     yield bench
     bench.store.close()
 

@@ -27,7 +27,7 @@ def bench(tmp_path: Path) -> Iterator[Bench]:
 
 
 def serving(bench: Bench) -> Bench:
-    bench.serve(ProgressHandlers(bench.context))
+    bench.serve(ProgressHandlers(bench.store, bench.offsets, bench.groups, bench.topics))
     bench.groups.put(SubscriptionGroupConfig(group_name="g"), NOW_MS)
     bench.topics.ensure("T", 4, 6, NOW_MS)
     return bench

@@ -266,7 +266,7 @@ def test_a_damaged_file_is_no_reason_not_to_start(tmp_path: Path, live: Live, da
 @pytest.fixture
 def bench(tmp_path: Path) -> Iterator[Bench]:
     bench = make_bench(tmp_path)
-    bench.serve(LockingHandlers(bench.context))
+    bench.serve(LockingHandlers(bench.locks, bench.groups, bench.topics, bench.effects))
     bench.topics.ensure("T", 3, 6, NOW_MS)
     yield bench
     bench.store.close()
@@ -295,7 +295,7 @@ def ask_to_lock(bench: Bench, client_id: str) -> Answer:
 
 def test_a_new_owner_is_on_the_disk_before_it_is_told(bench: Bench) -> None:
     first = ask_to_lock(bench, "me")
-    write = bench.context.persistence.save(bench.locks)
+    write = bench.persistence.save(bench.locks)
     renewal = ask_to_lock(bench, "me")  # while the first is being written
     for answer in (first, renewal):
         assert isinstance(answer, PersistTable)
@@ -304,7 +304,7 @@ def test_a_new_owner_is_on_the_disk_before_it_is_told(bench: Bench) -> None:
     assert isinstance(first, PersistTable)
     first.then(True)
     again = QueueLocks(bench.live)
-    again.load(bench.context.persistence.file(QueueLocks.FILE), NOW_MS)
+    again.load(bench.persistence.file(QueueLocks.FILE), NOW_MS)
     assert again.lock("g", "you", [Q0], NOW_MS) == []
     assert not bench.locks.dirty
     assert isinstance(ask_to_lock(bench, "me"), InThread), "nothing new: nothing is written"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.broker.delay.recall import read_handle
+from penstock.broker.delay.recall_handle import read_recall_handle
 from penstock.config import Settings
 from penstock.rpc.answers import EncodedReply
 from penstock.rpc.command import Command
@@ -68,9 +68,9 @@ def test_a_recalled_message_is_not_delivered(env: BrokerFixture) -> None:
     assert done.ext["msgId"] == answer.ext["transactionId"]
     let_pass(env, 7000)
     assert bodies(env) == [b"x", b"yes"]
-    assert env.context.timers.figures.recalled == 1
-    assert env.context.timers.feed.expected == {}
-    assert env.context.timers.figures.counts == {}
+    assert env.broker.timers.figures.recalled == 1
+    assert env.broker.timers.feed.expected == {}
+    assert env.broker.timers.figures.counts == {}
 
 
 def test_a_recall_is_stored_as_rocketmq_does(env: BrokerFixture) -> None:
@@ -104,7 +104,7 @@ def test_too_late_is_refused(env: BrokerFixture) -> None:
 
 def test_the_same_key_of_another_topic_is_another_message(env: BrokerFixture) -> None:
     answer = send(env, 5000, b"a")
-    told = read_handle(handle_of(answer))
+    told = read_recall_handle(handle_of(answer))
     assert told is not None
     other = handle("U", told.broker, told.time_ms, told.key)
     assert recall(env, other, "U").code == 0
@@ -164,7 +164,7 @@ def test_what_is_no_handle_is_refused(env: BrokerFixture, text: str) -> None:
 def test_a_strange_key_is_forgotten_with_its_recall(env: BrokerFixture) -> None:
     assert recall(env, handle("T", "broker-a", env.now_ms + 5000, "T+k")).code == 0
     let_pass(env, 7000)
-    assert env.context.timers.feed.expected == {}
+    assert env.broker.timers.feed.expected == {}
 
 
 def test_what_does_not_fit_is_refused(env: BrokerFixture) -> None:

@@ -113,12 +113,12 @@ def test_what_rolled_late_is_pinned_after_a_crash(tmp_path: Path) -> None:
     now_ms = env.now_ms
     crash(env)
     env = open_house(tmp_path, now_ms, timer_roll_slots=600)
-    pinned = env.context.timers.pinned_from()
+    pinned = env.broker.timers.pinned_from()
     waiting = [(m.body, m.physical_offset) for m in stored(env, TIMER)]
     newest = dict(waiting)
     assert pinned is not None
     assert pinned <= min(newest.values())
-    units = [unit.offset for _, unit in env.context.timers.files.log.scan(0)]
+    units = [unit.offset for _, unit in env.broker.timers.files.log.scan(0)]
     assert units == sorted(units), "segments of the timer's log are deleted by their last unit"
     let_pass(env, 70_000)
     assert sorted(bodies(env)) == [b"far", b"near", b"x"]
@@ -160,8 +160,8 @@ def test_properties_that_leave_no_room_for_the_timers_own_are_refused(tmp_path: 
         taken += answer.code == 0
     assert 0 < taken < 17
     let_days_pass(env, 3_600_000, 30_000)
-    assert env.context.timers.figures.rolled >= taken
-    assert env.context.timers.figures.dropped == 0
+    assert env.broker.timers.figures.rolled >= taken
+    assert env.broker.timers.figures.dropped == 0
     assert len(bodies(env)) == 1 + taken
     env.close()
 
@@ -174,7 +174,7 @@ def test_a_timer_topic_that_is_made_anew_stops_nothing(tmp_path: Path) -> None:
     env.close()
     env = open_house(tmp_path, now_ms)
     let_pass(env, 100)
-    feed = env.context.timers.feed
+    feed = env.broker.timers.feed
     assert feed.start_offset == 1
     env.store.remove_queues(TIMER.encode())
     let_pass(env, 30_000)

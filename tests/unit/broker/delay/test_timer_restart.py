@@ -95,7 +95,7 @@ def test_after_kill_nothing_is_lost(tmp_path: Path, passed_ms: int) -> None:
 def test_what_was_noted_is_not_delivered_again_after_kill(tmp_path: Path) -> None:
     env = prepare(tmp_path)
     let_pass(env, 5000)
-    assert env.context.timers.files.noted.queue_offset == 9
+    assert env.broker.timers.files.noted.queue_offset == 9
     env = restart(env, clean=False)
     let_pass(env, 70_000)
     assert bodies(env) == ALL
@@ -107,11 +107,11 @@ def test_progress_is_noted_when_the_copies_are_durable(tmp_path: Path) -> None:
     for _ in range(40):
         env.tick(100)  # nothing reaches the disk
     assert len(bodies(env)) == 7
-    assert env.context.timers.files.noted.queue_offset == 0
+    assert env.broker.timers.files.noted.queue_offset == 0
     flush(env)
     for _ in range(30):
         env.tick(100)
-    assert env.context.timers.files.noted.queue_offset == 9
+    assert env.broker.timers.files.noted.queue_offset == 9
     env.close()
 
 
@@ -172,7 +172,7 @@ def test_rolled_messages_are_not_doubled_when_files_are_made_anew(tmp_path: Path
     env.send(body=b"x")
     send(env, HOUR_MS, b"far")
     let_days_pass(env, 40 * 60_000, 30_000)
-    assert env.context.timers.figures.rolled >= 2
+    assert env.broker.timers.figures.rolled >= 2
     now_ms = env.now_ms
     env.close()
     shutil.rmtree(tmp_path / "timerlog")
@@ -228,7 +228,7 @@ def test_a_wheel_that_has_turned_while_the_broker_was_down(tmp_path: Path) -> No
     env = open_house(tmp_path, now_ms)
     turn_ms = TimerWheel.slots * 1000
     env.now_ms += turn_ms + 500
-    env.context.timers.feed.start_offset = 2  # the queue is behind, as after a crash
+    env.broker.timers.feed.start_offset = 2  # the queue is behind, as after a crash
     send(env, 1500, b"new")
     let_pass(env, 60_000)
     let_days_pass(env, 2 * turn_ms, 60_000)
@@ -295,7 +295,7 @@ def test_a_full_disk_makes_the_timer_wait(tmp_path: Path, monkeypatch: pytest.Mo
         let_pass(env, 3000)
         assert bodies(env) == ALL[:7], "delivery goes on"
     let_pass(env, 3000)
-    assert env.context.timers.files.noted.queue_offset == 9
+    assert env.broker.timers.files.noted.queue_offset == 9
     env = restart(env, clean=False)
     let_pass(env, 70_000)
     assert bodies(env) == ALL

@@ -252,8 +252,8 @@ def test_a_refusing_store_makes_them_wait(env: BrokerFixture) -> None:
     let_pass(env, 500)
     env.store.path.refusal = DiskFull("full")
     env.now_ms += 600
-    env.context.timers.tick(env.now_ms)
-    assert env.context.timers.due() <= env.now_ms + timer_module.RETRY_MS
+    env.broker.timers.tick(env.now_ms)
+    assert env.broker.timers.due() <= env.now_ms + timer_module.RETRY_MS
     assert bodies(env)[1:] == []
     env.store.path.refusal = None
     let_pass(env, 200)
@@ -265,7 +265,7 @@ def test_a_message_of_a_deleted_topic_is_dropped(env: BrokerFixture) -> None:
     env.context.topics.delete("Gone", env.now_ms)
     let_pass(env, 1500)
     assert env.context.topics.get("Gone") is None
-    assert env.context.timers.figures.dropped == 1
+    assert env.broker.timers.figures.dropped == 1
     send(env, 1000, b"new life", topic="Gone")
     let_pass(env, 1500)
     assert bodies(env, "Gone") == [b"new life"]
@@ -278,7 +278,7 @@ def test_a_deleted_topic_does_not_come_back_by_rolling(tmp_path: Path) -> None:
     env.context.topics.delete("Gone", env.now_ms)
     let_days_pass(env, 2 * HOUR_MS, 60_000)
     assert env.context.topics.get("Gone") is None
-    assert env.context.timers.figures.dropped == 1
+    assert env.broker.timers.figures.dropped == 1
     env.close()
 
 
@@ -306,7 +306,7 @@ def test_far_messages_roll_on_before_retention_takes_them(
         for segment in env.store.log.row.segments[:-1]:  # by the machine's clock before
             at = env.store.lookup.store_ms(segment.start) / 1000
             os.utime(segment.path, (at, at))
-        pin = env.context.timers.pinned_from()
+        pin = env.broker.timers.pinned_from()
         if pin is not None and pin < env.store.log.end:
             age_ms = env.now_ms - env.store.lookup.store_ms(env.store.log.begin())
             oldest_ms = max(oldest_ms, age_ms)
@@ -319,16 +319,16 @@ def test_far_messages_roll_on_before_retention_takes_them(
     assert int(last.properties["TIMER_ROLL_TIMES"]) >= days * 24 // retain_hours
     assert env.store.log.begin() > 0, "retention worked all the time"
     assert oldest_ms <= retain_hours * HOUR_MS + 8 * step_ms, "timers hold the log no longer"
-    assert env.context.timers.figures.counts == {}
+    assert env.broker.timers.figures.counts == {}
     env.close()
 
 
 def test_nothing_is_pinned_when_nothing_waits(env: BrokerFixture) -> None:
     send(env, 2000)
     let_pass(env, 1000)
-    assert env.context.timers.pinned_from() is not None
+    assert env.broker.timers.pinned_from() is not None
     let_pass(env, 5000)
-    assert env.context.timers.pinned_from() is None
+    assert env.broker.timers.pinned_from() is None
 
 
 # --- cold messages
@@ -351,10 +351,10 @@ def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(tmp_path: Path) 
     let_pass(env, env.now_ms % 1000 and 994)
     disk.work()
     env.now_ms = now_ms + 3999
-    env.context.timers.tick(env.now_ms)
+    env.broker.timers.tick(env.now_ms)
     assert bodies_now(env) == 1
     env.now_ms += 1
-    env.context.timers.tick(env.now_ms)
+    env.broker.timers.tick(env.now_ms)
     assert bodies_now(env) == 2
     disk.work()
     disk.slow = False
@@ -375,7 +375,7 @@ def test_figures_tell_what_waits(env: BrokerFixture) -> None:
     send(env, 50_000, topic="U")
     env.tick(20)
     registry = Registry()
-    env.context.timers.add_metrics(registry)
+    env.broker.timers.add_metrics(registry)
     text = registry.text()
     assert 'rocketmq_timing_messages{topic="U"} 2' in text
     assert 'rocketmq_timer_message_snapshot{timer_bound_s="5"} 1' in text
@@ -402,12 +402,12 @@ def test_counts_survive_a_restart_and_a_crash(tmp_path: Path) -> None:
     now_ms = env.now_ms
     env.close()
     env = open_house(tmp_path, now_ms)
-    assert env.context.timers.figures.counts["T"].count == 2
+    assert env.broker.timers.figures.counts["T"].count == 2
     send(env, 70_000)
     let_pass(env, 3000)
     crash(env)
     env = open_house(tmp_path, env.now_ms)
-    assert env.context.timers.figures.counts["T"].count == 3
+    assert env.broker.timers.figures.counts["T"].count == 3
     env.close()
 
 

@@ -99,7 +99,7 @@ def let_days_pass(env: BrokerFixture, ms: int, step_ms: int) -> None:
     while env.now_ms < end:
         env.tick(min(step_ms, end - env.now_ms))
         for _ in range(50):
-            if env.context.timers.due() > env.now_ms:
+            if env.broker.timers.due() > env.now_ms:
                 break
             env.tick(0)
         flush(env)
@@ -107,7 +107,7 @@ def let_days_pass(env: BrokerFixture, ms: int, step_ms: int) -> None:
 
 def crash(env: BrokerFixture) -> None:
     """End as by kill -9: the files stay as they are, nothing is persisted."""
-    env.context.timers.files.close()
+    env.broker.timers.files.close()
     env.store.flusher.stop()
     env.store.disk.close()
     env.store._lock.release()

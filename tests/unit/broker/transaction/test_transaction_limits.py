@@ -226,12 +226,12 @@ def test_an_unmovable_half_message_does_not_keep_the_broker_busy(
 def test_the_immunity_time_ends_with_the_retention_time(env: TransactionFixture) -> None:
     env.half(properties={"CHECK_IMMUNITY_TIME_IN_SECONDS": "9" * 18})
     env.advance(10_000)
-    assert env.context.transactions.pinned_from() is not None
+    assert env.broker.transactions.pinned_from() is not None
     env.now_ms += 72 * HOUR_MS
     env.advance(300_000)
     assert env.open == 0
     assert env.bodies(DISCARDED) == [b"x"]
-    assert env.context.transactions.pinned_from() is None
+    assert env.broker.transactions.pinned_from() is None
 
 
 def test_producers_have_time_to_reconnect_after_a_restart(env: TransactionFixture) -> None:

@@ -71,7 +71,7 @@ class TransactionFixture(BrokerFixture):
 
     @property
     def transactions(self) -> Transactions:
-        return self.context.transactions
+        return self.broker.transactions
 
     @property
     def open(self) -> int:

@@ -104,7 +104,7 @@ def _live_through(root: Path) -> None:
     wait_for_pool(again)  # what it warms
     disk.opens = 0
     woken: list[bytes] = []
-    again.on_arrival = lambda queue: woken.append(queue.topic)
+    again.on_arrival(lambda queue: woken.append(queue.topic))
     for queue in again.queues.rows:
         assert again.max_offset(queue.topic.decode(), queue.queue_id) == 1
         again.watch(queue)

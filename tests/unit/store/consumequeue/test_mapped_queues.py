@@ -366,7 +366,7 @@ def test_waiting_at_resting_queues_opens_nothing(bench: Bench) -> None:
     disk = WatchedDisk()
     store = bench.open(disk)
     woken: list[int] = []
-    store.on_arrival = lambda queue: woken.append(queue.queue_id)
+    store.on_arrival(lambda queue: woken.append(queue.queue_id))
     for queue_id in range(20):
         put(store, record(b"x", queue_id=queue_id))
     flush(store)
