@@ -11,6 +11,7 @@ Under sync flush a response is sent when the message is flushed. Until then it i
 from typing import Protocol
 
 from penstock.broker.delay.delay_redirect import Redirect
+from penstock.broker.priority import take_priority
 from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockError
 from penstock.rpc.answers import Answer, EncodedReply
 from penstock.rpc.router import InPlaceRow
@@ -66,6 +67,9 @@ class SendTopics(Protocol):
         self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
     ) -> ConsumeQueue:
         """The queue, marked as `taking`; raises a PenstockError if it may not be sent to."""
+
+    def priority_queue(self, topic: str, priority: int, now_ms: int) -> ConsumeQueue:
+        """The queue for messages of this priority."""
 
     @property
     def creations(self) -> int:
@@ -361,6 +365,10 @@ class SendHandler:
         if "UNIQ_KEY" not in properties and self.unique_ids is not None:
             properties["UNIQ_KEY"] = self.unique_ids.next(now_ms)
         topic = self._named_topic()
+        priority = take_priority(properties)
+        if priority is not None:
+            queue = self.topics.priority_queue(topic, priority, now_ms)
+            self._queue_id = record.queue_id = queue.queue_id
         redirect = self.redirects.place(
             topic,
             record.queue_id,

@@ -194,6 +194,11 @@ class Topics:
             )
         return self._open_gate(config, queue_id)
 
+    def priority_queue(self, topic: str, priority: int, now_ms: int) -> ConsumeQueue:
+        """The queue for messages of this priority: the last write queue for all higher ones."""
+        queue_id = min(priority, self.need(topic).write_queue_nums - 1)
+        return self.writable_queue(topic, queue_id, template="", template_queues=0, now_ms=now_ms)
+
     def readable_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
         """The queue a consumer may read. Raises NoPermission, TopicNotExist or InvalidParameter."""
         config = self.need(topic)

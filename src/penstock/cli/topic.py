@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from penstock.client.admin.async_admin import TopicDescription, TopicInfo
 
 _TYPES = click.Choice(
-    ["NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "UNSPECIFIED"], case_sensitive=False
+    ["NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED", "UNSPECIFIED"],
+    case_sensitive=False,
 )
 _COUNT = click.IntRange(1, 65_536)
 

@@ -16,6 +16,7 @@ cdef int _TRANSACTION_MASK
 cdef int _PREPARED
 cdef int _ROLLBACK
 cdef int _SPACE
+cdef int _SPECIAL_PRIORITY
 
 cdef class PutPath:
     cdef readonly CommitLog log

@@ -17,6 +17,7 @@ from penstock.wire.record import (
     BATCH_BROKEN,
     BATCH_SPECIAL,
     BODY_TOO_LONG,
+    SPECIAL_PRIORITY,
     TOO_LONG_FOR_SEGMENT,
     BatchWalk,
     PropertyMarks,
@@ -38,6 +39,7 @@ _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
 _ROLLBACK = 0x0C
 _SPACE = 32
+_SPECIAL_PRIORITY = SPECIAL_PRIORITY
 
 
 Entry = tuple[int, int, int, int]
@@ -212,7 +214,7 @@ class PutPath:
             if more == 0:
                 break
             problem = record.prepare()
-            if problem == 0 and record.marks.special != 0:
+            if problem == 0 and record.marks.special & ~_SPECIAL_PRIORITY != 0:
                 problem = BATCH_SPECIAL
             if problem != 0:
                 self.problem = problem

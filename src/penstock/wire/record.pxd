@@ -21,6 +21,7 @@ cdef int _SPECIAL_DELAY
 cdef int _SPECIAL_TIMER
 cdef int _SPECIAL_PREPARED
 cdef int _SPECIAL_STRIP
+cdef int _SPECIAL_PRIORITY
 
 cdef class PropertyMarks:
     cdef unsigned char[::1] buffer

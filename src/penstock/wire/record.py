@@ -28,7 +28,9 @@ SPECIAL_DELAY = 1  # DELAY
 SPECIAL_TIMER = 2  # TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS
 SPECIAL_PREPARED = 4  # TRAN_MSG
 SPECIAL_STRIP = 8  # POP_CK and transient properties, which are never stored
+SPECIAL_PRIORITY = 16  # _SYS_MSG_PRIORITY_
 _SPECIAL_DELAY, _SPECIAL_TIMER, _SPECIAL_PREPARED, _SPECIAL_STRIP = 1, 2, 4, 8
+_SPECIAL_PRIORITY = SPECIAL_PRIORITY
 
 # What lies at a place of the log.
 NOTHING = 0
@@ -148,12 +150,11 @@ class PropertyMarks:
                 or (name_length == 16 and octets.matches(buffer, name_at, b"TIMER_DELIVER_MS"))
             ):
                 self.special |= _SPECIAL_TIMER
-        elif (
-            name_length >= 16
-            and buffer[name_at] == 95  # _
-            and octets.matches(buffer, name_at, b"__RMQ.TRANSIENT.")
-        ):
-            self.special |= _SPECIAL_STRIP
+        elif name_length >= 16 and buffer[name_at] == 95:  # _
+            if octets.matches(buffer, name_at, b"__RMQ.TRANSIENT."):
+                self.special |= _SPECIAL_STRIP
+            elif name_length == 18 and octets.matches(buffer, name_at, b"_SYS_MSG_PRIORITY_"):
+                self.special |= _SPECIAL_PRIORITY
 
     def tags_code(self) -> int:
         """The hash that queue entries carry: 0 without a tag."""

@@ -7,6 +7,7 @@ delivered again through the retry topic.
 | Module | Responsibility |
 |---|---|
 | `pop_request` | reads and checks requests |
+| `pop_queues` | chooses the queues to read, by round robin or priority |
 | `pop_reader` | reads the messages of a queue |
 | `checkpoints`, `revive_log` | messages in flight: in memory, and in the log to survive a restart |
 | `pop_ack` | acks and changes of the invisible time |
@@ -19,7 +20,7 @@ delivered again through the retry topic.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -29,7 +30,8 @@ from penstock.broker.pop.ordered_pop import GroupQueue, OrderedPops
 from penstock.broker.pop.pop_ack import PopAcks
 from penstock.broker.pop.pop_metrics import add_pop_metrics
 from penstock.broker.pop.pop_notification import PopNotification
-from penstock.broker.pop.pop_polling import ALL_QUEUES, PopPolling
+from penstock.broker.pop.pop_polling import PopPolling
+from penstock.broker.pop.pop_queues import PopQueues
 from penstock.broker.pop.pop_reader import ReadBatch, read_messages, restore_topic
 from penstock.broker.pop.pop_request import LateRequest, PopRequest, PopRequestReader
 from penstock.broker.pop.revive import Revive
@@ -82,6 +84,7 @@ class Pop:
         self._order.load(context.persistence.file(OrderedPops.FILE))
         self._requests = PopRequestReader(context)
         self._polling = PopPolling(context)
+        self._queues = PopQueues(context, self._polling)
         self.revive_log = ReviveLog(context, host, self._order)
         self.revive = Revive(context, self.revive_log, host, self._polling.watch_retry_queue)
         self._acks = PopAcks(context, self.revive_log, self._order, self._polling)
@@ -89,8 +92,6 @@ class Pop:
             context, self._requests, self._order, self._polling, self._now
         )
         self._queues_in_read: set[GroupQueue] = set()  # being read in the thread pool
-        self._round_robin = 0
-        self._retry_share = 0
         self._now_ms = self._clean_ms = self._tick_ms = context.started_ms
 
     def rows(self) -> list[Row]:
@@ -184,7 +185,7 @@ class Pop:
         """Read messages; `last` if the polling time of the client is over."""
         result = PopResult()
         now_ms = self._now()
-        for topic, queue_id in self._queues_to_read(request):
+        for topic, queue_id in self._queues.order(request):
             queue = self._store.queue(topic, queue_id)
             key = GroupQueue(topic, request.group, queue_id)
             if (
@@ -210,33 +211,6 @@ class Pop:
         if result.batches:
             return self._deliver(request, result, now_ms)
         return self._wait(request, result, last)
-
-    def _queues_to_read(self, request: PopRequest) -> Iterator[tuple[str, int]]:
-        """The queues that a pop reads, in order."""
-        self._round_robin += 1
-        round_robin, topics = self._round_robin, self._context.topics
-        retries: list[tuple[str, int]] = []
-        if not request.ordered:
-            names = self._polling.retry_topics(request.topic, request.group)
-            if round_robin % 2:
-                names.reverse()
-            for name in names:
-                config = topics.get(name)
-                if config is not None:
-                    retries += [(name, queue_id) for queue_id in range(config.read_queue_nums)]
-        self._retry_share += self._context.settings.current.broker.pop_retry_percent
-        first = self._retry_share >= 100
-        if first:
-            self._retry_share -= 100
-            yield from retries
-        if request.queue_id != ALL_QUEUES:
-            yield request.topic, request.queue_id
-        else:
-            count = self._read_queues(request.topic)
-            for step in range(count):
-                yield request.topic, (round_robin + step) % count
-        if not first:
-            yield from retries
 
     def _read_queue(
         self,

@@ -100,8 +100,8 @@ class TopicAdmin(KeyValueAdmin):
 
         What is not given is RocketMQ's default (8 queues, `rw`) where the topic is new, and stays
         as it is elsewhere. `queues` is both, read and write queues. `attributes` are RocketMQ's
-        (`message.type`: NORMAL, FIFO, DELAY, TRANSACTION, MIXED); None takes one away. Returns when
-        the NameServers know the topic.
+        (`message.type`: NORMAL, FIFO, DELAY, TRANSACTION, PRIORITY, MIXED); None takes one away.
+        Returns when the NameServers know the topic.
         """
         name = self.session.with_namespace(topic)
         fault = topic_fault(name)

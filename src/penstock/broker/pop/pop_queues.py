@@ -1,0 +1,81 @@
+"""Which queues a pop reads, and in which order.
+
+A pop of all queues starts at the next queue in round robin; a pop by priority reads the queues from
+the highest to the lowest. The queues of the retry topics come first for `pop_retry_percent` of the
+pops that are not by priority, and last otherwise.
+"""
+
+from collections.abc import Iterator
+
+from penstock.broker.context import BrokerContext
+from penstock.broker.pop.pop_polling import ALL_QUEUES, PopPolling
+from penstock.broker.pop.pop_request import PopRequest
+from penstock.broker.priority import priority_factor
+
+
+class PopQueues:
+    """Chooses the queues of each pop."""
+
+    def __init__(self, context: BrokerContext, polling: PopPolling) -> None:
+        self._context = context
+        self._polling = polling
+        self._pops = 0
+        self._round_robin = 0
+        # Percent that the pops so far have added up to; at 100 a pop reads retry topics first.
+        self._retry_share = 0
+        # The same for pops by priority, by topic and group, where the factor is between 0 and 100.
+        self._priority_shares: dict[tuple[str, str], int] = {}
+
+    def order(self, request: PopRequest) -> Iterator[tuple[str, int]]:
+        """Topic and id of the queues that a pop reads, in order."""
+        self._pops += 1
+        retries = [] if request.ordered else self._retry_queues(request)
+        by_priority = self._is_by_priority(request)
+        if not by_priority:  # else a factor of 50 would skip every second queue
+            self._round_robin += 1
+        retries_first = not by_priority and self._are_retries_first()
+        if retries_first:
+            yield from retries
+        if request.queue_id != ALL_QUEUES:
+            yield request.topic, request.queue_id
+        else:
+            config = self._context.topics.get(request.topic)
+            count = 0 if config is None else config.read_queue_nums
+            for step in range(count):
+                if by_priority:
+                    yield request.topic, count - 1 - step
+                else:
+                    yield request.topic, (self._round_robin + step) % count
+        if not retries_first:
+            yield from retries
+
+    def _retry_queues(self, request: PopRequest) -> list[tuple[str, int]]:
+        names = self._polling.retry_topics(request.topic, request.group)
+        if self._pops % 2:
+            names.reverse()
+        queues: list[tuple[str, int]] = []
+        for name in names:
+            config = self._context.topics.get(name)
+            if config is not None:
+                queues += [(name, queue_id) for queue_id in range(config.read_queue_nums)]
+        return queues
+
+    def _are_retries_first(self) -> bool:
+        self._retry_share += self._context.settings.current.broker.pop_retry_percent
+        if self._retry_share < 100:
+            return False
+        self._retry_share -= 100
+        return True
+
+    def _is_by_priority(self, request: PopRequest) -> bool:
+        if request.ordered:
+            return False
+        group = self._context.groups.get(request.group)
+        factor = priority_factor(self._context.topics.get(request.topic), group)
+        key = (request.topic, request.group)
+        if factor in (0, 100):
+            self._priority_shares.pop(key, None)
+            return factor == 100
+        share = self._priority_shares.get(key, 0) + factor
+        self._priority_shares[key] = share % 100
+        return share >= 100

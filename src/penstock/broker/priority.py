@@ -1,0 +1,52 @@
+"""Priority messages, as in RocketMQ 5.4: a higher number is more urgent.
+
+A send with the property `_SYS_MSG_PRIORITY_` is stored in the queue that has the number of its
+priority, or in the topic's last write queue if the number is higher. A message has only one type:
+if it is transactional, delayed or timed, or has a sharding key, the property is removed and the
+message is stored in the queue it was sent to. A value that is not a number, or negative, has no
+effect. A batch is stored in the queue it was sent to.
+
+A pop from a topic with `message.type=PRIORITY` reads the queues from the highest to the lowest, for
+`priority.factor` percent of the group's pops.
+"""
+
+from typing import Final
+
+from penstock.broker.delay.delay_levels import TIMER_PROPERTIES
+from penstock.wire.bodies.client_bodies import SubscriptionGroupConfig, TopicConfig
+from penstock.wire.codes import (
+    PROPERTY_DELAY,
+    PROPERTY_PRIORITY,
+    PROPERTY_SHARDING_KEY,
+    PROPERTY_TRANSACTION_PREPARED,
+)
+
+PRIORITY_FACTOR_DEFAULT: Final = 100
+_OTHER_TYPES: Final = (PROPERTY_DELAY, *TIMER_PROPERTIES, PROPERTY_SHARDING_KEY)
+_I32_MAX: Final = (1 << 31) - 1
+
+
+def take_priority(properties: dict[str, str]) -> int | None:
+    """The priority of a message, None if it has none; removed from a message of another type."""
+    priority = _number(properties.get(PROPERTY_PRIORITY, ""))
+    if priority is None or not 0 <= priority <= _I32_MAX:
+        return None
+    transactional = properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
+    if transactional or any(name in properties for name in _OTHER_TYPES):
+        del properties[PROPERTY_PRIORITY]
+        return None
+    return priority
+
+
+def priority_factor(topic: TopicConfig | None, group: SubscriptionGroupConfig | None) -> int:
+    """Percent of a group's pops that read the topic's queues in the order of priority."""
+    if topic is None or topic.attributes.get("message.type") != "PRIORITY":
+        return 0
+    factor = None if group is None else _number(group.attributes.get("priority.factor", ""))
+    return PRIORITY_FACTOR_DEFAULT if factor is None else factor
+
+
+def _number(text: str) -> int | None:
+    """A number as Java's Integer.parseInt reads it."""
+    digits = text[1:] if text[:1] in ("+", "-") else text
+    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else None
