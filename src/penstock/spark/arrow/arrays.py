@@ -1,14 +1,14 @@
-"""Arrow columns that grow and become arrays without a copy.
+"""Columns that grow and become Arrow arrays without a copy.
 
-Buffers are Arrow's own, doubled when they are full; after `finish` the next ones are as long as the
-last came out. Rows come one by one, or many at once, whose places stand in a table of numbers
-(`spark.chunk`). Offsets of texts have 32 bits: whoever adds rows sees to it that they suffice.
+Buffers are Arrow's own and double when they are full. After `finish`, new buffers start with the
+size that the last ones reached. Rows are added one by one, or many at once from a table of
+positions (`record_chunk`). Offsets of texts have 32 bits: the caller keeps within that.
 """
 
 import pyarrow as pa
 
 from penstock.spark.arrow import byte_access
-from penstock.spark.arrow.record_view import PlacedRecord
+from penstock.spark.arrow.record_view import RecordView
 from penstock.wire import octets
 
 _SLACK = byte_access.COPY_SLACK
@@ -16,32 +16,35 @@ _ROWS_MIN, _DATA_MIN = 1024, 16 * 1024
 _EMPTY = pa.py_buffer(b"")
 
 
-def _grown(old: memoryview, used: int, room: int) -> pa.Buffer:
-    """A buffer of `room` bytes that begins with what was used of the old one."""
-    made = pa.allocate_buffer(room)
+def _grow_buffer(old: memoryview, used: int, capacity: int) -> pa.Buffer:
+    """A buffer of `capacity` bytes that starts with the used bytes of the old one."""
+    made = pa.allocate_buffer(capacity)
     if used > 0:
         octets.copy(memoryview(made).cast("B"), 0, old, 0, used)
     return made
 
 
 class Column:
-    """Numbers of 32 or 64 bits, or offsets; with a bitmap as soon as there is a null."""
+    """32- or 64-bit integers, or offsets; it has a validity bitmap from the first null on.
 
-    def __init__(self, on: bool, width: int = 4) -> None:
-        self.on: bool = on
-        self.width: int = width
-        self.count: int = 0
-        self.nulls: int = 0
-        self.room: int = 0
-        self.room_next: int = _ROWS_MIN
-        self._nothing: memoryview = memoryview(bytearray(1))
-        self.values: memoryview = self._nothing
-        self.valid: memoryview = self._nothing
+    Counters and buffers are valid until `reset`.
+    """
+
+    def __init__(self, enabled: bool, width: int = 4) -> None:
+        self.enabled: bool = enabled  # whether the reader wants this column
+        self.width: int = width  # bytes of a value
+        self.count: int = 0  # rows
+        self.nulls: int = 0  # rows that are null
+        self.capacity: int = 0  # rows that the buffers have space for
+        self.next_capacity: int = _ROWS_MIN  # the capacity of the next buffers
+        self._empty: memoryview = memoryview(bytearray(1))  # stands for a missing buffer
+        self.values: memoryview = self._empty  # view of values_buffer
+        self.valid: memoryview = self._empty  # view of valid_buffer
         self.values_buffer: pa.Buffer | None = None
-        self.valid_buffer: pa.Buffer | None = None
+        self.valid_buffer: pa.Buffer | None = None  # the bitmap; None without nulls
 
     def put(self, value: int) -> None:
-        if self.count == self.room:
+        if self.count == self.capacity:
             self.grow()
         if self.nulls > 0:
             byte_access.set_bit(self.valid, self.count)
@@ -52,56 +55,56 @@ class Column:
         self.count += 1
 
     def put_null(self) -> None:
-        self._note_null()
+        self._count_null()
         if self.width == 4:
             byte_access.put_i32(self.values, self.count, 0)
         else:
             byte_access.put_i64(self.values, self.count, 0)
         self.count += 1
 
-    def close(self, end: int) -> None:
-        """A row of offsets: it ends there, and began where the one before ended."""
-        if self.count == self.room:
+    def end_row(self, end: int) -> None:
+        """Add a row of offsets that starts at the end of the previous row."""
+        if self.count == self.capacity:
             self.grow()
         if self.nulls > 0:
             byte_access.set_bit(self.valid, self.count)
         self.count += 1
         byte_access.put_i32(self.values, self.count, end)
 
-    def close_null(self, end: int) -> None:
-        self._note_null()
+    def end_null_row(self, end: int) -> None:
+        self._count_null()
         self.count += 1
         byte_access.put_i32(self.values, self.count, end)
 
-    def _note_null(self) -> None:
-        if self.count == self.room:
+    def _count_null(self) -> None:
+        if self.count == self.capacity:
             self.grow()
-        self._note_nulls(1)
+        self._count_nulls(1)
 
-    def _note_nulls(self, count: int) -> None:
-        if self.nulls == 0:  # all before them are valid
+    def _count_nulls(self, count: int) -> None:
+        if self.nulls == 0:  # all rows before are valid
             self._make_bitmap(0)
             byte_access.set_bits(self.valid, 0, self.count)
         self.nulls += count
 
-    # --- many at once
+    # --- many rows at once
 
     def reserve(self, count: int) -> None:
-        """Room for so many rows more."""
-        while self.count + count > self.room:
+        """Make space for `count` more rows."""
+        while self.count + count > self.capacity:
             self.grow()
 
     def add(self, count: int) -> None:
-        """So many were written behind the last, none of them null."""
+        """Count rows that were written after the last one, none of them null."""
         if self.nulls > 0:
             byte_access.set_bits(self.valid, self.count, count)
         self.count += count
 
     def add_or_null(self, lengths: memoryview, at: int, step: int, count: int) -> None:
-        """The same where each is null whose length is zero."""
+        """As `add`; rows with length zero are null."""
         zeros = byte_access.count_zeros(lengths, at, step, count)
         if zeros > 0:
-            self._note_nulls(zeros)
+            self._count_nulls(zeros)
         if self.nulls > 0:
             byte_access.set_bits_where(self.valid, self.count, lengths, at, step, count)
         self.count += count
@@ -109,7 +112,7 @@ class Column:
     def put_many(
         self, source: memoryview, base: int, places: memoryview, at: int, step: int, count: int
     ) -> None:
-        """Numbers as `cells.gather_i32` takes them."""
+        """Add integers with `byte_access.gather_i32` or `gather_i64`."""
         self.reserve(count)
         if self.width == 4:
             byte_access.gather_i32(self.values, self.count, source, base, places, at, step, count)
@@ -118,88 +121,88 @@ class Column:
         self.add(count)
 
     def scale(self, limit: int, factor: int, count: int) -> None:
-        """Multiply the last so many, as `cells.scale_i64` does."""
+        """Multiply the last `count` values with `byte_access.scale_i64`."""
         byte_access.scale_i64(self.values, self.count - count, limit, factor, count)
 
     def put_nulls(self, count: int) -> None:
         self.reserve(count)
-        self._note_nulls(count)
+        self._count_nulls(count)
         octets.zero(self.values, self.count * self.width, count * self.width)
         self.count += count
 
-    def close_nulls(self, end: int, count: int) -> None:
-        """So many rows of offsets that are null."""
+    def end_null_rows(self, end: int, count: int) -> None:
+        """Add rows of offsets that are null."""
         self.reserve(count)
-        self._note_nulls(count)
+        self._count_nulls(count)
         for row in range(self.count + 1, self.count + 1 + count):
             byte_access.put_i32(self.values, row, end)
         self.count += count
 
     def grow(self) -> None:
-        before = self.room
+        before = self.capacity
         used = (before + 1) * self.width if before > 0 else 0
-        self.room = max(2 * before, self.room_next)
-        self.values_buffer = _grown(self.values, used, (self.room + 1) * self.width)
+        self.capacity = max(2 * before, self.next_capacity)
+        self.values_buffer = _grow_buffer(self.values, used, (self.capacity + 1) * self.width)
         self.values = memoryview(self.values_buffer).cast("B")
         if before == 0:
-            byte_access.put_i32(self.values, 0, 0)  # where offsets begin
+            byte_access.put_i32(self.values, 0, 0)  # the start of the first row of offsets
         if self.nulls > 0:
             self._make_bitmap((before + 7) // 8)
 
     def _make_bitmap(self, used: int) -> None:
-        length = (self.room + 7) // 8
-        self.valid_buffer = _grown(self.valid, used, length)
+        length = (self.capacity + 7) // 8
+        self.valid_buffer = _grow_buffer(self.valid, used, length)
         self.valid = memoryview(self.valid_buffer).cast("B")
         octets.zero(self.valid, used, length - used)
 
     def buffers(self, values: int) -> list[pa.Buffer | None]:
-        """The bitmap, and so many values."""
+        """The bitmap, and the first `values` values."""
         assert self.values_buffer is not None, "a column without rows has no buffers"
         return [self.valid_buffer, self.values_buffer.slice(0, values * self.width)]
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """The numbers; the column is empty after that."""
+        """The array; empties the column."""
         array = pa.Array.from_buffers(kind, self.count, self.buffers(self.count), self.nulls)
-        self.forget()
+        self.reset()
         return array
 
-    def forget(self) -> None:
-        self.room_next = max(_ROWS_MIN, self.count)
-        self.count = self.nulls = self.room = 0
-        self.values = self._nothing
-        self.valid = self._nothing
+    def reset(self) -> None:
+        self.next_capacity = max(_ROWS_MIN, self.count)
+        self.count = self.nulls = self.capacity = 0
+        self.values = self._empty
+        self.valid = self._empty
         self.values_buffer = self.valid_buffer = None
 
 
-class Texts:
-    """Texts or bytes, copied from `source`: offsets, and the data that they cut."""
+class TextColumn:
+    """Strings or bytes that are copied from `source`: offsets and data."""
 
-    def __init__(self, on: bool) -> None:
-        self.on: bool = on
-        self.offsets: Column = Column(on)
-        self.source: memoryview = memoryview(b"\0")
-        self.used: int = 0
-        self.room: int = 0
-        self.room_next: int = _DATA_MIN
-        self._nothing: memoryview = memoryview(bytearray(1))
-        self.data: memoryview = self._nothing
+    def __init__(self, enabled: bool) -> None:
+        self.enabled: bool = enabled  # whether the reader wants this column
+        self.offsets: Column = Column(enabled)
+        self.source: memoryview = memoryview(b"\0")  # the bytes to copy from; set by the batch
+        self.used: int = 0  # bytes of data, until `reset`
+        self.capacity: int = 0  # bytes that the data buffer has space for
+        self.next_capacity: int = _DATA_MIN  # the capacity of the next buffer
+        self._empty: memoryview = memoryview(bytearray(1))  # stands for a missing buffer
+        self.data: memoryview = self._empty  # view of data_buffer
         self.data_buffer: pa.Buffer | None = None
 
     def put(self, at: int, length: int) -> None:
-        """The text at this place of the source."""
-        if self.used + length + _SLACK > self.room:
+        """Add the text at this position of the source."""
+        if self.used + length + _SLACK > self.capacity:
             self._grow(length)
         byte_access.copy_text(self.data, self.used, self.source, at, length)
         self.used += length
-        self.offsets.close(self.used)
+        self.offsets.end_row(self.used)
 
-    def put_pieces(self, record: PlacedRecord, part: int) -> None:
-        """All names (`part` 0) or values (1) of a record's properties."""
+    def put_properties(self, record: RecordView, part: int) -> None:
+        """Add all names (`part` 0) or values (1) of a record's properties."""
         offsets = self.offsets
         self.reserve(record.text_length)
-        while offsets.count + record.pieces > offsets.room:
+        while offsets.count + record.property_count > offsets.capacity:
             offsets.grow()
-        self.used = byte_access.copy_pieces(
+        self.used = byte_access.copy_properties(
             self.data,
             self.used,
             offsets.values,
@@ -208,14 +211,14 @@ class Texts:
             record.text_at,
             record.spans,
             part,
-            record.pieces,
+            record.property_count,
         )
-        offsets.count += record.pieces
+        offsets.count += record.property_count
 
     def put_many(
         self, base: int, places: memoryview, at: int, step: int, count: int, null: bool
     ) -> None:
-        """Texts of the source as `cells.gather_texts` takes them; `null`: those that are empty."""
+        """Add texts with `byte_access.gather_texts`; with `null`, empty ones are null."""
         offsets = self.offsets
         offsets.reserve(count)
         first = offsets.count
@@ -233,11 +236,11 @@ class Texts:
             offsets.add(count)
 
     def repeat(self, count: int, times: int) -> None:
-        """The last `count` rows, none of them null, so many times again."""
+        """Add the last `count` rows, none of them null, `times` times again."""
         offsets = self.offsets
         offsets.reserve(count * times)
         first = offsets.count - count
-        begin = byte_access.own_i32(offsets.values, first)
+        begin = byte_access.native_i32(offsets.values, first)
         length = self.used - begin
         self.reserve(length * times)
         byte_access.repeat(self.data, begin, length, offsets.values, first + 1, count, times)
@@ -245,44 +248,44 @@ class Texts:
         offsets.add(count * times)
 
     def put_nulls(self, count: int) -> None:
-        self.offsets.close_nulls(self.used, count)
+        self.offsets.end_null_rows(self.used, count)
 
     def put_bytes(self, text: bytes) -> None:
         self.reserve(len(text))
-        self.close(octets.put_bytes(self.data, self.used, text))
+        self.end_row(octets.put_bytes(self.data, self.used, text))
 
     def put_null(self) -> None:
-        self.offsets.close_null(self.used)
+        self.offsets.end_null_row(self.used)
 
     def reserve(self, length: int) -> None:
-        """Room for so many bytes at `used` of the data."""
-        if self.used + length + _SLACK > self.room:
+        """Make space for `length` bytes at position `used` of the data."""
+        if self.used + length + _SLACK > self.capacity:
             self._grow(length)
 
-    def close(self, length: int) -> None:
-        """So many bytes were written there: a row."""
+    def end_row(self, length: int) -> None:
+        """Add a row of `length` bytes that were written at position `used`."""
         self.used += length
-        self.offsets.close(self.used)
+        self.offsets.end_row(self.used)
 
     def _grow(self, length: int) -> None:
-        self.room = max(2 * self.room, self.room_next, self.used + length + _SLACK)
-        self.data_buffer = _grown(self.data, self.used, self.room)
+        self.capacity = max(2 * self.capacity, self.next_capacity, self.used + length + _SLACK)
+        self.data_buffer = _grow_buffer(self.data, self.used, self.capacity)
         self.data = memoryview(self.data_buffer).cast("B")
 
     def finish(self, kind: pa.DataType) -> pa.Array:
-        """The texts; the column is empty after that."""
+        """The array; empties the column."""
         count = self.offsets.count
         if count == 0:  # the entries of empty maps
             return pa.array([], kind)
         buffers = self.offsets.buffers(count + 1)
         buffers.append(_EMPTY if self.data_buffer is None else self.data_buffer.slice(0, self.used))
         array = pa.Array.from_buffers(kind, count, buffers, self.offsets.nulls)
-        self.forget()
+        self.reset()
         return array
 
-    def forget(self) -> None:
-        self.room_next = max(_DATA_MIN, self.used + self.used // 8)
-        self.used = self.room = 0
-        self.data = self._nothing
+    def reset(self) -> None:
+        self.next_capacity = max(_DATA_MIN, self.used + self.used // 8)
+        self.used = self.capacity = 0
+        self.data = self._empty
         self.data_buffer = None
-        self.offsets.forget()
+        self.offsets.reset()

@@ -1,5 +1,5 @@
-# C bodies of the columns' primitives; cells.py says what each means.
-# This file is compiled into every module that cimports it, never by itself.
+# C versions of the functions of byte_access.py, which defines what each does.
+# This file is compiled into every module that cimports it, never alone.
 
 cdef extern from *:
     """
@@ -23,8 +23,8 @@ cdef extern from *:
         return marks;
     #endif
     }
-    /* A piece is written out at its end, if it has a name before the first 1 and a value. */
-    static inline int *pk_piece(int *next, int begin, int assign, int end) {
+    /* Written at the end of a property, if it has a name before the first 1 and a value. */
+    static inline int *pk_put_property(int *next, int begin, int assign, int end) {
         if (assign <= begin || end - assign <= 1) return next;
         next[0] = begin;
         next[1] = assign - begin;
@@ -32,8 +32,8 @@ cdef extern from *:
         next[3] = end - assign - 1;
         return next + 4;
     }
-    /* `there` bytes may be read; mostly another record follows, so that no rest is copied. */
-    static inline int pk_split(const unsigned char *p, int n, Py_ssize_t there,
+    /* `readable` bytes may be read; usually another record follows, so that no rest is copied. */
+    static inline int pk_split_properties(const unsigned char *p, int n, Py_ssize_t readable,
                                int *restrict out) {
         unsigned char rest[16] = {0};
         unsigned all = 0;
@@ -42,24 +42,24 @@ cdef extern from *:
         for (int at = 0; at < n; at += 16) {
             const unsigned char *from = p + at;
             unsigned marks;
-            if (there - at < 16) { memcpy(rest, from, (size_t)(n - at)); from = rest; }
+            if (readable - at < 16) { memcpy(rest, from, (size_t)(n - at)); from = rest; }
             marks = pk_marks(from);
             if (n - at < 16) marks &= ((1u << (n - at)) - 1) * 0x10001u;
             all |= marks;
             for (marks &= 0xFFFF; marks; marks &= marks - 1) {
                 int i = __builtin_ctz(marks);
                 if (from[i] == 2) {
-                    next = pk_piece(next, begin, assign, at + i);
+                    next = pk_put_property(next, begin, assign, at + i);
                     begin = at + i + 1;
                     assign = -1;
                 } else if (assign < 0) assign = at + i;
             }
         }
-        next = pk_piece(next, begin, assign, n);
+        next = pk_put_property(next, begin, assign, n);
         n = (int)(next - out) / 4;
         return all >> 16 ? -1 - n : n;
     }
-    /* Which of 64 bytes are 0, 1, 2 or not ASCII: as signed numbers, those below 3. */
+    /* Which of 64 bytes are 0, 1, 2 or not ASCII: as signed numbers, they are below 3. */
     static inline uint64_t pk_low(const unsigned char *p) {
         uint64_t marks = 0;
     #ifdef __SSE2__
@@ -76,15 +76,15 @@ cdef extern from *:
     static inline uint64_t pk_word(const unsigned char *p) {
         uint64_t word; memcpy(&word, p, 8); return __builtin_bswap64(word);
     }
-    /* Most records have the names of the one before. `notes` keeps three numbers for each of
-       those: the first 8 bytes, the last 8 if there are more, and the length with what it means:
-       which of the row's three values it is, 3 if none, 7 if it is rare. The last number of all
-       is how many names there are. No two have the same numbers, and so none comes twice. */
-    static __attribute__((noinline)) int pk_learn(unsigned long long *notes, int count,
+    /* Most records have the property names of the previous one. `state` has three numbers for each
+       name: its first 8 bytes, its last 8 bytes if it is longer, and its length with its meaning:
+       which of the row's three values it is, 3 if none, 7 if it is a rare one. The last number of
+       `state` counts the names. No two names have the same numbers, so none is repeated. */
+    static __attribute__((noinline)) int pk_remember(unsigned long long *state, int count,
                                                   uint64_t first, uint64_t last, uint64_t length) {
-        unsigned long long *note = notes + 3 * count;
+        unsigned long long *entry = state + 3 * count;
         unsigned meaning = 3;
-        for (unsigned long long *other = notes; other < note; other += 3)
+        for (unsigned long long *other = state; other < entry; other += 3)
             if (other[0] == first && other[1] == last && other[2] >> 3 == length) return 0;
         if (length == 8 && first == 0x554E49515F4B4559u) meaning = 0;
         else if (length == 4 && first == 0x54414753u) meaning = 1;
@@ -92,69 +92,70 @@ cdef extern from *:
         else if (length >= 8 ? first == 0x54494D45525F4445u || first == 0x5F5F7472616E7361u
                                || first >> 24 == 0x44454C4159u
                  : length >= 5 && first >> 8 * (length - 5) == 0x44454C4159u) meaning = 7;
-        note[0] = first;
-        note[1] = last;
-        note[2] = length << 3 | meaning;
+        entry[0] = first;
+        entry[1] = last;
+        entry[2] = length << 3 | meaning;
         return 1;
     }
-    /* Where 1 and 2 stand, by turns; -1 if there is something else, or too many pieces. */
-    static inline int pk_turns(const unsigned char *text, int n, int *turns) {
+    /* The positions of the separators 1 and 2; -1 if there are too many. */
+    static inline int pk_separators(const unsigned char *text, int n, int *separators) {
         int count = 0;
         for (int at = 0; at < n; at += 64) {
             uint64_t marks = pk_low(text + at);
             if (n - at < 64) marks &= ((uint64_t)1 << (n - at)) - 1;
-            for (; marks; marks &= marks - 1) turns[count++] = at + __builtin_ctzll(marks);
+            for (; marks; marks &= marks - 1) separators[count++] = at + __builtin_ctzll(marks);
             if (count > 64) return -1;
         }
-        turns[count] = n;  /* the last piece may end with the text */
+        separators[count] = n;  /* the last property may end with the text */
         return count;
     }
-    static inline int pk_cut(const unsigned char *text, int n, int place, int *spans, int *row,
-                             unsigned long long *notes) {
-        int turns[129];
-        int marks = pk_turns(text, n, turns), begin = 0, pieces = 0, rare = 0, fresh = 0;
-        unsigned long long known = notes[96];
-        notes[96] = 0;  /* nothing is known after -1 */
-        row[0] = row[2] = row[4] = place;  /* what is missing is copied too, 0 bytes of 32 */
+    static inline int pk_parse_properties(const unsigned char *text, int n, int place, int *spans,
+                                          int *row, unsigned long long *state) {
+        int separators[129];
+        int marks = pk_separators(text, n, separators);
+        int begin = 0, property_count = 0, rare = 0, new_names = 0;
+        unsigned long long known = state[96];
+        state[96] = 0;  /* no names are known after -1 is returned */
+        row[0] = row[2] = row[4] = place;  /* missing values are copied too, 0 bytes of 32 */
         row[1] = row[3] = row[5] = 0;
         if (marks < 0) return -1;
         for (int i = 0; i < marks; i += 2) {
-            int assign = turns[i], end = turns[i + 1];
+            int assign = separators[i], end = separators[i + 1];
             int length = assign - begin, value = end - assign - 1;
-            unsigned long long *note = notes + 3 * pieces;
+            unsigned long long *entry = state + 3 * property_count;
             uint64_t first = pk_word(text + begin), last = 0;
             if (text[assign] != 1 || (end < n && text[end] != 2)) return -1;
             if (length == 0 || value == 0) { begin = end + 1; continue; }
-            spans[4 * pieces] = place + begin;
-            spans[4 * pieces + 1] = length;
-            spans[4 * pieces + 2] = place + assign + 1;
-            spans[4 * pieces + 3] = value;
+            spans[4 * property_count] = place + begin;
+            spans[4 * property_count + 1] = length;
+            spans[4 * property_count + 2] = place + assign + 1;
+            spans[4 * property_count + 3] = value;
             if (length <= 8) first >>= 64 - 8 * length;
             else {
                 last = pk_word(text + assign - 8);
-                fresh |= length > 16;  /* the numbers don't say what is between */
+                new_names |= length > 16;  /* the numbers do not cover the middle of the name */
             }
-            if (known <= (unsigned)pieces || note[0] != first || note[1] != last
-                || note[2] >> 3 != (unsigned)length) {
-                if (!pk_learn(notes, pieces, first, last, (unsigned)length)) return -1;
-                fresh = 1;
-                known = (unsigned)pieces + 1;
+            if (known <= (unsigned)property_count || entry[0] != first || entry[1] != last
+                || entry[2] >> 3 != (unsigned)length) {
+                if (!pk_remember(state, property_count, first, last, (unsigned)length)) return -1;
+                new_names = 1;
+                known = (unsigned)property_count + 1;
             }
             {
-                int *found = row + 2 * (note[2] & 3);
+                int *found = row + 2 * (entry[2] & 3);
                 found[0] = place + assign + 1;
                 found[1] = value;
             }
-            rare |= (int)note[2] & 4;
+            rare |= (int)entry[2] & 4;
             begin = end + 1;
-            pieces++;
+            property_count++;
         }
-        fresh |= known != (unsigned)pieces;
-        notes[96] = (unsigned)pieces;
-        return pieces | rare << 14 | fresh << 17;
+        new_names |= known != (unsigned)property_count;
+        state[96] = (unsigned)property_count;
+        return property_count | rare << 14 | new_names << 17;
     }
     static inline int pk_is_tail(unsigned char c) { return (c & 0xC0) == 0x80; }
-    static inline int pk_is_text(const unsigned char *p, Py_ssize_t n) {
+    static inline int pk_is_utf8(const unsigned char *p, Py_ssize_t n) {
         Py_ssize_t at = 0;
         while (at < n) {
             unsigned char c = p[at];
@@ -164,8 +165,8 @@ cdef extern from *:
                 at += 2;
             } else if ((c & 0xF0) == 0xE0) {
                 if (n - at < 3 || !pk_is_tail(p[at + 1]) || !pk_is_tail(p[at + 2])) return 0;
-                if (c == 0xE0 && p[at + 1] < 0xA0) return 0;  /* longer than it need be */
-                if (c == 0xED && p[at + 1] > 0x9F) return 0;  /* half of a pair */
+                if (c == 0xE0 && p[at + 1] < 0xA0) return 0;  /* overlong */
+                if (c == 0xED && p[at + 1] > 0x9F) return 0;  /* a surrogate */
                 at += 3;
             } else if (c >= 0xF0 && c <= 0xF4) {
                 if (n - at < 4 || !pk_is_tail(p[at + 1]) || !pk_is_tail(p[at + 2])
@@ -177,17 +178,17 @@ cdef extern from *:
         }
         return 1;
     }
-    /* A call of memcpy costs more than 32 bytes do; these are read where the source has them. */
+    /* A call of memcpy costs more than copying 32 bytes, so that is done if the source has them. */
     static inline void pk_copy_text(unsigned char *to, const unsigned char *from, Py_ssize_t n,
-                                    Py_ssize_t there) {
-        if (n <= 32 && there >= 32) memcpy(to, from, 32);
+                                    Py_ssize_t readable) {
+        if (n <= 32 && readable >= 32) memcpy(to, from, 32);
         else memcpy(to, from, (size_t)n);
     }
-    static inline Py_ssize_t pk_copy_pieces(
+    static inline Py_ssize_t pk_copy_properties(
         unsigned char *to, Py_ssize_t used, int *restrict offsets, const unsigned char *from,
-        Py_ssize_t there, const int *restrict spans, int pieces) {
-        for (int i = 0; i < pieces; i++) {
-            pk_copy_text(to + used, from + spans[4 * i], spans[4 * i + 1], there - spans[4 * i]);
+        Py_ssize_t readable, const int *restrict spans, int property_count) {
+        for (int i = 0; i < property_count; i++) {
+            pk_copy_text(to + used, from + spans[4 * i], spans[4 * i + 1], readable - spans[4 * i]);
             used += spans[4 * i + 1];
             offsets[i] = (int)used;
         }
@@ -198,7 +199,7 @@ cdef extern from *:
         for (Py_ssize_t i = 0; i < count; i++) offsets[i] = end += lengths[i * step];
         return end;
     }
-    /* 32 bytes at a time, of which the last ones may be too many: what follows is written later. */
+    /* Copies 32 bytes at a time; bytes after the end are overwritten later. */
     static inline void pk_copy_slack(unsigned char *restrict to, const unsigned char *restrict from,
                                      int n) {
         memcpy(to, from, 32);
@@ -214,11 +215,11 @@ cdef extern from *:
     }
     static inline void pk_repeat(unsigned char *to, Py_ssize_t length, int *offsets,
                                  Py_ssize_t count, Py_ssize_t times) {
-        Py_ssize_t there = length, all = length * (times + 1);
-        while (there < all) {  /* from what is there already, twice as much each time */
-            Py_ssize_t more = all - there < there ? all - there : there;
-            memcpy(to + there, to, (size_t)more);
-            there += more;
+        Py_ssize_t done = length, all = length * (times + 1);
+        while (done < all) {  /* copy what is written, twice as much each time */
+            Py_ssize_t more = all - done < done ? all - done : done;
+            memcpy(to + done, to, (size_t)more);
+            done += more;
         }
         for (Py_ssize_t i = 0; i < count * times; i++) offsets[count + i] = offsets[i] + (int)length;
     }
@@ -257,8 +258,8 @@ cdef extern from *:
             bitmap[at >> 3] |= (places[i * step] != 0) << (at & 7);
     }
     """
-    int pk_cut(const unsigned char *text, int n, int place, int *spans, int *row,
-               unsigned long long *notes) noexcept nogil
+    int pk_parse_properties(const unsigned char *text, int n, int place, int *spans, int *row,
+               unsigned long long *state) noexcept nogil
     int pk_put_ends(int *offsets, int end, const int *lengths, Py_ssize_t step,
                     Py_ssize_t count) noexcept nogil
     void pk_gather_texts(unsigned char *to, const int *offsets, const unsigned char *source,
@@ -275,28 +276,28 @@ cdef extern from *:
     void pk_set_bits(unsigned char *bitmap, Py_ssize_t at, Py_ssize_t count) noexcept nogil
     void pk_set_bits_where(unsigned char *bitmap, Py_ssize_t at, const int *places,
                            Py_ssize_t step, Py_ssize_t count) noexcept nogil
-    int pk_split(const unsigned char *p, int n, Py_ssize_t there, int *out) noexcept nogil
-    bint pk_is_text(const unsigned char *p, Py_ssize_t n) noexcept nogil
+    int pk_split_properties(const unsigned char *p, int n, Py_ssize_t readable, int *out) noexcept nogil
+    bint pk_is_utf8(const unsigned char *p, Py_ssize_t n) noexcept nogil
     void pk_copy_text(unsigned char *to, const unsigned char *source, Py_ssize_t n,
-                      Py_ssize_t there) noexcept nogil
-    Py_ssize_t pk_copy_pieces(unsigned char *to, Py_ssize_t used, int *offsets,
-                              const unsigned char *source, Py_ssize_t there, const int *spans,
-                              int pieces) noexcept nogil
+                      Py_ssize_t readable) noexcept nogil
+    Py_ssize_t pk_copy_properties(unsigned char *to, Py_ssize_t used, int *offsets,
+                              const unsigned char *source, Py_ssize_t readable, const int *spans,
+                              int property_count) noexcept nogil
 
 
-cdef inline int split(const unsigned char[::1] text, Py_ssize_t at, Py_ssize_t end,
+cdef inline int split_properties(const unsigned char[::1] text, Py_ssize_t at, Py_ssize_t end,
                       int[::1] spans) noexcept nogil:
-    return pk_split(&text[0] + at, <int>(end - at), text.shape[0] - at, &spans[0])
+    return pk_split_properties(&text[0] + at, <int>(end - at), text.shape[0] - at, &spans[0])
 
-cdef inline int cut(const unsigned char[::1] text, Py_ssize_t at, int length, Py_ssize_t base,
+cdef inline int parse_properties(const unsigned char[::1] text, Py_ssize_t at, int length, Py_ssize_t base,
                     int[::1] spans, Py_ssize_t first, int[::1] places,
-                    Py_ssize_t row, unsigned long long[::1] notes) noexcept nogil:
-    return pk_cut(&text[0] + at, length, <int>(at - base), &spans[0] + 4 * first,
-                  &places[0] + row, &notes[0])
+                    Py_ssize_t row, unsigned long long[::1] state) noexcept nogil:
+    return pk_parse_properties(&text[0] + at, length, <int>(at - base), &spans[0] + 4 * first,
+                  &places[0] + row, &state[0])
 
-cdef inline bint is_text(const unsigned char[::1] text, Py_ssize_t at,
+cdef inline bint is_utf8(const unsigned char[::1] text, Py_ssize_t at,
                          Py_ssize_t length) noexcept nogil:
-    return pk_is_text(&text[0] + at, length)
+    return pk_is_utf8(&text[0] + at, length)
 
 cdef inline void copy_text(unsigned char[::1] target, Py_ssize_t target_at,
                            const unsigned char[::1] source, Py_ssize_t source_at,
@@ -304,12 +305,12 @@ cdef inline void copy_text(unsigned char[::1] target, Py_ssize_t target_at,
     pk_copy_text(&target[0] + target_at, &source[0] + source_at, length,
                  source.shape[0] - source_at)
 
-cdef inline Py_ssize_t copy_pieces(unsigned char[::1] target, Py_ssize_t used,
+cdef inline Py_ssize_t copy_properties(unsigned char[::1] target, Py_ssize_t used,
                                    unsigned char[::1] offsets, Py_ssize_t number,
                                    const unsigned char[::1] source, Py_ssize_t at,
-                                   int[::1] spans, int part, int pieces) noexcept nogil:
-    return pk_copy_pieces(&target[0], used, (<int *>&offsets[0]) + number, &source[0] + at,
-                          source.shape[0] - at, &spans[0] + 2 * part, pieces)
+                                   int[::1] spans, int part, int property_count) noexcept nogil:
+    return pk_copy_properties(&target[0], used, (<int *>&offsets[0]) + number, &source[0] + at,
+                          source.shape[0] - at, &spans[0] + 2 * part, property_count)
 
 cdef inline Py_ssize_t put_ends(unsigned char[::1] offsets, Py_ssize_t number, Py_ssize_t end,
                                 int[::1] places, Py_ssize_t at, Py_ssize_t step,
@@ -365,7 +366,7 @@ cdef inline void put_i64(unsigned char[::1] values, Py_ssize_t number,
                          long long value) noexcept nogil:
     (<long long *>&values[0])[number] = value
 
-cdef inline int own_i32(unsigned char[::1] values, Py_ssize_t number) noexcept nogil:
+cdef inline int native_i32(unsigned char[::1] values, Py_ssize_t number) noexcept nogil:
     return (<int *>&values[0])[number]
 
 cdef inline void set_bit(unsigned char[::1] bitmap, Py_ssize_t number) noexcept nogil:

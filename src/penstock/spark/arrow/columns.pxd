@@ -1,7 +1,7 @@
 cimport cython
 from penstock.spark.arrow.record_batch cimport RowBatch
-from penstock.spark.arrow.record_chunk cimport Chunk
-from penstock.spark.arrow.record_view cimport PlacedRecord
+from penstock.spark.arrow.record_chunk cimport RecordChunk
+from penstock.spark.arrow.record_view cimport RecordView
 from penstock.wire cimport layout, octets
 
 cdef int _DONE
@@ -28,43 +28,43 @@ cdef class ColumnBuilder:
     cdef readonly str problem
     cdef long long _rows_max
     cdef long long _bytes_max
-    cdef PlacedRecord _record
+    cdef RecordView _record
     cdef RowBatch _batch
-    cdef Chunk _chunk
+    cdef RecordChunk _chunk
     cdef tuple _tags
     cdef long long _first_ms
     cdef long long _until_ms
     cdef bint _check_crc
 
     cdef int _bind(self, const unsigned char[::1] view) except -1
-    @cython.locals(record=PlacedRecord, why=int, problem=int, size=int, offset="long long")
+    @cython.locals(record=RecordView, why=int, problem=int, size=int, offset="long long")
     cdef int _walk_answer(self, Py_ssize_t at, Py_ssize_t end, long long first,
                           long long until) except -1
-    @cython.locals(record=PlacedRecord, why=int, problem=int, size=int)
+    @cython.locals(record=RecordView, why=int, problem=int, size=int)
     cdef int _walk_log(self, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
                        long long log_offset) except -1
-    @cython.locals(record=PlacedRecord, left="Py_ssize_t", size=int, magic=int, problem=int,
+    @cython.locals(record=RecordView, left="Py_ssize_t", size=int, magic=int, problem=int,
                    offset="long long")
-    cdef int _place_logged(self, Py_ssize_t at, Py_ssize_t limit, long long log_offset) except -1
-    @cython.locals(record=PlacedRecord, transaction=int, stored_ms="long long")
-    cdef bint _wanted(self) except -1
-    @cython.locals(record=PlacedRecord, crc=int, at="Py_ssize_t")
-    cdef int _damage(self, long long physical_offset) except -1
-    cdef int _note_bad(self, str problem) except -1
-    @cython.locals(chunk=Chunk)
-    cdef Py_ssize_t _skim_answer(self, Py_ssize_t at, Py_ssize_t end, long long until) except -1
-    @cython.locals(chunk=Chunk)
-    cdef Py_ssize_t _skim_log(self, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
+    cdef int _parse_logged(self, Py_ssize_t at, Py_ssize_t limit, long long log_offset) except -1
+    @cython.locals(record=RecordView, transaction=int, stored_ms="long long")
+    cdef bint _is_wanted(self) except -1
+    @cython.locals(record=RecordView, crc=int, at="Py_ssize_t")
+    cdef int _find_damage(self, long long physical_offset) except -1
+    cdef int _bad(self, str problem) except -1
+    @cython.locals(chunk=RecordChunk)
+    cdef Py_ssize_t _add_plain_answer(self, Py_ssize_t at, Py_ssize_t end, long long until) except -1
+    @cython.locals(chunk=RecordChunk)
+    cdef Py_ssize_t _add_plain_log(self, Py_ssize_t at, Py_ssize_t end, Py_ssize_t limit,
                               long long log_offset) except -1
     @cython.locals(batch=RowBatch, rows="long long", weight="long long")
-    cdef bint _allow(self) except -1
+    cdef bint _set_chunk_limits(self) except -1
     cdef int _flush(self) except -1
-    @cython.locals(record=PlacedRecord, batch=RowBatch)
+    @cython.locals(record=RecordView, batch=RowBatch)
     cdef int _add(self) except -1
     @cython.locals(batch=RowBatch)
     cdef bint _is_full(self, long long size) except -1
-    @cython.locals(record=PlacedRecord, source="const unsigned char[::1]", size=int, bad=list)
-    cdef int _unwrap(self, Py_ssize_t at, long long until) except -1
-    @cython.locals(record=PlacedRecord, batch=RowBatch, at="Py_ssize_t", problem=int,
+    @cython.locals(record=RecordView, source="const unsigned char[::1]", size=int, bad=list)
+    cdef int _add_inner(self, Py_ssize_t at, long long until) except -1
+    @cython.locals(record=RecordView, batch=RowBatch, at="Py_ssize_t", problem=int,
                    offset="long long")
-    cdef int _add_all(self, Py_ssize_t end, long long until) except -1
+    cdef int _add_inner_records(self, Py_ssize_t end, long long until) except -1

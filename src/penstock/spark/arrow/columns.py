@@ -1,9 +1,9 @@
-"""Records of answers and of the log as Arrow columns, without a Python object per row.
+"""Records of pull responses and of the log as Arrow columns, without a Python object per row.
 
-A builder walks records in place, takes those that are wanted and writes their columns
-(`spark.batch`): plain ones some hundred at a time (`spark.chunk`), others one by one. It stops
-where a batch is full, where something is not a good record, and where a log ends; the caller
-decides what that means. Values are those of `client.records.ReceivedMessage`.
+A builder parses records in place, selects the wanted ones and writes their columns
+(`record_batch`): plain records a hundred at a time (`record_chunk`), others one by one. It stops
+when a batch is full, at a record that is not valid, and where a log ends; the caller decides what
+to do then. The values are those of `client.received_message.ReceivedMessage`.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,8 +13,8 @@ import pyarrow as pa
 
 from penstock.client.received_message import BadRecord, decode_records
 from penstock.spark.arrow.record_batch import COLUMN_BYTES_MAX, RowBatch
-from penstock.spark.arrow.record_chunk import RECORD_BYTES_MAX, Chunk
-from penstock.spark.arrow.record_view import CRC, ELSEWHERE, LENGTHS, MAGIC, PlacedRecord
+from penstock.spark.arrow.record_chunk import RECORD_BYTES_MAX, RecordChunk
+from penstock.spark.arrow.record_view import CRC, ELSEWHERE, LENGTHS, MAGIC, RecordView
 from penstock.spark.message_schema import CONTROL_TOPIC
 from penstock.wire import layout, octets
 from penstock.wire.codes import (
@@ -34,29 +34,29 @@ ROWS_MAX = 32_768
 BYTES_MAX = 16 * 1024 * 1024
 OFFSET_MAX = 2**63 - 1
 
-# Why `add_answer` and `add_log` came back.
-DONE = 0  # everything was walked, or `until` was reached
-FULL = 1  # take() the rows, then go on at `position`
-BAD = 2  # no good record at `position`: `problem` says why; go on at `resume` unless that is -1
-BLANK = 3  # log: a blank record at `position`; the rest of the segment holds nothing
+# Why `add_answer` and `add_log` returned.
+DONE = 0  # all bytes were read, or `until` was reached
+FULL = 1  # take() the rows, then continue at `position`
+BAD = 2  # no valid record at `position`: see `problem`; continue at `resume` unless it is -1
+BLANK = 3  # log: a blank record at `position`; the rest of the segment is empty
 UNWRITTEN = 4  # log: zeros at `position`
-CUT = 5  # log: what begins at `position` goes beyond the limit
+CUT = 5  # log: the record at `position` ends after the limit
 _DONE, _FULL, _BAD, _BLANK, _UNWRITTEN, _CUT = DONE, FULL, BAD, BLANK, UNWRITTEN, CUT
 
-# Twins for the compiler, which keeps them to itself.
+# Copies with a C type, which are not visible from outside.
 _CRC, _ELSEWHERE, _LENGTHS, _MAGIC = CRC, ELSEWHERE, LENGTHS, MAGIC
 _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 _TRANSACTION = SYS_TRANSACTION_MASK
 _PREPARED, _ROLLBACK = SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
-# Below this there is room for any plain record.
+# Below this size any plain record fits.
 _CHUNKED_BYTES_MAX = COLUMN_BYTES_MAX - 4 * RECORD_BYTES_MAX
 
 
 class LogFilter(NamedTuple):
-    """Which records of a log become rows; halves of transactions never do."""
+    """Which records of a log become rows; half messages never do."""
 
     topics: Callable[[bytes], bool]
-    """Asked about each topic that is met, seldom more than once."""
+    """Called for each topic, rarely more than once."""
     tags: frozenset[bytes] | None = None
     first_ms: int = 0
     """Stored at this time or later."""
@@ -66,21 +66,18 @@ class LogFilter(NamedTuple):
 
 
 def is_user_topic(topic: bytes) -> bool:
-    """Whether applications send to it: it is not a broker's own, and holds no retries."""
+    """Whether applications send to this topic: no system, retry, dead-letter or control topic."""
     name = topic.decode("utf-8", "replace")
-    others = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, LMQ_PREFIX)
-    ours = name.rpartition("%")[2] == CONTROL_TOPIC  # whatever the namespace
-    return not ours and not is_system_topic(name) and not name.startswith(others)
+    prefixes = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX, LMQ_PREFIX)
+    is_control = name.rpartition("%")[2] == CONTROL_TOPIC  # in any namespace
+    return not is_control and not is_system_topic(name) and not name.startswith(prefixes)
 
 
 class ColumnBuilder:
-    """Rows of `schema.arrow_schema(columns)`; `rows` of them are held and weigh `size` bytes.
+    """Builds rows of `message_schema.arrow_schema(columns)`; it holds `rows` rows of `size` bytes.
 
-    `topic` and `broker` are what the columns of that name say; without them it is the record's own
-    topic, and no broker.
-
-    After an add, `position` is where in the bytes it stopped; `offset` the queue offset to go on
-    with (answers); `problem` and `resume` belong to BAD.
+    `topic` and `broker` are the values of these columns; the defaults are the record's topic and
+    no broker.
     """
 
     def __init__(
@@ -93,23 +90,26 @@ class ColumnBuilder:
         bytes_max: int = BYTES_MAX,
     ) -> None:
         assert min(rows_max, bytes_max) > 0, "a batch that is always full never gets a row"
-        self.position: int = 0
-        self.offset: int = 0
-        self.resume: int = -1
-        self.problem: str = ""
+        # Results of the last add.
+        self.position: int = 0  # where in the bytes it stopped
+        self.offset: int = 0  # pull responses: the next queue offset
+        self.resume: int = -1  # after BAD: where the next record starts, if that is known
+        self.problem: str = ""  # after BAD: what is wrong
+        # Limits of a batch.
         self._rows_max: int = rows_max
         self._bytes_max: int = bytes_max
-        self._record: PlacedRecord = PlacedRecord()
+        self._record: RecordView = RecordView()  # the record that is read now
         self._batch: RowBatch = RowBatch(
             columns,
             None if topic is None else topic.encode(),
             None if broker is None else broker.encode(),
         )
-        self._chunk: Chunk = Chunk(
+        self._chunk: RecordChunk = RecordChunk(
             body=self._batch.needs_body,
             topic=self._batch.needs_topic,
             properties=self._batch.needs_properties,
         )
+        # The filter of the current add.
         self._tags: tuple[bytes, ...] | None = None
         self._first_ms: int = 0
         self._until_ms: int = 0
@@ -124,7 +124,7 @@ class ColumnBuilder:
         return self._batch.size
 
     def take(self) -> pa.RecordBatch:
-        """The rows, without a copy; the builder begins anew. Empty if there are none."""
+        """The rows, without a copy; empties the builder."""
         return self._batch.take()
 
     def add_answer(
@@ -137,14 +137,13 @@ class ColumnBuilder:
         until: int,
         tags: frozenset[bytes] | None = None,
     ) -> int:
-        """Take the records of a pull's answer in [begin, end) whose queue offset is in
-        [first, until): DONE, FULL or BAD.
+        """Add the records of a pull response in [begin, end) with queue offsets in [first, until).
 
-        `offset` is then `until` where that was reached, else the one after the last record seen,
-        and `first` if there was none. Records that come twice or backwards are taken once.
+        Returns DONE, FULL or BAD. `offset` is then `until` if that was reached, else the one after
+        the last record, or `first` if there was none. A record that is repeated is added once.
         """
         self._tags = None if tags is None else tuple(tags)
-        self._chunk.ask(None, self._tags)
+        self._chunk.set_filter(None, self._tags)
         self._open(data, begin, end)
         try:
             why = self._walk_answer(begin, end, first, until)
@@ -163,17 +162,17 @@ class ColumnBuilder:
         log_offset: int,
         wanted: LogFilter,
     ) -> int:
-        """Take the records of a log that begin in [begin, end) of `data` (bytes, a map, a view).
+        """Add the records of a log that start in [begin, end) of `data`, a bytes-like object.
 
-        Byte 0 lies at `log_offset` in the log; nothing from `limit` on is read. A record has to
-        begin at `begin`. After DONE, `position` is where the next slice's first
-        record begins. After BAD, `resume` is known where only the content of the record is wrong.
+        Byte 0 is at `log_offset` of the log; nothing from `limit` on is read. A record must start
+        at `begin`. After DONE, `position` is where the first record of the next slice starts. After
+        BAD, `resume` is known if only the content of the record is wrong.
         """
         self._tags = None if wanted.tags is None else tuple(wanted.tags)
         self._first_ms, self._until_ms = wanted.first_ms, wanted.until_ms
         self._check_crc = wanted.check_crc
-        self._chunk.ask(wanted.topics, self._tags)
-        self._chunk.ask_log(wanted.first_ms, wanted.until_ms, wanted.check_crc)
+        self._chunk.set_filter(wanted.topics, self._tags)
+        self._chunk.set_log_filter(wanted.first_ms, wanted.until_ms, wanted.check_crc)
         self._open(data, begin, limit)
         try:
             why = self._walk_log(begin, end, limit, log_offset)
@@ -182,10 +181,10 @@ class ColumnBuilder:
         finally:
             self._bind(memoryview(b"\0"))
 
-    # --- walking
+    # --- reading records
 
     def _open(self, data: object, begin: int, limit: int) -> None:
-        view = memoryview(data)  # type: ignore[arg-type]  # whoever has no bytes is told
+        view = memoryview(data)  # type: ignore[arg-type]  # raises TypeError for other objects
         if not 0 <= begin <= limit <= len(view):
             raise ValueError(f"bytes {begin} to {limit} of {len(view)}")
         self._bind(view if len(view) > 0 else memoryview(b"\0"))
@@ -202,13 +201,13 @@ class ColumnBuilder:
         why = _DONE
         self.offset = first
         while at < end:
-            at = self._skim_answer(at, end, until)
+            at = self._add_plain_answer(at, end, until)
             if at >= end:
                 break
-            problem = record.place(at, end)
+            problem = record.parse(at, end)
             size = record.size
             if problem != 0:
-                why = self._note_bad(PROBLEMS[problem])
+                why = self._bad(PROBLEMS[problem])
                 if problem in (_MAGIC, _LENGTHS):
                     self.resume = at + size
                 break
@@ -217,7 +216,7 @@ class ColumnBuilder:
                 self.offset = until
                 break
             if record.sys_flag & _WRAPPED == _WRAPPED:
-                why = self._unwrap(at, until)
+                why = self._add_inner(at, until)
             elif offset >= self.offset:
                 why = self._add()
             if why != _DONE:
@@ -232,22 +231,22 @@ class ColumnBuilder:
         record = self._record
         why = _DONE
         while at < end:
-            at = self._skim_log(at, end, limit, log_offset)
+            at = self._add_plain_log(at, end, limit, log_offset)
             if at >= end:
                 break
-            why = self._place_logged(at, limit, log_offset)
+            why = self._parse_logged(at, limit, log_offset)
             if why != _DONE:
                 break
             size = record.size
-            if self._wanted():
-                problem = self._damage(log_offset + at)
+            if self._is_wanted():
+                problem = self._find_damage(log_offset + at)
                 if problem != 0:
-                    why = self._note_bad(PROBLEMS[problem])
+                    why = self._bad(PROBLEMS[problem])
                     self.resume = at + size
                     break
                 if record.sys_flag & _WRAPPED == _WRAPPED:
                     self.offset = 0
-                    why = self._unwrap(at, OFFSET_MAX)
+                    why = self._add_inner(at, OFFSET_MAX)
                 else:
                     why = self._add()
                 if why != _DONE:
@@ -256,8 +255,8 @@ class ColumnBuilder:
         self.position = at
         return why
 
-    def _place_logged(self, at: int, limit: int, log_offset: int) -> int:
-        """DONE if a record of the log begins here, else what does."""
+    def _parse_logged(self, at: int, limit: int, log_offset: int) -> int:
+        """DONE if a record of the log starts here, else what does."""
         record = self._record
         left = limit - at
         if left < layout.HEAD_BYTES:
@@ -270,15 +269,15 @@ class ColumnBuilder:
             return _UNWRITTEN
         if magic in (layout.MAGIC_V1, layout.MAGIC_V2) and size > left:
             return _CUT
-        problem = record.place(at, limit)
+        problem = record.parse(at, limit)
         if problem == 0:
             offset = octets.get_i64(record.source, at + layout.PHYSICAL_OFFSET_AT)
             if offset != log_offset + at:
                 problem = _ELSEWHERE
-        return _DONE if problem == 0 else self._note_bad(PROBLEMS[problem])
+        return _DONE if problem == 0 else self._bad(PROBLEMS[problem])
 
-    def _wanted(self) -> bool:
-        """Whether the filter lets a record of the log pass; tags are looked at later."""
+    def _is_wanted(self) -> bool:
+        """Whether a record of the log passes the filter; tags are checked later."""
         record = self._record
         transaction = record.sys_flag & _TRANSACTION
         if transaction in (_PREPARED, _ROLLBACK):
@@ -288,8 +287,8 @@ class ColumnBuilder:
             return False
         return self._chunk.wants(record.topic_at, record.topic_length)
 
-    def _damage(self, physical_offset: int) -> int:
-        """What is wrong inside a record of the log whose lengths are right."""
+    def _find_damage(self, physical_offset: int) -> int:
+        """The problem in the content of a record of the log whose lengths are valid; 0 if none."""
         record = self._record
         if self._check_crc:
             crc = octets.crc31(record.source, record.body_at, record.body_length)
@@ -300,16 +299,16 @@ class ColumnBuilder:
             return record.torn(physical_offset)
         return 0
 
-    def _note_bad(self, problem: str) -> int:
+    def _bad(self, problem: str) -> int:
         self.problem = problem
         return _BAD
 
     # --- plain records
 
-    def _skim_answer(self, at: int, end: int, until: int) -> int:
-        """Take plain records; where another begins, or one that a full batch has no room for."""
+    def _add_plain_answer(self, at: int, end: int, until: int) -> int:
+        """Add plain records up to another kind of record or a full batch; returns the position."""
         chunk = self._chunk
-        while self._allow():
+        while self._set_chunk_limits():
             chunk.offset = self.offset
             at = chunk.walk_answer(at, end, until)
             self.offset = chunk.offset
@@ -318,28 +317,28 @@ class ColumnBuilder:
             self._flush()
         return at
 
-    def _skim_log(self, at: int, end: int, limit: int, log_offset: int) -> int:
-        """The same in a log."""
+    def _add_plain_log(self, at: int, end: int, limit: int, log_offset: int) -> int:
+        """As `_add_plain_answer`, in a log."""
         chunk = self._chunk
-        while self._allow():
+        while self._set_chunk_limits():
             at = chunk.walk_log(at, end, limit, log_offset)
             if not chunk.full:
                 break
             self._flush()
         return at
 
-    def _allow(self) -> bool:
-        """Tell the chunk how much room is left; whether there is any."""
+    def _set_chunk_limits(self) -> bool:
+        """Set how much the chunk may hold; False if the batch is full."""
         batch = self._batch
         rows = self._rows_max - batch.rows
         weight = min(self._bytes_max, _CHUNKED_BYTES_MAX) - batch.size
         if rows <= 0 or weight <= 0:
             return False
-        self._chunk.allow(rows, weight, batch.row_bytes_max)
+        self._chunk.set_limits(rows, weight, batch.row_bytes_max)
         return True
 
     def _flush(self) -> None:
-        """Make rows of the chunk's records."""
+        """Add the chunk's records to the batch."""
         if self._chunk.rows > 0:
             self._batch.add_chunk(self._chunk)
             self._chunk.clear()
@@ -347,31 +346,27 @@ class ColumnBuilder:
     # --- rows
 
     def _add(self) -> int:
-        """Take the placed record, if its tag is wanted."""
+        """Add the parsed record if its tag is wanted."""
         self._flush()
         record = self._record
         batch = self._batch
         if self._is_full(record.size):
             return _FULL
         if batch.needs_properties or self._tags is not None:
-            record.scan(batch.needs_distinct)
+            record.parse_properties(batch.needs_distinct)
             if self._tags is not None and not record.tagged(self._tags):
                 return _DONE
         if not batch.add(record):
             self.resume = record.at + record.size
-            return self._note_bad("the body can't be unpacked")
+            return self._bad("the body can't be decompressed")
         return _DONE
 
     def _is_full(self, size: int) -> bool:
         batch = self._batch
-        return (
-            batch.rows >= self._rows_max
-            or batch.size >= self._bytes_max
-            or not batch.has_room(size)
-        )
+        return batch.rows >= self._rows_max or batch.size >= self._bytes_max or not batch.fits(size)
 
-    def _unwrap(self, at: int, until: int) -> int:
-        """Take the messages inside a record that is a batch, from `offset` on; all at once."""
+    def _add_inner(self, at: int, until: int) -> int:
+        """Add the messages inside a batch record from `offset` on, all at once."""
         self._flush()
         record = self._record
         source, size = record.source, record.size
@@ -382,23 +377,23 @@ class ColumnBuilder:
         data = b"".join(message.record for message in inner)
         if inner:
             self._bind(memoryview(data))
-            self._add_all(len(data), until)
+            self._add_inner_records(len(data), until)
             self._bind(source)
         if bad:
             self.resume = at + size
-            return self._note_bad(bad[0].problem)
+            return self._bad(bad[0].problem)
         return _DONE
 
-    def _add_all(self, end: int, until: int) -> None:
+    def _add_inner_records(self, end: int, until: int) -> None:
         record = self._record
         batch = self._batch
         at = 0
         while at < end:
-            problem = record.place(at, end)
-            assert problem == 0, "these records were decoded before"
+            problem = record.parse(at, end)
+            assert problem == 0, "these records have been decoded before"
             offset = octets.get_i64(record.source, at + layout.QUEUE_OFFSET_AT)
             if self.offset <= offset < until:
-                record.scan(batch.needs_distinct)
+                record.parse_properties(batch.needs_distinct)
                 if self._tags is None or record.tagged(self._tags):
                     batch.add(record)
                 self.offset = offset + 1

@@ -1,9 +1,9 @@
-"""Plain records, some hundred at a time: where everything lies that their columns are made of.
+"""Plain records, about a hundred at a time: the positions of everything that columns need.
 
-A walk notes places as long as records are as nearly all are. It stops before the first that is not,
-which then goes the long way by itself (`spark.placed`): there it is found out what is wrong with
-it, or it is taken by rules that need more time. So nothing is decided here that could be disputed,
-and columns are written (`spark.batch`) in one loop each.
+The fast path: a walk collects positions as long as records are plain, which nearly all are. It
+stops before the first record that is not. That one takes the slow path (`record_view`), which finds
+out what is wrong with it, or handles it. So the fast path decides nothing that is in doubt, and
+every column is written in one loop (`record_batch`).
 """
 
 from array import array
@@ -20,94 +20,101 @@ from penstock.wire.codes import (
     SYS_TRANSACTION_ROLLBACK,
 )
 
-ROWS = 128  # their bytes and places stay near the processor
+ROWS = 128  # their bytes and positions stay in the processor's cache
 RECORD_BYTES_MAX = 1 << 20
-# The numbers of a row; places are counted from `base` on, and what has a length has it next to it.
+# The numbers of a row: positions from `base`, followed by the length where there is one.
 WIDTH = 16
-AT, STORE_AT, BODY, TOPIC, UNIQUE, TAGS, KEYS, PIECES_END = 0, 1, 2, 4, 6, 8, 10, 12
-NAMES, CONTENTS, SPAN = 0, 2, 4  # the numbers of a piece
+AT, STORE_AT, BODY, TOPIC, UNIQUE, TAGS, KEYS, PROPERTIES_END = 0, 1, 2, 4, 6, 8, 10, 12
+NAMES, VALUES, SPAN_WIDTH = 0, 2, 4  # the numbers of a property
 
-# Twins for the compiler, which keeps them to itself.
+# Copies with a C type, which are not visible from outside.
 _ROWS, _WIDTH, _RECORD_BYTES_MAX = ROWS, WIDTH, RECORD_BYTES_MAX
-_STORE_AT, _BODY, _TOPIC, _UNIQUE, _TAGS, _PIECES_END = (
+_STORE_AT, _BODY, _TOPIC, _UNIQUE, _TAGS, _PROPERTIES_END = (
     STORE_AT,
     BODY,
     TOPIC,
     UNIQUE,
     TAGS,
-    PIECES_END,
+    PROPERTIES_END,
 )
-_SLACK = byte_access.CUT_SLACK
-_RARE, _FRESH, _COUNT = (
-    byte_access.PIECES_RARE,
-    byte_access.PIECES_FRESH,
-    byte_access.PIECES_RARE - 1,
+_SLACK = byte_access.READ_SLACK
+_RARE, _NEW_NAMES, _COUNT = (
+    byte_access.FLAG_RARE,
+    byte_access.FLAG_NEW_NAMES,
+    byte_access.FLAG_RARE - 1,
 )
-_PIECES = ROWS * 16
-_PIECES_FULL = _PIECES - byte_access.PIECES_MAX
-_REACH = 1 << 30
-_COMPRESSED, _UNPLAIN = SYS_COMPRESSED, SYS_INNER_BATCH | SYS_NEED_UNWRAP
+_PROPERTIES_CAPACITY = ROWS * 16
+_PROPERTIES_FULL = _PROPERTIES_CAPACITY - byte_access.PROPERTIES_MAX
+_DISTANCE_MAX = 1 << 30
+_COMPRESSED, _NOT_PLAIN = SYS_COMPRESSED, SYS_INNER_BATCH | SYS_NEED_UNWRAP
 _TRANSACTION = SYS_TRANSACTION_MASK
 _PREPARED, _ROLLBACK = SYS_TRANSACTION_PREPARED, SYS_TRANSACTION_ROLLBACK
-_KNOWN = 256  # topics whose verdict is kept; a power of two
-_NO, _YES, _ODD = 1, 2, 3  # verdicts; a topic that is wanted may have more than ASCII
+_CACHE_SIZE = 256  # topics whose match is cached; a power of two
+_UNWANTED, _WANTED, _NOT_ASCII = 1, 2, 3  # matches; a _NOT_ASCII topic is wanted, too
 
 
-class Chunk:
-    """Places of `rows` records that were not written into columns yet.
+class RecordChunk:
+    """Positions of `rows` records that are not written into columns yet.
 
-    `rare`: some may have properties of which few columns are made; `same_names`, `same_topic`: all
-    have those of the first, as far as that is known.
-
-    Whoever walks says before what is needed of a record, which ones are wanted, and how many rows
-    and bytes there may be.
+    Before a walk the caller sets the filter and the limits.
     """
 
     def __init__(self, *, body: bool, topic: bool, properties: bool) -> None:
-        self.source: memoryview = memoryview(b"\0")
-        self.base: int = 0
+        self.source: memoryview = memoryview(b"\0")  # the bytes that contain the records
+        # The records of this chunk, until `clear`.
+        self.base: int = 0  # all positions are relative to this one
         self.rows: int = 0
-        self.pieces: int = 0
-        self.weight: int = 0
-        self.rare: bool = False
-        self.same_names: bool = True
-        self.same_topic: bool = True
-        self.full: bool = False
+        self.property_count: int = 0
+        self.weight: int = 0  # upper bound of the bytes that the rows need
+        self.rare: bool = False  # a record may have a rare property
+        self.same_names: bool = True  # all records are known to have the first one's property names
+        self.same_topic: bool = True  # all records are known to have the first one's topic
+        self.full: bool = False  # the last walk stopped because of a limit
         self.places: memoryview = memoryview(array("i", bytes(4 * WIDTH * ROWS)))
-        self.spans: memoryview = memoryview(array("i", bytes(4 * SPAN * _PIECES)))
-        self._notes: memoryview = memoryview(array("Q", bytes(8 * byte_access.CUT_NOTES)))
+        self.spans: memoryview = memoryview(
+            array("i", bytes(4 * SPAN_WIDTH * _PROPERTIES_CAPACITY))
+        )
+        self._parse_state: memoryview = memoryview(
+            array("Q", bytes(8 * byte_access.PARSE_STATE_WORDS))
+        )
+        # What the columns need of a record.
         self._body: bool = body
         self._topic: bool = topic
         self._properties: bool = properties
+        # Limits of the next walk.
         self._row_bytes: int = 0
         self._rows_max: int = 0
         self._weight_max: int = 0
-        self.offset: int = 0
+        self.offset: int = 0  # pull responses: the next queue offset
+        # The filter, until the next set_filter or set_log_filter.
         self._tags: tuple[bytes, ...] | None = None
-        self._cut: bool = properties
+        self._needs_properties: bool = properties
         self._topics: Callable[[bytes], bool] | None = None
         self._first_ms: int = 0
         self._until_ms: int = 0
         self._check_crc: bool = False
-        self._known: list[bytes | None] = [None] * _KNOWN
-        self._verdicts: bytearray = bytearray(_KNOWN)
-        self._last: int = 0
+        # Whether topics match: a hash table of the filter's answers.
+        self._cached_topics: list[bytes | None] = [None] * _CACHE_SIZE
+        self._cached_matches: bytearray = bytearray(_CACHE_SIZE)
+        self._last_slot: int = 0
 
-    # --- what is wanted
+    # --- filter and limits
 
-    def ask(self, topics: Callable[[bytes], bool] | None, tags: tuple[bytes, ...] | None) -> None:
-        """Take records of these topics (None: of all) and tags."""
+    def set_filter(
+        self, topics: Callable[[bytes], bool] | None, tags: tuple[bytes, ...] | None
+    ) -> None:
+        """Select records of these topics (None: all) and tags."""
         if topics is not self._topics:
             self._topics = topics
-            self._known = [None] * _KNOWN
+            self._cached_topics = [None] * _CACHE_SIZE
         self._tags = tags
-        self._cut = self._properties or tags is not None
+        self._needs_properties = self._properties or tags is not None
 
-    def ask_log(self, first_ms: int, until_ms: int, check_crc: bool) -> None:
+    def set_log_filter(self, first_ms: int, until_ms: int, check_crc: bool) -> None:
         self._first_ms, self._until_ms, self._check_crc = first_ms, until_ms, check_crc
 
-    def allow(self, rows: int, weight: int, row_bytes: int) -> None:
-        """There may be so many rows in all, and bytes if each has `row_bytes` and its texts."""
+    def set_limits(self, rows: int, weight: int, row_bytes: int) -> None:
+        """Limit the rows and their bytes; a row has `row_bytes` and its texts."""
         self._rows_max = min(rows, _ROWS)
         self._weight_max = weight
         self._row_bytes = row_bytes
@@ -118,7 +125,7 @@ class Chunk:
 
     def clear(self) -> None:
         self.rows = 0
-        self.pieces = 0
+        self.property_count = 0
         self.weight = 0
         self.rare = False
         self.same_names = True
@@ -127,40 +134,40 @@ class Chunk:
     # --- walks
 
     def walk_answer(self, at: int, end: int, until: int) -> int:
-        """Note plain records of an answer with offsets from `offset` on; where that ended."""
+        """Add plain records of a pull response from `offset` on; returns where it stopped."""
         self._begin(at)
         while at < end and not self._is_full(at):
-            size = self._place(at, end)
+            size = self._locate(at, end)
             if size == 0:
                 break
             offset = octets.get_i64(self.source, at + layout.QUEUE_OFFSET_AT)
             if offset >= until:
                 break
             if offset >= self.offset:
-                if self._topic and self._verdict() != _YES:
+                if self._topic and self._row_topic_match() != _WANTED:
                     break
-                if not self._take(at, size):
+                if not self._add_row(at, size):
                     break
                 self.offset = offset + 1
             at += size
         return at
 
     def walk_log(self, at: int, end: int, limit: int, log_offset: int) -> int:
-        """Note plain records of a log that begin before `end`, and pass over those that are not
-        wanted; where that ended."""
+        """Add plain records of a log that start before `end` and skip unwanted ones; returns where
+        it stopped."""
         self._begin(at)
         while at < end and not self._is_full(at):
-            size = self._place(at, limit)
+            size = self._locate(at, limit)
             if size == 0:
                 break
             if octets.get_i64(self.source, at + layout.PHYSICAL_OFFSET_AT) != log_offset + at:
                 break
-            if self._is_whole(at):
-                verdict = self._verdict()
-                if verdict != _NO:
-                    if verdict == _ODD and self._topic:
+            if self._is_visible(at):
+                topic_match = self._row_topic_match()
+                if topic_match != _UNWANTED:
+                    if topic_match == _NOT_ASCII and self._topic:
                         break
-                    if self._is_damaged(at) or not self._take(at, size):
+                    if self._is_damaged(at) or not self._add_row(at, size):
                         break
             at += size
         return at
@@ -173,13 +180,13 @@ class Chunk:
         self.full = (
             self.rows >= self._rows_max
             or self.weight >= self._weight_max
-            or self.pieces > _PIECES_FULL
-            or at - self.base > _REACH
+            or self.property_count > _PROPERTIES_FULL
+            or at - self.base > _DISTANCE_MAX
         )
         return self.full
 
-    def _place(self, at: int, end: int) -> int:
-        """The size of the record there, whose places are noted behind the last row; 0 if it is not
+    def _locate(self, at: int, end: int) -> int:
+        """Write the record's positions after the last row; returns its size, or 0 if it is not
         plain."""
         left = end - at - _SLACK
         if left < layout.FIXED_BYTES:
@@ -191,7 +198,7 @@ class Chunk:
         if magic != layout.MAGIC_V1 and magic != layout.MAGIC_V2:
             return 0
         sys_flag = octets.get_i32(self.source, at + layout.SYS_FLAG_AT)
-        if sys_flag & _UNPLAIN or (self._body and sys_flag & _COMPRESSED):
+        if sys_flag & _NOT_PLAIN or (self._body and sys_flag & _COMPRESSED):
             return 0
         row = self.rows * _WIDTH
         left = at + size
@@ -218,8 +225,8 @@ class Chunk:
         place += layout.PROPERTIES_LENGTH_BYTES
         return size if length >= 0 and place + length == left else 0
 
-    def _is_whole(self, at: int) -> bool:
-        """Whether it is no half of a transaction, and stored when it should be."""
+    def _is_visible(self, at: int) -> bool:
+        """Whether the record is not a half message, and was stored in the wanted period."""
         transaction = octets.get_i32(self.source, at + layout.SYS_FLAG_AT) & _TRANSACTION
         if transaction in (_PREPARED, _ROLLBACK):
             return False
@@ -228,45 +235,45 @@ class Chunk:
         return self._first_ms <= stored_ms < self._until_ms
 
     def _is_damaged(self, at: int) -> bool:
-        """Whether it has to be looked at; `_take` finds other reasons."""
+        """Whether the record needs the slow path; `_add_row` finds other reasons."""
         row = self.rows * _WIDTH
         body_at, length = self.base + self.places[row + _BODY], self.places[row + _BODY + 1]
         if self._check_crc:
             crc = octets.get_i32(self.source, at + layout.BODY_CRC_AT)
             if octets.crc31(self.source, body_at, length) != crc:
                 return True
-        if self._cut:
+        if self._needs_properties:
             return False
         text_at = self.base + self.places[row + _TOPIC] + self.places[row + _TOPIC + 1] + 2
         end = at + octets.get_i32(self.source, at + layout.SIZE_AT)
         return octets.find(self.source, text_at, end, 0) >= 0
 
-    def _take(self, at: int, size: int) -> bool:
-        """Make the placed record a row, if its tag is wanted; False if it is not plain."""
+    def _add_row(self, at: int, size: int) -> bool:
+        """Add the record as a row if its tag is wanted; False if it is not plain."""
         row = self.rows * _WIDTH
         text_at = self.base + self.places[row + _TOPIC] + self.places[row + _TOPIC + 1] + 2
         length = at + size - text_at
-        if self._cut:
-            count = byte_access.cut(
+        if self._needs_properties:
+            count = byte_access.parse_properties(
                 self.source,
                 text_at,
                 length,
                 self.base,
                 self.spans,
-                self.pieces,
+                self.property_count,
                 self.places,
                 row + _UNIQUE,
-                self._notes,
+                self._parse_state,
             )
             if count < 0:
                 return False
-            if count & _FRESH and self.rows > 0:
+            if count & _NEW_NAMES and self.rows > 0:
                 self.same_names = False
             if self._tags is not None and not self._is_tagged(row):
                 return True
             self.rare = self.rare or count & _RARE != 0
-            self.pieces += count & _COUNT
-        self.places[row + _PIECES_END] = self.pieces
+            self.property_count += count & _COUNT
+        self.places[row + _PROPERTIES_END] = self.property_count
         self.rows += 1
         self.weight += self._row_bytes + size + 4 * length
         return True
@@ -281,33 +288,33 @@ class Chunk:
 
     # --- topics
 
-    def _verdict(self) -> int:
+    def _row_topic_match(self) -> int:
         row = self.rows * _WIDTH + _TOPIC
-        return self.verdict(self.base + self.places[row], self.places[row + 1])
+        return self.topic_match(self.base + self.places[row], self.places[row + 1])
 
     def wants(self, topic_at: int, length: int) -> bool:
         """Whether records of this topic are wanted."""
-        return self.verdict(topic_at, length) != _NO
+        return self.topic_match(topic_at, length) != _UNWANTED
 
-    def verdict(self, at: int, length: int) -> int:
-        place = self._last
-        if not self._knows(place, at, length):
-            place = octets.mix_hash(self.source, at, length, 0) & (_KNOWN - 1)
-            if not self._knows(place, at, length):
-                self._judge(place, at, length)
-            self._last = place
+    def topic_match(self, at: int, length: int) -> int:
+        slot = self._last_slot
+        if not self._is_cached(slot, at, length):
+            slot = octets.mix_hash(self.source, at, length, 0) & (_CACHE_SIZE - 1)
+            if not self._is_cached(slot, at, length):
+                self._match_topic(slot, at, length)
+            self._last_slot = slot
             self.same_topic = self.rows == 0
-        return self._verdicts[place]
+        return self._cached_matches[slot]
 
-    def _knows(self, place: int, at: int, length: int) -> bool:
-        """Whether the verdict there is about this topic."""
-        known = self._known[place]
+    def _is_cached(self, slot: int, at: int, length: int) -> bool:
+        """Whether this slot of the cache holds this topic."""
+        known = self._cached_topics[slot]
         return known is not None and len(known) == length and octets.matches(self.source, at, known)
 
-    def _judge(self, place: int, at: int, length: int) -> None:
+    def _match_topic(self, slot: int, at: int, length: int) -> None:
         topic = bytes(self.source[at : at + length])
-        verdict = _YES if topic.isascii() else _ODD
+        topic_match = _WANTED if topic.isascii() else _NOT_ASCII
         if self._topics is not None and not self._topics(topic):
-            verdict = _NO
-        self._verdicts[place] = verdict
-        self._known[place] = topic
+            topic_match = _UNWANTED
+        self._cached_matches[slot] = topic_match
+        self._cached_topics[slot] = topic

@@ -7,7 +7,7 @@ cdef int _MAGIC
 cdef int _BEYOND
 cdef int _LENGTHS
 cdef long long _NO_NUMBER
-cdef int _PIECES_MAX
+cdef int _PROPERTIES_MAX
 cdef unsigned int _TAGS
 cdef unsigned int _KEYS
 cdef long long _UNIQ_KEY
@@ -21,7 +21,7 @@ cdef long long _I64_MAX
 cdef unsigned long long _ONE
 
 @cython.final
-cdef class PlacedRecord:
+cdef class RecordView:
     cdef const unsigned char[::1] source
     cdef readonly Py_ssize_t at
     cdef readonly int size
@@ -37,7 +37,7 @@ cdef class PlacedRecord:
     cdef readonly Py_ssize_t text_at
     cdef readonly int text_length
     cdef readonly bint rewritten
-    cdef readonly int pieces
+    cdef readonly int property_count
     cdef int[::1] spans
     cdef readonly Py_ssize_t tags_at
     cdef readonly int tags_length
@@ -57,18 +57,18 @@ cdef class PlacedRecord:
 
     cpdef int bind(self, const unsigned char[::1] source) except -1
     @cython.locals(size=int, magic=int, sys_flag=int, place="Py_ssize_t", length=int, prefix=int)
-    cpdef int place(self, Py_ssize_t at, Py_ssize_t end) except -1
-    @cython.locals(clean=bint, doubtful=bint)
-    cpdef int scan(self, bint distinct) except -1
-    @cython.locals(end="Py_ssize_t", pieces=int)
+    cpdef int parse(self, Py_ssize_t at, Py_ssize_t end) except -1
+    @cython.locals(clean=bint, may_repeat=bint)
+    cpdef int parse_properties(self, bint distinct) except -1
+    @cython.locals(end="Py_ssize_t", property_count=int)
     cdef bint _split(self) except -1
     @cython.locals(at="Py_ssize_t", other="Py_ssize_t", i=int, k=int, length=int)
     cdef bint _repeats(self) except -1
     cdef int _rewrite(self) except -1
     @cython.locals(base="Py_ssize_t", seen="unsigned long long", bit="unsigned long long",
-                   doubtful=bint, i=int, name="Py_ssize_t", length=int, word="unsigned int")
-    cdef bint _note(self) except -1
-    cdef int _note_rare(self, Py_ssize_t name, int name_length, Py_ssize_t at,
+                   may_repeat=bint, i=int, name="Py_ssize_t", length=int, word="unsigned int")
+    cdef bint _find_known(self) except -1
+    cdef int _find_rare(self, Py_ssize_t name, int name_length, Py_ssize_t at,
                         int length) except -1
     @cython.locals(tag=bytes)
     cpdef bint tagged(self, tuple tags) except -1

@@ -1,9 +1,9 @@
-"""A record in bytes that are only read (an answer, a map of a log file): positions, no objects.
+"""A view of one record in read-only bytes (a pull response or a log file): positions, no objects.
 
-`wire.record` has the layout. Every length is checked by `place`; after that fields may be read.
-`scan` cuts the properties into pieces and finds those that columns are made of. Properties that are
-not as they should be (not UTF-8, a name twice, very many) are written anew for that, by the rules
-of `wire.message.decode_properties`.
+`wire.record` defines the layout. `parse` checks every length; after that fields may be read.
+`parse_properties` finds the properties and those that have columns. Irregular properties (not
+UTF-8, a repeated name, very many) are first rewritten by the rules of
+`wire.message.decode_properties`.
 """
 
 from array import array
@@ -18,13 +18,13 @@ from penstock.wire.record import (
     StoredRecord,
 )
 
-# What is wrong with a record: numbers of `wire.record.PROBLEMS`, and one more.
+# Problems of a record: numbers of `wire.record.PROBLEMS`, and one more.
 SHORT, MAGIC, BEYOND, LENGTHS, CRC, ELSEWHERE = 1, 3, 4, 5, 6, 7
 _SHORT, _MAGIC, _BEYOND, _LENGTHS = SHORT, MAGIC, BEYOND, LENGTHS
 NO_NUMBER = -(2**63)
 _NO_NUMBER = NO_NUMBER
 
-_PIECES_MAX = 32  # more are not compared with each other
+_PROPERTIES_MAX = 32  # beyond this, names are not compared with each other
 _TAGS = int.from_bytes(b"TAGS", "big")
 _KEYS = int.from_bytes(b"KEYS", "big")
 _UNIQ_KEY = int.from_bytes(b"UNIQ_KEY", "big")
@@ -33,11 +33,15 @@ _I64_MAX = 2**63 - 1
 _ONE = 1
 
 
-class PlacedRecord:
-    """One record at a time of the bytes that it is bound to; reused."""
+class RecordView:
+    """One record of the bytes it is bound to; reused for the next.
+
+    Fields named `…_at` are positions in `source`, those of properties in `text`. All are valid
+    until the next `parse`; those of properties from `parse_properties` on.
+    """
 
     def __init__(self) -> None:
-        self.source: memoryview = memoryview(b"\0")
+        self.source: memoryview = memoryview(b"\0")  # until the next `bind`
         self.at: int = 0
         self.size: int = 0
         self.sys_flag: int = 0
@@ -48,11 +52,11 @@ class PlacedRecord:
         self.body_length: int = 0
         self.topic_at: int = 0
         self.topic_length: int = 0
-        self.text: memoryview = self.source
+        self.text: memoryview = self.source  # the properties: `source`, or rewritten ones
         self.text_at: int = 0
         self.text_length: int = 0
-        self.rewritten: bool = False
-        self.pieces: int = 0
+        self.rewritten: bool = False  # `text` is not `source`
+        self.property_count: int = 0
         self.spans: memoryview = memoryview(array("i", bytes(16 * (PROPERTIES_BYTES_MAX // 4 + 1))))
         self.tags_at: int = 0
         self.tags_length: int = 0
@@ -75,10 +79,10 @@ class PlacedRecord:
         self.text = source
         self.rewritten = False
 
-    def place(self, at: int, end: int) -> int:
-        """Take the record at `at` of bytes that may be believed up to `end`: 0 or a problem.
+    def parse(self, at: int, end: int) -> int:
+        """Read the layout of the record at `at`, which ends at `end` at most: 0 or a problem.
 
-        From LENGTHS on, and for an unknown magic, `size` lies within the bytes.
+        For LENGTHS and later problems, and for MAGIC, `size` is within the bytes.
         """
         self.at = at
         if end - at < layout.HEAD_BYTES:
@@ -122,33 +126,33 @@ class PlacedRecord:
 
     # --- properties
 
-    def scan(self, distinct: bool) -> None:
-        """Find the pieces of the properties and those that have a meaning here.
+    def parse_properties(self, distinct: bool) -> None:
+        """Find the properties and those that have columns.
 
-        Of several with one name the last counts. `distinct`: the pieces have no name twice.
+        Of several with the same name the last counts. With `distinct`, no name is repeated.
         """
         if self.rewritten:
             self.rewritten = False
             self.text = self.source
-        clean = self._split() or byte_access.is_text(self.text, self.text_at, self.text_length)
-        doubtful = self._note()
-        if clean and distinct and doubtful:
-            clean = self.pieces <= _PIECES_MAX and not self._repeats()
+        clean = self._split() or byte_access.is_utf8(self.text, self.text_at, self.text_length)
+        may_repeat = self._find_known()
+        if clean and distinct and may_repeat:
+            clean = self.property_count <= _PROPERTIES_MAX and not self._repeats()
         if not clean:
             self._rewrite()
             self._split()
-            self._note()
+            self._find_known()
 
     def _split(self) -> bool:
-        """Find the pieces; whether all is ASCII."""
+        """Find the properties; whether all are ASCII."""
         end = self.text_at + self.text_length
-        pieces = byte_access.split(self.text, self.text_at, end, self.spans)
-        self.pieces = pieces if pieces >= 0 else -1 - pieces
-        return pieces >= 0
+        property_count = byte_access.split_properties(self.text, self.text_at, end, self.spans)
+        self.property_count = property_count if property_count >= 0 else -1 - property_count
+        return property_count >= 0
 
     def _repeats(self) -> bool:
-        """Whether a name comes twice."""
-        for i in range(4, 4 * self.pieces, 4):
+        """Whether a name is repeated."""
+        for i in range(4, 4 * self.property_count, 4):
             at = self.text_at + self.spans[i]
             length = self.spans[i + 1]
             for k in range(0, i, 4):
@@ -171,8 +175,8 @@ class PlacedRecord:
         self.text_at = 0
         self.text_length = len(text)
 
-    def _note(self) -> bool:
-        """Find what has a meaning; whether a name may come twice."""
+    def _find_known(self) -> bool:
+        """Find the properties that have columns; whether a name may be repeated."""
         base = self.text_at
         self.tags_length = 0
         self.keys_length = 0
@@ -182,12 +186,12 @@ class PlacedRecord:
         self.deliver_length = 0
         self.delay_length = 0
         seen = 0
-        doubtful = False
-        for i in range(0, 4 * self.pieces, 4):
+        may_repeat = False
+        for i in range(0, 4 * self.property_count, 4):
             name = base + self.spans[i]
             length = self.spans[i + 1]
             bit = _ONE << (self.text[name] + 5 * length + self.text[name + length - 1] & 63)
-            doubtful = doubtful or seen & bit != 0
+            may_repeat = may_repeat or seen & bit != 0
             seen |= bit
             if length == 4:
                 word = octets.get_u32(self.text, name)
@@ -202,15 +206,16 @@ class PlacedRecord:
                     self.unique_at = base + self.spans[i + 2]
                     self.unique_length = self.spans[i + 3]
             elif self.text[name] in (_D, _T, _LOW_LINE):
-                self._note_rare(name, length, base + self.spans[i + 2], self.spans[i + 3])
-        return doubtful
+                self._find_rare(name, length, base + self.spans[i + 2], self.spans[i + 3])
+        return may_repeat
 
-    def _note_rare(self, name: int, name_length: int, at: int, length: int) -> None:
+    def _find_rare(self, name: int, name_length: int, at: int, length: int) -> None:
         if name_length == 5 and octets.matches(self.text, name, b"DELAY"):
             self.level_at = at
             self.level_length = length
         elif name_length == 14 and octets.matches(self.text, name, b"TIMER_DELAY_MS"):
-            if self.delay_length == 0 or self.delay_unit_ms == 1:  # as in brokers, seconds win
+            # TIMER_DELAY_SEC takes precedence, as in brokers.
+            if self.delay_length == 0 or self.delay_unit_ms == 1:
                 self.delay_at = at
                 self.delay_length = length
                 self.delay_unit_ms = 1
@@ -226,14 +231,14 @@ class PlacedRecord:
             self.transaction_length = length
 
     def tagged(self, tags: tuple[bytes, ...]) -> bool:
-        """Whether the tag of a scanned record is one of these."""
+        """Whether the record's tag is one of these; needs `parse_properties`."""
         for tag in tags:
             if len(tag) == self.tags_length and octets.matches(self.text, self.tags_at, tag):
                 return len(tag) > 0
         return False
 
     def number(self, at: int, length: int) -> int:
-        """The value of a property as Java reads a long, or NO_NUMBER."""
+        """The value of a property, parsed as Java parses a long, or NO_NUMBER."""
         negative = self.text[at] == _MINUS
         if negative or self.text[at] == _PLUS:
             at += 1
@@ -248,15 +253,15 @@ class PlacedRecord:
             value = value * 10 + digit
         return -value if negative else value
 
-    # --- rarely wanted
+    # --- rarely needed
 
     def raw(self, at: int, length: int) -> bytes:
         return bytes(self.source[at : at + length])
 
     def torn(self, physical_offset: int) -> int:
-        """Whether a sector of the record was never written: 0 or the problem."""
+        """The problem if a sector of the record was never written; 0 if there is none."""
         data = bytearray(self.raw(self.at, self.size))
-        # Whether the body is believed was decided before.
+        # The checksum of the body has been checked before, if wanted.
         crc = octets.crc31(data, self.body_at - self.at, self.body_length)
         octets.put_i32(data, layout.BODY_CRC_AT, crc)
         stored = StoredRecord()

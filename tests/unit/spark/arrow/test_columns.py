@@ -25,7 +25,7 @@ from penstock.spark.arrow.columns import (
     is_user_topic,
 )
 from penstock.spark.arrow.record_batch import COLUMN_BYTES_MAX, RowBatch
-from penstock.spark.arrow.record_view import PlacedRecord
+from penstock.spark.arrow.record_view import RecordView
 from penstock.spark.message_schema import (
     DEFAULT_COLUMNS,
     FIELDS,
@@ -87,9 +87,14 @@ def rows_of(batch: pa.RecordBatch) -> list[dict[str, Any]]:
 
 
 def answer(
-    data: bytes, *, columns: Sequence[str] = ALL, first: int = 0, until: int = EVER,
-    tags: frozenset[bytes] | None = None, begin: int = 0,
-) -> tuple[int, ColumnBuilder]:  # fmt: skip
+    data: bytes,
+    *,
+    columns: Sequence[str] = ALL,
+    first: int = 0,
+    until: int = EVER,
+    tags: frozenset[bytes] | None = None,
+    begin: int = 0,
+) -> tuple[int, ColumnBuilder]:
     builder = ColumnBuilder(columns, broker="broker-a")
     why = builder.add_answer(data, begin, len(data), first=first, until=until, tags=tags)
     return why, builder
@@ -109,10 +114,16 @@ def log_of(*records: bytes, begin: int = 0) -> bytes:
     return bytes(log)
 
 
-def scan(
-    data: Any, begin: int = 0, end: int | None = None, *, limit: int | None = None,
-    log_offset: int = 0, columns: Sequence[str] = DEFAULT_COLUMNS, **fields: Any,
-) -> tuple[int, ColumnBuilder]:  # fmt: skip
+def read_log(
+    data: Any,
+    begin: int = 0,
+    end: int | None = None,
+    *,
+    limit: int | None = None,
+    log_offset: int = 0,
+    columns: Sequence[str] = DEFAULT_COLUMNS,
+    **fields: Any,
+) -> tuple[int, ColumnBuilder]:
     builder = ColumnBuilder(columns)
     wanted = LogFilter(**{"topics": is_user_topic, **fields})
     limit = len(data) if limit is None else limit
@@ -125,7 +136,7 @@ def scan(
 
 
 @pytest.mark.parametrize("columns", [ALL, DEFAULT_COLUMNS, ("properties",), ("body", "topic")])
-def test_arrow_and_spark_mean_the_same_columns(columns: tuple[str, ...]) -> None:
+def test_arrow_and_spark_schemas_agree(columns: tuple[str, ...]) -> None:
     wanted = to_arrow_schema(spark_schema(columns), timezone="UTC")
     assert arrow_schema(columns).equals(wanted, check_metadata=True)
     _, builder = answer(record(0), columns=columns)
@@ -150,10 +161,16 @@ def test_arrow_and_spark_mean_the_same_columns(columns: tuple[str, ...]) -> None
 )
 @example(b"", b"TAGS\x01a\x02TAGS\x01b\x02", "Orders", "1.2.3.4:5", "1.2.3.4:5", 0, 0, 0)
 @example(b"", b"\xff\x01a\x02\xfe\x01b\x02", "Orders", "1.2.3.4:5", "1.2.3.4:5", 0, 0, 1)
-def test_every_column_is_what_the_client_says(
-    body: bytes, text: bytes, topic: str, born: str, store: str, offset: int, numbers: int,
+def test_every_column_equals_the_client_value(
+    body: bytes,
+    text: bytes,
+    topic: str,
+    born: str,
+    store: str,
+    offset: int,
+    numbers: int,
     before: int,
-) -> None:  # fmt: skip
+) -> None:
     data = b"".join(record(n, properties={"a": "b"}) for n in range(before)) + record(
         offset + before, body, text=text, topic=topic, born_host=born, store_host=store,
         flag=numbers, queue_id=numbers, reconsume_times=numbers,
@@ -171,7 +188,7 @@ def test_every_column_is_what_the_client_says(
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_one_column_alone(name: str) -> None:
+def test_single_column_equals_the_client_value(name: str) -> None:
     data = b"".join(
         record(n, b"x" * n, properties={"TAGS": "t", "KEYS": None if n % 2 else "k"} if n else {})
         for n in range(5)
@@ -181,7 +198,7 @@ def test_one_column_alone(name: str) -> None:
     assert rows_of(builder.take()) == rows
 
 
-def test_topic_and_broker_as_said() -> None:
+def test_topic_and_broker_arguments_fill_their_columns() -> None:
     builder = ColumnBuilder(("broker", "topic"), topic="Mine")
     builder.add_answer(record(0), 0, len(record(0)), first=0, until=EVER)
     assert rows_of(builder.take()) == [{"broker": None, "topic": "Mine"}]
@@ -205,7 +222,9 @@ def test_topic_and_broker_as_said() -> None:
         ({"TIMER_DELAY_MS": "soon"}, None, None),
     ],
 )
-def test_delays(properties: dict[str, str], level: int | None, due_ms: int | None) -> None:
+def test_delay_properties_become_level_and_deliver_time(
+    properties: dict[str, str], level: int | None, due_ms: int | None
+) -> None:
     _, builder = answer(record(properties=properties))
     (row,) = rows_of(builder.take())
     assert row["delay_level"] == level
@@ -213,7 +232,7 @@ def test_delays(properties: dict[str, str], level: int | None, due_ms: int | Non
 
 
 @pytest.mark.parametrize("number", ["9223372036854775807", "-9223372036854775807"])
-def test_times_beyond_all_times_stop_at_the_last(number: str) -> None:
+def test_timestamps_out_of_range_are_clamped(number: str) -> None:
     _, builder = answer(record(properties={"TIMER_DELIVER_MS": number}, store_ms=int(number)))
     batch = builder.take()
     last = (2**63 - 1) // 1000 * 1000
@@ -225,7 +244,7 @@ def test_times_beyond_all_times_stop_at_the_last(number: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(Compression))
-def test_compressed_bodies_are_unpacked(kind: Compression) -> None:
+def test_compressed_bodies_are_decompressed(kind: Compression) -> None:
     body = b"hello " * 50_000
     flag = with_compression(0, kind)
     data = record(0) + record(1, compress(body, kind), sys_flag=flag) + record(2)
@@ -234,11 +253,11 @@ def test_compressed_bodies_are_unpacked(kind: Compression) -> None:
     assert [len(row["body"]) for row in rows_of(builder.take())] == [5, len(body), 5]
 
 
-def test_a_body_that_can_not_be_unpacked_is_no_row() -> None:
+def test_body_that_can_not_be_decompressed_is_reported() -> None:
     data = record(0) + record(1, b"no zlib", sys_flag=1) + record(2)
     why, builder = answer(data)
     assert (why, builder.offset, builder.rows) == (BAD, 1, 1)
-    assert "unpacked" in builder.problem
+    assert "decompressed" in builder.problem
     at = builder.resume
     assert at == len(record(0)) + len(record(1, b"no zlib"))
     assert builder.add_answer(data, at, len(data), first=1, until=EVER) == DONE
@@ -250,7 +269,7 @@ def test_a_body_that_can_not_be_unpacked_is_no_row() -> None:
 # --- answers
 
 
-def test_only_offsets_of_the_range_and_none_twice() -> None:
+def test_only_offsets_in_range_are_added_and_once() -> None:
     data = b"".join(record(n) for n in (3, 4, 4, 6, 5, 7, 9))
     why, builder = answer(data, first=4, until=9)
     assert (why, builder.offset) == (DONE, 9)
@@ -260,7 +279,7 @@ def test_only_offsets_of_the_range_and_none_twice() -> None:
     assert answer(b"")[0] == DONE
 
 
-def test_only_messages_with_wanted_tags() -> None:
+def test_only_messages_with_wanted_tags_are_added() -> None:
     tags = ["a", "b", "", "ab", "a", "ä"]
     data = b"".join(
         record(n, properties={"TAGS": tag} if tag else {}) for n, tag in enumerate(tags)
@@ -273,7 +292,7 @@ def test_only_messages_with_wanted_tags() -> None:
 
 
 @given(rows_max=st.integers(1, 7), bytes_max=st.integers(1, 3000), count=st.integers(0, 20))
-def test_full_batches_hold_all_rows_once(rows_max: int, bytes_max: int, count: int) -> None:
+def test_full_batches_hold_every_row_once(rows_max: int, bytes_max: int, count: int) -> None:
     data = b"".join(record(n, b"x" * (10 * n), properties={"k": "v" * n}) for n in range(count))
     builder = ColumnBuilder(ALL, broker="broker-a", rows_max=rows_max, bytes_max=bytes_max)
     batches: list[pa.RecordBatch] = []
@@ -288,18 +307,18 @@ def test_full_batches_hold_all_rows_once(rows_max: int, bytes_max: int, count: i
     assert rows == [row_of(message) for message in decode_records(data, "b")]
 
 
-def test_no_column_comes_near_the_end_of_its_offsets() -> None:
-    batch, placed, data = RowBatch(("body",), None, None), PlacedRecord(), memoryview(record(0))
-    placed.bind(data)
+def test_batch_refuses_rows_beyond_the_offset_limit() -> None:
+    batch, view, data = RowBatch(("body",), None, None), RecordView(), memoryview(record(0))
+    view.bind(data)
     batch.bind(data)
-    assert placed.place(0, len(data)) == 0
-    assert batch.has_room(2**31 - 1)
-    assert batch.add(placed)
-    assert batch.has_room(COLUMN_BYTES_MAX - batch.size)
-    assert not batch.has_room(COLUMN_BYTES_MAX - batch.size + 1)
+    assert view.parse(0, len(data)) == 0
+    assert batch.fits(2**31 - 1)
+    assert batch.add(view)
+    assert batch.fits(COLUMN_BYTES_MAX - batch.size)
+    assert not batch.fits(COLUMN_BYTES_MAX - batch.size + 1)
 
 
-def test_batches_keep_their_rows_while_others_are_made() -> None:
+def test_batches_are_independent_of_later_ones() -> None:
     kinds: list[dict[str, str | None]] = [{}, {"TAGS": "t", "KEYS": "some keys"}, {"DELAY": "2"}]
     data = b"".join(record(n, b"x" * (n % 300), properties=kinds[n % 3]) for n in range(3000))
     expected = [row_of(message) for message in decode_records(data, "b")]
@@ -314,7 +333,7 @@ def test_batches_keep_their_rows_while_others_are_made() -> None:
         assert rows_of(batch) == expected
 
 
-def test_nulls_that_begin_late_and_values_that_begin_late() -> None:
+def test_nulls_may_start_late_and_values_may_start_late() -> None:
     tagged, plain = {"TAGS": "t"}, {"KEYS": "k"}
     data = b"".join(record(n, properties=tagged if n < 2000 else plain) for n in range(2500))
     _, builder = answer(data, columns=("tags", "keys"))
@@ -325,7 +344,7 @@ def test_nulls_that_begin_late_and_values_that_begin_late() -> None:
 
 
 @given(st.data())
-def test_damaged_answers_are_reported(data: st.DataObject) -> None:
+def test_damaged_pull_responses_are_reported(data: st.DataObject) -> None:
     whole = bytearray(b"".join(record(n, properties={"TAGS": "t"}) for n in range(4)))
     for _ in range(data.draw(st.integers(1, 3))):
         at = data.draw(st.integers(0, len(whole) - 1))
@@ -343,12 +362,12 @@ def test_damaged_answers_are_reported(data: st.DataObject) -> None:
     messages = decode_records(damaged, "b", bad=bad)
     batch = builder.take()
     batch.validate(full=True)
-    # Bodies that can't be unpacked are reported here, and only when they are read there.
+    # The client reports a body that can't be decompressed only when it is read.
     assert batch.num_rows <= len(messages)
     assert reports >= len(bad)
 
 
-def test_bytes_that_are_not_there_are_refused() -> None:
+def test_ranges_outside_the_data_are_refused() -> None:
     builder = ColumnBuilder(ALL)
     for begin, end in ((0, 6), (-1, 5), (4, 3)):
         with pytest.raises(ValueError, match="bytes"):
@@ -366,7 +385,7 @@ def wrapped(offset: int, *tags: str, sys_flag: int = WRAPPED, spoil: bytes = b""
 
 
 @pytest.mark.parametrize("sys_flag", [WRAPPED, WRAPPED | 1])
-def test_a_batch_inside_is_unpacked(sys_flag: int) -> None:
+def test_inner_batch_becomes_rows(sys_flag: int) -> None:
     data = record(0) + wrapped(1, "a", "b", "a", sys_flag=sys_flag) + record(4)
     why, builder = answer(data)
     assert (why, builder.offset) == (DONE, 5)
@@ -376,11 +395,11 @@ def test_a_batch_inside_is_unpacked(sys_flag: int) -> None:
     assert offsets_of(builder) == [2]
     _, builder = answer(data, tags=frozenset([b"a"]))
     assert offsets_of(builder) == [1, 3]
-    _, builder = scan(log_of(record(0), wrapped(1, "a", "b")), tags=frozenset([b"b"]))
+    _, builder = read_log(log_of(record(0), wrapped(1, "a", "b")), tags=frozenset([b"b"]))
     assert offsets_of(builder) == [2]
 
 
-def test_a_batch_inside_that_is_broken() -> None:
+def test_broken_inner_batch_is_reported() -> None:
     data = wrapped(0, "a", "b", spoil=b"?") + record(2)
     why, builder = answer(data)
     assert (why, builder.offset) == (BAD, 2)
@@ -394,33 +413,33 @@ def test_a_batch_inside_that_is_broken() -> None:
 # --- the log
 
 
-def test_a_slice_takes_what_begins_in_it() -> None:
+def test_slice_takes_records_that_start_in_it() -> None:
     records = [record(n, b"x" * n) for n in range(6)]
     data = log_of(*records, begin=5000)
     ends = [sum(map(len, records[: n + 1])) for n in range(6)]
     for cut in range(1, len(data)):
-        why, builder = scan(data, 0, cut, log_offset=5000)
+        why, builder = read_log(data, 0, cut, log_offset=5000)
         assert why == DONE
         below = [n for n in range(6) if ends[n] - len(records[n]) < cut]
         assert builder.position == ends[below[-1]]
         assert offsets_of(builder) == below
 
 
-def test_log_values_and_no_halves() -> None:
+def test_log_records_become_rows_except_half_messages() -> None:
     records = [
         record(n, properties={"UNIQ_KEY": f"id{n}"}, sys_flag=kind, store_ms=1000 + n)
         for n, kind in enumerate((0, 4, 8, 12))
     ]
     data = log_of(*records)
-    why, builder = scan(data, columns=ALL, check_crc=True)
+    why, builder = read_log(data, columns=ALL, check_crc=True)
     assert why == DONE
     expected = [row_of(message, None) for message in decode_records(data, "b")]
     assert rows_of(builder.take()) == [expected[0], expected[2]]
-    assert offsets_of(scan(data, first_ms=1001)[1]) == [2]
-    assert offsets_of(scan(data, until_ms=1002)[1]) == [0]
+    assert offsets_of(read_log(data, first_ms=1001)[1]) == [2]
+    assert offsets_of(read_log(data, until_ms=1002)[1]) == [0]
 
 
-def test_log_topics() -> None:
+def test_log_filter_selects_topics() -> None:
     topics = [
         "A",
         "B",
@@ -432,8 +451,9 @@ def test_log_topics() -> None:
         "%DLQ%g",
     ]
     data = log_of(*(record(n, topic=topic) for n, topic in enumerate(topics)))
-    assert offsets_of(scan(data)[1]) == [0, 1, 3, 6]
-    assert offsets_of(scan(data, topics=frozenset([b"A", b"%DLQ%g"]).__contains__)[1]) == [0, 3, 7]
+    assert offsets_of(read_log(data)[1]) == [0, 1, 3, 6]
+    chosen = frozenset([b"A", b"%DLQ%g"]).__contains__
+    assert offsets_of(read_log(data, topics=chosen)[1]) == [0, 3, 7]
     builder = ColumnBuilder(("topic",))
     for name in (b"A", b"B", b"A"):
         wanted = LogFilter(name.__eq__)
@@ -441,15 +461,15 @@ def test_log_topics() -> None:
         assert {row["topic"] for row in rows_of(builder.take())} == {name.decode()}
 
 
-def test_many_topics_that_alternate() -> None:
+def test_alternating_topics_are_filtered() -> None:
     names = [f"Topic{n}" for n in range(700)]
     data = log_of(*(record(n, topic=name) for n, name in enumerate(names + names)))
-    _, builder = scan(data, topics=lambda topic: topic.endswith(b"7"))
+    _, builder = read_log(data, topics=lambda topic: topic.endswith(b"7"))
     rows = rows_of(builder.take())
     assert [row["topic"] for row in rows] == 2 * [name for name in names if name.endswith("7")]
 
 
-def test_where_a_log_ends() -> None:
+def test_end_of_log_is_recognised() -> None:
     records = [record(n) for n in range(3)]
     data = log_of(*records)
     end = len(data)
@@ -457,14 +477,14 @@ def test_where_a_log_ends() -> None:
     octets.put_i32(blank, 0, 8)
     octets.put_i32(blank, 4, MAGIC_BLANK)
     for rest, expected in ((blank, BLANK), (bytes(9), UNWRITTEN), (b"\x00\x01\x02", CUT)):
-        why, builder = scan(data + rest)
+        why, builder = read_log(data + rest)
         assert (why, builder.position, builder.rows) == (expected, end, 3)
     for limit in range(end - len(records[2]) + 1, end):
-        why, builder = scan(data, limit=limit)
+        why, builder = read_log(data, limit=limit)
         assert (why, builder.position, builder.rows) == (CUT, end - len(records[2]), 2)
 
 
-def test_damage_in_a_log() -> None:
+def test_damaged_log_records_are_reported() -> None:
     records = [record(n, properties={"a": "b" * 20}) for n in range(3)]
     size = len(records[0])
     good = log_of(*records)
@@ -475,48 +495,48 @@ def test_damage_in_a_log() -> None:
         return bytes(spoiled)
 
     body = damaged(88, 0)
-    assert scan(body)[0] == DONE
-    why, builder = scan(body, check_crc=True)
+    assert read_log(body)[0] == DONE
+    why, builder = read_log(body, check_crc=True)
     assert (why, builder.position, builder.resume) == (BAD, size, 2 * size)
     assert "CRC" in builder.problem
-    assert scan(body, check_crc=True, topics=b"Other".__eq__)[0] == DONE
+    assert read_log(body, check_crc=True, topics=b"Other".__eq__)[0] == DONE
     for at, byte in ((7, 0), (35, 9), (87, 200)):
-        why, builder = scan(damaged(at, byte))
+        why, builder = read_log(damaged(at, byte))
         assert (why, builder.position, builder.resume) == (BAD, size, -1)
         assert builder.problem
 
 
-def test_a_sector_that_was_never_written() -> None:
+def test_unwritten_sector_is_reported() -> None:
     one = record(0, b"x" * 300, properties={"a": "b" * 2000}, topic="Orders")
     torn = bytearray(log_of(one, record(1)))
     torn[512:1024] = bytes(512)
-    why, builder = scan(torn)
+    why, builder = read_log(torn)
     assert (why, builder.position, builder.resume) == (BAD, 0, len(one))
     assert "sector" in builder.problem
     text = b"a\x01\0b\x02"  # as Apache's brokers store it
     plain = bytearray(record(0, text=b"a\x010b\x02"))
     plain[len(plain) - len(text) :] = text
-    why, builder = scan(log_of(bytes(plain)))
+    why, builder = read_log(log_of(bytes(plain)))
     assert (why, builder.rows) == (DONE, 1)
     plain[88] ^= 1  # a body that nobody asked to check
-    why, builder = scan(log_of(bytes(plain)))
+    why, builder = read_log(log_of(bytes(plain)))
     assert (why, builder.rows, builder.problem) == (DONE, 1, "")
-    assert scan(log_of(bytes(plain)), check_crc=True)[0] == BAD
+    assert read_log(log_of(bytes(plain)), check_crc=True)[0] == BAD
 
 
-def test_a_map_of_a_file_can_be_closed_after_it() -> None:
+def test_mapped_file_can_be_closed_after_reading() -> None:
     data = log_of(*(record(n) for n in range(10)))
     with tempfile.TemporaryFile() as file:
         file.write(data)
         file.flush()
         with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as view:
-            why, builder = scan(view)
+            why, builder = read_log(view)
             assert why == DONE
     assert offsets_of(builder) == list(range(10))
 
 
 @given(st.data())
-def test_damaged_logs_never_break_the_walk(data: st.DataObject) -> None:
+def test_damaged_logs_never_crash_the_builder(data: st.DataObject) -> None:
     records = [record(n, properties={"TAGS": "t"}) for n in range(4)]
     whole = bytearray(log_of(*records))
     starts = [n * len(records[0]) for n in range(4)]

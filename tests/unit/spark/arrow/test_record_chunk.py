@@ -1,6 +1,6 @@
-"""Plain records that are taken many at a time, against the same ones taken alone.
+"""Compares rows of plain records that are added in chunks with rows added one by one.
 
-A record alone goes the long way, because bytes have to follow a plain one.
+A single record takes the slow path, because the fast path needs bytes after a record.
 """
 
 import subprocess
@@ -91,10 +91,15 @@ def batches_of(builder: ColumnBuilder, step: Step, end: int) -> list[pa.RecordBa
 
 
 def both_ways(
-    columns: Sequence[str], records: Sequence[bytes], *, log: LogFilter | None = None,
-    tags: frozenset[bytes] | None = None, topic: str | None = None, **limits: int,
-) -> list[pa.RecordBatch]:  # fmt: skip
-    """The batches, which are the same if all records are added at once and one by one."""
+    columns: Sequence[str],
+    records: Sequence[bytes],
+    *,
+    log: LogFilter | None = None,
+    tags: frozenset[bytes] | None = None,
+    topic: str | None = None,
+    **limits: int,
+) -> list[pa.RecordBatch]:
+    """The batches; checks that adding all records at once or one by one gives the same."""
     data = log_of(*records) if log else b"".join(records)
     ends = [0]
     for one in records:
@@ -107,16 +112,16 @@ def both_ways(
         first = builder.offset
         return builder.add_answer(data, at, end, first=first, until=EVER, tags=tags)
 
-    def made(step: Step) -> list[pa.RecordBatch]:
+    def build(step: Step) -> list[pa.RecordBatch]:
         builder = ColumnBuilder(columns, broker="broker-a", topic=topic, **limits)
         return batches_of(builder, step, len(data))
 
-    together = made(lambda builder, at: add(builder, at, len(data)))
-    alone = made(lambda builder, at: add(builder, at, following[at]))
-    assert [rows_of(batch) for batch in together] == [rows_of(batch) for batch in alone]
-    for batch, other in zip(together, alone, strict=True):
+    at_once = build(lambda builder, at: add(builder, at, len(data)))
+    one_by_one = build(lambda builder, at: add(builder, at, following[at]))
+    assert [rows_of(batch) for batch in at_once] == [rows_of(batch) for batch in one_by_one]
+    for batch, other in zip(at_once, one_by_one, strict=True):
         assert [column.null_count for column in batch] == [column.null_count for column in other]
-    return together
+    return at_once
 
 
 @given(
@@ -132,10 +137,15 @@ def both_ways(
     in_log=st.booleans(),
 )
 @example([{"properties": {}}] * 3, DEFAULT_COLUMNS, None, None, 9, 9999, False)
-def test_many_at_once_are_what_each_is_alone(
-    kinds: list[dict[str, Any]], columns: tuple[str, ...], tags: frozenset[bytes] | None,
-    topic: str | None, rows_max: int, bytes_max: int, in_log: bool,
-) -> None:  # fmt: skip
+def test_chunked_rows_equal_single_rows(
+    kinds: list[dict[str, Any]],
+    columns: tuple[str, ...],
+    tags: frozenset[bytes] | None,
+    topic: str | None,
+    rows_max: int,
+    bytes_max: int,
+    in_log: bool,
+) -> None:
     records = [record(number, **kind) for number, kind in enumerate(kinds)]
     log = LogFilter(is_user_topic, tags=tags, check_crc=True) if in_log else None
     both_ways(
@@ -144,7 +154,7 @@ def test_many_at_once_are_what_each_is_alone(
 
 
 @pytest.mark.parametrize("columns", [ALL, DEFAULT_COLUMNS])
-def test_more_than_a_chunk(columns: tuple[str, ...]) -> None:
+def test_batch_spans_several_chunks(columns: tuple[str, ...]) -> None:
     records = [plain(n) for n in range(3 * ROWS + 5)]
     for at in (0, 1, ROWS - 1, ROWS, 2 * ROWS + 1):
         records[at] = plain(at, properties={"WAIT": "true"})
@@ -155,7 +165,7 @@ def test_more_than_a_chunk(columns: tuple[str, ...]) -> None:
     assert batch.column("delay_level").null_count == len(records) - 1
 
 
-def test_more_pieces_than_a_chunk_has_room_for() -> None:
+def test_more_properties_than_a_chunk_holds() -> None:
     many = {f"name{n}": "v" for n in range(31)}
     (batch,) = both_ways(
         ("properties", "tags"), [record(n, properties=many) for n in range(2 * ROWS)]
@@ -164,7 +174,7 @@ def test_more_pieces_than_a_chunk_has_room_for() -> None:
 
 
 @pytest.mark.parametrize(("rows_max", "full"), [(100, 7), (ROWS, 2), (ROWS + 1, 2), (300, 2)])
-def test_a_batch_is_full_in_the_middle_of_a_chunk(rows_max: int, full: int) -> None:
+def test_batch_limit_inside_a_chunk(rows_max: int, full: int) -> None:
     records = [plain(n) for n in range(700)]
     log = LogFilter(is_user_topic)
     batches = both_ways(DEFAULT_COLUMNS, records, log=log, rows_max=rows_max)
@@ -175,7 +185,7 @@ def test_a_batch_is_full_in_the_middle_of_a_chunk(rows_max: int, full: int) -> N
     assert len({batch.num_rows for batch in by_bytes[:-1]}) <= 2
 
 
-def test_a_bad_record_in_a_chunk() -> None:
+def test_bad_record_inside_a_chunk_is_reported() -> None:
     records = [plain(n) for n in range(40)]
     good = log_of(*records)
     begin, size = sum(map(len, records[:20])), len(records[20])
@@ -193,7 +203,7 @@ def test_a_bad_record_in_a_chunk() -> None:
         assert (why, builder.rows) == (DONE, 19)
 
 
-def test_a_log_that_is_cut_anywhere() -> None:
+def test_log_truncated_at_any_byte() -> None:
     records = [plain(n) for n in range(8)]
     data = log_of(*records)
     ends = [sum(map(len, records[: n + 1])) for n in range(8)]
@@ -208,7 +218,7 @@ def test_a_log_that_is_cut_anywhere() -> None:
         assert builder.take().num_rows == len(whole)
 
 
-def test_topics_that_are_mixed_and_some_unwanted() -> None:
+def test_mixed_topics_are_filtered() -> None:
     topics = ["Orders", "Orders", "Bestellungen-Ä", "%RETRY%g", "Others"]
     records = [plain(n, topic=topics[n * n % 5]) for n in range(600)]
     for wanted in (is_user_topic, b"Others".__eq__, lambda topic: True):
@@ -218,7 +228,7 @@ def test_topics_that_are_mixed_and_some_unwanted() -> None:
         assert batch.column("topic").to_pylist() == [topics[n * n % 5] for n in rows]
 
 
-def test_names_of_records_that_were_passed_over_are_not_those_of_rows() -> None:
+def test_names_of_skipped_records_do_not_leak_into_rows() -> None:
     kinds = [
         {"TAGS": "a", "one": "1"}, {"TAGS": "b", "two": "2"}, {"TAGS": "a", "two": "2"},
         {"TAGS": "a"}, {"TAGS": "b"}, {"TAGS": "a", "one": "1"},
@@ -232,7 +242,7 @@ def test_names_of_records_that_were_passed_over_are_not_those_of_rows() -> None:
         assert batch.column("properties").to_pylist()[:4] == wanted
 
 
-def test_names_that_are_the_first_ones_of_others() -> None:
+def test_names_that_are_a_prefix_of_other_names() -> None:
     more, fewer = b"TAGS\x01a\x02one\x011\x02", b"TAGS\x01a\x02"
     unwanted = more.replace(b"\x01a", b"\x01b")
     for texts in ((more, fewer, fewer), (fewer, more, more), (unwanted, fewer, more, more)):
@@ -240,21 +250,21 @@ def test_names_that_are_the_first_ones_of_others() -> None:
         both_ways(("properties",), records, tags=frozenset([b"a"]))
 
 
-def test_names_of_a_record_that_was_given_up_are_not_believed() -> None:
+def test_names_of_a_record_that_left_the_fast_path_are_forgotten() -> None:
     texts = [b"x\x011\x02z\x012\x02", b"z\x011\x02no mark\x02", b"z\x011\x02z\x012\x02", b""]
     records = [record(n, text=text) for n, text in enumerate(texts)]
     (batch,) = both_ways(("properties",), records)
     assert batch.column("properties").to_pylist()[2] == [("z", "2")]
 
 
-def test_long_names_are_told_apart_by_their_middle() -> None:
+def test_long_names_that_differ_in_the_middle_are_distinct() -> None:
     names = [LONG[0] + middle + LONG[1] for middle in "bcbbc"]
     records = [record(n, properties={name: "v"}) for n, name in enumerate(names)]
     (batch,) = both_ways(("properties",), [*records, plain(5)])
     assert batch.column("properties").to_pylist()[:5] == [[(name, "v")] for name in names]
 
 
-def test_marks_of_a_record_in_a_chunk_that_a_sector_lost() -> None:
+def test_unwritten_sector_inside_a_chunk_is_reported() -> None:
     one = record(0, b"x" * 300, properties={"a": "b" * 2000})
     log = bytearray(log_of(one, plain(1), plain(2)))
     log[512:1024] = bytes(512)
@@ -266,14 +276,14 @@ def test_marks_of_a_record_in_a_chunk_that_a_sector_lost() -> None:
         assert (why, builder.position, builder.resume) == (BAD, 0, len(one))
 
 
-def test_batches_inside_records_between_plain_ones() -> None:
+def test_inner_batch_between_plain_records() -> None:
     records = [plain(0), plain(1), wrapped(2, "a", "b"), plain(4), plain(5), plain(6)]
     (batch,) = both_ways(stored_columns(list(FIELDS)), records)
     assert batch.column("queue_offset").to_pylist() == list(range(7))
     assert octets.is_ascii(batch.column("topic")[2].as_py().encode(), 0, 6)
 
 
-def test_offsets_of_an_answer_that_come_twice_or_are_not_asked_for() -> None:
+def test_repeated_and_unwanted_offsets_are_skipped() -> None:
     data = b"".join(plain(n) for n in (1, 2, 3, 3, 2, 5, 6, 7, 8))
     builder = ColumnBuilder(("queue_offset", "topic"))
     why = builder.add_answer(data, 0, len(data), first=2, until=7)
@@ -281,7 +291,7 @@ def test_offsets_of_an_answer_that_come_twice_or_are_not_asked_for() -> None:
     assert builder.take().column("queue_offset").to_pylist() == [2, 3, 5, 6]
 
 
-def test_nothing_behind_the_end_is_read() -> None:
-    command = [sys.executable, "-X", "faulthandler", "-m", "tests.unit.spark.arrow.chunk_guard"]
+def test_nothing_after_the_end_is_read() -> None:
+    command = [sys.executable, "-X", "faulthandler", "-m", "tests.unit.spark.arrow.read_past_end"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert "nothing behind" in done.stdout, done.stderr[-2000:]
+    assert "nothing after" in done.stdout, done.stderr[-2000:]
