@@ -163,7 +163,7 @@ SERVER_ROWS: list[Row] = [
     ("running.md", "`--nameserver-port PORT` | {} |", (DEFAULTS.nameserver.port,)),
     ("running.md", "`--broker-port PORT` | {} |", (BROKER.port,)),
     ("running.md", "in the cluster `DefaultCluster`, at most {};", (BROKERS_MAX,)),
-    ("running.md", "pauses that double up to {:.0f} s", (DELAY_S_MAX,)),
+    ("running.md", "delays that double up to {:.0f} s", (DELAY_S_MAX,)),
     ("running.md", "take longer than {} ms", (LAG_MS,)),
     ("running.md", "`stop_ms`, {} s", (whole(SERVER.stop_ms, SECOND_MS),)),
 ]  # fmt: skip
@@ -197,7 +197,7 @@ def test_figures_on_the_pages_are_those_of_the_code(
 
 
 def test_figures_that_the_pages_write_as_words() -> None:
-    assert DELAY_S == 0.5, "docs/running.md: started again first after half a second"
+    assert DELAY_S == 0.5, "docs/running.md: restarted first after half a second"
     assert HELD_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
     assert RECONNECT_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
     assert STORE.timer_roll_slots * STORE.timer_precision_ms == 2 * DAY_S * SECOND_MS, (
