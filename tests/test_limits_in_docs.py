@@ -180,7 +180,7 @@ STORE_ROWS: list[Row] = [
     ("store.md", "`disk_clean_percent` ({})", (STORE.disk_clean_percent,)),
     ("store.md", "`disk_force_percent` ({})", (STORE.disk_force_percent,)),
     ("store.md", "`disk_refuse_percent` ({})", (STORE.disk_refuse_percent,)),
-    ("migration.md", "and one more: {} GiB", (2 * whole(STORE.segment_bytes, GIB),)),
+    ("migration.md", "and the next one: {} GiB", (2 * whole(STORE.segment_bytes, GIB),)),
     ("migration.md", "rolled back after {} counted checks", (BROKER.transaction_checks_max,)),
     ("migration.md", "up to {} days ahead", (whole(STORE.timer_delay_s_max, DAY_S),)),
 ]  # fmt: skip
