@@ -31,7 +31,7 @@ def measure(folder: Path, *, sync_flush: bool, append_by: str) -> list[float]:
     for i in range(APPENDS):
         began = time.perf_counter()
         assert store.put(record, i) == PUT_OK
-        store.path.settle()
+        store.writer.publish()
         ended = time.perf_counter()
         took.append((ended - began) * 1e6)
         while time.perf_counter() < began + PACE_S:

@@ -103,7 +103,7 @@ def main() -> None:
         topic = TopicConfig(topic_name="T", read_queue_nums=1, write_queue_nums=1)
         broker.context.topics.put(topic, NOW_MS)
         fill(request_loop)
-        store.attend()
+        store.notify()
         assert store.max_offset("T", 0) == MESSAGES
         table = Table("per message looked at", "µs")
         best = {case: min(read_all(request_loop, case) for _ in range(ROUNDS)) for case in CASES}

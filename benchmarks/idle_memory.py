@@ -22,7 +22,7 @@ if sys.argv[2] == "fill":
             record.fill(b"topic-%d" % topic, b"x" * 100)
             record.queue_id = queue_id
             assert store.put(record, 1) == 0
-    store.settle()
+    store.publish()
 else:
     import os
     assert len(store.queues.rows) == {topics} * {queues}

@@ -44,13 +44,13 @@ if sys.argv[2] != "idle":
             record.fill(b"topic-%d" % topic, b"x" * 100)
             record.queue_id = queue_id
             at, cpu_at = time.perf_counter(), time.thread_time()
-            assert store.put(record, now_ms) == 0, store.path.fault
+            assert store.put(record, now_ms) == 0, store.writer.fault
             cpu.append(time.thread_time() - cpu_at)
             sends.append(time.perf_counter() - at)
             if len(sends) % 100 == 0:
-                store.settle()
+                store.publish()
                 most = max(most, handles())
-    store.settle()
+    store.publish()
 if sys.argv[2] == "kill":
     print(json.dumps(dict(open_s=open_s)), flush=True)
     os.kill(os.getpid(), 9)
@@ -58,7 +58,7 @@ began = time.perf_counter()
 for _ in range(300):
     now_ms += 1000
     store.tick(now_ms)
-    store.care.finish()
+    store.maintenance.finish()
 flush_s = time.perf_counter() - began
 began = time.perf_counter()
 for row in list(store.queues.rows):

@@ -33,17 +33,17 @@ def filled(folder: Path, queues: int) -> MessageStore:
     for i in range(MESSAGES):
         record.queue_id = i % queues
         assert store.put(record, 1) == PUT_OK
-    store.settle()
+    store.publish()
     return store
 
 
 def gather(store: MessageStore) -> float:
     queue = store.queue("BenchTopic", 0)
     assert queue is not None
-    output, reader, confirmed = Output(1 << 16), store.reader, store.confirmed
+    output, reader, confirm_offset = Output(1 << 16), store.reader, store.confirm_offset
     count = offset = 0
     began = time.thread_time()
-    while reader.find(queue, offset, BATCH, 1 << 18, confirmed) == FOUND:
+    while reader.find(queue, offset, BATCH, 1 << 18, confirm_offset) == FOUND:
         assert reader.copy_to(output)
         output.length = 0
         count += reader.count
@@ -54,7 +54,7 @@ def gather(store: MessageStore) -> float:
 def plain(store: MessageStore) -> float:
     queue = store.queue("BenchTopic", 0)
     assert queue is not None
-    segment = store.log.row.segments[0]
+    segment = store.log.segments.items[0]
     view = memoryview(segment.view)
     count = offset = 0
     began = time.thread_time()

@@ -72,7 +72,7 @@ def ours(case: Case, folder: Path) -> tuple[float, float, int]:
     store = MessageStore(folder, StoreConfig(index_enabled=case.index), now_ms=NOW_MS)
     for queue_id in range(4):
         store.make_queue(b"BenchTopic", queue_id)
-    send = SendHandler(store.path, WritableTopics(store), NoRedirects(), HOST)
+    send = SendHandler(store.writer, WritableTopics(store), NoRedirects(), HOST)
     send.configure(EXTRA, store.config.body_bytes_max, trace_on=True)
     request_loop = RequestLoop(EmptyService(), Router([send.rows()]).in_place)
     pristine = frames(case.per_read, case.encoding)
@@ -90,13 +90,13 @@ def ours(case: Case, folder: Path) -> tuple[float, float, int]:
             output.length = 0
 
     run(2_000)
-    store.settle()
+    store.publish()
     thread, process = time.thread_time(), time.process_time()
     run(MESSAGES)
     per_message = 1e6 / MESSAGES
     thread_us = (time.thread_time() - thread) * per_message
     process_us = (time.process_time() - process) * per_message
-    store.settle()
+    store.publish()
     blocks = sys.getallocatedblocks()
     run(100_000 if penstock.compiled() else 2_000)
     grown = sys.getallocatedblocks() - blocks

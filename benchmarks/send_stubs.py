@@ -22,7 +22,7 @@ class WritableTopics:
         queue = self._store.queue(topic, queue_id)
         if queue is None:
             raise TopicNotExist(f"{topic} has no such queue")
-        queue.taking = True
+        queue.writable = True
         return queue
 
     def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:

@@ -171,7 +171,7 @@ def put_ok(store: MessageStore, model: Model, messages: Sequence[Message], now_m
     """Put, and hold the store to the model's places."""
     placed = model.put(messages, now_ms)
     assert put(store, messages, now_ms) == PUT_OK, store.refusal
-    assert (store.path.offset, store.path.queue_offset) == (
+    assert (store.writer.offset, store.writer.queue_offset) == (
         placed[0].offset,
         placed[0].queue_offset,
     )
@@ -207,21 +207,21 @@ def _close_flusher(store: MessageStore) -> None:
 
 def flush(store: MessageStore) -> None:
     """Bring all that was put to the disk and confirm it."""
-    store.settle()
+    store.publish()
     if store.disk.threads:
         store.flusher.demand()
         assert store.flusher.wait(store.log.end, 30)
     else:
         store.flusher.pump()
-    store.settle()
+    store.publish()
 
 
 def read(store: MessageStore, queue: QueueName, offset: int, count: int = 32) -> list[bytes]:
     """Records of a queue from an offset on, as a consumer gets them."""
     found = store.queue(*queue)
     assert found is not None
-    reader = store.fresh_reader()
-    if reader.find(found, offset, count, 1 << 20, store.confirmed, True) != FOUND:
+    reader = store.new_reader()
+    if reader.find(found, offset, count, 1 << 20, store.confirm_offset, True) != FOUND:
         return []
     output = Output()
     assert reader.copy_to(output, True)
@@ -250,7 +250,7 @@ def split(data: bytes) -> list[bytes]:
 
 def verify(store: MessageStore, model: Model, begin: int = 0) -> None:
     """The store holds exactly the model's messages (from log offset `begin` on), all visible."""
-    assert store.confirmed == store.log.end
+    assert store.confirm_offset == store.log.end
     rows = model.queues()
     for queue in store.queues.rows:
         name = (queue.topic.decode(), queue.queue_id)
@@ -269,7 +269,7 @@ def verify(store: MessageStore, model: Model, begin: int = 0) -> None:
         assert got == [s.data() for s in expected], f"{name} holds other bytes"
         for stored in expected:
             assert queue_.entry(stored.queue_offset) == stored.entry()
-            assert store.lookup.record(stored.offset, store.confirmed) == stored.data()
+            assert store.lookup.record(stored.offset, store.confirm_offset) == stored.data()
     verify_keys(store, model, begin)
 
 
@@ -283,7 +283,7 @@ def verify_keys(store: MessageStore, model: Model, begin: int = 0) -> None:
             )
     for (topic, key), expected in holders.items():
         found = store.lookup.by_key(
-            topic, key, begin_ms=0, end_ms=EVER_MS, most=64, confirmed=store.confirmed
+            topic, key, begin_ms=0, end_ms=EVER_MS, most=64, confirm_offset=store.confirm_offset
         )
         wanted = [data for data in expected[-64:] if data]
         assert found[len(found) - len(wanted) :] == wanted, f"the key {topic}#{key}"

@@ -63,7 +63,7 @@ class Writer:
                 self._batch(topic, number)
             else:
                 self._single(topic, number)
-            self.store.settle()
+            self.store.publish()
 
     def _single(self, topic: str, number: int) -> None:
         body, keys, tags, properties = self._message(number, 0)
@@ -94,7 +94,7 @@ class Writer:
         now_ms = int(time.time() * 1000)
         put = self.store.put_batch if batch else self.store.put
         assert put(self.record, now_ms) == PUT_OK, self.store.refusal
-        first = self.store.path.queue_offset
+        first = self.store.writer.queue_offset
         for place, (body, keys, tags) in enumerate(messages):
             content = (keys, tags, zlib.crc32(body) & 0x7FFFFFFF, len(body))
             self.written[topic, self.record.queue_id, first + place] = content
@@ -124,7 +124,7 @@ def read_all(store: MessageStore, topics: tuple[str, ...]) -> dict[Place, Conten
         topic = queue.topic.decode()
         offset = queue.min_offset
         while topic in topics and offset < queue.max_offset:
-            status = store.reader.find(queue, offset, 32, 1 << 20, store.confirmed, True)
+            status = store.reader.find(queue, offset, 32, 1 << 20, store.confirm_offset, True)
             assert status == FOUND
             assert store.reader.copy_to(output, True)
             data = bytearray(output.take())
@@ -172,7 +172,7 @@ def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
     store = open_ours(root)
     first = Writer(store, 1)
     first.write(5000)
-    assert len(store.log.row.segments) > 3
+    assert len(store.log.segments.items) > 3
     assert store.index is not None
     assert len(store.index.files) > 3
     store.close()

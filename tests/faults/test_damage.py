@@ -121,7 +121,7 @@ def check_log(store: MessageStore, model: Model, hit: int) -> None:
     for stored in model.stored:
         whole = stored.end <= hit
         if whole or (stored.offset >= segment_end and stored.end <= store.log.end):
-            found = store.lookup.record(stored.offset, store.confirmed)
+            found = store.lookup.record(stored.offset, store.confirm_offset)
             assert found == stored.data(), f"{stored.offset}: {store.report}"
 
 
@@ -135,22 +135,24 @@ def check_queues(store: MessageStore, model: Model) -> None:
 def look_around(store: MessageStore, model: Model) -> None:
     """Use every way to read; the answers may be wrong where the damage is, but they end."""
     for queue in store.queues.rows:
-        reader = store.fresh_reader()
+        reader = store.new_reader()
         offset = queue.min_offset
         while offset < queue.max_offset:
-            status = reader.find(queue, offset, 32, 100_000, store.confirmed, True)
+            status = reader.find(queue, offset, 32, 100_000, store.confirm_offset, True)
             assert reader.next_offset > offset, f"stuck at {offset} of {queue.folder}"
             if status == FOUND and reader.total < 1 << 20:
                 reader.copy_to(Output(), True)
             offset = reader.next_offset
         for upper in (False, True):
-            store.lookup.offset_at(queue, START_MS, confirmed=store.confirmed, upper=upper)
+            store.lookup.offset_at(
+                queue, START_MS, confirm_offset=store.confirm_offset, upper=upper
+            )
     for stored in model.stored[::5]:
-        store.lookup.record(stored.offset, store.confirmed)
+        store.lookup.record(stored.offset, store.confirm_offset)
         for key in stored.message.all_keys:
             store.lookup.by_key(
                 stored.message.topic, key, begin_ms=0, end_ms=EVER_MS, most=64,
-                confirmed=store.confirmed,
+                confirm_offset=store.confirm_offset,
             )  # fmt: skip
 
 
@@ -160,16 +162,16 @@ def write_on(store: MessageStore, root: Path) -> None:
     places = []
     for message in fresh:
         assert store.put(message.record(), LATER_MS) == 0, store.refusal
-        places.append((message, store.path.queue_offset, store.path.offset))
+        places.append((message, store.writer.queue_offset, store.writer.offset))
     flush(store)
     for again in (False, True):
         for message, queue_offset, offset in places:
-            data = store.lookup.record(offset, store.confirmed)
+            data = store.lookup.record(offset, store.confirm_offset)
             assert data is not None
             assert read(store, message.queue, queue_offset, 1) == [data]
             assert data in store.lookup.by_key(
                 message.topic, message.keys[0], begin_ms=0, end_ms=EVER_MS, most=64,
-                confirmed=store.confirmed,
+                confirm_offset=store.confirm_offset,
             )  # fmt: skip
         store.close()
         if not again:

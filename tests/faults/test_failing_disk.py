@@ -38,7 +38,7 @@ def test_a_failed_fsync_of_the_log_stops_writing_for_good(
     store, disk, model = fresh(tmp_path / "s", sync_flush=sync_flush)
     put_ok(store, model, [Message("t", 0, b"safe")], START_MS)
     flush(store)
-    safe = store.confirmed
+    safe = store.confirm_offset
     assert put(store, [Message("t", 0, b"doubtful")], START_MS) == PUT_OK
     disk.failing = 1
     with caplog.at_level(logging.ERROR):
@@ -47,7 +47,7 @@ def test_a_failed_fsync_of_the_log_stops_writing_for_good(
     assert str(tmp_path / "s" / "commitlog") in str(store.refusal)
     assert str(store.refusal) in caplog.text
     if sync_flush:
-        assert store.confirmed == safe, "what is not durable was shown to readers"
+        assert store.confirm_offset == safe, "what is not durable was shown to readers"
     assert put(store, [Message("t", 0, b"more")], START_MS) == REFUSED
     flush(store)  # the disk works again, but nobody knows what it has lost meanwhile
     store.tick(START_MS + 60_000)
@@ -72,7 +72,7 @@ def test_a_failed_fsync_of_a_queue_stops_writing_and_leaves_the_checkpoint(
 ) -> None:
     store = open_store(tmp_path / "s", small_config(sync_flush=False), Disk())
     assert put(store, [Message("t", 0, b"x")], START_MS) == PUT_OK
-    store.settle()
+    store.publish()
     store.disk.close()  # ends what the pool still does
     store.queues.rows[0].disk.__class__ = NoQueueSync
     with caplog.at_level(logging.ERROR):

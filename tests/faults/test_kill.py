@@ -40,7 +40,7 @@ def check(store: MessageStore, acks: list[Ack]) -> None:
     """Everything acknowledged is there, in order, whole, and found by queue and by key."""
     stored = StoredRecord()
     for ack in acks:
-        data = store.lookup.record(ack.offset, store.confirmed)
+        data = store.lookup.record(ack.offset, store.confirm_offset)
         assert data is not None, f"lost {ack}"
         stored.bind(memoryview(bytearray(data)))
         assert stored.read(0, len(data)) == RECORD
@@ -85,7 +85,7 @@ def walk(store: MessageStore) -> dict[int, tuple[str, int, int, int, int]]:
     """All records by offset: topic, queue id, queue offset, size, body CRC."""
     records = {}
     stored = StoredRecord()
-    for segment in store.log.row.segments:
+    for segment in store.log.segments.items:
         stored.bind(segment.view)
         at = 0
         while segment.start + at < store.log.end and stored.read(at, segment.size) == RECORD:

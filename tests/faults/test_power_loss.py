@@ -131,7 +131,7 @@ class History:
 
     def note_promise(self) -> None:
         store = self.opened()
-        safe = store.confirmed if self.sync_flush else store.flusher.flushed()
+        safe = store.confirm_offset if self.sync_flush else store.flusher.flushed()
         self.promised = max(self.promised, safe)
 
     def work(self, what: str) -> None:
@@ -140,7 +140,7 @@ class History:
         if what in ("put", "batch"):
             self.put(1 if what == "put" else rng.randrange(2, 5))
         elif what == "settle":
-            store.settle()
+            store.publish()
         elif what == "flush":
             flush(store)
         elif what == "tick":
@@ -149,9 +149,9 @@ class History:
             self.disk.write_back(rng)
         elif what == "read" and self.model.stored:
             self.read()
-        elif what == "expire" and len(store.log.row.segments) > 2:
+        elif what == "expire" and len(store.log.segments.items) > 2:
             flush(store)
-            self.begin = store.log.row.segments[1].start
+            self.begin = store.log.segments.items[1].start
             store.expire(1)
         elif what == "die":
             self.die()
@@ -165,7 +165,7 @@ class History:
 
     def read(self) -> None:
         stored = self.rng.choice(self.model.stored)
-        if stored.offset >= self.begin and stored.end <= self.opened().confirmed:
+        if stored.offset >= self.begin and stored.end <= self.opened().confirm_offset:
             assert read(self.opened(), stored.message.queue, stored.queue_offset, 1) == [
                 stored.data()
             ]
@@ -173,13 +173,13 @@ class History:
     def die(self) -> None:
         """The process ends, the machine does not: the page cache has all that was handed over."""
         store = self.opened()
-        handed = store.log.handed
+        written = store.log.written
         abandon(store)
         self.store = None
         self.store = self.reopen()
-        self.promised = self.promised if not self.sync_flush else max(self.promised, handed)
+        self.promised = self.promised if not self.sync_flush else max(self.promised, written)
         self.after_recovery()
-        assert self.opened().report.log_end >= handed
+        assert self.opened().report.log_end >= written
 
 
 @pytest.mark.parametrize("seed", range(rounds(ci=24, proof=400)))

@@ -61,11 +61,11 @@ def main() -> None:
         for _ in range(rng.randint(1, 20)):
             number += 1
             put.append(_put(store, record, rng, f"{seed}-{number}", now_ms))
-        store.settle()
+        store.publish()
         if mode == "sync":
             store.flusher.wait(store.log.end, 30)
-            store.settle()
-        assert all(ack.offset + ack.size <= store.confirmed for ack in put)
+            store.publish()
+        assert all(ack.offset + ack.size <= store.confirm_offset for ack in put)
         sys.stdout.buffer.write(b"".join(msgspec.json.encode(a) + b"\n" for a in put))
         sys.stdout.buffer.flush()
         store.tick(now_ms)
@@ -84,7 +84,7 @@ def _put(store: MessageStore, record: Record, rng: random.Random, name: str, now
     record.queue_id = rng.randrange(QUEUES)
     status = store.put(record, now_ms)
     assert status == PUT_OK, (status, store.refusal)
-    path = store.path
+    path = store.writer
     return Ack(
         topic, record.queue_id, path.queue_offset, path.offset, record.size,
         zlib.crc32(body) & 0x7FFFFFFF, tags, [*keys, f"U{name}"], path.store_ms,

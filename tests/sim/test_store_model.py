@@ -70,7 +70,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.model = Model()
         self.now_ms = START_MS
         self.begin = 0
-        self.handed = 0
+        self.written = 0
         self.visible = 0
         self.store = self._open()
 
@@ -123,10 +123,10 @@ class StoreMachine(RuleBasedStateMachine):
         self.now_ms += ms
 
     @rule()
-    def settle(self) -> None:
-        self.store.settle()
-        self.handed = self.model.end
-        self.visible = self.store.confirmed
+    def publish(self) -> None:
+        self.store.publish()
+        self.written = self.model.end
+        self.visible = self.store.confirm_offset
         if not self.sync_flush:
             assert self.visible == self.model.end
         elif not self.real_disk:
@@ -135,7 +135,7 @@ class StoreMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         flush(self.store)
-        self.handed = self.visible = self.model.end
+        self.written = self.visible = self.model.end
 
     @precondition(lambda self: not self.real_disk)
     @rule()
@@ -149,18 +149,20 @@ class StoreMachine(RuleBasedStateMachine):
         self._wait_for_pool()
 
     @rule(kind=st.sampled_from(["idle", "all"]))
-    def rest(self, kind: str) -> None:
+    def unmap(self, kind: str) -> None:
         """Queues let go of their files: by the clock those that are idle, or all of a sudden."""
         if kind == "all":
-            self.store.care.awake.rest_all()
+            self.store.maintenance.mapped_queues.unmap_all()
         else:
-            self.store.care.awake.turn(60_000, 60_000, self.store.confirmed)
+            self.store.maintenance.mapped_queues.unmap_idle(
+                60_000, 60_000, self.store.confirm_offset
+            )
 
-    @precondition(lambda self: len(self.store.log.row.segments) > 1)
+    @precondition(lambda self: len(self.store.log.segments.items) > 1)
     @rule(data=st.data())
     def expire(self, data: st.DataObject) -> None:
         self.flush()
-        segments = self.store.log.row.segments
+        segments = self.store.log.segments.items
         count = data.draw(st.integers(1, len(segments) - 1))
         self.begin = segments[count].start
         self.store.expire(count)
@@ -177,7 +179,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.store.close()
         self.store = self._open()
         assert self.store.report.clean
-        self.handed = self.visible = self.model.end
+        self.written = self.visible = self.model.end
         self._opened()
 
     @rule()
@@ -188,12 +190,12 @@ class StoreMachine(RuleBasedStateMachine):
         end = self.store.report.log_end
         left = [s for s in self.model.stored if s.end <= end]
         last = left[-1].end if left else 0
-        assert end >= self.handed
+        assert end >= self.written
         assert end in (last, -(-last // SEGMENT_BYTES) * SEGMENT_BYTES)
         if self.append_by == "mapping":
             assert len(left) == len(self.model.stored)
         self.model.cut(len(left), end)
-        self.handed = self.visible = end
+        self.written = self.visible = end
         self._opened()
 
     def _opened(self) -> None:
@@ -241,15 +243,20 @@ class StoreMachine(RuleBasedStateMachine):
     def read_at_physical_offset(self, data: st.DataObject) -> None:
         stored = data.draw(st.sampled_from(self.model.stored))
         there = self.begin <= stored.offset and stored.end <= self.visible
-        found = self.store.lookup.record(stored.offset, self.store.confirmed)
+        found = self.store.lookup.record(stored.offset, self.store.confirm_offset)
         assert found == (stored.data() if there else None)
-        assert self.store.lookup.record(stored.offset + 1, self.store.confirmed) is None
+        assert self.store.lookup.record(stored.offset + 1, self.store.confirm_offset) is None
 
     @rule(topic=st.sampled_from(["orders", "a"]), key=st.sampled_from(KEYS), at=times, to=times)
     def find_by_key(self, topic: str, key: str, at: int, to: int) -> None:
         begin_ms, end_ms = min(at, to), max(at, to)
         found = self.store.lookup.by_key(
-            topic, key, begin_ms=begin_ms, end_ms=end_ms, most=64, confirmed=self.store.confirmed
+            topic,
+            key,
+            begin_ms=begin_ms,
+            end_ms=end_ms,
+            most=64,
+            confirm_offset=self.store.confirm_offset,
         )
         holders = [
             s for s in self.model.stored
@@ -274,14 +281,16 @@ class StoreMachine(RuleBasedStateMachine):
         else:
             after = [s.queue_offset for s in row if s.store_ms >= ms]
             expected = after[0] if after else low + len(row)
-        got = self.store.lookup.offset_at(found, ms, confirmed=self.store.confirmed, upper=upper)
+        got = self.store.lookup.offset_at(
+            found, ms, confirm_offset=self.store.confirm_offset, upper=upper
+        )
         assert got == expected
 
     @invariant()
     def offsets_agree(self) -> None:
         if self.sync_flush and self.real_disk:
             return  # the flusher may be ahead of what was settled
-        assert self.store.confirmed == self.visible
+        assert self.store.confirm_offset == self.visible
         for queue in QUEUES:
             assert self.store.max_offset(*queue) == len(self._row(queue))
             assert self.store.min_offset(*queue) == self._min(queue)

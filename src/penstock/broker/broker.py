@@ -131,9 +131,14 @@ class Broker:
             settings, context.persistence, context.clients, context.groups, context.topics
         )
         self.send = SendHandler(
-            store.path,
+            store.writer,
             context.topics,
-            Redirects(self.retry, self.transactions, delayed, segment_bytes=store.log.row.size),
+            Redirects(
+                self.retry,
+                self.transactions,
+                delayed,
+                segment_bytes=store.log.segments.segment_bytes,
+            ),
             store_host,
             unique_ids=UniqueIds(store_host[:-4], pid=os.getpid(), loader=now_ms & 0x7FFFFFFF),
             region=_told_region(settings.current.broker),

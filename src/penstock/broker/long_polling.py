@@ -166,7 +166,7 @@ class LongPolling:
                 self._forget(waiting)
                 self._wake(waiting, False)
                 continue
-            if queue.gone:  # there may be a new one of its name
+            if queue.deleted:  # there may be a new one of its name
                 del waiting.queues[queue]
                 waiting.resolved_from = ()
             else:

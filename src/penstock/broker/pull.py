@@ -19,7 +19,7 @@ from penstock.rpc.router import InPlaceRow
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.get import Reader
-from penstock.store.store import Found
+from penstock.store.store import GetResult
 from penstock.wire import layout, octets
 from penstock.wire.bodies.client_bodies import SubscriptionData
 from penstock.wire.codes import (
@@ -272,7 +272,7 @@ class PullHandler:
     def _find(self, pull: Pull) -> int:
         self._reader = through(self._store.reader, pull.wanted)
         return self._reader.find(
-            pull.queue, pull.offset, pull.count_max, pull.bytes_max, self._store.confirmed
+            pull.queue, pull.offset, pull.count_max, pull.bytes_max, self._store.confirm_offset
         )
 
     def _write(self, pull: Pull, request: Request, output: Output) -> bool:
@@ -295,7 +295,7 @@ class PullHandler:
         reader = self._reader
         if status == get.COLD:
             return self._read_in_thread(pull)
-        found = Found(status, reader.next_offset, reader.min_offset, reader.max_offset, 0, b"")
+        found = GetResult(status, reader.next_offset, reader.min_offset, reader.max_offset, 0, b"")
         reply = self._reply(pull, found)
         if reply.code == ResponseCode.PULL_NOT_FOUND and deadline_ms > 0:
             return self._hold(replace(pull, offset=found.next_offset), deadline_ms)
@@ -304,7 +304,7 @@ class PullHandler:
 
     def _hold(self, pull: Pull, deadline_ms: int) -> Suspend:
         def retry(last: bool) -> Answer:
-            if pull.queue.gone:
+            if pull.queue.deleted:
                 raise TopicNotExist(f"the topic {pull.topic} was deleted")
             forbidden = self._forbidden_now(pull)
             if forbidden is not None:
@@ -331,7 +331,7 @@ class PullHandler:
         output = Output(reader.total + 1)
         if not reader.copy_to(output):
             return self._read_in_thread(pull)
-        found = Found(
+        found = GetResult(
             get.FOUND,
             reader.next_offset,
             reader.min_offset,
@@ -342,22 +342,22 @@ class PullHandler:
         return self._reply(pull, found)
 
     def _read_in_thread(self, pull: Pull) -> InThread:
-        store, confirmed = self._store, self._store.confirmed
+        store, confirm_offset = self._store, self._store.confirm_offset
 
-        def work() -> Found:
-            reader = through(store.fresh_reader(), pull.wanted)
+        def work() -> GetResult:
+            reader = through(store.new_reader(), pull.wanted)
             output = Output(1024)
             # Where retention is quicker, the next find passes over what is gone. One that still
             # can't be read is passed over by itself, not with those behind it.
             for count_max in (pull.count_max, pull.count_max, 1):
                 status = reader.find(
-                    pull.queue, pull.offset, count_max, pull.bytes_max, confirmed, True
+                    pull.queue, pull.offset, count_max, pull.bytes_max, confirm_offset, True
                 )
                 if status == get.FOUND and not reader.copy_to(output, True):
                     status = get.MESSAGE_WAS_REMOVING
                 if status != get.MESSAGE_WAS_REMOVING:
                     break
-            return Found(
+            return GetResult(
                 status,
                 reader.next_offset,
                 reader.min_offset,
@@ -368,7 +368,7 @@ class PullHandler:
 
         return InThread(work, lambda found: self._reply(pull, found))
 
-    def _reply(self, pull: Pull, found: Found) -> Reply:
+    def _reply(self, pull: Pull, found: GetResult) -> Reply:
         code = _CODES[found.status]
         if found.status == get.NO_MESSAGE_IN_QUEUE and pull.offset != 0:
             code = ResponseCode.PULL_OFFSET_MOVED
@@ -380,7 +380,7 @@ class PullHandler:
 
     def _reset(self, pull: Pull, offset: int) -> Reply:
         queue = pull.queue
-        high = queue.visible_max(self._store.confirmed)
+        high = queue.visible_max(self._store.confirm_offset)
         ext = _offsets(offset, queue.min_offset, high)
         return Reply(ResponseCode.PULL_OFFSET_MOVED, ext, remark="OFFSET_RESET")
 
@@ -388,17 +388,17 @@ class PullHandler:
         """Note what was given; `data` holds the first record at `at`."""
         sys_flag = octets.get_i32(data, at + layout.SYS_FLAG_AT)
         stored_ms = octets.get_i64(data, at + layout.store_ms_at(sys_flag))
-        behind_ms = max(self._store.path.store_ms - stored_ms, 0)
+        behind_ms = max(self._store.writer.store_ms - stored_ms, 0)
         self._context.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
 def through(reader: Reader, wanted: Wanted) -> Reader | Sieve:
     """A reader that finds only what is wanted."""
     if wanted.filter is not None:
-        reader.only(())
+        reader.set_tag_hashes(())
         return Sieve(reader, wanted.filter)
     # Clients look at the tags themselves, too: without this help they only get more to look at.
-    reader.only(wanted.codes if len(wanted.codes) <= get.CODES_MAX else ())
+    reader.set_tag_hashes(wanted.codes if len(wanted.codes) <= get.CODES_MAX else ())
     return reader
 
 

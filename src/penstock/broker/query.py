@@ -41,11 +41,16 @@ class QueryHandlers:
         elif command.ext.get("indexType") == _TAG:
             key = f"{_TAG}#{key}"
         store = self._context.store
-        confirmed = store.confirmed
+        confirm_offset = store.confirm_offset
 
         def work() -> Reply:
             found = store.lookup.by_key(
-                topic, key, begin_ms=begin_ms, end_ms=end_ms, most=most, confirmed=confirmed
+                topic,
+                key,
+                begin_ms=begin_ms,
+                end_ms=end_ms,
+                most=most,
+                confirm_offset=confirm_offset,
             )
             if not found:
                 return Reply(
@@ -63,7 +68,7 @@ class QueryHandlers:
         """The message at a place in the log, which is the last part of its offset id."""
         offset, named = command.i64("offset"), command.text_or("topic")
         store = self._context.store
-        confirmed = store.confirmed
+        confirm_offset = store.confirm_offset
 
         def answer(record: bytes | None) -> Answer:
             if record is None:
@@ -73,7 +78,7 @@ class QueryHandlers:
                 raise NoPermission(f"the message at {offset} is not of the topic {named!r}")
             return Reply(body=record)
 
-        return InThread(lambda: store.lookup.record(offset, confirmed), answer)
+        return InThread(lambda: store.lookup.record(offset, confirm_offset), answer)
 
     def entries(self, command: Command) -> Answer:
         """Some entries of a queue."""
@@ -83,7 +88,7 @@ class QueryHandlers:
         queue = context.store.queue(topic, queue_id)
         if queue is None:
             raise Refused(f"the topic {topic} has no queue {queue_id} with messages here")
-        low, high = queue.min_offset, queue.visible_max(context.store.confirmed)
+        low, high = queue.min_offset, queue.visible_max(context.store.confirm_offset)
         if not low <= index < high:
             raise Refused(f"queue {queue_id} of {topic} holds the offsets {low} to {high}: {index}")
         group = command.text_or("consumerGroup")

@@ -158,11 +158,11 @@ class Replies:
             ext[PROPERTY_TRACE_ON] = "false"
         waits = False
         if settings.store_replies and self._store(header, command, queue):
-            path = self._context.store.path
+            writer = self._context.store.writer
             port = int.from_bytes(self._host[-4:], "big")
-            ext["msgId"] = encode_offset_id(self._host[:-4], port, path.offset)
-            ext["queueOffset"] = str(path.queue_offset)
-            waits = path.flusher.group_commit and self._record.marks.wait
+            ext["msgId"] = encode_offset_id(self._host[:-4], port, writer.offset)
+            ext["queueOffset"] = str(writer.queue_offset)
+            waits = writer.flusher.group_commit and self._record.marks.wait
         if command.oneway:
             return None
         if not waits:
@@ -182,10 +182,10 @@ class Replies:
         record.born_host = encode_host(command.peer)
         record.store_host = self._host
         record.reconsume_times = header.i32_or("reconsumeTimes", 0)
-        path = context.store.path
-        status = path.check(record)
+        writer = context.store.writer
+        status = writer.check(record)
         if status == PUT_OK:
-            status = path.put_in(record, queue, command.now_ms)
+            status = writer.put_in(record, queue, command.now_ms)
         record.release()
         stored = status == PUT_OK
         if not stored:

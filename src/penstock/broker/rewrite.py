@@ -61,7 +61,7 @@ class MessageRewriter:
     ) -> int:
         """Store the record that was read in a queue; a status of `store.put`.
 
-        Its place is in `store.path` afterwards: `offset` and `queue_offset`.
+        Its place is in `store.writer` afterwards: `offset` and `queue_offset`.
         """
         stored, record, data = self.stored, self._record, self._data
         text = self.text if properties is None else encode_properties(properties)
@@ -77,21 +77,21 @@ class MessageRewriter:
         record.store_host = store_host
         record.reconsume_times = stored.reconsume_times if reconsumed is None else reconsumed
         record.prepared_offset = prepared_offset
-        path = self._store.path
-        status = path.check(record)
+        writer = self._store.writer
+        status = writer.check(record)
         if status == PUT_OK:
-            status = path.put_in(record, queue, now_ms)
+            status = writer.put_in(record, queue, now_ms)
         record.release()
         return status
 
     def fault(self, status: int) -> PenstockError:
         """What a status other than PUT_OK means, as an error."""
-        path = self._store.path
+        writer = self._store.writer
         if status == ILLEGAL:
-            return MessageIllegal(f"the message can't be stored again (problem {path.problem})")
-        if isinstance(path.fault, PenstockError):
-            return path.fault
-        return NotWriteable(f"the message can't be stored: {path.fault}")
+            return MessageIllegal(f"the message can't be stored again (problem {writer.problem})")
+        if isinstance(writer.fault, PenstockError):
+            return writer.fault
+        return NotWriteable(f"the message can't be stored: {writer.fault}")
 
     def destination(
         self, topic: str, queue_id: int, place: int, now_ms: int

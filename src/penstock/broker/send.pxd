@@ -1,6 +1,6 @@
 cimport cython
 from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
-from penstock.store.put cimport PutPath
+from penstock.store.put cimport StoreWriter
 from penstock.store.consumequeue.queue_table cimport QueueTable
 from penstock.store.flusher cimport Flusher
 from penstock.wire.frame cimport Request
@@ -17,7 +17,7 @@ cdef int _TRANSACTION_MASK
 cdef int _PERCENT
 
 cdef class SendHandler:
-    cdef readonly PutPath path
+    cdef readonly StoreWriter writer
     cdef public object topics
     cdef readonly object redirects
     cdef readonly bytes store_host

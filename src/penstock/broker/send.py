@@ -16,7 +16,7 @@ from penstock.errors import HeaderError, MessageIllegal, NotWriteable, PenstockE
 from penstock.rpc.answers import Answer, EncodedReply
 from penstock.rpc.router import InPlaceRow
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
-from penstock.store.put import ILLEGAL, PUT_OK, PutPath
+from penstock.store.put import ILLEGAL, PUT_OK, StoreWriter
 from penstock.wire.codes import RETRY_TOPIC_PREFIX, V3_4_9
 from penstock.wire.frame import Request
 from penstock.wire.layout import BLANK_BYTES
@@ -104,7 +104,7 @@ class SendHandler:
 
     def __init__(
         self,
-        path: PutPath,
+        writer: StoreWriter,
         topics: SendTopics,
         redirects: SendRedirects,
         store_host: bytes,
@@ -113,7 +113,7 @@ class SendHandler:
         region: bytes = b"",
     ) -> None:
         """`region` is named in responses unless it is empty."""
-        self.path: PutPath = path
+        self.writer: StoreWriter = writer
         self.topics: SendTopics = topics
         self.redirects: SendRedirects = redirects
         self.store_host: bytes = store_host
@@ -127,7 +127,7 @@ class SendHandler:
         # Responses say that tracing is off. By the live settings.
         self.trace_off: bool = False
         # Whether responses wait for the flush. Fixed.
-        self.sync_flush: bool = path.flusher.group_commit
+        self.sync_flush: bool = writer.flusher.group_commit
         # Responses of this read that wait for the flush; the server takes both after the read.
         self.flush_pending: Output = Output(1024)
         self.flush_timeout: Output = Output(1024)
@@ -185,10 +185,10 @@ class SendHandler:
             batch = self._read_v1(request)
         else:
             batch = self._read_v2(request)
-        queue = self.path.queues.find(
+        queue = self.writer.queues.find(
             record.source, record.topic_at, record.topic_length, record.queue_id
         )
-        if queue is None or not queue.taking:
+        if queue is None or not queue.writable:
             queue = self._writable_queue(request, now_ms)
         self._queue_id = record.queue_id  # the response names it even if the message is redirected
         if batch:
@@ -197,10 +197,10 @@ class SendHandler:
             if record.source[record.topic_at] == _PERCENT:
                 self._refuse_retries()
             record.extra = b""  # as in RocketMQ 5.4: each message keeps its own properties
-            status = self.path.put_batch(record, now_ms)
+            status = self.writer.put_batch(record, now_ms)
         else:
             record.extra = self.extra_properties
-            status = self.path.check(record)
+            status = self.writer.check(record)
             if status == _PUT_OK and (
                 record.marks.unique_length == 0
                 or record.marks.special != 0
@@ -208,9 +208,9 @@ class SendHandler:
                 or record.source[record.topic_at] == _PERCENT
             ):
                 queue = self._rewrite(request, queue, now_ms)
-                status = self.path.check(record)
+                status = self.writer.check(record)
             if status == _PUT_OK:
-                status = self.path.put_in(record, queue, now_ms)
+                status = self.writer.put_in(record, queue, now_ms)
         if status == _PUT_OK:
             self.sent += 1
             if request.flag & _ONEWAY == 0:
@@ -236,12 +236,12 @@ class SendHandler:
         output.begin(request.encoding, code, request.opaque)
         if batch:
             output.field_offset_ids(
-                b"msgId", self.store_host, self.path.batch_offsets, self.path.batch_count
+                b"msgId", self.store_host, self.writer.batch_offsets, self.writer.batch_count
             )
         else:
-            output.field_offset_id(b"msgId", self.store_host, self.path.offset)
+            output.field_offset_id(b"msgId", self.store_host, self.writer.offset)
         output.field_number(b"queueId", self._queue_id)
-        output.field_number(b"queueOffset", self.path.queue_offset)
+        output.field_number(b"queueOffset", self.writer.queue_offset)
         if not batch and record.marks.unique_length > 0:
             output.field_span(
                 b"transactionId", record.source, record.marks.unique_at, record.marks.unique_length
@@ -337,7 +337,7 @@ class SendHandler:
         return queue
 
     def _creation_answer(self, now_ms: int) -> Answer:
-        offset = self.path.log.end if self.sync_flush and self._wait_for_flush else 0
+        offset = self.writer.log.end if self.sync_flush and self._wait_for_flush else 0
         reply = EncodedReply(self.creation_reply.take(), self.creation_timeout.take(), offset)
         return self.topics.reply_when_registered(self._created_topic, reply, now_ms)
 
@@ -398,9 +398,11 @@ class SendHandler:
 
     def _refuse(self, status: int) -> None:
         self.refused += 1
-        fault = self.path.fault
+        fault = self.writer.fault
         if status == ILLEGAL:
-            raise illegal_message(self.path.problem, self.record, self.path.log.row.size)
+            raise illegal_message(
+                self.writer.problem, self.record, self.writer.log.segments.segment_bytes
+            )
         if isinstance(fault, PenstockError):
             raise fault
         raise NotWriteable(f"the message can't be stored: {fault}", hint="see the broker's log")

@@ -175,7 +175,7 @@ class Stats:
     def runtime(self) -> dict[str, str]:
         """The figures of GET_BROKER_RUNTIME_INFO that are counted here."""
         self._count_totals()
-        puts, put_bytes = self._store.path.puts, self._store.path.put_bytes
+        puts, put_bytes = self._store.writer.puts, self._store.writer.put_bytes
         put_yesterday, put_today, got_yesterday, got_today = self._mornings
         figures = {
             "putMessageTimesTotal": puts,
@@ -210,7 +210,7 @@ class Stats:
             # The second case: the clock was set back, and must not stop us until it caught up.
             self._second_ms = now_ms + SECOND_MS
             self._seconds.append(
-                (now_ms, self._store.path.puts, self._found, self._missed, self._broker_out.nums)
+                (now_ms, self._store.writer.puts, self._found, self._missed, self._broker_out.nums)
             )
         if now_ms >= self._midnight_ms:
             self._count_totals()
@@ -303,8 +303,8 @@ class Stats:
             if is_system_topic(name.decode("utf-8", "replace"))
             for queue in queues.values()
         )
-        self._broker_in.nums = self._store.path.puts
-        self._user_in.nums = self._store.path.puts - system
+        self._broker_in.nums = self._store.writer.puts
+        self._user_in.nums = self._store.writer.puts - system
 
     def _flow(self, name: str, key: str) -> Flow | None:
         if name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"):

@@ -273,7 +273,7 @@ class Topics:
     def recheck_queues(self) -> None:
         """Let every queue ask again before it takes messages: the broker's permission changed."""
         for queue in self._store.queues.rows:
-            queue.taking = False
+            queue.writable = False
 
     def _create_by_send(
         self, topic: str, template: str, template_queues: int, now_ms: int
@@ -311,7 +311,7 @@ class Topics:
                 hint="the producer's route may be old; it asks the NameServer every 30 s",
             )
         queue = self._queue(topic, queue_id)
-        queue.taking = True
+        queue.writable = True
         return queue
 
     def _queue(self, topic: str, queue_id: int) -> ConsumeQueue:
@@ -325,7 +325,7 @@ class Topics:
         for queue_id in range(max(config.write_queue_nums, config.read_queue_nums)):
             queue = self._store.queues.get(name, queue_id)
             if queue is not None:
-                queue.taking = False
+                queue.writable = False
 
     def _tell(self) -> None:
         self._effects.put(PersistSoon(self.table))

@@ -44,7 +44,7 @@ def print_figures(figures: Figures) -> None:
                 "checkpoint",
                 f"log {time_text(checkpoint.log_ms)}, queues "
                 f"{time_text(checkpoint.queues_ms)}, index {time_text(checkpoint.index_ms)}, "
-                f"confirm offset {checkpoint.confirmed:,}",
+                f"confirm offset {checkpoint.confirm_offset:,}",
             )
         )
     rows.append(("tables", ", ".join(figures.tables) or "none"))

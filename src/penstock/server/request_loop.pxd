@@ -1,6 +1,6 @@
 cimport cython
 from penstock.broker.send cimport SendHandler
-from penstock.store.put cimport PutPath
+from penstock.store.put cimport StoreWriter
 from penstock.wire.frame cimport Request
 from penstock.wire.output cimport Output
 
@@ -15,7 +15,7 @@ cdef class RequestLoop:
     cdef readonly dict in_place
     cdef readonly SendHandler send
     cdef const unsigned char[::1] _send_codes
-    cdef readonly PutPath path
+    cdef readonly StoreWriter writer
     cdef readonly Request request
     cdef readonly Output output
     cdef public Py_ssize_t output_bytes_max

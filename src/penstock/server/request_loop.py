@@ -14,7 +14,7 @@ from penstock.errors import PenstockError, SystemBusy
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import InPlaceHandler
-from penstock.store.put import PutPath
+from penstock.store.put import StoreWriter
 from penstock.wire.frame import FRAME_BYTES_MAX, HEADER_BYTES_MAX, Request
 from penstock.wire.output import Output, response
 
@@ -79,7 +79,7 @@ class RequestLoop:
             )
         )
         # Where sends are appended; what it appended is published after each read.
-        self.path: PutPath | None = self.send.path if self.send is not None else None
+        self.writer: StoreWriter | None = self.send.writer if self.send is not None else None
         # The present request. Its fields refer to the bound buffer until the next one is read.
         self.request: Request = Request(frame_bytes_max, header_bytes_max)
         # Responses of this read; the server takes them after `serve`.
@@ -156,7 +156,7 @@ class RequestLoop:
                 else:
                     self._serve_one(now_ms)
         finally:
-            if self.path is not None and self.path.settle():
+            if self.writer is not None and self.writer.publish():
                 self.arrivals = True
         return at
 

@@ -207,7 +207,7 @@ class Server:
         if request_loop.arrivals:
             request_loop.arrivals = False
             assert self._store is not None
-            self._store.attend()
+            self._store.notify()
         if self._effects.pending:
             self.answer_executor.perform(self._effects.take())
 
@@ -255,7 +255,7 @@ class Server:
         if self._stopped:  # the store is being closed by another thread
             return
         if self._store is not None:
-            self._store.settle()
+            self._store.publish()
             self._release()
         if self._effects.pending:
             self.answer_executor.perform(self._effects.take())

@@ -1,5 +1,5 @@
 cimport cython
-from penstock.store.segment cimport Segment, SegmentRow
+from penstock.store.segment cimport Segment, SegmentList
 from penstock.wire cimport layout, octets
 from penstock.wire.record cimport Record
 
@@ -7,11 +7,11 @@ cdef long long _PREFAULT_BYTES
 
 cdef class CommitLog:
     cdef readonly object disk
-    cdef readonly SegmentRow row
+    cdef readonly SegmentList segments
     cdef readonly bint by_mapping
     cdef readonly bint lock_memory
     cdef readonly long long end
-    cdef readonly long long handed
+    cdef readonly long long written
     cdef public long long hot_from
     cdef readonly long long rolls
     cdef public object refusal

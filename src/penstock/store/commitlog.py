@@ -7,14 +7,14 @@ Where bytes go first is hidden here. `by_mapping`: straight into the segment's m
 flush). Otherwise into a staging buffer, which `hand_over` gives to the page cache with one pwrite
 per turn, because a store into a page under writeback stalls (sync flush).
 
-Positions: `end` (appended) ≥ `handed` (in the page cache) ≥ flushed (on the disk).
+Positions: `end` (appended) ≥ `written` (in the page cache) ≥ flushed (on the disk).
 """
 
 from concurrent.futures import Future
 
 from penstock.errors import NotWriteable, StoreError
 from penstock.store.disk import Disk
-from penstock.store.segment import PREFAULT_BYTES, Segment, SegmentRow
+from penstock.store.segment import PREFAULT_BYTES, Segment, SegmentList
 from penstock.wire import layout, octets
 from penstock.wire.record import Record
 
@@ -29,14 +29,14 @@ class CommitLog:
     """Appends records and finds bytes; single writer."""
 
     def __init__(
-        self, disk: Disk, row: SegmentRow, *, by_mapping: bool, lock_memory: bool = False
+        self, disk: Disk, segments: SegmentList, *, by_mapping: bool, lock_memory: bool = False
     ) -> None:
         self.disk: Disk = disk
-        self.row: SegmentRow = row
+        self.segments: SegmentList = segments
         self.by_mapping: bool = by_mapping
         self.lock_memory: bool = lock_memory
         self.end: int = 0
-        self.handed: int = 0
+        self.written: int = 0
         self.hot_from: int = 0
         self.rolls: int = 0
         self.refusal: StoreError | None = None
@@ -52,11 +52,11 @@ class CommitLog:
     def start(self, end: int, on_roll: object) -> None:
         """Go on writing at `end`. `on_roll(old segment, new segment)` is called at every roll."""
         self._on_roll = on_roll
-        self.end = self.handed = self.hot_from = end
-        current = self.row.find(end)
+        self.end = self.written = self.hot_from = end
+        current = self.segments.find(end)
         if current is None:
-            current = self.row.create(end - end % self.row.size)
-            self.row.push(current)
+            current = self.segments.create(end - end % self.segments.segment_bytes)
+            self.segments.push(current)
         else:  # Apache RocketMQ leaves its files sparse
             self.disk.allocate(current.fd, 0, current.size, current.path)
         self._enter(current)
@@ -69,13 +69,13 @@ class CommitLog:
                 return NO_ROOM
             offset = self.end
         if offset + record.size - self._target_start > self._target_size:
-            self.hand_over()
+            self.write_staged()
             if record.size > self._target_size:
                 self._widen(record.size)
         record.put(self._target, offset - self._target_start, queue_offset, offset, store_ms)
         self.end = offset + record.size
         if self.by_mapping:
-            self.handed = self.end
+            self.written = self.end
         if self.end > self._faulted:
             self._fault_ahead()
         return offset
@@ -87,10 +87,12 @@ class CommitLog:
         """
         if self.end + size + layout.BLANK_BYTES <= self._segment_end:
             return 0
-        assert size + layout.BLANK_BYTES <= self.row.size, "the put path refuses what never fits"
+        assert size + layout.BLANK_BYTES <= self.segments.segment_bytes, (
+            "the put path refuses what never fits"
+        )
         return self._roll()
 
-    def hand_over(self) -> None:
+    def write_staged(self) -> None:
         """Give the staged bytes to the page cache."""
         if self.by_mapping:
             return
@@ -101,7 +103,7 @@ class CommitLog:
                 memoryview(self._target)[:length],
                 self._target_start - self._current.start,  # type: ignore[union-attr]
             )
-        self.handed = self._target_start = self.end
+        self.written = self._target_start = self.end
 
     def current_fd(self) -> int:
         assert self._current is not None
@@ -109,7 +111,7 @@ class CommitLog:
 
     def begin(self) -> int:
         """The lowest offset there is."""
-        return self.row.first
+        return self.segments.first
 
     def _roll(self) -> int:
         old = self._current
@@ -122,14 +124,14 @@ class CommitLog:
         except OSError as error:
             self.refusal = NotWriteable(f"the next log segment can't be made: {error}")
             return NO_ROOM
-        self.hand_over()
+        self.write_staged()
         rest = self._segment_end - self.end
         blank = bytearray(layout.BLANK_BYTES)
         octets.put_i32(blank, layout.SIZE_AT, rest)
         octets.put_i32(blank, layout.MAGIC_AT, layout.MAGIC_BLANK)
         self.disk.write(old.fd, memoryview(blank), self.end - old.start)
-        self.end = self.handed = old.start + old.size
-        self.row.push(following)
+        self.end = self.written = old.start + old.size
+        self.segments.push(following)
         self.rolls += 1
         self._enter(following)
         self._on_roll(old, following)  # type: ignore[operator]
@@ -140,7 +142,7 @@ class CommitLog:
         coming, self._coming = self._coming, None
         if coming is not None:
             return coming.result()  # seldom unfinished: it was asked for a segment ago
-        return self.row.create(self._segment_end)
+        return self.segments.create(self._segment_end)
 
     def _enter(self, segment: Segment) -> None:
         self._current = segment
@@ -157,7 +159,7 @@ class CommitLog:
             if self.lock_memory:
                 self.disk.submit(segment.lock_or_warn)
             following = segment.start + segment.size
-            self._coming = self.disk.submit(lambda: self.row.create(following))
+            self._coming = self.disk.submit(lambda: self.segments.create(following))
         self._fault_ahead()
 
     def _widen(self, size: int) -> None:
@@ -182,8 +184,8 @@ class CommitLog:
             except (StoreError, OSError):
                 unused = None
             if unused is not None:
-                self.row.unlink(unused)
+                self.segments.unlink(unused)
         self._current = None
         self._target = memoryview(bytearray(1))
         self._target_size = 0
-        self.row.segments.clear()
+        self.segments.items.clear()

@@ -105,7 +105,7 @@ def check_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> bool:
     return not disk.names(paths.log)
 
 
-def note_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> None:
+def write_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> None:
     """Keep the sizes of a store that opened well."""
     data = msgspec.json.encode(_sizes_of(config))
     if disk.read(paths.sizes) != data:

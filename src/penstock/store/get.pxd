@@ -32,7 +32,7 @@ cdef class Reader:
 
     @cython.locals(low="long long", high="long long", scan="long long")
     cpdef int find(self, ConsumeQueue queue, long long offset, int count_max, long long bytes_max,
-                   long long confirmed, bint wait=*) except -1
+                   long long confirm_offset, bint wait=*) except -1
     @cython.locals(begin="long long", last_end="long long", offset="long long", size=int)
     cdef void _scan(self, unsigned char[::1] entries, long long at, long long count)
     @cython.locals(i=int)

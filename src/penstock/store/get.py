@@ -78,7 +78,7 @@ class Reader:
         self._bytes_max: int = 0
         self._removed: bool = False
 
-    def only(self, codes: Sequence[int]) -> None:
+    def set_tag_hashes(self, codes: Sequence[int]) -> None:
         """Look only for messages whose tag has one of these hashes; none means all."""
         assert len(codes) <= CODES_MAX
         for place, code in enumerate(codes):
@@ -91,12 +91,12 @@ class Reader:
         offset: int,
         count_max: int,
         bytes_max: int,
-        confirmed: int,
+        confirm_offset: int,
         wait: bool = False,
     ) -> int:
         """Look for `count_max` messages from `offset` on; the first may exceed `bytes_max`."""
         low = queue.min_offset
-        high = queue.visible_by_file(confirmed) if wait else queue.visible_max(confirmed)
+        high = queue.visible_by_file(confirm_offset) if wait else queue.visible_max(confirm_offset)
         self.min_offset = low
         self.max_offset = high
         self.count = 0
@@ -176,20 +176,20 @@ class Reader:
         """Append the bytes of all ranges to `output`; False if that would wait for the disk."""
         i = 0
         while i < self.ranges:  # a damaged entry must not take memory
-            segment = self.log.row.find(self._offsets[i])
+            segment = self.log.segments.find(self._offsets[i])
             if segment is None or (
                 self._offsets[i] + self._lengths[i] > segment.start + segment.size
             ):
                 return False
             i += 1
         output.reserve(self.total)
-        hot_from = max(self.log.hot_from, self.log.handed - self.hot_bytes)
+        hot_from = max(self.log.hot_from, self.log.written - self.hot_bytes)
         before = output.length
         i = 0
         while i < self.ranges:
             offset = self._offsets[i]
             length = self._lengths[i]
-            segment = self.log.row.find(offset)
+            segment = self.log.segments.find(offset)
             if segment is None:  # retention was quicker
                 output.length = before
                 return False
@@ -218,10 +218,10 @@ class Reader:
 
     def views(self) -> list[memoryview] | None:
         """The bytes as views of the mapping, if all ranges are hot and large; else None."""
-        hot_from = max(self.log.hot_from, self.log.handed - self.hot_bytes)
+        hot_from = max(self.log.hot_from, self.log.written - self.hot_bytes)
         views = []
         for i in range(self.ranges):
-            segment = self.log.row.find(self._offsets[i])
+            segment = self.log.segments.find(self._offsets[i])
             if segment is None or self._offsets[i] < hot_from:
                 return None
             if self._lengths[i] < VIEW_BYTES_MIN:

@@ -12,7 +12,7 @@ cdef class IndexFile:
     cdef readonly long long size
     cdef readonly long long entries_at
     cdef readonly long long allocated
-    cdef public bint hungry
+    cdef public bint needs_blocks
     cdef long long _ahead
     cdef readonly object map
     cdef readonly unsigned char[::1] view

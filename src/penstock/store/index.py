@@ -50,7 +50,7 @@ class IndexFile:
         self.size: int = index_file_bytes(slots, entries)
         self.entries_at: int = index_file_bytes(slots, 0)
         self.allocated: int = 0
-        self.hungry: bool = False
+        self.needs_blocks: bool = False
         self._ahead: int = 0
         fd = disk.create(path, self.size) if new else disk.open(path)
         try:
@@ -94,7 +94,7 @@ class IndexFile:
             self._allocate(number)
         elif number >= self._ahead:
             self._ahead = _NEVER
-            self.hungry = True
+            self.needs_blocks = True
 
     def reserve(self, count: int) -> None:
         """Allocate what the next `count` entries need, as far as they fit."""
@@ -102,7 +102,7 @@ class IndexFile:
         while self.allocated < min(number + count, self.entries):
             self._allocate(max(number, self.allocated))
 
-    def feed(self) -> None:
+    def preallocate(self) -> None:
         """Allocate the step after the current one: for the pool."""
         self._ahead = self.allocated
         if self.allocated < self.entries:

@@ -1,14 +1,18 @@
-"""Look-ups that may wait for the disk: by physical offset, by key, by time. For the I/O pool."""
+"""Single records and searches: by physical offset, by key, by time.
+
+Everything may wait for the disk and belongs in the I/O pool, except `read_record` without `wait`.
+"""
 
 from penstock.store.commitlog import CommitLog
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
-from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.index import Index
 from penstock.wire import layout, octets
 from penstock.wire.record import RECORD, StoredRecord, java_hash
 
 QUERY_MAX = 64
 """Most messages of one query by key, as in RocketMQ."""
+GONE = b""
+"""The record was deleted, or never existed."""
 
 
 def key_hash(topic: str, key: str) -> int:
@@ -18,16 +22,36 @@ def key_hash(topic: str, key: str) -> int:
 
 
 class Lookup:
-    """Reads single records and searches; every method may wait."""
+    """Reads single records and searches."""
 
-    def __init__(self, log: CommitLog, queues: QueueTable, index: Index | None) -> None:
+    def __init__(self, log: CommitLog, index: Index | None, hot_bytes: int) -> None:
         self._log = log
-        self._queues = queues
         self._index = index
+        self._hot_bytes = hot_bytes
 
-    def record(self, offset: int, confirmed: int) -> bytes | None:
+    def read_record(self, offset: int, size: int, *, wait: bool) -> bytes | None:
+        """The bytes of the record at a physical offset whose size is known; GONE if there is none.
+
+        With `wait` false, None if that would wait for the disk.
+        """
+        log = self._log
+        segment = log.segments.find(offset)
+        if segment is None or size < layout.FIXED_BYTES or offset + size > log.written:
+            return GONE
+        at = offset - segment.start
+        if at + size > segment.size:
+            return GONE
+        if wait:
+            data = segment.disk.read_at(segment.fd, size, at)
+            return data if len(data) == size else GONE
+        if offset >= max(log.hot_from, log.written - self._hot_bytes):
+            return bytes(segment.slice(offset, size))
+        buffer = bytearray(size)
+        return bytes(buffer) if segment.disk.read_now(segment.fd, memoryview(buffer), at) else None
+
+    def record(self, offset: int, confirm_offset: int) -> bytes | None:
         """The record at a physical offset, or None if none begins there below `confirmed`."""
-        segment = self._log.row.find(offset)
+        segment = self._log.segments.find(offset)
         if segment is None:
             return None
         at = offset - segment.start
@@ -35,7 +59,7 @@ class Lookup:
         if len(head) < layout.HEAD_BYTES:
             return None
         size = octets.get_i32(head, layout.SIZE_AT)
-        if size < layout.FIXED_BYTES or size > segment.size - at or offset + size > confirmed:
+        if size < layout.FIXED_BYTES or size > segment.size - at or offset + size > confirm_offset:
             return None
         data = bytearray(segment.disk.read_at(segment.fd, size, at))
         stored = StoredRecord()
@@ -46,7 +70,7 @@ class Lookup:
 
     def store_ms(self, offset: int) -> int:
         """Store time of the record at a physical offset, or -1."""
-        segment = self._log.row.find(offset)
+        segment = self._log.segments.find(offset)
         if segment is None or offset + layout.FIXED_BYTES > segment.start + segment.size:
             return -1
         head = segment.disk.read_at(segment.fd, layout.FIXED_BYTES, offset - segment.start)
@@ -56,7 +80,7 @@ class Lookup:
         return octets.get_i64(head, layout.store_ms_at(sys_flag))
 
     def by_key(
-        self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int, confirmed: int
+        self, topic: str, key: str, *, begin_ms: int, end_ms: int, most: int, confirm_offset: int
     ) -> list[bytes]:
         """Records of a topic with this key, oldest first; only the newest `most` of them."""
         if self._index is None:
@@ -65,13 +89,13 @@ class Lookup:
         found = []
         wanted = key_hash(topic, key)
         for offset in sorted(set(self._index.find(wanted, begin_ms, end_ms, most))):
-            data = self.record(offset, confirmed)
+            data = self.record(offset, confirm_offset)
             if data is not None:
                 found.append(data)
         return found
 
     def offset_at(
-        self, queue: ConsumeQueue, ms: int, *, confirmed: int, upper: bool = False
+        self, queue: ConsumeQueue, ms: int, *, confirm_offset: int, upper: bool = False
     ) -> int:
         """Queue offset by store time.
 
@@ -79,7 +103,7 @@ class Lookup:
         Upper: the last one stored at `ms` or earlier (the first if there is none).
         """
         low = first = queue.min_offset
-        high = queue.visible_by_file(confirmed)
+        high = queue.visible_by_file(confirm_offset)
         while low < high:
             middle = (low + high) // 2
             found = queue.next_real(middle, high)

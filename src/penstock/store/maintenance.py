@@ -1,7 +1,7 @@
-"""The care of a store's files: flushing queues and index, the checkpoint, retention.
+"""Maintenance of a store's files: flushing queues and index, the checkpoint, retention.
 
-`tick` decides in the loop and has the work done by the pool, one piece after the other: no
-checkpoint may overtake the syncs that it speaks of, nor those of `expire`.
+`tick` decides in the loop and has the pool do the work, one job after another: no checkpoint may
+overtake the syncs that it describes, nor those of `expire`.
 """
 
 import errno
@@ -14,10 +14,10 @@ from penstock.config import StoreConfig
 from penstock.errors import DiskNearlyFull, PenstockError, WriteStopped
 from penstock.store import retention
 from penstock.store.consumequeue.consumequeue import ConsumeQueue, sync_all
-from penstock.store.consumequeue.mapped_queues import Awake
+from penstock.store.consumequeue.mapped_queues import MappedQueues
 from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
-from penstock.store.put import PutPath
+from penstock.store.put import StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.segment import Segment
 
@@ -25,51 +25,64 @@ log = logging.getLogger(__name__)
 
 RETENTION_EVERY_MS = 10_000
 
-_PASSING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_TEMPORARY = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 """Failures before anything was asked of the disk: the next round tries again."""
 
+PinSource = Callable[[], int | None]
+"""The lowest log offset that is still needed, or None."""
 
-class Care:
-    """What is due from time to time."""
+
+class Maintenance:
+    """Periodic work on the files of one store."""
 
     def __init__(
         self,
         disk: Disk,
         paths: StorePaths,
         config: StoreConfig,
-        path: PutPath,
-        awake: Awake,
+        writer: StoreWriter,
+        mapped_queues: MappedQueues,
+        *,
+        checkpoint: Checkpoint,
         now_ms: int,
     ) -> None:
         self.disk = disk
         self.paths = paths
         self.config = config
-        self.path = path
-        self.awake = awake
-        self.checkpoint = Checkpoint()
-        self.pinned_from: Callable[[], int | None] = lambda: None
-        """Messages from this log offset on are still needed by somebody: never delete them."""
-        self.deleted_to = path.log.begin()
-        """Where the log's files begin: what lies before was deleted, for good."""
-        self._leaving: list[Segment] = []  # dropped from the log, not yet deleted
-        self._marks: list[tuple[int, int]] = []
-        self._work: Future[None] | None = None
-        self._queues: list[ConsumeQueue] = []
-        self._queues_ms = self._index_ms = self._retention_ms = self._awake_ms = now_ms
+        self.writer = writer
+        self.mapped_queues = mapped_queues
+        self.checkpoint = checkpoint
+        self.deleted_to = writer.log.begin()
+        """Where the log's files begin: everything before is deleted for good."""
+        self._pin_sources: list[PinSource] = []
+        self._to_delete: list[Segment] = []  # dropped from the log, not yet deleted
+        self._store_times: list[tuple[int, int]] = []  # log end and store time at past rounds
+        self._job: Future[None] | None = None
+        self._queues: list[ConsumeQueue] = []  # those that the running job syncs
+        self._queues_ms = self._index_ms = self._retention_ms = self._unmap_ms = now_ms
+
+    def add_pin_source(self, lowest_needed: PinSource) -> None:
+        """Never delete messages from the offset on that this names at the time of deletion."""
+        self._pin_sources.append(lowest_needed)
+
+    def pinned_from(self) -> int | None:
+        """Messages from this log offset on are still needed; None if none is."""
+        pins = (lowest_needed() for lowest_needed in self._pin_sources)
+        return min((pin for pin in pins if pin is not None), default=None)
 
     def tick(self, now_ms: int) -> None:
-        """Have done what is due; flushes nothing while the last round is still under way."""
-        self._let_rest(now_ms)
-        if self._work is not None:
-            if not self._work.done():
+        """Start what is due; nothing is flushed while the last job is still running."""
+        self._unmap_idle(now_ms)
+        if self._job is not None:
+            if not self._job.done():
                 return
             self.finish()
-        # A clock that steps back must not stop the care until it has caught up.
+        # A clock that steps back must not stop the maintenance until it has caught up.
         self._queues_ms = min(self._queues_ms, now_ms)
         self._index_ms = min(self._index_ms, now_ms)
         self._retention_ms = min(self._retention_ms, now_ms)
-        if not isinstance(self.path.refusal, WriteStopped | DiskNearlyFull):
-            self.path.refusal = self.path.log.refusal = None  # the next put finds out
+        if not isinstance(self.writer.refusal, WriteStopped | DiskNearlyFull):
+            self.writer.refusal = self.writer.log.refusal = None  # the next put tries again
         if now_ms - self._retention_ms >= RETENTION_EVERY_MS:
             self._retention_ms = now_ms
             self._retain(now_ms)
@@ -78,43 +91,44 @@ class Care:
             index_due = now_ms - self._index_ms >= self.config.index_flush_ms
             if index_due:
                 self._index_ms = now_ms
-            self._submit(self._round(index_due=index_due))
+            self._submit(self._flush_job(index_due=index_due))
 
-    def _let_rest(self, now_ms: int) -> None:
-        """Queues that nobody uses let go of their files."""
-        elapsed_ms = max(now_ms - self._awake_ms, 0)
-        self._awake_ms = now_ms
-        idle = self.awake.turn(elapsed_ms, self.config.queue_rest_ms, self.path.confirmed)
-        if idle:
-            self.disk.submit(idle.clear)
+    def _unmap_idle(self, now_ms: int) -> None:
+        elapsed_ms = max(now_ms - self._unmap_ms, 0)
+        self._unmap_ms = now_ms
+        mappings = self.mapped_queues.unmap_idle(
+            elapsed_ms, self.config.queue_rest_ms, self.writer.confirm_offset
+        )
+        if mappings:
+            self.disk.submit(mappings.clear)
 
     def finish(self) -> None:
-        """Wait for what is under way; a failure of it stops writing."""
-        work, self._work = self._work, None
-        if work is None:
+        """Wait for the running job; if it failed, writing stops."""
+        job, self._job = self._job, None
+        if job is None:
             return
-        wait([work])
-        error = work.exception()
-        if isinstance(error, OSError) and error.errno in _PASSING:
-            log.warning("flushing %s has to wait: %s", self.paths.root, error)
+        wait([job])
+        error = job.exception()
+        if isinstance(error, OSError) and error.errno in _TEMPORARY:
+            log.warning("flushing %s failed and is tried again: %s", self.paths.root, error)
             for queue in self._queues:
-                self.path.mark_dirty(queue)
+                self.writer.mark_dirty(queue)
         elif isinstance(error, PenstockError | OSError):
-            self.path.refusal = WriteStopped(f"flushing {self.paths.root} failed: {error}")
-            log.error("%s", self.path.refusal)
+            self.writer.refusal = WriteStopped(f"flushing {self.paths.root} failed: {error}")
+            log.error("%s", self.writer.refusal)
         elif error is not None:
             raise error
 
     def expire(self, count: int) -> None:
-        """Delete the oldest segments, and the queue and index files that only spoke of them."""
-        row, queues, index = self.path.log.row, self.path.queues, self.path.index
-        count = min(count, len(row.segments) - 1)
-        gone = [row.drop_first() for _ in range(count)]
-        begin = row.first
+        """Delete the oldest segments, and the queue and index files that only refer to them."""
+        segments, queues, index = self.writer.log.segments, self.writer.queues, self.writer.index
+        count = min(count, len(segments.items) - 1)
+        dropped = [segments.drop_first() for _ in range(count)]
+        begin = segments.first
         if count:
-            log.info("deleting %d segments: the log begins at %d now", count, begin)
+            log.info("deleting %d segments: the log now begins at %d", count, begin)
         # Recovery can't replay what is deleted, so its queue entries must be on the disk before.
-        dirty = self.path.take_dirty()
+        dirty = self.writer.take_dirty()
 
         def work() -> None:
             sync_all(dirty)
@@ -123,37 +137,37 @@ class Care:
                 queue.drop_files_before(queue.min_offset)
             if index is not None:
                 index.drop_before(begin)
-            self._leaving += gone
-            while self._leaving:
-                segment = self._leaving[0]
+            self._to_delete += dropped
+            while self._to_delete:
+                segment = self._to_delete[0]
                 try:
-                    row.unlink(segment)
+                    segments.unlink(segment)
                 except OSError as error:
                     # It and its successors stay, so that the next start finds no gap.
                     log.warning("%s can't be deleted: %s", segment.path, error)
                     break
-                del self._leaving[0]
+                del self._to_delete[0]
                 if segment.start == self.deleted_to:
                     self.deleted_to += segment.size
 
         self._submit(work)
 
     def _submit(self, work: Callable[[], None]) -> None:
-        before = self._work
+        before = self._job
 
-        def in_turn() -> None:
+        def in_order() -> None:
             if before is not None:
                 before.result()
             work()
 
-        self._work = self.disk.submit(in_turn)
+        self._job = self.disk.submit(in_order)
 
-    def _round(self, *, index_due: bool) -> Callable[[], None]:
-        """The work of one round: sync, then say in the checkpoint what is durable."""
-        path, flusher, index = self.path, self.path.flusher, self.path.index
-        store_ms = path.store_ms
-        self._marks.append((path.log.end, store_ms))
-        dirty = self._queues = path.take_dirty()
+    def _flush_job(self, *, index_due: bool) -> Callable[[], None]:
+        """Sync queues and index, then write a checkpoint that says what is durable."""
+        writer, flusher, index = self.writer, self.writer.flusher, self.writer.index
+        store_ms = writer.store_ms
+        self._store_times.append((writer.log.end, store_ms))
+        dirty = self._queues = writer.take_dirty()
 
         def work() -> None:
             sync_all(dirty)
@@ -164,9 +178,9 @@ class Care:
                 index_ms = store_ms
             flushed = flusher.flushed()
             log_ms = self.checkpoint.log_ms
-            while self._marks and self._marks[0][0] <= flushed:
-                log_ms = self._marks.pop(0)[1]
-            durable = min(flushed, path.confirmed)
+            while self._store_times and self._store_times[0][0] <= flushed:
+                log_ms = self._store_times.pop(0)[1]
+            durable = min(flushed, writer.confirm_offset)
             self.checkpoint = Checkpoint(log_ms, store_ms, index_ms, 0, durable)
             write_checkpoint(self.disk, self.paths, self.checkpoint)
 
@@ -175,8 +189,8 @@ class Care:
     def _retain(self, now_ms: int) -> None:
         percent = self.disk.space(self.paths.log).percent
         aged = [
-            retention.Aged(s.start, s.size, self.disk.modified_ms(s.path))
-            for s in self.path.log.row.segments
+            retention.AgedSegment(s.start, s.size, self.disk.modified_ms(s.path))
+            for s in self.writer.log.segments.items
         ]
         decision = retention.decide(
             self.config,
@@ -184,20 +198,20 @@ class Care:
             now_ms=now_ms,
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             disk_percent=percent,
-            refusing=isinstance(self.path.refusal, DiskNearlyFull),
+            refusing=isinstance(self.writer.refusal, DiskNearlyFull),
             pinned_from=self.pinned_from(),
         )
         self._refuse_or_resume(decision, percent)
         if decision.delete:
             self.expire(decision.delete)
 
-    def _refuse_or_resume(self, decision: retention.Decision, percent: int) -> None:
-        refusing = isinstance(self.path.refusal, DiskNearlyFull)
-        if decision.refuse and self.path.refusal is None:
-            self.path.refusal = retention.nearly_full(
+    def _refuse_or_resume(self, decision: retention.RetentionDecision, percent: int) -> None:
+        refusing = isinstance(self.writer.refusal, DiskNearlyFull)
+        if decision.refuse and self.writer.refusal is None:
+            self.writer.refusal = retention.nearly_full(
                 self.config, self.paths.log, percent, pinned=decision.pinned
             )
-            log.warning("%s", self.path.refusal)
+            log.warning("%s", self.writer.refusal)
         elif refusing and not decision.refuse:
-            self.path.refusal = None
-            log.warning("the disk is used to %d %%: writes are taken again", percent)
+            self.writer.refusal = None
+            log.warning("writes are accepted again: the disk is %d %% full", percent)

@@ -1,7 +1,7 @@
 cimport cython
 from penstock.store.commitlog cimport CommitLog
 from penstock.store.consumequeue.queue_table cimport QueueTable
-from penstock.store.segment cimport SegmentRow
+from penstock.store.segment cimport SegmentList
 from penstock.store.consumequeue.consumequeue cimport ConsumeQueue
 from penstock.store.flusher cimport Flusher
 from penstock.store.index cimport Index, IndexFile
@@ -18,10 +18,10 @@ cdef int _ROLLBACK
 cdef int _SPACE
 cdef int _SPECIAL_PRIORITY
 
-cdef class PutPath:
+cdef class StoreWriter:
     cdef readonly CommitLog log
     cdef readonly Flusher flusher
-    cdef public long long confirmed
+    cdef public long long confirm_offset
     cdef readonly QueueTable queues
     cdef readonly Index index
     cdef public bint index_tags
@@ -38,7 +38,7 @@ cdef class PutPath:
     cdef readonly long long put_bytes
     cdef public list dirty
     cdef public list arrived
-    cdef public list hungry
+    cdef public list to_preallocate
     cdef dict _waiting
     cdef BatchWalk _batch
     cdef readonly long long[::1] batch_offsets
@@ -57,7 +57,7 @@ cdef class PutPath:
                    count="Py_ssize_t")
     cpdef int put_batch(self, Record record, long long now_ms) except -1
     @cython.locals(log=CommitLog)
-    cpdef bint settle(self) except -1
+    cpdef bint publish(self) except -1
     @cython.locals(body_at="Py_ssize_t", body_length="Py_ssize_t", total="long long", more=int,
                    problem=int)
     cdef long long _measure(self, Record record) except -2

@@ -46,7 +46,7 @@ Entry = tuple[int, int, int, int]
 """A queue entry on its way: queue offset, physical offset, size, tag hash."""
 
 
-class PutPath:
+class StoreWriter:
     """Where records go. One writer; results of the last call are fields, not objects."""
 
     def __init__(
@@ -54,7 +54,7 @@ class PutPath:
     ) -> None:
         self.log: CommitLog = log
         self.flusher: Flusher = flusher
-        self.confirmed: int = 0
+        self.confirm_offset: int = 0
         self.queues: QueueTable = queues
         self.index: Index | None = index
         self.index_tags: bool = True
@@ -72,7 +72,7 @@ class PutPath:
         self._wanted: int = 0
         self.dirty: list[ConsumeQueue] = []
         self.arrived: list[ConsumeQueue] = []
-        self.hungry: list[ConsumeQueue | IndexFile] = []
+        self.to_preallocate: list[ConsumeQueue | IndexFile] = []
         self._waiting: dict[ConsumeQueue, Entry] = {}
         self._batch: BatchWalk = BatchWalk()
         self.batch_offsets: memoryview = memoryview(array("q", bytes(8 * 64)))
@@ -98,7 +98,7 @@ class PutPath:
             self.fault = self.refusal
             return _REFUSED
         problem = record.prepare()
-        if problem == 0 and record.size + layout.BLANK_BYTES > self.log.row.size:
+        if problem == 0 and record.size + layout.BLANK_BYTES > self.log.segments.segment_bytes:
             problem = TOO_LONG_FOR_SEGMENT
         if problem != 0:
             self.problem = problem
@@ -163,27 +163,27 @@ class PutPath:
         self.queue_offset = first_queue_offset
         return _PUT_OK
 
-    def settle(self) -> bool:
+    def publish(self) -> bool:
         """End of a turn: hand over what was put and see how far readers may look.
 
         Returns whether the store should attend to queues: somebody watches one that has got
         messages, or one will soon need blocks.
         """
         log = self.log
-        if log.handed != log.end:
+        if log.written != log.end:
             try:
-                log.hand_over()
+                log.write_staged()
             except OSError as error:
                 self._stop(error)
-        if log.handed != self._wanted:
-            self._wanted = log.handed
-            self.flusher.want(log.handed)
+        if log.written != self._wanted:
+            self._wanted = log.written
+            self.flusher.want(log.written)
         if self.flusher.group_commit:
             if self.flusher.failed() == 0:
-                self.confirmed = self.flusher.flushed()
+                self.confirm_offset = self.flusher.flushed()
         else:
-            self.confirmed = log.handed
-        return len(self.arrived) > 0 or len(self.hungry) > 0
+            self.confirm_offset = log.written
+        return len(self.arrived) > 0 or len(self.to_preallocate) > 0
 
     def take_dirty(self) -> list[ConsumeQueue]:
         """The queues that were written since this was asked last; the asker syncs them."""
@@ -222,7 +222,7 @@ class PutPath:
             total += record.size
             self._batch_messages += 1
             self._batch_keys += 2 + (record.marks.keys_length + 1) // 2  # unique id, tag, keys
-        if total + layout.BLANK_BYTES > self.log.row.size:
+        if total + layout.BLANK_BYTES > self.log.segments.segment_bytes:
             self.problem = TOO_LONG_FOR_SEGMENT
             return -1
         return total
@@ -258,9 +258,9 @@ class PutPath:
             if queue.watched:
                 queue.watched = False
                 self.arrived.append(queue)
-            if queue.hungry:
-                queue.hungry = False
-                self.hungry.append(queue)
+            if queue.needs_blocks:
+                queue.needs_blocks = False
+                self.to_preallocate.append(queue)
         if self.index is not None and transaction != _ROLLBACK:
             try:
                 self._put_keys(record.marks, queue, offset)
@@ -274,7 +274,9 @@ class PutPath:
 
     def _stop(self, error: OSError) -> int:
         """What was put can't be handed over: nothing can be promised any more."""
-        self.refusal = self.fault = WriteStopped(f"writing {self.log.row.folder} failed: {error}")
+        self.refusal = self.fault = WriteStopped(
+            f"writing {self.log.segments.folder} failed: {error}"
+        )
         return _REFUSED
 
     def _fail(self, error: Exception) -> int:
@@ -294,9 +296,9 @@ class PutPath:
         if current is None or current.is_full():
             current = index.add(self.store_ms)
         current.ready()
-        if current.hungry:
-            current.hungry = False
-            self.hungry.append(current)
+        if current.needs_blocks:
+            current.needs_blocks = False
+            self.to_preallocate.append(current)
 
     def _put_keys(self, marks: PropertyMarks, queue: ConsumeQueue, offset: int) -> None:
         if marks.unique_length > 0:

@@ -19,7 +19,7 @@ from penstock.config import StoreConfig
 from penstock.errors import DiskNearlyFull
 
 
-class Aged(NamedTuple):
+class AgedSegment(NamedTuple):
     """A segment as retention sees it."""
 
     start: int
@@ -27,7 +27,7 @@ class Aged(NamedTuple):
     modified_ms: int
 
 
-class Decision(NamedTuple):
+class RetentionDecision(NamedTuple):
     """What to do now."""
 
     delete: int  # this many segments, oldest first
@@ -37,14 +37,14 @@ class Decision(NamedTuple):
 
 def decide(
     config: StoreConfig,
-    segments: Sequence[Aged],
+    segments: Sequence[AgedSegment],
     *,
     now_ms: int,
     hour: int,
     disk_percent: int,
     refusing: bool,
     pinned_from: int | None = None,
-) -> Decision:
+) -> RetentionDecision:
     """Decide by the table above; `hour` is the local hour of the day."""
     forced = disk_percent > config.disk_force_percent
     in_hours = hour in delete_hours(config)
@@ -62,7 +62,7 @@ def decide(
             break
         delete += 1
     limit = config.disk_force_percent if refusing else config.disk_refuse_percent
-    return Decision(delete, disk_percent > limit, pinned)
+    return RetentionDecision(delete, disk_percent > limit, pinned)
 
 
 def delete_hours(config: StoreConfig) -> set[int]:

@@ -12,11 +12,11 @@ cdef class Segment:
     cdef readonly bint locked
     cdef readonly bint retired
 
-cdef class SegmentRow:
+cdef class SegmentList:
     cdef readonly object disk
     cdef readonly object folder
-    cdef readonly long long size
-    cdef readonly list segments
+    cdef readonly long long segment_bytes
+    cdef readonly list items
     cdef readonly long long first
 
     @cython.locals(place="long long", segment=Segment)

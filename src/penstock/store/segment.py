@@ -80,24 +80,24 @@ class Segment:
             self.locked = False
 
 
-class SegmentRow:
+class SegmentList:
     """Segments that follow each other without a gap."""
 
-    def __init__(self, disk: Disk, folder: Path, size: int) -> None:
+    def __init__(self, disk: Disk, folder: Path, segment_bytes: int) -> None:
         self.disk: Disk = disk
         self.folder: Path = folder
-        self.size: int = size
-        self.segments: list[Segment] = []
+        self.segment_bytes: int = segment_bytes
+        self.items: list[Segment] = []
         self.first: int = 0
 
     def find(self, offset: int) -> Segment | None:
         """The segment that holds this offset, or None."""
         if offset < self.first:
             return None
-        place = (offset - self.first) // self.size
-        if place >= len(self.segments):
+        place = (offset - self.first) // self.segment_bytes
+        if place >= len(self.items):
             return None
-        segment = self.segments[place]
+        segment = self.items[place]
         return segment if segment.start <= offset else None  # the row may just lose its first
 
     def create(self, start: int) -> Segment:
@@ -106,34 +106,34 @@ class SegmentRow:
         It is not in the row yet: `push` puts it there.
         """
         path = self.folder / segment_name(start)
-        fd = self.disk.create(path, self.size)
+        fd = self.disk.create(path, self.segment_bytes)
         try:
-            self.disk.allocate(fd, 0, self.size, path)
+            self.disk.allocate(fd, 0, self.segment_bytes, path)
             self.disk.sync(fd)
             self.disk.sync_directory(self.folder)
         except BaseException:
             self.disk.close_file(fd)
             self.disk.unlink(path)  # a sparse file of full length would be a trap later
             raise
-        segment = Segment(self.disk, path, start, self.size, fd)
+        segment = Segment(self.disk, path, start, self.segment_bytes, fd)
         segment.prefault(start, PREFAULT_BYTES)
         return segment
 
     def push(self, segment: Segment) -> None:
         """Put a segment at the end of the row."""
-        if not self.segments:
+        if not self.items:
             self.first = segment.start
-        assert segment.start == self.first + len(self.segments) * self.size
-        self.segments.append(segment)
+        assert segment.start == self.first + len(self.items) * self.segment_bytes
+        self.items.append(segment)
 
     def drop_first(self) -> Segment:
         """Take the oldest segment out of the row; its file remains until `unlink`."""
-        segment = self.segments.pop(0)
-        self.first = self.segments[0].start if self.segments else segment.start + segment.size
+        segment = self.items.pop(0)
+        self.first = self.items[0].start if self.items else segment.start + segment.size
         return segment
 
     def drop_last(self) -> Segment:
-        return self.segments.pop()
+        return self.items.pop()
 
     def unlink(self, segment: Segment) -> None:
         """Delete a segment's file; may wait for the disk."""

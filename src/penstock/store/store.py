@@ -1,10 +1,10 @@
-"""MessageStore: the one door to the engine: put, get, query, and the care of the files.
+"""MessageStore: put, get, query and the maintenance of the files, behind one class.
 
-One thread puts and asks (a server's loop). Nothing here waits for the disk except what says so:
-those methods belong into the I/O pool (`disk.submit`). Time comes as `now_ms`.
+One thread puts and reads (a server's loop). Only methods that say so wait for the disk: they belong
+in the I/O pool (`disk.submit`). Time comes as `now_ms`.
 
-What readers see is what lies below `confirmed`: the log's end under async flush, the flushed
-offset under sync flush.
+Readers see the log up to the confirm offset: the log's end under async flush, the flushed offset
+under sync flush.
 """
 
 import logging
@@ -24,16 +24,16 @@ from penstock.store.directory import (
     StoreLock,
     StorePaths,
     check_sizes,
-    note_sizes,
     refuse_foreign,
     stored_config,
+    write_sizes,
 )
 from penstock.store.disk import Disk
 from penstock.store.flusher import Flusher
 from penstock.store.get import COLD, FOUND, MESSAGE_WAS_REMOVING, NO_MATCHED_LOGIC_QUEUE, Reader
 from penstock.store.lookup import Lookup
-from penstock.store.maintenance import Care
-from penstock.store.put import NO_QUEUE, PutPath
+from penstock.store.maintenance import Maintenance, PinSource
+from penstock.store.put import NO_QUEUE, StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, write_checkpoint
 from penstock.store.recovery.recovery import Progress, Recovery, Report, Snapshot
 from penstock.wire.output import Output
@@ -44,10 +44,12 @@ log = logging.getLogger(__name__)
 PREPARED_MAX = 16
 """Queues of a new topic whose files are made ahead; more are rarely written all at once."""
 
+ArrivalListener = Callable[[ConsumeQueue], None]
+
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """What a queue gave: a status of `store.get`, where to go on, and the records."""
+class GetResult:
+    """What a queue gave: a status of `store.get`, the next offset to read, and the records."""
 
     status: int
     next_offset: int
@@ -73,82 +75,88 @@ class MessageStore:
         self.paths = StorePaths(Path(root))
         self.config = config or stored_config(self.disk, self.paths)
         self._closed = False
-        self._arrival_listener: Callable[[ConsumeQueue], None] | None = None
-        self._open(progress)
-        self.care = Care(
-            self.disk, self.paths, self.config, self.path, self._recovery.awake, now_ms
-        )
-        self.care.checkpoint = self._recovery.checkpoint
-
-    # --- opening and closing
-
-    def _open(self, progress: Progress | None) -> None:
-        disk, paths, config = self.disk, self.paths, self.config
-        disk.make_directory(paths.root)
-        refuse_foreign(disk, paths)
-        self._lock = StoreLock(paths)
+        self._arrival_listeners: list[ArrivalListener] = []
+        self.disk.make_directory(self.paths.root)
+        refuse_foreign(self.disk, self.paths)
+        self._lock = StoreLock(self.paths)
         try:
-            for folder in (paths.log, paths.queues, paths.config):
-                disk.make_directory(folder)
-            sizes_known = check_sizes(disk, paths, config)
-            recovery = Recovery(disk, paths, config, progress)
-            crashed = paths.abort.exists()
-            recovery.load_log(sizes_known=sizes_known)
-            by_mapping = config.append_by == "mapping" or (
-                config.append_by == "auto" and not config.sync_flush
-            )
-            self.log = CommitLog(
-                disk, recovery.row, by_mapping=by_mapping, lock_memory=config.lock_memory
-            )
-            self.flusher = Flusher(
-                disk,
-                group_commit=config.sync_flush,
-                interval_ms=config.flush_interval_ms,
-                least_bytes=config.flush_pages_least * 4096,
-                thorough_ms=config.flush_thorough_ms,
-            )
-            self.queues = recovery.queues
-            self.index = recovery.index if config.index_enabled else None
-            self.path = PutPath(self.log, self.queues, self.index, self.flusher)
-            self.path.index_tags = config.index_tags
-            self._recovery = recovery
-            self.report: Report = recovery.run(self.path, crashed=crashed, ours=sizes_known)
-            for complaint in self.report.complaints():
-                log.warning("%s: %s", paths.root, complaint)
-            note_sizes(disk, paths, config)
-            self._begin_writing()
+            self._open(now_ms, progress)
         except BaseException:
-            if hasattr(self, "flusher"):
-                self.flusher.discard()
-            disk.close()
+            self.disk.close()
             self._lock.release()
             raise
 
+    # --- opening and closing
+
+    def _open(self, now_ms: int, progress: Progress | None) -> None:
+        disk, paths, config = self.disk, self.paths, self.config
+        for folder in (paths.log, paths.queues, paths.config):
+            disk.make_directory(folder)
+        sizes_known = check_sizes(disk, paths, config)
+        self._recovery = recovery = Recovery(disk, paths, config, progress)
+        crashed = paths.abort.exists()
+        recovery.load_log(sizes_known=sizes_known)
+        self.queues = recovery.queues
+        self.index = recovery.index if config.index_enabled else None
+        by_mapping = config.append_by == "mapping" or (
+            config.append_by == "auto" and not config.sync_flush
+        )
+        self.log = CommitLog(
+            disk, recovery.segments, by_mapping=by_mapping, lock_memory=config.lock_memory
+        )
+        self.flusher = Flusher(
+            disk,
+            group_commit=config.sync_flush,
+            interval_ms=config.flush_interval_ms,
+            least_bytes=config.flush_pages_least * 4096,
+            thorough_ms=config.flush_thorough_ms,
+        )
+        try:
+            self.writer = StoreWriter(self.log, self.queues, self.index, self.flusher)
+            self.writer.index_tags = config.index_tags
+            self.report: Report = recovery.run(self.writer, crashed=crashed, ours=sizes_known)
+            for complaint in self.report.complaints():
+                log.warning("%s: %s", paths.root, complaint)
+            write_sizes(disk, paths, config)
+            self._begin_writing()
+        except BaseException:
+            self.flusher.discard()
+            raise
+        self.reader = Reader(self.log, config.hot_bytes)
+        self.lookup = Lookup(self.log, self.index, config.hot_bytes)
+        self.maintenance = Maintenance(
+            disk,
+            paths,
+            config,
+            self.writer,
+            recovery.mapped_queues,
+            checkpoint=recovery.checkpoint,
+            now_ms=now_ms,
+        )
+
     def _begin_writing(self) -> None:
         disk, paths = self.disk, self.paths
-        # The snapshot must go before anything is written: it speaks of a store that is closed.
+        # Removed before anything is written: the snapshot describes a store that is closed.
         if paths.snapshot.exists():
             disk.unlink(paths.snapshot)
         disk.write_file(paths.abort, str(os.getpid()).encode())
         end = self.report.log_end
-        self.path.store_ms = max(self.path.store_ms, self.report.store_ms)
+        self.writer.store_ms = max(self.writer.store_ms, self.report.store_ms)
         self.log.start(end, lambda old, new: self.flusher.roll(old.fd, new.fd))
         self.flusher.start(self.log.current_fd(), end)
-        self.path.settle()
+        self.writer.publish()
         if disk.threads:
             disk.submit(self._warm_queues)
-        self.reader = Reader(self.log, self.config.hot_bytes)
-        self.lookup = Lookup(self.log, self.queues, self.index)
 
     def _warm_queues(self) -> None:
-        """So that the first message of a queue after a restart does not wait for its page."""
+        """Read the last page of each queue, so that its first message does not wait for it."""
         for queue in list(self.queues.rows):
             if self._closed:
                 break
             queue.warm()
 
     def close(self) -> None:
-        """Make everything durable, say so in checkpoint and snapshot, let go of the files.
+        """Make everything durable, write checkpoint and snapshot, close the files.
 
         If anything can't be made durable `abort` stays, and the next start recovers.
         """
@@ -156,20 +164,20 @@ class MessageStore:
             return
         self._closed = True
         try:
-            self.care.finish()
-            self.settle()
-            stopped = isinstance(self.path.refusal, WriteStopped)
+            self.maintenance.finish()
+            self.publish()
+            stopped = isinstance(self.writer.refusal, WriteStopped)
             self.flusher.stop()
-            self.path.refusal = NotWriteable(f"{self.paths.root} is closed")
+            self.writer.refusal = NotWriteable(f"{self.paths.root} is closed")
             if not stopped and not self.flusher.failed():
                 self._close_clean()
         except OSError as error:
             log.error("closing %s failed, the next start recovers: %s", self.paths.root, error)
         finally:
-            self._let_go()
+            self._release()
 
-    def _let_go(self) -> None:
-        self.path.refusal = NotWriteable(f"{self.paths.root} is closed")
+    def _release(self) -> None:
+        self.writer.refusal = NotWriteable(f"{self.paths.root} is closed")
         try:
             self.flusher.stop()
             self.log.close()
@@ -182,10 +190,10 @@ class MessageStore:
             self._lock.release()
 
     def _close_clean(self) -> None:
-        sync_all(self.path.take_dirty())
+        sync_all(self.writer.take_dirty())
         if self.index is not None:
             self.index.sync()
-        ms = self.path.store_ms
+        ms = self.writer.store_ms
         write_checkpoint(self.disk, self.paths, Checkpoint(ms, ms, ms, 0, self.log.end))
         snapshot = self._snapshot().sealed()
         self.disk.write_file(self.paths.snapshot, msgspec.json.encode(snapshot))
@@ -196,8 +204,8 @@ class MessageStore:
         return Snapshot(
             log_begin=self.log.begin(),
             log_end=self.log.end,
-            last_offset=max(self.path.last_offset, self.report.last_offset),
-            store_ms=self.path.store_ms,
+            last_offset=max(self.writer.last_offset, self.report.last_offset),
+            store_ms=self.writer.store_ms,
             queues=[
                 (q.topic.decode(), q.queue_id, q.min_offset, q.max_offset) for q in self.queues.rows
             ],
@@ -210,17 +218,17 @@ class MessageStore:
     # --- putting
 
     def put(self, record: Record, now_ms: int) -> int:
-        """Store one message; see `store.put` for what may come of it."""
-        status = self.path.put(record, now_ms)
+        """Store one message; `store.put` has the statuses."""
+        status = self.writer.put(record, now_ms)
         if status == NO_QUEUE and self._make_queue(record):
-            status = self.path.put(record, now_ms)
+            status = self.writer.put(record, now_ms)
         return status
 
     def put_batch(self, record: Record, now_ms: int) -> int:
-        """Store the messages of a batch body; the record's own spans are spent afterwards."""
-        status = self.path.put_batch(record, now_ms)
+        """Store the messages of a batch body; the record's own positions are overwritten."""
+        status = self.writer.put_batch(record, now_ms)
         if status == NO_QUEUE and self._make_queue(record):
-            status = self.path.put_batch(record, now_ms)
+            status = self.writer.put_batch(record, now_ms)
         return status
 
     def _make_queue(self, record: Record) -> bool:
@@ -228,13 +236,13 @@ class MessageStore:
         return self.make_queue(topic, record.queue_id) is not None
 
     def make_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
-        """The queue of this name, made if it is new; None for a name that can't be one."""
+        """The queue of this name, made if it is new; None for a name that no queue can have."""
         return self._recovery.add_queue(topic, queue_id)
 
     def prepare(self, topic: str, queues: int) -> None:
         """Have the pool make the files of a new topic, so that first messages need not wait.
 
-        Only of so many queues: one that never gets a message should cost nothing.
+        At most PREPARED_MAX queues: one that never gets a message should cost nothing.
         """
         for queue_id in range(min(queues, PREPARED_MAX) if self.disk.threads else 0):
             queue = self.make_queue(topic.encode(), queue_id)
@@ -242,18 +250,18 @@ class MessageStore:
                 self.disk.submit(queue.prepare)
 
     def remove_queues(self, topic: bytes) -> list[ConsumeQueue]:
-        """Forget the queues of a deleted topic; one made anew begins at 0.
+        """Forget the queues of a deleted topic; a new topic of the name begins at 0.
 
-        Their files go with `finish_removal`. Raises StoreError, and then nothing has changed.
+        `finish_removal` deletes their files. Raises StoreError, and then nothing has changed.
         """
         mine = self.queues.of(topic)
-        self._recovery.removal.take_away(
-            topic, mine, log_begin=self.care.deleted_to, log_end=self.log.end
+        self._recovery.removal.detach(
+            topic, mine, log_begin=self.maintenance.deleted_to, log_end=self.log.end
         )
-        path = self.path
+        writer = self.writer
         if any(queue.dirty for queue in mine):
-            path.dirty = [queue for queue in path.dirty if not queue.gone]
-        path.arrived = [queue for queue in path.arrived if not queue.gone]
+            writer.dirty = [queue for queue in writer.dirty if not queue.deleted]
+        writer.arrived = [queue for queue in writer.arrived if not queue.deleted]
         return self.queues.remove(topic)
 
     def finish_removal(self) -> None:
@@ -264,61 +272,64 @@ class MessageStore:
         """Where the log ended when a topic of this name was last deleted; 0 if never."""
         return self._recovery.removal.end_of(topic)
 
-    def settle(self) -> None:
-        """End of a turn, and after the flusher rang: hand over, confirm, wake listeners."""
+    def publish(self) -> None:
+        """Make what was put visible: write it out, move the confirm offset, wake waiting readers.
+
+        Call it at the end of each loop iteration and when the flusher notifies.
+        """
         self.flusher.acknowledge()
-        if self.flusher.failed() and not isinstance(self.path.refusal, WriteStopped):
+        if self.flusher.failed() and not isinstance(self.writer.refusal, WriteStopped):
             code = self.flusher.failed()
-            self.path.refusal = WriteStopped(
+            self.writer.refusal = WriteStopped(
                 f"flushing {self.paths.log} failed: {os.strerror(code)}; writing has stopped"
             )
-            log.error("%s", self.path.refusal)
-        if self.path.settle():
-            self.attend()
+            log.error("%s", self.writer.refusal)
+        if self.writer.publish():
+            self.notify()
 
-    def attend(self) -> None:
-        """Have blocks allocated ahead by the pool, and wake whoever waits for messages."""
-        hungry, self.path.hungry = self.path.hungry, []
+    def notify(self) -> None:
+        """Start the preallocations that are due, and call the arrival listeners."""
+        due, self.writer.to_preallocate = self.writer.to_preallocate, []
         if self.disk.threads:
-            for file in hungry:
-                self.disk.submit(file.feed)
-        arrived, self.path.arrived = self.path.arrived, []
+            for file in due:
+                self.disk.submit(file.preallocate)
+        arrived, self.writer.arrived = self.writer.arrived, []
         for queue in arrived:
-            if queue.visible_max(self.path.confirmed) > queue.watched_from:
-                if self._arrival_listener is not None:
-                    self._arrival_listener(queue)
+            if queue.visible_max(self.writer.confirm_offset) > queue.watched_from:
+                for listener in self._arrival_listeners:
+                    listener(queue)
             else:
-                self.path.arrived.append(queue)
+                self.writer.arrived.append(queue)
 
-    def on_arrival(self, listener: Callable[[ConsumeQueue], None]) -> None:
-        """Call `listener(queue)` when a watched queue has a new message that readers may see."""
-        self._arrival_listener = listener
+    def on_arrival(self, listener: ArrivalListener) -> None:
+        """Call `listener(queue)` when a watched queue gets a message that readers may see."""
+        self._arrival_listeners.append(listener)
 
     def watch(self, queue: ConsumeQueue) -> None:
-        """Call the arrival listener once, when this queue has a new message."""
-        if not queue.watched and queue not in self.path.arrived:
-            queue.watched_from = queue.visible_max(self.path.confirmed)
-            if queue.max_offset > queue.watched_from:  # stored already, on its way to the disk
-                self.path.arrived.append(queue)
+        """Call the arrival listeners once, for the next message of this queue."""
+        if not queue.watched and queue not in self.writer.arrived:
+            queue.watched_from = queue.visible_max(self.writer.confirm_offset)
+            if queue.max_offset > queue.watched_from:  # stored, but not confirmed yet
+                self.writer.arrived.append(queue)
             else:
                 queue.watched = True
 
     def sync_log(self, end: int) -> None:
         """Make the log durable up to this offset, whatever the flusher does; waits for the disk."""
         begin = self.flusher.flushed()
-        for segment in list(self.log.row.segments):
+        for segment in list(self.log.segments.items):
             if segment.start + segment.size > begin and segment.start < end:
                 self.disk.sync(segment.fd)
 
     @property
-    def confirmed(self) -> int:
+    def confirm_offset(self) -> int:
         """Readers see the log up to here."""
-        return self.path.confirmed
+        return self.writer.confirm_offset
 
     @property
     def refusal(self) -> Exception | None:
         """Why puts are refused, or None."""
-        return self.path.refusal
+        return self.writer.refusal
 
     # --- getting (more in lookup.py)
 
@@ -332,22 +343,22 @@ class MessageStore:
         bytes_max: int = 256 * 1024,
         codes: Sequence[int] = (),
         wait: bool = False,
-    ) -> Found:
-        """Messages of a queue from `offset` on, as records in one piece of bytes.
+    ) -> GetResult:
+        """Messages of a queue from `offset` on, as records one after another.
 
-        Where that would wait for the disk the status is COLD: ask again with `wait`, in the pool.
+        Where that would wait for the disk the status is COLD: call again with `wait`, in the pool.
         `codes` are hashes of wanted tags; none means all.
         """
         queue = self.queue(topic, queue_id)
         if queue is None:
-            return Found(NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, 0, b"")
-        reader = self.fresh_reader(codes)
-        status = reader.find(queue, offset, count_max, bytes_max, self.confirmed, wait)
+            return GetResult(NO_MATCHED_LOGIC_QUEUE, 0, 0, 0, 0, b"")
+        reader = self.new_reader(codes)
+        status = reader.find(queue, offset, count_max, bytes_max, self.confirm_offset, wait)
         output = Output(1024)
         if status == FOUND and not reader.copy_to(output, wait):
-            # With patience and still not there: retention took the segment away meanwhile.
+            # Missing even with `wait`: retention has deleted the segment meanwhile.
             status = MESSAGE_WAS_REMOVING if wait else COLD
-        return Found(
+        return GetResult(
             status,
             reader.next_offset,
             reader.min_offset,
@@ -362,35 +373,36 @@ class MessageStore:
     def max_offset(self, topic: str, queue_id: int) -> int:
         """One past the newest message that readers may see; 0 if there is no such queue."""
         queue = self.queue(topic, queue_id)
-        return queue.visible_max(self.path.confirmed) if queue is not None else 0
+        return queue.visible_max(self.writer.confirm_offset) if queue is not None else 0
 
     def min_offset(self, topic: str, queue_id: int) -> int:
         queue = self.queue(topic, queue_id)
         return queue.min_offset if queue is not None else 0
 
-    def fresh_reader(self, codes: Sequence[int] = ()) -> Reader:
-        """A reader of its own, for a thread of the pool."""
+    def new_reader(self, codes: Sequence[int] = ()) -> Reader:
+        """A reader for a thread of the pool."""
         reader = Reader(self.log, self.config.hot_bytes)
-        reader.only(codes)
+        reader.set_tag_hashes(codes)
         return reader
 
-    # --- care (more in care.py)
+    # --- maintenance (more in maintenance.py)
 
     def reconfigure(self, config: StoreConfig) -> None:
         """Take over live settings."""
-        self.config = self.care.config = config
-        self.path.index_tags = config.index_tags
-        self.care.awake.most = mapped_max(self.disk, config)
+        self.config = self.maintenance.config = config
+        self.writer.index_tags = config.index_tags
+        self.maintenance.mapped_queues.mapped_max = mapped_max(self.disk, config)
         self.reader = Reader(self.log, config.hot_bytes)
+        self.lookup = Lookup(self.log, self.index, config.hot_bytes)
 
-    def on_retention(self, pinned_from: Callable[[], int | None]) -> None:
+    def on_retention(self, pinned_from: PinSource) -> None:
         """Keep messages from the log offset that `pinned_from()` returns; None pins nothing."""
-        self.care.pinned_from = pinned_from
+        self.maintenance.add_pin_source(pinned_from)
 
     def tick(self, now_ms: int) -> None:
-        """Have done what is due: flushing queues, the checkpoint, retention. Call every second."""
-        self.care.tick(now_ms)
+        """Start what is due: flushing queues, the checkpoint, retention. Call it every second."""
+        self.maintenance.tick(now_ms)
 
     def expire(self, count: int) -> None:
         """Delete the oldest segments, but never the last."""
-        self.care.expire(count)
+        self.maintenance.expire(count)

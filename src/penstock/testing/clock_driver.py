@@ -84,7 +84,7 @@ class ClockDriver:
 
     def _activity(self) -> tuple[int, int]:
         """Counters of requests and stored messages, to detect activity."""
-        return self._server.request_loop.requests, self._broker.context.store.path.puts
+        return self._server.request_loop.requests, self._broker.context.store.writer.puts
 
     def _busy(self) -> bool:
         return bool(self._server.answer_executor.pool_jobs or self._server.answer_executor.saving)
@@ -99,7 +99,7 @@ class ClockDriver:
                 log.warning("clients were busy for %d ms: the clock advances anyway", BUSY_MS)
                 return
             held = await self._messages_held_by_consumers()
-            state = (self._broker.context.store.path.puts, held)
+            state = (self._broker.context.store.writer.puts, held)
             idle = idle + 1 if held == 0 and state == seen else 0
             if state != seen:
                 since_ms, seen = self._real_clock.monotonic_ms(), state

@@ -150,10 +150,12 @@ class InProcessCluster:
         store = broker.context.store
         found = []
         for queue in sorted(store.queues.of(topic.encode()), key=lambda each: each.queue_id):
-            offset, end = queue.min_offset, queue.visible_max(store.confirmed)
-            reader, output = store.fresh_reader(), Output(1024)
+            offset, end = queue.min_offset, queue.visible_max(store.confirm_offset)
+            reader, output = store.new_reader(), Output(1024)
             while offset < end:
-                status = reader.find(queue, offset, end - offset, READ_BYTES, store.confirmed, True)
+                status = reader.find(
+                    queue, offset, end - offset, READ_BYTES, store.confirm_offset, True
+                )
                 if status == FOUND:
                     assert reader.copy_to(output, True)
                     name = self._settings.broker.name

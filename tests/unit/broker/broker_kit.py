@@ -71,7 +71,7 @@ class BrokerFixture:
         data = self.request_loop.output.take()
         if self.request_loop.arrivals:
             self.request_loop.arrivals = False
-            self.store.attend()
+            self.store.notify()
         return read_reply(data) if data else None
 
     def finish(self, answer: Answer) -> Answer:
@@ -100,7 +100,7 @@ class BrokerFixture:
         assert self.request_loop.serve(0, len(data), self.now_ms) == len(data)
         self.request_loop.output.take()
         self.request_loop.arrivals = False
-        self.store.attend()
+        self.store.notify()
 
     def send(
         self, topic: str = "T", queue_id: int = 0, body: bytes = b"x", tag: str = "",
@@ -155,7 +155,7 @@ class BrokerFixture:
         """Let time pass."""
         self.now_ms += ms
         self.broker.tick(self.now_ms)
-        self.store.settle()
+        self.store.publish()
         self.context.long_polling.tick(self.now_ms)
 
     def wake(self, held: SuspendedRequest, last: bool) -> None:

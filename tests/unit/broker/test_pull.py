@@ -251,7 +251,7 @@ def test_changed_settings_survive_a_restart(tmp_path: Path) -> None:
         assert topics["TBW102"].perm == 5, "NameServers are told that nobody may write here"
     with broker_fixture(tmp_path / "store") as home:
         assert home.live.current.broker.permission == 4
-        assert home.store.config.retain_hours == home.store.care.config.retain_hours == 48
+        assert home.store.config.retain_hours == home.store.maintenance.config.retain_hours == 48
 
 
 def test_the_brokers_permission_is_answered_when_nameservers_know_it(tmp_path: Path) -> None:
@@ -348,7 +348,7 @@ def test_the_first_offset_is_told_where_files_are_gone(tmp_path: Path, tag: str)
     with broker_fixture(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
         while home.store.log.end < 2 * SEGMENT_BYTES:
             home.send(body=bytes(500), tag="blue")
-        home.store.log.row.drop_first()  # and the queue's begin is not moved up yet
+        home.store.log.segments.drop_first()  # and the queue's begin is not moved up yet
         answer = home.pull(0, subscription=tag)
         _, following, low, high = offsets(answer)
         assert 0 < low < high
@@ -361,7 +361,7 @@ def test_a_gap_in_a_queue_is_not_its_begin(tmp_path: Path) -> None:
     with broker_fixture(tmp_path / "store", Settings(store=small_config(sync_flush=False))) as home:
         while home.store.log.end < 2 * SEGMENT_BYTES:
             home.send(body=bytes(500))
-        home.store.log.row.drop_first()
+        home.store.log.segments.drop_first()
         _, _, low, high = offsets(home.pull(0))
         queue = home.store.queue("T", 0)
         assert queue is not None

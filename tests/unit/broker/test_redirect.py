@@ -61,6 +61,6 @@ def test_a_retry_that_is_marked_as_prepared_comes_back(home: BrokerFixture) -> N
 def test_a_dead_letter_that_is_marked_as_prepared_can_be_read(home: BrokerFixture) -> None:
     home.heartbeat()
     assert retry(home, 17).code == 0
-    home.store.settle()
+    home.store.publish()
     (message,) = messages(home.pull(topic="%DLQ%G"))
     assert (message.body, message.sys_flag & 0x0C) == (b"again", 0)

@@ -62,7 +62,7 @@ def reply(
         flag=2 * oneway, opaque=7,
     )  # fmt: skip
     answer = home.broker.handle(command)
-    home.store.settle()
+    home.store.publish()
     return answer
 
 
@@ -211,9 +211,9 @@ def test_a_header_that_the_requester_could_not_read_is_refused(
 
 def test_who_waits_gets_even_what_can_not_be_stored(home: BrokerFixture) -> None:
     ask(home)
-    home.store.path.refusal = DiskFull("full")
+    home.store.writer.refusal = DiskFull("full")
     answer = pushed(reply(home)).then(Reply())
-    home.store.path.refusal = None
+    home.store.writer.refusal = None
     assert answer == Reply(ext={"msgId": "0", "queueId": "0", "queueOffset": "0"})
     registry = Registry({})
     home.broker.replies.add_metrics(registry)

@@ -61,7 +61,7 @@ class Peer:
 
     def __init__(self, store: MessageStore) -> None:
         self.store = store
-        self.send = SendHandler(store.path, WritableTopics(store), NoRedirects(), HOST)
+        self.send = SendHandler(store.writer, WritableTopics(store), NoRedirects(), HOST)
         self.request_loop = RequestLoop(EmptyService(), Router([self.send.rows()]).in_place)
 
     def give(self, data: bytes) -> int:
@@ -84,7 +84,7 @@ class Peer:
         return answer
 
     def stored(self, queue_id: int = 1) -> list[bytes]:
-        self.store.settle()
+        self.store.publish()
         return split(self.store.get("t", queue_id, 0).data)
 
 
@@ -106,7 +106,7 @@ def test_a_send_is_stored_and_answered(peer: Peer, code: int, encoding: int) -> 
     answer = peer.ask(send(code, encoding, b"second", opaque=-9))
     assert (answer.code, answer.opaque, answer.flag) == (0, -9, 1)
     assert answer.encoding == encoding
-    offset = peer.store.path.offset
+    offset = peer.store.writer.offset
     assert answer.ext() == {
         "msgId": f"7F00000100002A9F{offset:016X}",
         "queueId": "1",
@@ -163,7 +163,7 @@ def test_one_way_is_stored_and_not_answered(peer: Peer, code: int, encoding: int
     assert len(peer.stored()) == 1
     peer.give(send(code, encoding, flag=2, topic="unknown"))
     assert peer.answers() == []
-    peer.store.path.refusal = DiskFull("full")
+    peer.store.writer.refusal = DiskFull("full")
     peer.give(send(code, encoding, flag=2))
     assert peer.answers() == []
     assert (peer.request_loop.send.sent, peer.request_loop.send.refused) == (1, 1)
@@ -222,7 +222,7 @@ def test_a_body_beyond_the_limit_is_refused(peer: Peer, encoding: int) -> None:
 
 @both
 def test_a_store_that_refuses_is_not_available(peer: Peer, encoding: int) -> None:
-    peer.store.path.refusal = DiskFull("no space for 7 bytes of x")
+    peer.store.writer.refusal = DiskFull("no space for 7 bytes of x")
     answer = peer.ask(send(SEND_MESSAGE, encoding))
     assert answer.code == 14
     assert "no space for 7 bytes of x" in (answer.remark() or "")
@@ -276,7 +276,7 @@ def test_what_was_answered_before_a_broken_frame_is_handed_over(tmp_path: Path) 
     (answer,) = peer.answers()
     try:
         assert answer.code == 0
-        assert store.log.handed == store.confirmed == store.log.end > 0
+        assert store.log.written == store.confirm_offset == store.log.end > 0
     finally:
         bench.end()
 
@@ -320,7 +320,7 @@ def test_a_queue_is_asked_for_once(peer: Peer) -> None:
         assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
     queue = peer.store.queue("t", 1)
     assert queue is not None
-    queue.taking = False
+    queue.writable = False
     assert peer.ask(send(SEND_MESSAGE_V2, JSON)).code == 0
     assert asked == [1, 1]
     assert (queue.puts, queue.put_bytes) == (4, peer.store.log.end)
@@ -395,7 +395,7 @@ def test_a_message_without_unique_id_gets_one(peer: Peer) -> None:
     assert unique is not None
     assert f"UNIQ_KEY\x01{unique}\x02".encode() in data
     assert len(peer.store.lookup.by_key("t", unique, begin_ms=0, end_ms=NOW_MS * 2, most=1,
-                                        confirmed=peer.store.confirmed)) == 1  # fmt: skip
+                                        confirm_offset=peer.store.confirm_offset)) == 1  # fmt: skip
     peer.ask(send(SEND_MESSAGE_V2, JSON, b"next"))
     assert body_of(peer.stored()[1]) == b"next"
 

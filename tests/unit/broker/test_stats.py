@@ -241,7 +241,7 @@ def test_totals_of_the_day_leave_out_system_topics(made: Bench) -> None:
     figures = made.stats.runtime()
     assert figures["msgPutTotalTodayNow"] == figures["msgGetTotalTodayNow"] == "1"
     assert figures["putMessageTimesTotal"] == "2"
-    assert figures["putMessageAverageSize"] == str(made.store.path.put_bytes / 2)
+    assert figures["putMessageAverageSize"] == str(made.store.writer.put_bytes / 2)
     assert figures["msgPutTotalTodayMorning"] == "0"
 
 

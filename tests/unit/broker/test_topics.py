@@ -76,7 +76,7 @@ def test_settings_decide_about_template_and_trace_topic(tmp_path: Path) -> None:
 def test_a_send_creates_the_topic_after_the_template(kit: TopicKit) -> None:
     version = kit.topics.table.version
     queue = admit(kit, "Orders", 3)
-    assert (queue.topic, queue.queue_id, queue.taking) == (b"Orders", 3, True)
+    assert (queue.topic, queue.queue_id, queue.writable) == (b"Orders", 3, True)
     config = kit.topics.need("Orders")
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (4, 4, 6)
     assert kit.topics.table.version.counter == version.counter + 1
@@ -151,15 +151,15 @@ def test_a_broker_without_write_permission_refuses_ordered_topics(kit: TopicKit)
     kit.set(permission=4)
     with pytest.raises(NoPermission, match="ordered"):
         admit(kit, "ordered")
-    assert admit(kit, "plain").taking
+    assert admit(kit, "plain").writable
 
 
 def test_gates_close_when_a_topic_or_the_broker_changes(kit: TopicKit) -> None:
     mine, other = admit(kit, "t", 3), admit(kit, "u")
     kit.topics.put(TopicConfig(topic_name="t", read_queue_nums=2, write_queue_nums=2), NOW_MS)
-    assert (mine.taking, other.taking) == (False, True)
+    assert (mine.writable, other.writable) == (False, True)
     kit.topics.recheck_queues()
-    assert not other.taking
+    assert not other.writable
 
 
 # --- reading
@@ -169,7 +169,7 @@ def test_a_consumer_gets_the_queue_before_its_first_message(kit: TopicKit) -> No
     admit(kit, "t")
     queue = kit.topics.readable_queue("t", 2)
     assert queue is kit.topics.readable_queue("t", 2)
-    assert not queue.taking
+    assert not queue.writable
 
 
 def test_what_may_not_be_read_is_refused(kit: TopicKit) -> None:
@@ -203,7 +203,7 @@ def test_a_deleted_topic_is_gone_and_begins_anew(kit: TopicKit) -> None:
     kit.send("t", "old 1", "old 2")
     kit.effects.take()
     queues = kit.topics.delete("t", NOW_MS)
-    assert [queue.taking for queue in queues] == [False]
+    assert [queue.writable for queue in queues] == [False]
     assert kit.effects.take() == [PersistSoon(kit.topics.table), RegisterSoon()]
     with pytest.raises(TopicNotExist):
         kit.topics.readable_queue("t", 0)

@@ -223,7 +223,7 @@ class HouseSession:
         home, opaque = self.home, next(self._opaques)
         home.now_ms = max(home.now_ms, self.clock.now_ms())
         answer = home.frame(encode(code, ext, body, opaque=opaque, version=493, encoding=JSON))
-        home.store.settle()
+        home.store.publish()
         if isinstance(answer, Suspend):
             future = home.waiting[opaque] = asyncio.get_running_loop().create_future()
             alarm = self.clock.wake_at(

@@ -189,16 +189,16 @@ def put(store: MessageStore, *records: Record, now_ms: int = NOW_MS) -> list[int
     offsets = []
     for made in records:
         assert store.put(made, now_ms) == PUT_OK, store.refusal
-        offsets.append(store.path.offset)
-    store.settle()
+        offsets.append(store.writer.offset)
+    store.publish()
     return offsets
 
 
 def flush(store: MessageStore) -> None:
     """Bring all that was put to the disk and confirm it."""
-    store.settle()
+    store.publish()
     store.flusher.pump()
-    store.settle()
+    store.publish()
 
 
 def reached(flusher: Flusher, offset: int) -> bool:

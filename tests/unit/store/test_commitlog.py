@@ -11,7 +11,7 @@ import pytest
 from penstock.errors import DiskFull, NotWriteable
 from penstock.store.commitlog import NO_ROOM, CommitLog
 from penstock.store.disk import Disk
-from penstock.store.segment import SegmentRow
+from penstock.store.segment import SegmentList
 from penstock.wire.layout import MAGIC_BLANK
 from penstock.wire.record import Record
 from tests.compat import golden
@@ -26,7 +26,7 @@ def open_log(
 ) -> CommitLog:  # fmt: skip
     folder.mkdir(exist_ok=True)
     disk = disk or WatchedDisk()
-    log = CommitLog(disk, SegmentRow(disk, folder, size), by_mapping=by_mapping)
+    log = CommitLog(disk, SegmentList(disk, folder, size), by_mapping=by_mapping)
     log.start(end, lambda old, new: None)
     return log
 
@@ -38,8 +38,8 @@ def append(log: CommitLog, made: Record) -> int:
 
 
 def content(log: CommitLog) -> bytes:
-    log.hand_over()
-    return b"".join(s.path.read_bytes() for s in log.row.segments)
+    log.write_staged()
+    return b"".join(s.path.read_bytes() for s in log.segments.items)
 
 
 @pytest.fixture(params=[True, False], ids=["mapping", "pwrite"])
@@ -77,7 +77,7 @@ def test_a_record_that_leaves_less_than_a_blank_rolls(log: CommitLog, over: int)
 def test_segments_are_named_by_their_first_byte(log: CommitLog) -> None:
     for _ in range(3):
         append(log, sized(SEGMENT_BYTES - 8))
-    assert [s.path.name for s in log.row.segments] == [
+    assert [s.path.name for s in log.segments.items] == [
         f"{n * SEGMENT_BYTES:020d}" for n in (0, 1, 2)
     ]
 
@@ -102,14 +102,14 @@ def test_mapping_and_pwrite_give_the_same_files(tmp_path: Path) -> None:
 def test_staged_bytes_reach_the_file_when_handed_over(tmp_path: Path) -> None:
     log = open_log(tmp_path / "log", by_mapping=False)
     append(log, sized(100))
-    assert (log.end, log.handed) == (100, 0)
-    assert log.row.segments[0].path.read_bytes() == bytes(SEGMENT_BYTES)
-    log.hand_over()
-    assert log.handed == 100
-    assert log.row.segments[0].path.read_bytes()[:4] == struct.pack(">i", 100)
-    log.hand_over()
+    assert (log.end, log.written) == (100, 0)
+    assert log.segments.items[0].path.read_bytes() == bytes(SEGMENT_BYTES)
+    log.write_staged()
+    assert log.written == 100
+    assert log.segments.items[0].path.read_bytes()[:4] == struct.pack(">i", 100)
+    log.write_staged()
     append(log, sized(200))
-    assert log.row.segments[0].path.read_bytes()[100:104] == bytes(4)
+    assert log.segments.items[0].path.read_bytes()[100:104] == bytes(4)
     assert struct.unpack_from(">i", content(log), 100) == (200,)
 
 
@@ -143,16 +143,16 @@ def test_another_failure_to_roll_is_a_refusal_too(log: CommitLog) -> None:
     log.disk.sync_fails = lambda path: True
     assert append(log, sized(300)) == NO_ROOM
     assert isinstance(log.refusal, NotWriteable)
-    assert len(log.row.segments) == 1
+    assert len(log.segments.items) == 1
 
 
 def test_writing_goes_on_where_it_ended(tmp_path: Path) -> None:
     folder = tmp_path / "log"
     first = open_log(folder, by_mapping=True)
     append(first, sized(300))
-    row = SegmentRow(first.disk, folder, SEGMENT_BYTES)
-    row.push(first.row.segments[0])
-    second = CommitLog(first.disk, row, by_mapping=False)
+    segments = SegmentList(first.disk, folder, SEGMENT_BYTES)
+    segments.push(first.segments.items[0])
+    second = CommitLog(first.disk, segments, by_mapping=False)
     second.start(300, lambda old, new: None)
     assert append(second, sized(150)) == 300
     assert struct.unpack_from(">i", content(second), 300) == (150,)

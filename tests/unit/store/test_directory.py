@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import StoreLocked, StoreRefused
-from penstock.store.directory import StoreLock, StorePaths, check_sizes, note_sizes, refuse_foreign
+from penstock.store.directory import StoreLock, StorePaths, check_sizes, refuse_foreign, write_sizes
 from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
 from tests.unit.store.conftest import (
@@ -82,7 +82,7 @@ def test_sizes_are_known_for_a_new_store_and_after_it_opened(tmp_path: Path) -> 
     paths.log.mkdir()
     (paths.log / f"{0:020d}").touch()
     assert not check_sizes(disk, paths, config)
-    note_sizes(disk, paths, config)
+    write_sizes(disk, paths, config)
     assert check_sizes(disk, paths, config)
 
 

@@ -37,8 +37,8 @@ def find(
     store: MessageStore, offset: int, count: int = 32, most: int = PLENTY, *, wait: bool = False,
     codes: tuple[int, ...] = (),
 ) -> tuple[str, Reader]:  # fmt: skip
-    reader = store.fresh_reader(codes)
-    status = reader.find(queue_of(store), offset, count, most, store.confirmed, wait)
+    reader = store.new_reader(codes)
+    status = reader.find(queue_of(store), offset, count, most, store.confirm_offset, wait)
     return get.STATUS_NAMES[status], reader
 
 
@@ -113,11 +113,11 @@ def test_below_the_minimum_is_too_small(bench: Bench) -> None:
 def test_entries_of_deleted_segments_are_messages_being_removed(bench: Bench) -> None:
     store = bench.open()
     put(store, *[sized(1900) for _ in range(6)])
-    store.log.row.drop_first()  # as between the drop and the correction of the queue
+    store.log.segments.drop_first()  # as between the drop and the correction of the queue
     found, reader = find(store, 0, 2)
     assert (found, reader.next_offset) == ("FOUND", 4)
-    store.log.row.drop_first()
-    store.log.row.drop_first()
+    store.log.segments.drop_first()
+    store.log.segments.drop_first()
     found, reader = find(store, 0)
     assert (found, reader.next_offset) == ("MESSAGE_WAS_REMOVING", 6)
 
@@ -225,10 +225,10 @@ def test_output_keeps_what_was_there_when_bytes_are_cold(
 def test_large_ranges_are_views_that_outlive_their_file(bench: Bench) -> None:
     store = bench.open(segment_bytes=128 * 1024, queue_file_entries=1000)
     put(store, *[sized(1000) for _ in range(300)])
-    reader = store.fresh_reader()
-    assert reader.find(queue_of(store), 0, 8, PLENTY, store.confirmed) == get.FOUND
+    reader = store.new_reader()
+    assert reader.find(queue_of(store), 0, 8, PLENTY, store.confirm_offset) == get.FOUND
     assert reader.views() is None  # too small to be worth it
-    assert reader.find(queue_of(store), 0, 100, PLENTY, store.confirmed) == get.FOUND
+    assert reader.find(queue_of(store), 0, 100, PLENTY, store.confirm_offset) == get.FOUND
     views = reader.views()
     expected = copied(reader)
     assert views is not None
@@ -242,8 +242,8 @@ def test_large_ranges_are_views_that_outlive_their_file(bench: Bench) -> None:
 def test_views_are_only_of_the_hot_window(bench: Bench) -> None:
     store = bench.open(segment_bytes=256 * 1024, queue_file_entries=1000, hot_bytes=1000)
     put(store, *[sized(1000) for _ in range(100)])
-    reader = store.fresh_reader()
-    assert reader.find(queue_of(store), 0, 100, PLENTY, store.confirmed) == get.FOUND
+    reader = store.new_reader()
+    assert reader.find(queue_of(store), 0, 100, PLENTY, store.confirm_offset) == get.FOUND
     assert reader.views() is None
 
 

@@ -209,12 +209,12 @@ def test_entries_are_allocated_ahead(disk: WatchedDisk, tmp_path: Path) -> None:
     file.ready()
     first = file.allocated
     assert 50_000 < first < 60_000
-    while not file.hungry:
+    while not file.needs_blocks:
         file.ready()
         file.put(1, file.next_number(), NOW_MS)
     assert file.next_number() < first
-    file.hungry = False
-    file.feed()
+    file.needs_blocks = False
+    file.preallocate()
     assert file.allocated > first
     disk.no_space = lambda path: True
     while file.next_number() < first + 10:

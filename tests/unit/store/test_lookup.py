@@ -25,7 +25,7 @@ def by_key(
     topic: str = "t",
 ) -> list[bytes]:  # fmt: skip
     found = store.lookup.by_key(
-        topic, key, begin_ms=begin_ms, end_ms=end_ms, most=most, confirmed=store.confirmed
+        topic, key, begin_ms=begin_ms, end_ms=end_ms, most=most, confirm_offset=store.confirm_offset
     )
     return [body_of(data) for data in found]
 
@@ -34,7 +34,7 @@ def test_a_record_is_found_by_its_offset(bench: Bench) -> None:
     store = bench.open()
     offsets = put(store, sized(100), sized(3990), sized(200))
     assert offsets[1:] == [SEGMENT_BYTES, 2 * SEGMENT_BYTES]
-    sizes = [len(store.lookup.record(o, store.confirmed) or b"") for o in offsets]
+    sizes = [len(store.lookup.record(o, store.confirm_offset) or b"") for o in offsets]
     assert sizes == [100, 3990, 200]
 
 
@@ -45,7 +45,7 @@ def test_a_record_is_found_by_its_offset(bench: Bench) -> None:
 def test_where_no_record_begins_there_is_none(bench: Bench, offset: int) -> None:
     store = bench.open()
     put(store, sized(100), sized(3990))
-    assert store.lookup.record(offset, store.confirmed) is None
+    assert store.lookup.record(offset, store.confirm_offset) is None
     assert store.lookup.record(offset, 1 << 62) is None
 
 
@@ -62,9 +62,9 @@ def test_no_place_of_a_log_of_noise_is_a_record(bench: Bench) -> None:
 def test_a_record_is_found_only_below_the_confirmed_offset(bench: Bench) -> None:
     store = bench.open(sync_flush=True)
     put(store, sized(100))
-    assert store.lookup.record(0, store.confirmed) is None
+    assert store.lookup.record(0, store.confirm_offset) is None
     flush(store)
-    assert store.lookup.record(0, store.confirmed) is not None
+    assert store.lookup.record(0, store.confirm_offset) is not None
     assert store.lookup.record(0, 99) is None
 
 
@@ -110,7 +110,9 @@ TIMES = [10, 20, 20, 20, 30, 40, 40, 50]
 def by_time(store: MessageStore, ms: int, *, upper: bool = False) -> int:
     queue = store.queue("t", 0)
     assert queue is not None
-    return store.lookup.offset_at(queue, NOW_MS + ms, confirmed=store.confirmed, upper=upper)
+    return store.lookup.offset_at(
+        queue, NOW_MS + ms, confirm_offset=store.confirm_offset, upper=upper
+    )
 
 
 @pytest.fixture

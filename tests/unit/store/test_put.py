@@ -32,7 +32,12 @@ from tests.unit.store.conftest import (
 def find(bench_store, topic: str, key: str) -> int:  # type: ignore[no-untyped-def]
     return len(
         bench_store.lookup.by_key(
-            topic, key, begin_ms=0, end_ms=EVER_MS, most=64, confirmed=bench_store.confirmed
+            topic,
+            key,
+            begin_ms=0,
+            end_ms=EVER_MS,
+            most=64,
+            confirm_offset=bench_store.confirm_offset,
         )
     )
 
@@ -40,8 +45,8 @@ def find(bench_store, topic: str, key: str) -> int:  # type: ignore[no-untyped-d
 def test_a_put_gives_the_message_its_places(bench: Bench) -> None:
     store = bench.open()
     assert put(store, sized(100), sized(150), sized(100, queue_id=1)) == [0, 100, 250]
-    assert (store.path.offset, store.path.queue_offset, store.path.puts) == (250, 0, 3)
-    assert store.path.put_bytes == store.log.end == 350
+    assert (store.writer.offset, store.writer.queue_offset, store.writer.puts) == (250, 0, 3)
+    assert store.writer.put_bytes == store.log.end == 350
     queue = store.queue("t", 0)
     assert queue is not None
     assert [queue.entry(n) for n in (0, 1)] == [(0, 100, 0), (100, 150, 0)]
@@ -98,7 +103,7 @@ def test_half_messages_have_no_entry_and_rollbacks_no_key(
     assert store.max_offset("t", 0) == queued
     assert find(store, "t", "k") == indexed
     assert store.log.end > 0
-    assert store.path.queue_offset == 0
+    assert store.writer.queue_offset == 0
 
 
 def test_store_time_never_goes_back(bench: Bench) -> None:
@@ -124,14 +129,14 @@ def test_what_is_beyond_a_limit_is_not_stored(
     made = record(body, topic, text=text)
     made.body_bytes_max = 10
     assert store.put(made, NOW_MS) == ILLEGAL
-    assert (store.path.problem, store.log.end, store.refusal) == (problem, 0, None)
+    assert (store.writer.problem, store.log.end, store.refusal) == (problem, 0, None)
 
 
 def test_a_message_that_never_fits_a_segment_is_refused_and_the_next_is_taken(bench: Bench) -> None:
     store = bench.open()
     assert store.put(sized(SEGMENT_BYTES - 7), NOW_MS) == ILLEGAL
     assert store.put_batch(batch([b"x" * 2000] * 2), NOW_MS) == ILLEGAL
-    assert (store.path.problem, store.log.end) == (records.TOO_LONG_FOR_SEGMENT, 0)
+    assert (store.writer.problem, store.log.end) == (records.TOO_LONG_FOR_SEGMENT, 0)
     assert put(store, sized(SEGMENT_BYTES - 8)) == [0]
 
 
@@ -148,8 +153,8 @@ def test_a_batch_is_stored_message_by_message(bench: Bench) -> None:
     store = bench.open()
     put(store, record(b"0"))
     assert store.put_batch(batch([b"1", b"22", b""], text=properties(tags="v")), NOW_MS) == PUT_OK
-    assert (store.path.offset, store.path.queue_offset) == (93, 1)
-    store.settle()
+    assert (store.writer.offset, store.writer.queue_offset) == (93, 1)
+    store.publish()
     assert bodies(store) == [b"0", b"1", b"22", b""]
 
 
@@ -157,8 +162,8 @@ def test_a_batch_is_never_split_over_segments(bench: Bench) -> None:
     store = bench.open()
     put(store, sized(3000))
     assert store.put_batch(batch([b"x" * 400, b"y" * 400, b"z" * 400]), NOW_MS) == PUT_OK
-    store.settle()
-    assert store.path.offset == SEGMENT_BYTES
+    store.publish()
+    assert store.writer.offset == SEGMENT_BYTES
     assert bodies(store)[1:] == [b"x" * 400, b"y" * 400, b"z" * 400]
 
 
@@ -178,7 +183,7 @@ BROKEN = {
 def test_a_broken_batch_stores_nothing(bench: Bench, body: bytes) -> None:
     store = bench.open()
     assert store.put_batch(record(body), NOW_MS) == ILLEGAL
-    assert (store.path.problem, store.log.end) == (records.BATCH_BROKEN, 0)
+    assert (store.writer.problem, store.log.end) == (records.BATCH_BROKEN, 0)
 
 
 def test_a_batch_with_one_message_beyond_a_limit_stores_nothing(bench: Bench) -> None:
@@ -186,7 +191,7 @@ def test_a_batch_with_one_message_beyond_a_limit_stores_nothing(bench: Bench) ->
     made = batch([b"fits", b"does not fit"])
     made.body_bytes_max = 10
     assert store.put_batch(made, NOW_MS) == ILLEGAL
-    assert (store.path.problem, store.log.end) == (records.BODY_TOO_LONG, 0)
+    assert (store.writer.problem, store.log.end) == (records.BODY_TOO_LONG, 0)
 
 
 def test_mapping_and_pwrite_give_the_same_store(tmp_path: Path) -> None:
@@ -212,7 +217,7 @@ def test_a_full_disk_refuses_before_anything_is_written(bench: Bench, part: str)
     stored = 0
     while store.put(sized(150), NOW_MS) == PUT_OK:
         stored += 1
-        store.settle()
+        store.publish()
     assert isinstance(store.refusal, DiskFull)
     assert part in str(store.refusal)
     assert len(bodies(store)) == store.max_offset("t", 0) == stored
@@ -232,7 +237,7 @@ def test_a_full_disk_in_the_middle_of_a_batch_stores_nothing(bench: Bench, part:
     before = store.log.end
     disk.no_space = lambda path: part in path.parts
     assert store.put_batch(batch([b"y"] * 4, text=text), NOW_MS) == REFUSED
-    store.settle()
+    store.publish()
     assert (store.log.end, store.max_offset("t", 0)) == (before, 6)
 
 
@@ -249,16 +254,16 @@ def test_async_flush_shows_a_message_at_the_end_of_the_turn(bench: Bench) -> Non
     store = bench.open()
     store.put(record(), NOW_MS)
     assert store.max_offset("t", 0) == 0
-    store.settle()
+    store.publish()
     assert store.max_offset("t", 0) == 1
 
 
 def test_sync_flush_shows_a_message_when_it_is_on_the_disk(bench: Bench) -> None:
     store = bench.open(sync_flush=True)
     put(store, *[record() for _ in range(10)])
-    assert (store.confirmed, store.max_offset("t", 0)) == (0, 0)
+    assert (store.confirm_offset, store.max_offset("t", 0)) == (0, 0)
     flush(store)
-    assert (store.confirmed, store.max_offset("t", 0)) == (store.log.end, 10)
+    assert (store.confirm_offset, store.max_offset("t", 0)) == (store.log.end, 10)
     put(store, *[record() for _ in range(10)])
     assert store.max_offset("t", 0) == 10
 
@@ -269,7 +274,7 @@ def test_a_watched_queue_rings_once_when_readers_can_see(bench: Bench, sync_flus
     heard: list[tuple[int, int]] = []
 
     def hear(queue: ConsumeQueue) -> None:
-        heard.append((queue.queue_id, queue.visible_max(store.confirmed)))
+        heard.append((queue.queue_id, queue.visible_max(store.confirm_offset)))
 
     store.on_arrival(hear)
     put(store, record(), record(queue_id=1))
@@ -328,8 +333,8 @@ def test_a_write_that_fails_is_a_refusal(bench: Bench, monkeypatch: pytest.Monke
     store.put(record(), NOW_MS)
     monkeypatch.setattr(disk, "write", fail)
     with contextlib.suppress(OSError, StoreError):
-        store.settle()
-    assert store.confirmed == 0
+        store.publish()
+    assert store.confirm_offset == 0
     monkeypatch.undo()
-    store.settle()
+    store.publish()
     assert bodies(store) == [b"x"]

@@ -10,7 +10,13 @@ from penstock.config import StoreConfig
 from penstock.errors import DiskNearlyFull
 from penstock.store.disk import Space
 from penstock.store.put import REFUSED
-from penstock.store.retention import Aged, Decision, decide, delete_hours, nearly_full
+from penstock.store.retention import (
+    AgedSegment,
+    RetentionDecision,
+    decide,
+    delete_hours,
+    nearly_full,
+)
 from tests.unit.store.conftest import (
     EVER_MS,
     NOW_MS,
@@ -29,31 +35,31 @@ OLD, YOUNG = NOW_MS - 73 * HOUR_MS, NOW_MS - HOUR_MS
 NOON, FOUR = 12, 4
 
 
-def aged(*modified: int) -> list[Aged]:
-    return [Aged(100 * n, 100, ms) for n, ms in enumerate(modified)]
+def aged(*modified: int) -> list[AgedSegment]:
+    return [AgedSegment(100 * n, 100, ms) for n, ms in enumerate(modified)]
 
 
 @pytest.mark.parametrize(
     ("percent", "hour", "times", "expected"),
     [
-        (50, NOON, (OLD, OLD, OLD), Decision(0, False, False)),
-        (50, FOUR, (OLD, OLD, OLD), Decision(2, False, False)),
-        (50, FOUR, (OLD, YOUNG, OLD), Decision(1, False, False)),
-        (50, FOUR, (YOUNG, YOUNG), Decision(0, False, False)),
-        (75, NOON, (OLD, OLD), Decision(0, False, False)),
-        (76, NOON, (OLD, OLD), Decision(1, False, False)),
-        (76, NOON, (YOUNG, YOUNG), Decision(0, False, False)),
-        (85, NOON, (YOUNG, YOUNG), Decision(0, False, False)),
-        (86, NOON, (YOUNG, YOUNG, YOUNG), Decision(2, False, False)),
-        (90, NOON, (YOUNG, YOUNG), Decision(1, False, False)),
-        (91, NOON, (YOUNG, YOUNG), Decision(1, True, False)),
-        (91, NOON, (YOUNG,), Decision(0, True, False)),
-        (91, NOON, (), Decision(0, True, False)),
-        (100, NOON, (OLD,) * 20, Decision(10, True, False)),
+        (50, NOON, (OLD, OLD, OLD), RetentionDecision(0, False, False)),
+        (50, FOUR, (OLD, OLD, OLD), RetentionDecision(2, False, False)),
+        (50, FOUR, (OLD, YOUNG, OLD), RetentionDecision(1, False, False)),
+        (50, FOUR, (YOUNG, YOUNG), RetentionDecision(0, False, False)),
+        (75, NOON, (OLD, OLD), RetentionDecision(0, False, False)),
+        (76, NOON, (OLD, OLD), RetentionDecision(1, False, False)),
+        (76, NOON, (YOUNG, YOUNG), RetentionDecision(0, False, False)),
+        (85, NOON, (YOUNG, YOUNG), RetentionDecision(0, False, False)),
+        (86, NOON, (YOUNG, YOUNG, YOUNG), RetentionDecision(2, False, False)),
+        (90, NOON, (YOUNG, YOUNG), RetentionDecision(1, False, False)),
+        (91, NOON, (YOUNG, YOUNG), RetentionDecision(1, True, False)),
+        (91, NOON, (YOUNG,), RetentionDecision(0, True, False)),
+        (91, NOON, (), RetentionDecision(0, True, False)),
+        (100, NOON, (OLD,) * 20, RetentionDecision(10, True, False)),
     ],
 )
 def test_use_age_and_hour_decide(
-    percent: int, hour: int, times: tuple[int, ...], expected: Decision
+    percent: int, hour: int, times: tuple[int, ...], expected: RetentionDecision
 ) -> None:
     found = decide(
         StoreConfig(), aged(*times), now_ms=NOW_MS, hour=hour, disk_percent=percent, refusing=False
@@ -87,7 +93,7 @@ def test_pinned_messages_keep_their_segments(
         StoreConfig(), aged(*[OLD] * 5), now_ms=NOW_MS, hour=NOON, disk_percent=95, refusing=False,
         pinned_from=pinned_from,
     )  # fmt: skip
-    assert found == Decision(delete, True, pinned)
+    assert found == RetentionDecision(delete, True, pinned)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +132,7 @@ def fill(bench: Bench, disk: WatchedDisk, segments: int = 4):  # type: ignore[no
     store = bench.open(disk, queue_file_entries=2, index_entries=6)
     for n in range(2 * segments):
         put(store, record(bytes([n]) * 1900, text=properties(keys=f"k{n}")))
-    assert len(store.log.row.segments) == segments
+    assert len(store.log.segments.items) == segments
     return store
 
 
@@ -139,8 +145,8 @@ def test_old_segments_go_with_what_speaks_of_them(bench: Bench) -> None:
     assert (store.min_offset("t", 0), store.max_offset("t", 0)) == (4, 8)
     assert sorted(os.listdir(store.paths.queues / "t" / "0"))[0] == f"{80:020d}"
     assert bodies(store, offset=4) == [bytes([n]) * 1900 for n in (4, 5, 6, 7)]
-    assert store.lookup.record(0, store.confirmed) is None
-    ranges = {"begin_ms": 0, "end_ms": EVER_MS, "most": 9, "confirmed": store.confirmed}
+    assert store.lookup.record(0, store.confirm_offset) is None
+    ranges = {"begin_ms": 0, "end_ms": EVER_MS, "most": 9, "confirm_offset": store.confirm_offset}
     assert store.lookup.by_key("t", "k1", **ranges) == []
     assert len(store.lookup.by_key("t", "k6", **ranges)) == 1
 
@@ -157,9 +163,9 @@ def test_a_queue_without_messages_left_keeps_its_offsets(bench: Bench) -> None:
 def test_segments_are_deleted_by_age_at_their_hour(bench: Bench) -> None:
     disk = WatchedDisk()
     store = fill(bench, disk)
-    for segment in store.log.row.segments[:2]:
+    for segment in store.log.segments.items[:2]:
         os.utime(segment.path, (OLD / 1000, OLD / 1000))
-    for segment in store.log.row.segments[2:]:
+    for segment in store.log.segments.items[2:]:
         os.utime(segment.path, (NOW_MS / 1000, NOW_MS / 1000))
     midnight = datetime.fromtimestamp(NOW_MS / 1000).replace(hour=0, minute=0, second=0)
     at_four = int(midnight.timestamp() * 1000) + 28 * HOUR_MS
@@ -182,7 +188,7 @@ def test_pinned_segments_stay_and_writes_are_refused(bench: Bench) -> None:
 def test_the_last_segment_never_goes(bench: Bench) -> None:
     store = fill(bench, WatchedDisk())
     store.expire(99)
-    assert len(store.log.row.segments) == 1
+    assert len(store.log.segments.items) == 1
 
 
 def test_retention_comes_back_after_a_restart(bench: Bench) -> None:

@@ -40,16 +40,16 @@ from tests.unit.store.conftest import (
 
 def settled(store: MessageStore) -> None:
     """Wait until the flusher's thread has brought all to the disk."""
-    store.settle()
+    store.publish()
     store.flusher.demand()
     assert reached(store.flusher, store.log.end)
-    store.settle()
+    store.publish()
 
 
 def cared(store: MessageStore) -> None:
     """Wait for the work that a tick gave to the pool."""
-    if store.care._work is not None:
-        store.care._work.exception(WAIT_SECONDS)
+    if store.maintenance._job is not None:
+        store.maintenance._job.exception(WAIT_SECONDS)
 
 
 @pytest.mark.parametrize("sync_flush", [False, True])
@@ -197,9 +197,9 @@ def test_the_flusher_thread_reports_a_failure(bench: Bench) -> None:
     os.dup2(writing, store.log.current_fd())  # fdatasync of a pipe is EINVAL
     store.disk.write = lambda fd, data, at: None  # type: ignore[method-assign]
     store.put(record(), NOW_MS)
-    store.settle()
+    store.publish()
     assert not reached(store.flusher, store.log.end)
-    store.settle()
+    store.publish()
     assert isinstance(store.refusal, WriteStopped)
     assert "Invalid argument" in str(store.refusal)
     assert store.max_offset("t", 0) == 1
@@ -256,7 +256,7 @@ def test_the_segment_being_written_can_be_locked_in_memory(bench: Bench) -> None
     store = bench.open(Disk(), lock_memory=True)
     put(store, *[sized(3000) for _ in range(4)])
     assert len(bodies(store)) == 4
-    assert store.log.row.segments[-1].start == 3 * SEGMENT_BYTES
+    assert store.log.segments.items[-1].start == 3 * SEGMENT_BYTES
 
 
 @pytest.mark.parametrize("name", ["queue_file_entries", "index_slots"])

@@ -52,7 +52,7 @@ class Readers:
                 assert message.queue_id == queue_id
                 assert message.queue_offset >= offset
                 assert message.body == b"%d" % message.queue_offset
-        store.lookup.offset_at(queue, NOW_MS + step, confirmed=store.confirmed)
+        store.lookup.offset_at(queue, NOW_MS + step, confirm_offset=store.confirm_offset)
 
 
 def test_pool_readers_writer_and_retention_live_together(tmp_path: Path) -> None:
@@ -73,10 +73,10 @@ def test_pool_readers_writer_and_retention_live_together(tmp_path: Path) -> None
             record.queue_id = number % QUEUES
             assert store.put(record, NOW_MS + number) == PUT_OK, store.refusal
             if number % 7 == 0:
-                store.settle()
+                store.publish()
             if number % 50 == 0:
                 store.tick(NOW_MS + 100 * number)
-            if len(store.log.row.segments) > 6:
+            if len(store.log.segments.items) > 6:
                 store.expire(2)
     finally:
         readers.stop.set()

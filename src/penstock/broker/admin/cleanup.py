@@ -60,14 +60,14 @@ class CleaningHandlers:
     def clean_log(self, command: Command) -> Answer:
         """Delete expired segments now, whatever the hour."""
         store = self._context.store
-        segments = [(s.start, s.size, s.path) for s in store.log.row.segments]
+        segments = [(s.start, s.size, s.path) for s in store.log.segments.items]
         hour = datetime.fromtimestamp(command.now_ms / 1000).hour
         config = msgspec.structs.replace(store.config, delete_hours=str(hour))
-        pinned_from = store.care.pinned_from()
+        pinned_from = store.maintenance.pinned_from()
 
         def decide() -> int:
             aged = [
-                retention.Aged(start, size, store.disk.modified_ms(path))
+                retention.AgedSegment(start, size, store.disk.modified_ms(path))
                 for start, size, path in segments
             ]
             percent = store.disk.space(store.paths.log).percent

@@ -133,14 +133,14 @@ class ConsumerHandlers:
         member = self._consumer(command)
         store = self._context.store
         offset = decode_offset_id(command.text("msgId")).offset
-        confirmed = store.confirmed
+        confirm_offset = store.confirm_offset
 
         def ask(record: bytes | None) -> Answer:
             if record is None:
                 raise Refused(f"no message begins at the log offset {offset}")
             return _pass_on(command, member, self._direct_fields(command), record)
 
-        return InThread(lambda: store.lookup.record(offset, confirmed), ask)
+        return InThread(lambda: store.lookup.record(offset, confirm_offset), ask)
 
     def client_offsets(self, command: Command) -> Answer:
         """Where the consumers of a group are by their own account; all, or the one named."""

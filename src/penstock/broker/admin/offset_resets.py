@@ -117,13 +117,13 @@ class ResetHandlers:
         rows: dict[int, ConsumeQueue | None] = {
             queue_id: store.queue(topic, queue_id) for queue_id in queues
         }
-        confirmed = store.confirmed
+        confirm_offset = store.confirm_offset
 
         def work() -> Offsets:
             return {
                 queue_id: 0
                 if row is None
-                else store.lookup.offset_at(row, time_ms, confirmed=confirmed)
+                else store.lookup.offset_at(row, time_ms, confirm_offset=confirm_offset)
                 for queue_id, row in rows.items()
             }
 

@@ -77,10 +77,10 @@ class RuntimeHandlers:
             "remainHowManyDataToFlush": human_bytes(store.log.end - store.flusher.flushed()),
             "runtime": human_duration(command.now_ms - context.started_ms),
         }
-        confirmed = store.confirmed
+        confirm_offset = store.confirm_offset
         return reply_from_pool(
             lambda: KVTable(
-                table=dict(sorted({**table, **_disk_figures(store, confirmed)}.items()))
+                table=dict(sorted({**table, **_disk_figures(store, confirm_offset)}.items()))
             )
         )
 
@@ -134,12 +134,12 @@ def _delay_figures(context: BrokerContext) -> dict[str, str]:
     }
 
 
-def _disk_figures(store: MessageStore, confirmed: int) -> dict[str, str]:
+def _disk_figures(store: MessageStore, confirm_offset: int) -> dict[str, str]:
     """What only the disk knows; may wait for it."""
     disk, paths = store.disk, store.paths
     root, log = disk.space(paths.root), disk.space(paths.log)
     begin = store.log.begin()
-    earliest_ms = store.lookup.store_ms(begin) if begin < confirmed else -1
+    earliest_ms = store.lookup.store_ms(begin) if begin < confirm_offset else -1
     total, free = human_bytes(root.used + root.free), human_bytes(root.free)
     return {
         "commitLogDirCapacity": f"Total : {total}, Free : {free}.",

@@ -146,7 +146,7 @@ class StatisticsHandlers:
                     queue=MessageQueue(topic, broker_name, queue_id),
                     row=row,
                     first_offset=row.min_offset if row is not None else 0,
-                    broker_offset=row.visible_max(store.confirmed) if row is not None else 0,
+                    broker_offset=row.visible_max(store.confirm_offset) if row is not None else 0,
                     consumer_offset=committed,
                     pull_offset=max(committed or 0, pulled or 0),
                 )

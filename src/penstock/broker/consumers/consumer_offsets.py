@@ -77,7 +77,7 @@ class Offsets:
         queue = store.queue(topic, queue_id)
         if queue is None or queue.min_offset > 0 or store.max_offset(topic, queue_id) <= 0:
             return None
-        young_from = store.confirmed - self._settings.current.store.hot_bytes
+        young_from = store.confirm_offset - self._settings.current.store.hot_bytes
 
         def look() -> bool:
             entry = queue.entry(0)

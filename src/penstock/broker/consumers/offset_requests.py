@@ -84,9 +84,10 @@ class ProgressHandlers:
         upper = command.text_or("boundaryType").upper() == "UPPER"
         if queue is None:
             return _offset(0)
-        confirmed = store.confirmed
+        confirm_offset = store.confirm_offset
         return InThread(
-            lambda: store.lookup.offset_at(queue, ms, confirmed=confirmed, upper=upper), _offset
+            lambda: store.lookup.offset_at(queue, ms, confirm_offset=confirm_offset, upper=upper),
+            _offset,
         )
 
     def tell_max(self, command: Command) -> Answer:

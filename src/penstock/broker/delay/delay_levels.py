@@ -187,9 +187,9 @@ class Delay:
 
     def waiting(self) -> list[tuple[int, int, int]]:
         """(level, next offset, end of its queue) of the levels that have ever been used."""
-        confirmed = self._store.confirmed
+        confirm_offset = self._store.confirm_offset
         return [
-            (line.level, line.offset, line.queue.visible_max(confirmed))
+            (line.level, line.offset, line.queue.visible_max(confirm_offset))
             for _, line in sorted(self.lines.items())
             if line.queue.max_offset > 0
         ]
@@ -265,14 +265,14 @@ class Delay:
 
     def _read_on(self, line: Line, now_ms: int) -> bool:
         """Read from the level's place on; False if there is nothing, or the disk is waited for."""
-        queue, confirmed = line.queue, self._store.confirmed
+        queue, confirm_offset = line.queue, self._store.confirm_offset
         line.offset = max(line.offset, queue.min_offset)
-        end = queue.visible_max(confirmed)
+        end = queue.visible_max(confirm_offset)
         if line.offset >= end:
             line.ahead = Ahead()
             line.due_ms = NEVER
             return False
-        read = self._reading(line, end, confirmed, now_ms + AHEAD_MS)
+        read = self._reading(line, end, confirm_offset, now_ms + AHEAD_MS)
         found = read(False)
         if found is not None:
             line.ahead = found
@@ -297,7 +297,7 @@ class Delay:
         return True
 
     def _reading(
-        self, line: Line, end: int, confirmed: int, soon_ms: int
+        self, line: Line, end: int, confirm_offset: int, soon_ms: int
     ) -> "Callable[[bool], Ahead | None]":
         """The work of reading; None if it would wait for the disk and may not. It changes nothing:
         it may run in the pool."""
@@ -323,7 +323,7 @@ class Delay:
                 soon += 1
             ahead = Ahead(base, entries, read_to=base)
             if soon and not _read_records(
-                store.fresh_reader(), queue, ahead, soon, confirmed, wait
+                store.new_reader(), queue, ahead, soon, confirm_offset, wait
             ):
                 return None
             return ahead
@@ -348,9 +348,9 @@ class Delay:
             return self._drop(place, f"the topic {topic!r} was deleted after it had been sent")
         status = rewriter.put(queue, now_ms)
         if status == ILLEGAL:
-            return self._drop(place, f"it can't be stored (problem {self._store.path.problem})")
+            return self._drop(place, f"it can't be stored (problem {self._store.writer.problem})")
         if status != PUT_OK and not self._refused:
-            log.error("delayed messages have to wait: %s", self._store.path.fault)
+            log.error("delayed messages have to wait: %s", self._store.writer.fault)
         self._refused = status != PUT_OK
         return not self._refused
 
@@ -367,10 +367,10 @@ def _waited(read: "Callable[[bool], Ahead | None]") -> Ahead:
 
 
 def _read_records(
-    reader: Reader, queue: ConsumeQueue, ahead: Ahead, count: int, confirmed: int, wait: bool
+    reader: Reader, queue: ConsumeQueue, ahead: Ahead, count: int, confirm_offset: int, wait: bool
 ) -> bool:
     """Have the first records; False if that would wait for the disk and may not."""
-    status = reader.find(queue, ahead.base, count, RECORDS_BYTES_MAX, confirmed, wait)
+    status = reader.find(queue, ahead.base, count, RECORDS_BYTES_MAX, confirm_offset, wait)
     if status == COLD:
         return False
     # What could not be found is gone: the level must get past it.

@@ -99,7 +99,7 @@ class Recall:
         return ""
 
     def _put(self, handle: RecallHandle, command: Command) -> None:
-        timers, path, now_ms = self._timers, self._store.path, command.now_ms
+        timers, writer, now_ms = self._timers, self._store.writer, command.now_ms
         properties = {
             PROPERTY_TAGS: TAG,
             PROPERTY_TIMER_DEL_UNIQKEY: handle.key,
@@ -118,15 +118,15 @@ class Recall:
         record.born_ms = now_ms
         record.born_host = _host(command.peer)
         record.store_host = self._store_host
-        status = path.check(record)
+        status = writer.check(record)
         if status == PUT_OK:
-            status = path.put_in(record, queue, now_ms)
+            status = writer.put_in(record, queue, now_ms)
         if status != PUT_OK:
-            fault = path.fault
+            fault = writer.fault
             raise (
                 fault
                 if isinstance(fault, PenstockError)
-                else NotWriteable(f"recall failed, execute error: {fault or path.problem}")
+                else NotWriteable(f"recall failed, execute error: {fault or writer.problem}")
             )
         expected = timers.feed.expected
         key = recalled_key(properties)

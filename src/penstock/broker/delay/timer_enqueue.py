@@ -19,7 +19,7 @@ from penstock.store.consumequeue.consumequeue import (
     ConsumeQueue,
     unpack_entries,
 )
-from penstock.store.pick import GONE, pick
+from penstock.store.lookup import GONE
 from penstock.store.store import MessageStore
 from penstock.store.timer.timer_store import TimerStore
 from penstock.wire.codes import (
@@ -190,7 +190,7 @@ class Feed:
         if self._files.log.unwritten > UNWRITTEN_MAX:
             self.due_ms = now_ms + RETRY_MS
             return
-        end = queue.visible_max(self._store.confirmed)
+        end = queue.visible_max(self._store.confirm_offset)
         if self._reading is not None:
             batch = self._finish_reading(now_ms)
         elif self.offset < end:
@@ -261,7 +261,7 @@ class Feed:
             count += 1
             if not 0 < size < FILLER_SIZE:
                 continue
-            data = pick(self._store, place, size, wait=wait)
+            data = self._store.lookup.read_record(place, size, wait=wait)
             if data is None:
                 if batch:
                     return batch, count - 1

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Final
 
 from penstock.broker.delay.delivery_time import recalled_key
-from penstock.store.pick import GONE, pick
+from penstock.store.lookup import GONE
 from penstock.store.store import MessageStore
 from penstock.store.timer.timer_log import NOWHERE
 from penstock.store.timer.timer_slots import Chain, Waiting
@@ -171,7 +171,7 @@ class Near:
         store = self._store
         while chain.recalls and most > 0:
             offset, size = chain.recalls[-1]
-            data = pick(store, offset, size, wait=False)
+            data = store.lookup.read_record(offset, size, wait=False)
             if data is None:
                 self._submit(partial(_read_recalls, store, chain, TICK_UNITS), now_ms)
                 return -1
@@ -188,7 +188,7 @@ class Near:
         if data is not None:
             self._records_bytes -= len(data)
             return data
-        data = pick(self._store, waiting.offset, waiting.size, wait=False)
+        data = self._store.lookup.read_record(waiting.offset, waiting.size, wait=False)
         if data is None:
             if self._job is None:
                 self._fetch([waiting], now_ms)
@@ -212,7 +212,7 @@ class Near:
         """Read the messages of the next moments, but those that are in memory anyhow."""
         cold: list[Waiting] = []
         log = self._store.log
-        hot_from = max(log.hot_from, log.handed - self._store.config.hot_bytes)
+        hot_from = max(log.hot_from, log.written - self._store.config.hot_bytes)
         until_ms = now_ms + AHEAD_MS
         for slot_ms in sorted(self.chains):
             chain = self.chains[slot_ms]
@@ -232,7 +232,7 @@ class Near:
         """Have messages read: at once those that the page cache has, the others by the pool."""
         rest = []
         for waiting in wanted:
-            data = pick(self._store, waiting.offset, waiting.size, wait=False)
+            data = self._store.lookup.read_record(waiting.offset, waiting.size, wait=False)
             if data is None:
                 rest.append(waiting)
             else:
@@ -241,7 +241,9 @@ class Near:
             self._submit(lambda: self._read_records(rest), now_ms)
 
     def _read_records(self, wanted: list[Waiting]) -> Callable[[], None]:
-        found = [(w, pick(self._store, w.offset, w.size, wait=True) or GONE) for w in wanted]
+        found = [
+            (w, self._store.lookup.read_record(w.offset, w.size, wait=True) or GONE) for w in wanted
+        ]
 
         def take() -> None:
             for waiting, data in found:
@@ -280,7 +282,8 @@ def _read_chain(chain: Chain) -> Callable[[], None]:
 def _read_recalls(store: MessageStore, chain: Chain, most: int) -> Callable[[], None]:
     wanted = chain.recalls[-most:]
     keys = [
-        _recall_in(pick(store, offset, size, wait=True) or GONE, offset) for offset, size in wanted
+        _recall_in(store.lookup.read_record(offset, size, wait=True) or GONE, offset)
+        for offset, size in wanted
     ]
 
     def take() -> None:

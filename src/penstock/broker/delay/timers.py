@@ -34,7 +34,7 @@ from penstock.metrics import Registry
 from penstock.rpc.answers import EffectQueue, PersistentTable, TickAt
 from penstock.rpc.persistence import Persistence
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
-from penstock.store.pick import GONE
+from penstock.store.lookup import GONE
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.store.store import MessageStore
 from penstock.store.timer.timer_slots import Chain, Waiting
@@ -367,9 +367,9 @@ class Timers:
         except PenstockError as error:  # the properties are too long with ours
             return self._drop(place, str(error))
         if status == ILLEGAL:
-            return self._drop(place, f"it can't be stored (problem {self._store.path.problem})")
+            return self._drop(place, f"it can't be stored (problem {self._store.writer.problem})")
         if status != PUT_OK and not self._refused:
-            log.error("timed messages have to wait: %s", self._store.path.fault)
+            log.error("timed messages have to wait: %s", self._store.writer.fault)
         self._refused = status != PUT_OK
         return not self._refused
 
@@ -442,7 +442,7 @@ class Timers:
         self._wait()
         try:
             if not isinstance(store.refusal, WriteStopped):
-                store.settle()
+                store.publish()
                 store.sync_log(store.log.end)
                 progress = self.files.progress._replace(log_end=self.files.log.end)
                 if self.files.rebuilding:  # the next start begins with that once more

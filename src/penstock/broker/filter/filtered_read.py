@@ -43,7 +43,7 @@ class Sieve:
         offset: int,
         count_max: int,
         bytes_max: int,
-        confirmed: int,
+        confirm_offset: int,
         wait: bool = False,
     ) -> int:
         """As a reader's, with the filter: up to `count_max` matching messages from `offset` on."""
@@ -55,7 +55,7 @@ class Sieve:
         looks_max = max(1, looks_max * LIGHT // max(LIGHT, self._wanted.weight))
         while looked < looks_max and looked_bytes < LOOK_BYTES_MAX:
             step = min(count_max - self.count, looks_max - looked)
-            status = reader.find(queue, offset, step, bytes_max - self.total, confirmed, wait)
+            status = reader.find(queue, offset, step, bytes_max - self.total, confirm_offset, wait)
             if looked == 0:
                 self.min_offset, self.max_offset = reader.min_offset, reader.max_offset
                 self.next_offset = reader.next_offset

@@ -102,7 +102,7 @@ class PopAcks:
         queue = store.queue(topic, queue_id)
         if queue is None:
             return  # the topic was deleted since
-        low, high = queue.min_offset, queue.visible_max(store.confirmed)
+        low, high = queue.min_offset, queue.visible_max(store.confirm_offset)
         offsets = [offset for offset in ack.offsets() if low <= offset <= high]
         if ack.revive_queue_id == POP_ORDER_REVIVE_QUEUE:
             ordered = GroupQueue(topic, ack.consumer_group, queue_id)

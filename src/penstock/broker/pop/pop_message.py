@@ -154,7 +154,7 @@ class Pop:
     def _now(self) -> int:
         """The current time outside of a request: that of the last stored message, if it is later
         than the last request or tick."""
-        stored_ms = self._store.path.store_ms
+        stored_ms = self._store.writer.store_ms
         near = self._now_ms < stored_ms <= self._now_ms + _ARRIVAL_MS
         return stored_ms if near else self._now_ms
 
@@ -201,7 +201,7 @@ class Pop:
                 initial = self._initial_offset(request, key, queue, last)
                 if isinstance(initial, InThread):
                     if result.batches:
-                        result.rest += queue.visible_max(self._store.confirmed)
+                        result.rest += queue.visible_max(self._store.confirm_offset)
                         continue
                     return initial
                 offset = initial
@@ -226,7 +226,7 @@ class Pop:
 
         Returns an answer if nothing has been found yet and the read has to wait for the disk.
         """
-        high = queue.visible_max(self._store.confirmed)
+        high = queue.visible_max(self._store.confirm_offset)
         if offset == high or self._is_blocked(request, key, now_ms):
             return None
         config = self._context.settings.current.broker
@@ -246,7 +246,7 @@ class Pop:
             count_max=request.count_max - result.count,
             bytes_max=space,
             wanted=request.wanted,
-            confirmed=self._store.confirmed,
+            confirm_offset=self._store.confirm_offset,
             wait=False,
         )
         if batch is None:
@@ -281,7 +281,7 @@ class Pop:
         self, request: PopRequest, key: GroupQueue, queue: ConsumeQueue, offset: int, last: bool
     ) -> InThread:
         """Read a queue in the thread pool; other pops of the group skip it meanwhile."""
-        store, confirmed = self._store, self._store.confirmed
+        store, confirm_offset = self._store, self._store.confirm_offset
         bytes_max = self._context.settings.current.broker.pull_bytes_max
         self._queues_in_read.add(key)
 
@@ -291,11 +291,11 @@ class Pop:
                     key.topic,
                     queue,
                     offset,
-                    reader=store.fresh_reader(),
+                    reader=store.new_reader(),
                     count_max=request.count_max,
                     bytes_max=bytes_max,
                     wanted=request.wanted,
-                    confirmed=confirmed,
+                    confirm_offset=confirm_offset,
                     wait=True,
                 ) or ReadBatch(key.topic, queue, offset, offset)
             except Exception as error:  # raised in `then`, after the queue is released
@@ -316,7 +316,7 @@ class Pop:
         offsets, now_ms = self._context.offsets, self._now()
         here = offsets.get(request.group, key.topic, key.queue_id)
         gone = (
-            batch.queue.gone
+            batch.queue.deleted
             or here != offset
             or offsets.has_reset(request.group, key.topic, key.queue_id)
         )
@@ -361,7 +361,7 @@ class Pop:
         return self._try_pop(request, last=last)
 
     def _latest_offset(self, queue: ConsumeQueue) -> int:
-        return max(queue.visible_max(self._store.confirmed) - 1, 0)
+        return max(queue.visible_max(self._store.confirm_offset) - 1, 0)
 
     def _commit_initial_offset(self, key: GroupQueue, offset: int) -> int:
         self._context.offsets.commit(key.group, key.topic, key.queue_id, offset, self._now_ms)

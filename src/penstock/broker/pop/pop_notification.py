@@ -97,7 +97,7 @@ class PopNotification:
         queues = retries + own if self._round_robin % RETRY_EVERY == 0 else own + retries
         positions = [(topic, queue, self._offset(request, topic, queue)) for topic, queue in queues]
         rest = sum(max(self._high(queue) - offset, 0) for _, queue, offset in positions)
-        store, confirmed = self._context.store, self._context.store.confirmed
+        store, confirm_offset = self._context.store, self._context.store.confirm_offset
         bytes_max = self._context.settings.current.broker.pull_bytes_max
 
         def work() -> list[ReadBatch]:
@@ -110,11 +110,11 @@ class PopNotification:
                     topic,
                     queue,
                     offset,
-                    reader=store.fresh_reader(),
+                    reader=store.new_reader(),
                     count_max=count,
                     bytes_max=space,
                     wanted=ALL,
-                    confirmed=confirmed,
+                    confirm_offset=confirm_offset,
                     wait=True,
                 )
                 if batch is not None and batch.offsets:
@@ -167,7 +167,7 @@ class PopNotification:
         return queue.min_offset if offset is None else max(offset, queue.min_offset)
 
     def _high(self, queue: ConsumeQueue) -> int:
-        return queue.visible_max(self._context.store.confirmed)
+        return queue.visible_max(self._context.store.confirm_offset)
 
 
 def _notification_reply(*, found: bool, full: bool = False) -> Reply:

@@ -54,15 +54,15 @@ def read_messages(
     count_max: int,
     bytes_max: int,
     wanted: Wanted,
-    confirmed: int,
+    confirm_offset: int,
     wait: bool,
 ) -> ReadBatch | None:
     """Messages from an offset on; None if it needs the disk and may not wait."""
     filtered = through(reader, wanted)
-    status = filtered.find(queue, offset, count_max, bytes_max, confirmed, wait)
+    status = filtered.find(queue, offset, count_max, bytes_max, confirm_offset, wait)
     if status in _OFFSET_MOVED:  # the group's offset is outside of the queue
         offset = filtered.next_offset
-        status = filtered.find(queue, offset, count_max, bytes_max, confirmed, wait)
+        status = filtered.find(queue, offset, count_max, bytes_max, confirm_offset, wait)
     if status == get.COLD:
         return None
     batch = ReadBatch(topic, queue, offset, max(filtered.next_offset, offset), filtered.max_offset)

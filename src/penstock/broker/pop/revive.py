@@ -120,15 +120,17 @@ class Revive:
             return ReviveBatch(checkpoint)
         queue = self._store.queue(checkpoint.key.topic, checkpoint.key.queue_id)
         assert queue is not None
-        offsets, confirmed = checkpoint.open_offsets(), self._store.confirmed
+        offsets, confirm_offset = checkpoint.open_offsets(), self._store.confirm_offset
         try:
-            batch = _read(checkpoint, self._store.fresh_reader(), queue, offsets, confirmed, False)
+            batch = _read(
+                checkpoint, self._store.new_reader(), queue, offsets, confirm_offset, False
+            )
         except OSError as error:
             return self._postpone(checkpoint, error, now_ms)
         if batch is None:
-            reader = self._store.fresh_reader()
+            reader = self._store.new_reader()
             job = self._store.disk.submit(
-                lambda: _require(_read(checkpoint, reader, queue, offsets, confirmed, True))
+                lambda: _require(_read(checkpoint, reader, queue, offsets, confirm_offset, True))
             )
             self._reading = checkpoint, job
             self._paused_until_ms = now_ms + POLL_MS
@@ -222,7 +224,7 @@ class Revive:
             return True
         if status != PUT_OK:
             if not self._refused:
-                log.error("can't store revived messages, will retry: %s", self._store.path.fault)
+                log.error("can't store revived messages, will retry: %s", self._store.writer.fault)
             return False
         self.retried[key.group, key.topic] += 1
         return True
@@ -248,7 +250,7 @@ def _read(
     reader: Reader,
     queue: ConsumeQueue,
     offsets: list[int],
-    confirmed: int,
+    confirm_offset: int,
     wait: bool,
 ) -> ReviveBatch | None:
     """Read the first of these messages; None if it needs the disk and may not wait.
@@ -259,7 +261,7 @@ def _read(
     for offset in offsets:
         if size >= READ_BYTES_MAX:
             break
-        status = reader.find(queue, offset, 1, READ_BYTES_MAX, confirmed, wait)
+        status = reader.find(queue, offset, 1, READ_BYTES_MAX, confirm_offset, wait)
         if status == COLD:
             return None
         data = None

@@ -181,7 +181,7 @@ class ReviveLog:
         )
         queue_id = queue.queue_id % len(self.queues)
         self._put(body, "TAGS\x01order\x02", now_ms, queue_id, now_ms)
-        self._commit_offset(queue, next_offset, queue_id, self._store.path.queue_offset, now_ms)
+        self._commit_offset(queue, next_offset, queue_id, self._store.writer.queue_offset, now_ms)
 
     def require_flush(self) -> None:
         """Require the log to be flushed up to its current end before offsets are saved."""
@@ -209,8 +209,8 @@ class ReviveLog:
         more = "" if next_offset is None else f"{_NEXT}\x01{next_offset}\x02"
         deliver_ms = key.pop_ms + checkpoint.invisible_ms - 1000
         self._put(body, f"TAGS\x01ck\x02{more}", deliver_ms, checkpoint.revive_queue_id, now_ms)
-        path = self._store.path
-        checkpoint.revive_offset, checkpoint.revive_log_offset = path.queue_offset, path.offset
+        writer = self._store.writer
+        checkpoint.revive_offset, checkpoint.revive_log_offset = writer.queue_offset, writer.offset
         self.entries_written[key.group, key.topic, "CK"] += 1
 
     def _write_acks(
@@ -236,24 +236,24 @@ class ReviveLog:
     def _put(
         self, body: bytes, properties: str, deliver_ms: int, queue_id: int, now_ms: int
     ) -> None:
-        queue, record, path = self.queues[queue_id], self._record, self._store.path
+        queue, record, writer = self.queues[queue_id], self._record, self._store.writer
         # RocketMQ's brokers read the time from this property, should one open this store.
         properties += f"TIMER_DELIVER_MS\x01{deliver_ms}\x02"
         record.fill(queue.topic, body, properties.encode())
         record.queue_id, record.born_ms = queue_id, now_ms
-        status = path.check(record)
+        status = writer.check(record)
         if status == PUT_OK:
-            status = path.put_in(record, queue, now_ms)
+            status = writer.put_in(record, queue, now_ms)
         size = record.size
         record.release()
         if status == ILLEGAL:
-            raise MessageIllegal(f"the entry for the revive log is not valid ({path.problem})")
+            raise MessageIllegal(f"the entry for the revive log is not valid ({writer.problem})")
         if status != PUT_OK:
-            if isinstance(path.fault, PenstockError):
-                raise path.fault
-            raise NotWriteable(f"the revive log can't be written: {path.fault}")
-        self._flush_to = path.offset + size
-        if self._read_to[queue_id] == path.queue_offset:
+            if isinstance(writer.fault, PenstockError):
+                raise writer.fault
+            raise NotWriteable(f"the revive log can't be written: {writer.fault}")
+        self._flush_to = writer.offset + size
+        if self._read_to[queue_id] == writer.queue_offset:
             self._read_to[queue_id] += 1
 
     # --- consumer offsets
@@ -277,7 +277,7 @@ class ReviveLog:
         save = self._context.persistence.save(self._order) if self._order.dirty else None
         if store.flusher.flushed() >= end:
             return save
-        store.path.settle()  # write what was put in this loop iteration
+        store.writer.publish()  # write what was put in this loop iteration
 
         def work() -> None:
             store.sync_log(end)
@@ -381,7 +381,7 @@ class ReviveLog:
     def read_new_entries(self, now_ms: int) -> None:
         """Read the entries of another broker that its timer has delivered."""
         for queue_id, queue in enumerate(self.queues):
-            end = queue.visible_max(self._store.confirmed)
+            end = queue.visible_max(self._store.confirm_offset)
             if self._read_to[queue_id] < end:
                 # They are new, so they are in memory; entries of this broker are applied already.
                 for entry in self._entries(queue_id, end):

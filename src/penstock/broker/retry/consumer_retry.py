@@ -103,14 +103,14 @@ class Retry:
         if config.retry_queue_nums <= 0:  # the group wants no retries
             return Reply()
         queue = self._retries(config, command.now_ms)
-        confirmed = context.store.confirmed
+        confirm_offset = context.store.confirm_offset
 
         def store(data: bytes | None) -> Answer:
             if data is None:
                 raise Refused(f"look message by offset failed, {offset}: none begins there")
             return self._store_again(data, queue, config, level, command)
 
-        return InThread(lambda: context.store.lookup.record(offset, confirmed), store)
+        return InThread(lambda: context.store.lookup.record(offset, confirm_offset), store)
 
     def _store_again(
         self,

@@ -283,11 +283,11 @@ class CheckBack:
 
     def _read(self, half_messages: list[HalfMessage]) -> "Future[list[bytes | None]]":
         store, log_offsets = self._context.store, [half.log_offset for half in half_messages]
-        handed = store.log.handed
+        written = store.log.written
 
         def read(log_offset: int) -> bytes | None:
             try:
-                return store.lookup.record(log_offset, handed)
+                return store.lookup.record(log_offset, written)
             except (PenstockError, OSError) as error:
                 log.error("can't read the half message at log offset %d: %s", log_offset, error)
                 return _UNREADABLE

@@ -186,16 +186,16 @@ class HalfQueues:
     def _put_op(self, body: bytes, now_ms: int) -> bool:
         queue = self._store.make_queue(OP_TOPIC, 0)
         assert queue is not None
-        record, path = self._record, self._store.path
+        record, writer = self._record, self._store.writer
         record.fill(OP_TOPIC, body, _OP_PROPERTIES)
         record.born_ms = now_ms
         record.born_host = record.store_host = self._host
-        status = path.check(record)
+        status = writer.check(record)
         if status == PUT_OK:
-            status = path.put_in(record, queue, now_ms)
+            status = writer.put_in(record, queue, now_ms)
         record.release()
         if status != PUT_OK and not self.ops_refused:
-            log.error("can't store op messages, will retry: %s", path.fault)
+            log.error("can't store op messages, will retry: %s", writer.fault)
         self.ops_refused = status != PUT_OK
         return not self.ops_refused
 
@@ -221,9 +221,9 @@ class HalfQueues:
             store_host=self._host,
         )
         if status == PUT_OK:
-            path, before = self._store.path, half.queue_offset
-            size = self._store.log.end - path.offset
-            self._half_messages.move(half, path.queue_offset, path.offset, size)
+            writer, before = self._store.writer, half.queue_offset
+            size = self._store.log.end - writer.offset
+            self._half_messages.move(half, writer.queue_offset, writer.offset, size)
             half.stored_checks = half.checks
             # At 0, the op message would look like the resolution of the first append.
             if half.first_log_offset > 0:
@@ -262,24 +262,24 @@ class HalfQueues:
 
     def _next_batch(self, queue: ConsumeQueue) -> HalfBatch | None:
         """The next half messages; None if there are no more, or if a read is in flight."""
-        half_messages, confirmed = self._half_messages, self._store.confirmed
+        half_messages, confirm_offset = self._half_messages, self._store.confirm_offset
         if self._reading is None:
-            end = queue.visible_max(confirmed)
+            end = queue.visible_max(confirm_offset)
             self._skip_known(max(half_messages.position, queue.min_offset), end)
             if half_messages.position >= end:
-                self.followed_to = confirmed
+                self.followed_to = confirm_offset
                 half_messages.forget_outcomes()
                 return None
             begin, end = half_messages.position, self._unknown_to(half_messages.position, end)
             try:
-                batch = self.read(begin, end, confirmed)
+                batch = self.read(begin, end, confirm_offset)
             except PenstockError as error:
                 log.error("can't read half messages: %s", error)
                 return HalfBatch(begin, begin, [])
             if batch is not None:
                 return batch
             self._reading = self._store.disk.submit(
-                lambda: self.read(begin, end, confirmed, wait=True)
+                lambda: self.read(begin, end, confirm_offset, wait=True)
             )
         if not self._reading.done():
             return None
@@ -323,15 +323,17 @@ class HalfQueues:
         while half_messages.position < end:
             half_messages.advance_past(half_messages.position)
 
-    def read(self, begin: int, end: int, confirmed: int, *, wait: bool = False) -> HalfBatch | None:
+    def read(
+        self, begin: int, end: int, confirm_offset: int, *, wait: bool = False
+    ) -> HalfBatch | None:
         """Records of half messages from an entry on; None if it needs the disk and may not wait.
 
         Changes no state, so it may run in the thread pool.
         """
         queue = self.queue
         assert queue is not None
-        reader = self._store.fresh_reader()
-        status = reader.find(queue, begin, end - begin, FOLLOW_BYTES_MAX, confirmed, wait)
+        reader = self._store.new_reader()
+        status = reader.find(queue, begin, end - begin, FOLLOW_BYTES_MAX, confirm_offset, wait)
         if status == COLD:
             return None
         if status in (OFFSET_OVERFLOW_ONE, OFFSET_OVERFLOW_BADLY):  # not visible yet
@@ -342,7 +344,7 @@ class HalfQueues:
             if not wait:
                 return None
             if following > begin + 1:  # perhaps only one of the records is gone
-                return self.read(begin, begin + 1, confirmed, wait=True)
+                return self.read(begin, begin + 1, confirm_offset, wait=True)
         return HalfBatch(begin, following, list(split_records(output.take())))
 
     # --- progress

@@ -113,10 +113,10 @@ class HalfRecovery:
         return start_offset
 
     def _read_records(self, queue: ConsumeQueue, offset: int) -> Iterator[bytes]:
-        confirmed, end = self._store.confirmed, queue.max_offset
-        reader, count = self._store.fresh_reader(), READ_COUNT
+        confirm_offset, end = self._store.confirm_offset, queue.max_offset
+        reader, count = self._store.new_reader(), READ_COUNT
         while offset < end:
-            status = reader.find(queue, offset, count, READ_BYTES, confirmed, True)
+            status = reader.find(queue, offset, count, READ_BYTES, confirm_offset, True)
             output = Output(1024)
             following = max(reader.next_offset, offset + 1)
             if status == FOUND:
@@ -141,7 +141,7 @@ class HalfRecovery:
         for offset in range(start_offset, queue.max_offset):
             if offset not in self._resolved_offsets:
                 entry = queue.entry(offset)
-                data = store.lookup.record(entry[0], store.confirmed) if entry else None
+                data = store.lookup.record(entry[0], store.confirm_offset) if entry else None
                 record = read_half(data) if data is not None else None
                 if record is not None:
                     self._add(record)
@@ -210,7 +210,7 @@ class HalfRecovery:
 
 def walk_log(store: MessageStore, offset: int) -> Iterator[StoredRecord]:
     """The records of the log from `offset` on; each is valid until the next one is yielded."""
-    stored, row, end = StoredRecord(), store.log.row, store.confirmed
+    stored, row, end = StoredRecord(), store.log.segments, store.confirm_offset
     least = READ_BYTES
     while offset < end:
         segment = row.find(offset)

@@ -196,12 +196,16 @@ class Transactions:
 
         A client that commits several transactions expects the messages in that order.
         """
-        store, handed, client = self._context.store, self._context.store.log.handed, command.client
+        store, written, client = (
+            self._context.store,
+            self._context.store.log.written,
+            command.client,
+        )
         self._reads_in_flight[client] += 1
 
         def read() -> bytes | Exception | None:
             try:
-                return store.lookup.record(log_offset, handed)
+                return store.lookup.record(log_offset, written)
             except Exception as error:  # raised in `end`, so that the next request can run
                 return error
 
@@ -221,8 +225,10 @@ class Transactions:
         if queue is None:
             return None
         reader = store.reader
-        reader.only(())  # remove the tag filter of the last pull
-        status = reader.find(queue, request.queue_offset, 1, _RECORD_BYTES_MAX, store.confirmed)
+        reader.set_tag_hashes(())  # remove the tag filter of the last pull
+        status = reader.find(
+            queue, request.queue_offset, 1, _RECORD_BYTES_MAX, store.confirm_offset
+        )
         output = Output(1024)
         if status != FOUND or not reader.copy_to(output):
             return None
@@ -321,10 +327,10 @@ class Transactions:
 
     def _look_up_outcome(self, command: Command, request: EndRequest, record: HalfRecord) -> Answer:
         """Look up the outcome of a half message in the index: it is not in memory any more."""
-        store, first_offset, confirmed = (
+        store, first_offset, confirm_offset = (
             self._context.store,
             record.first_offset,
-            self._context.store.log.handed,
+            self._context.store.log.written,
         )
         indexed = store.index is not None and record.key
 
@@ -332,7 +338,7 @@ class Transactions:
             if not indexed:
                 return None
             log_offsets = {self._queues.find_first_log_offset(record), record.log_offset}
-            found = _is_committed(store, record, log_offsets, confirmed)
+            found = _is_committed(store, record, log_offsets, confirm_offset)
             return COMMITTED if found else ROLLED_BACK
 
         def answer(outcome: int | None) -> Answer:
@@ -365,14 +371,14 @@ class Transactions:
     def resume_check(self, command: Command) -> Answer:
         """RESUME_CHECK_HALF_MESSAGE."""
         offset = decode_offset_id(command.text("msgId")).offset
-        store, handed = self._context.store, self._context.store.log.handed
+        store, written = self._context.store, self._context.store.log.written
 
         def resume(data: bytes | None) -> Answer:
             if data is None:
                 raise Refused(f"there is no message at log offset {offset}")
             return self._resume(command, data)
 
-        return InThread(lambda: store.lookup.record(offset, handed), resume)
+        return InThread(lambda: store.lookup.record(offset, written), resume)
 
     def _resume(self, command: Command, data: bytes) -> Answer:
         record = read_half(data)
@@ -450,7 +456,7 @@ class Transactions:
 
 
 def _is_committed(
-    store: MessageStore, record: HalfRecord, log_offsets: set[int], confirmed: int
+    store: MessageStore, record: HalfRecord, log_offsets: set[int], confirm_offset: int
 ) -> bool:
     """Whether the log holds the committed message of a half message; waits for the disk."""
     stored = StoredRecord()
@@ -464,7 +470,7 @@ def _is_committed(
             begin_ms=first_store_ms,
             end_ms=_ANY_MS,
             most=QUERY_MAX,
-            confirmed=confirmed,
+            confirm_offset=confirm_offset,
         )
         for data in found:
             stored.bind(memoryview(bytearray(data)))

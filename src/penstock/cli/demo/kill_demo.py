@@ -260,7 +260,7 @@ def _read_back(
             begin_ms=0,
             end_ms=1 << 60,
             most=4,
-            confirmed=store.confirmed,
+            confirm_offset=store.confirm_offset,
         )
         missed += not any(demo_messages.body(number) in hit for hit in hits)
     return ReadBack(messages, lost, wrong, missed, seconds)
@@ -277,9 +277,9 @@ def _read_queue(store: "MessageStore", index: int) -> tuple[int, int]:
     queue = store.queue(topic.decode(), queue_id)
     if queue is None:
         return 0, 0
-    reader, stored = store.fresh_reader(), StoredRecord()
+    reader, stored = store.new_reader(), StoredRecord()
     offset = wrong = 0
-    while reader.find(queue, offset, 800, 4 * _MIB, store.confirmed, True) == FOUND:
+    while reader.find(queue, offset, 800, 4 * _MIB, store.confirm_offset, True) == FOUND:
         output = Output()
         assert reader.copy_to(output, True)
         data = bytearray(output.take())

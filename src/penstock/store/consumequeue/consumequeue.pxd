@@ -20,14 +20,14 @@ cdef class ConsumeQueue:
     cdef public bint watched
     cdef public long long watched_from
     cdef public bint dirty
-    cdef public bint hungry
-    cdef public bint taking
+    cdef public bint needs_blocks
+    cdef public bint writable
     cdef public bint used
     cdef public long long puts
     cdef public long long put_bytes
-    cdef readonly bint gone
+    cdef readonly bint deleted
     cdef public list file_starts
-    cdef object _awake
+    cdef object _mapped_queues
     cdef object _map
     cdef unsigned char[::1] _view
     cdef long long _end
@@ -42,7 +42,7 @@ cdef class ConsumeQueue:
     cpdef long long append(self, long long physical_offset, int size, long long tags_code) except -1
     cpdef int ready(self) except -1
     @cython.locals(high="long long", low="long long", middle="long long")
-    cpdef long long visible_max(self, long long confirmed)
+    cpdef long long visible_max(self, long long confirm_offset)
     @cython.locals(at="long long", size=int)
     cdef long long _end_of(self, long long offset)
     cpdef bint is_hot(self, long long offset)

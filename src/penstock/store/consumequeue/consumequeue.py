@@ -20,7 +20,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from penstock.errors import StoreError
-from penstock.store.consumequeue.mapped_queues import Awake
+from penstock.store.consumequeue.mapped_queues import MappedQueues
 from penstock.store.disk import Disk
 from penstock.store.segment import NAME_DIGITS, is_number, segment_name
 from penstock.wire import layout, octets
@@ -56,7 +56,7 @@ class ConsumeQueue:
         topic: bytes,
         queue_id: int,
         file_entries: int,
-        awake: Awake | None = None,
+        mapped_queues: MappedQueues | None = None,
     ) -> None:
         self.disk: Disk = disk
         self.folder: Path = folder
@@ -72,14 +72,16 @@ class ConsumeQueue:
         self.watched: bool = False
         self.watched_from: int = 0
         self.dirty: bool = False
-        self.hungry: bool = False
-        self.taking: bool = False
+        self.needs_blocks: bool = False
+        self.writable: bool = False
         self.used: bool = False
         self.puts: int = 0
         self.put_bytes: int = 0
-        self.gone: bool = False
+        self.deleted: bool = False
         self.file_starts: list[int] = []
-        self._awake: Awake = awake if awake is not None else Awake()
+        self._mapped_queues: MappedQueues = (
+            mapped_queues if mapped_queues is not None else MappedQueues()
+        )
         self._map: object = None
         self._view: memoryview = _NO_VIEW
         self._end: int = 0
@@ -104,7 +106,7 @@ class ConsumeQueue:
         self.used = True
         if offset >= self._ahead:
             self._ahead = _NEVER
-            self.hungry = True
+            self.needs_blocks = True
         return offset
 
     def ready(self) -> None:
@@ -114,7 +116,7 @@ class ConsumeQueue:
 
     def reserve(self, count: int) -> None:
         """Allocate the blocks of the next `count` entries, in new files too if need be."""
-        self._refuse_if_gone()
+        self._refuse_if_deleted()
         place = max(self.max_offset, self._allocated)
         while place < self.max_offset + count:
             start = place - place % self.file_entries
@@ -177,31 +179,31 @@ class ConsumeQueue:
                     zeros = memoryview(bytes(len(left.rstrip(b"\0"))))
                     self.disk.write(fd, zeros, at + place)
 
-    def visible_max(self, confirmed: int) -> int:
+    def visible_max(self, confirm_offset: int) -> int:
         """One past the last entry whose record lies wholly below the confirmed log offset."""
         high = self.max_offset
-        if self._end <= confirmed:
+        if self._end <= confirm_offset:
             return high
         if self._open_to == 0:  # it had to rest before the flusher got there
-            return self._visible_before(high, confirmed)
+            return self._visible_before(high, confirm_offset)
         low = max(self._open_from, self.min_offset)
         while low < high:
             middle = (low + high) // 2
-            if self._end_of(middle) <= confirmed:
+            if self._end_of(middle) <= confirm_offset:
                 low = middle + 1
             else:
                 high = middle
         # The queue went on in a new file since the last flush: look at the end of the old one.
-        return low if low > self._open_from else self._visible_before(low, confirmed)
+        return low if low > self._open_from else self._visible_before(low, confirm_offset)
 
-    def visible_by_file(self, confirmed: int) -> int:
+    def visible_by_file(self, confirm_offset: int) -> int:
         """As `visible_max`, without the mapping that the writer may just change: for the pool."""
-        return self._visible_before(self.max_offset, confirmed)
+        return self._visible_before(self.max_offset, confirm_offset)
 
-    def _visible_before(self, offset: int, confirmed: int) -> int:
+    def _visible_before(self, offset: int, confirm_offset: int) -> int:
         while offset > self.hot_from:  # what was there when the queue was loaded is confirmed
             entry = unpack_entry(self.read(offset - 1, 1) or b"")
-            if entry is None or entry[1] == FILLER_SIZE or entry[0] + entry[1] <= confirmed:
+            if entry is None or entry[1] == FILLER_SIZE or entry[0] + entry[1] <= confirm_offset:
                 break
             offset -= 1
         return offset
@@ -265,7 +267,7 @@ class ConsumeQueue:
 
         A filler is judged by the entry behind it: it says nothing by itself.
         """
-        if self.gone or not self.file_starts or self.min_offset >= self.max_offset:
+        if self.deleted or not self.file_starts or self.min_offset >= self.max_offset:
             return
         low = max(self.min_offset, self.file_starts[0])
         high = self.max_offset
@@ -343,8 +345,8 @@ class ConsumeQueue:
 
         Whoever still holds the queue may read what is left, and finds nothing to write or to sync.
         """
-        self.gone = True
-        self.taking = False
+        self.deleted = True
+        self.writable = False
         self.folder = folder
         self._close_file()
 
@@ -353,12 +355,12 @@ class ConsumeQueue:
         self.file_starts = [first + n * self.file_entries for n in range(files)]
         self.min_offset, self.max_offset, self.hot_from = low, high, high
 
-    def rest(self, confirmed: int) -> object:
+    def unmap(self, confirm_offset: int) -> object:
         """Let go of the file until the next message; the writer's thread only.
 
         Gives the mapping: it goes, and its file handle with it, when the caller lets go of it.
         """
-        if self._end <= confirmed:
+        if self._end <= confirm_offset:
             self.hot_from = self.max_offset
         mapping = self._map
         self._close_file()
@@ -375,7 +377,7 @@ class ConsumeQueue:
     def _close_file(self) -> None:
         if self._open_to > 0:
             self._unsynced.append(self._open_from)
-            self._awake.drop(self)
+            self._mapped_queues.discard(self)
         # What is allocated stays so; beginning nowhere, nothing can be appended without opening.
         self._open_from = _NEVER
         self._open_to = self._ahead = 0
@@ -384,7 +386,7 @@ class ConsumeQueue:
 
     def _make_room(self, offset: int) -> None:
         """Have the file of this entry open and its blocks allocated; may wait for the disk."""
-        self._refuse_if_gone()
+        self._refuse_if_deleted()
         if not self._open_from <= offset < self._open_to:
             self._open_file(offset)
         elif offset >= self._allocated:
@@ -395,10 +397,10 @@ class ConsumeQueue:
                 self.disk.close_file(fd)
         self._ahead = (self._allocated + max(self._allocated - _STEP_ENTRIES, self._open_from)) // 2
 
-    def feed(self) -> None:
+    def preallocate(self) -> None:
         """Allocate the step after the current one, in the next file if need be: for the pool."""
-        self.hungry = False
-        if self.gone:
+        self.needs_blocks = False
+        if self.deleted:
             return
         start, end, following = self._open_from, self._open_to, self._allocated
         if end == 0:  # it rests
@@ -412,14 +414,14 @@ class ConsumeQueue:
             allocated = self._allocate(fd, following)
         finally:
             self.disk.close_file(fd)
-        if start == self._open_from and not self.gone:
+        if start == self._open_from and not self.deleted:
             self._allocated = allocated
             self._ahead = following
 
     def prepare(self) -> None:
         """Make the first file of a queue that has no message yet: for the pool."""
         with renaming:  # else a deletion could overlook what is made here
-            if not self.gone and not self.file_starts and self.max_offset == 0:
+            if not self.deleted and not self.file_starts and self.max_offset == 0:
                 self.disk.make_directory(self.folder, durable=False)
                 fd = self.disk.create(self.path(0), self.file_entries * layout.ENTRY_BYTES)
                 try:
@@ -430,10 +432,10 @@ class ConsumeQueue:
     def _was_renamed(self) -> bool:
         """Whether the topic is deleted; if that is being tried just now, waits for the outcome."""
         with renaming:
-            return self.gone
+            return self.deleted
 
-    def _refuse_if_gone(self) -> None:
-        if self.gone:
+    def _refuse_if_deleted(self) -> None:
+        if self.deleted:
             raise StoreError(f"the queue {self.queue_id} was deleted with its topic")
 
     def _allocate(self, fd: int, offset: int) -> int:
@@ -465,7 +467,7 @@ class ConsumeQueue:
         finally:
             self.disk.close_file(fd)
         self._close_file()
-        self._awake.add(self)
+        self._mapped_queues.add(self)
         self._map = opened
         self._view = memoryview(opened)
         self._open_from = start

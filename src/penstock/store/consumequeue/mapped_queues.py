@@ -1,11 +1,12 @@
-"""Which queues have a file mapped, and which of them rest next.
+"""Which queues have a file mapped, and which of them are unmapped next.
 
-Only writing maps a queue's file (reading never does), so what is idle can let go of it. The clock
-algorithm decides: queues stand in a row; whoever comes to its front and was used since it last
-stood there goes to the end, the others rest. Being used costs one store (`ConsumeQueue.used`).
+Only writing maps a queue's file (reading never does), so an idle queue can give its mapping back.
+The clock algorithm decides: queues stand in a list; one that comes to its front and was used since
+it was last there goes to the end, the others are unmapped. Marking a queue as used is one store
+(`ConsumeQueue.used`).
 
-Mappings are used by the writer's thread alone; the pool reads and syncs files by name. So they are
-taken away here, in that thread, without asking anybody.
+Mappings are used by the writer's thread alone; the pool reads and syncs files by name. So queues
+are unmapped here, in that thread, without a lock.
 """
 
 from collections import OrderedDict
@@ -19,67 +20,67 @@ if TYPE_CHECKING:
 
 
 def mapped_max(disk: Disk, config: StoreConfig) -> int:
-    """How many queue files may be mapped: where each costs a handle, half of what there are."""
-    limit = disk.handles_for_mappings()
-    most = config.queues_mapped_max
-    return most if limit is None else max(min(most, limit // 2), 1)
+    """How many queue files may be mapped; half of the file handles where each costs one."""
+    handles = disk.handles_for_mappings()
+    configured = config.queues_mapped_max
+    return configured if handles is None else max(min(configured, handles // 2), 1)
 
 
-LOOKS_MAX = 512
-"""Most queues that are looked at in one turn: about a millisecond's work."""
+CHECKED_MAX = 512
+"""Most queues that one call of `unmap_idle` looks at: about a millisecond's work."""
 
 
-class Awake:
-    """The queues that have a file mapped; the writer's thread only."""
+class MappedQueues:
+    """The queues that have a file mapped; for the writer's thread only."""
 
-    def __init__(self, most: int = 1 << 30) -> None:
-        self.most = most
-        self._row: OrderedDict[ConsumeQueue, int] = OrderedDict()  # since when it stands there
+    def __init__(self, mapped_max: int = 1 << 30) -> None:
+        self.mapped_max = mapped_max
+        self._since_ms: OrderedDict[ConsumeQueue, int] = OrderedDict()  # when each was appended
         self._time_ms = 0
 
     def __len__(self) -> int:
-        return len(self._row)
+        return len(self._since_ms)
 
     def add(self, queue: "ConsumeQueue") -> None:
-        """A queue maps a file: others rest at once if they are too many."""
-        while len(self._row) >= max(self.most, 1):
-            first = next(iter(self._row))
+        """A queue maps a file; others are unmapped at once if there are too many."""
+        while len(self._since_ms) >= max(self.mapped_max, 1):
+            first = next(iter(self._since_ms))
             if first.used:
-                self._move_back(first)
+                self._move_to_end(first)
             else:
-                first.rest(0)
-        self._row[queue] = self._time_ms
+                first.unmap(0)
+        self._since_ms[queue] = self._time_ms
 
-    def drop(self, queue: "ConsumeQueue") -> None:
+    def discard(self, queue: "ConsumeQueue") -> None:
         """The queue's file is no longer mapped."""
-        self._row.pop(queue, None)
+        self._since_ms.pop(queue, None)
 
-    def turn(self, elapsed_ms: int, rest_ms: int, confirmed: int) -> list[object]:
-        """Time has passed: those rest that were not used (and are synced) for `rest_ms` at least.
+    def unmap_idle(self, elapsed_ms: int, idle_ms: int, confirm_offset: int) -> list[object]:
+        """Unmap the queues that were synced and not used for `idle_ms` at least.
 
-        Each is looked at once in that time, so it is twice as long at most. Gives their mappings:
-        letting go of one costs some microseconds, and belongs into the pool.
+        Each is looked at once in that time, so it may take twice as long. Returns the mappings:
+        closing one takes some microseconds, so the pool should do it.
         """
         self._time_ms += elapsed_ms
         due: list[ConsumeQueue] = []
-        for queue, since_ms in self._row.items():
-            if len(due) >= LOOKS_MAX or since_ms > self._time_ms - rest_ms:
+        for queue, since_ms in self._since_ms.items():
+            if len(due) >= CHECKED_MAX or since_ms > self._time_ms - idle_ms:
                 break
             due.append(queue)
         mappings = []
         for queue in due:
             if queue.used or queue.dirty:
-                self._move_back(queue)
+                self._move_to_end(queue)
             else:
-                mappings.append(queue.rest(confirmed))
+                mappings.append(queue.unmap(confirm_offset))
         return mappings
 
-    def rest_all(self) -> None:
-        """Let go of everything, at once."""
-        for queue in list(self._row):
-            queue.rest(0)
+    def unmap_all(self) -> None:
+        """Unmap every queue."""
+        for queue in list(self._since_ms):
+            queue.unmap(0)
 
-    def _move_back(self, queue: "ConsumeQueue") -> None:
+    def _move_to_end(self, queue: "ConsumeQueue") -> None:
         queue.used = False
-        self._row[queue] = self._time_ms
-        self._row.move_to_end(queue)
+        self._since_ms[queue] = self._time_ms
+        self._since_ms.move_to_end(queue)

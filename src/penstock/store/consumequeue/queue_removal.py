@@ -39,7 +39,7 @@ class Removal:
         """Records of the topic below this log offset are deleted."""
         return self.ends.get(topic.decode("utf-8", "replace"), 0)
 
-    def take_away(
+    def detach(
         self, topic: bytes, queues: list[ConsumeQueue], *, log_begin: int, log_end: int
     ) -> None:
         """Free the topic's name; nothing has changed if this raises a StoreError.
@@ -85,7 +85,7 @@ class Removal:
         if names:
             self._disk.sync_directory(self._layout.queues)
 
-    def settle(self, *, log_begin: int, log_end: int) -> None:
+    def finish_recovery(self, *, log_begin: int, log_end: int) -> None:
         """After recovery: forget what the log no longer holds, and never speak of what comes.
 
         A power cut may have shortened the log; what is appended in that place is new.

@@ -23,7 +23,7 @@ class Checkpoint(NamedTuple):
     queues_ms: int = 0
     index_ms: int = 0
     master_flushed: int = 0
-    confirmed: int = 0
+    confirm_offset: int = 0
 
     def recover_from_ms(self, *, with_index: bool) -> int:
         """Records up to this store time are known to be whole and dispatched."""

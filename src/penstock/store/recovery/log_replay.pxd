@@ -1,5 +1,5 @@
 cimport cython
-from penstock.store.put cimport PutPath
+from penstock.store.put cimport StoreWriter
 from penstock.store.segment cimport Segment
 from penstock.wire.record cimport StoredRecord
 
@@ -8,7 +8,7 @@ cdef int _NOTHING
 cdef int _NO_QUEUE
 
 cdef class Replay:
-    cdef readonly PutPath path
+    cdef readonly StoreWriter writer
     cdef readonly object make_queue
     cdef readonly StoredRecord stored
     cdef readonly long long records

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
-from penstock.store.put import NO_QUEUE, PutPath
+from penstock.store.put import NO_QUEUE, StoreWriter
 from penstock.store.segment import Segment
 from penstock.wire.record import BLANK, NOTHING, StoredRecord
 
@@ -19,11 +19,11 @@ class Replay:
 
     def __init__(
         self,
-        path: PutPath | None,
+        writer: StoreWriter | None,
         make_queue: Callable[[bytes, int], object],
         removed: Mapping[str, int] | None = None,
     ) -> None:
-        self.path: PutPath | None = path
+        self.writer: StoreWriter | None = writer
         self.removed: dict[bytes, int] = {t.encode(): end for t, end in (removed or {}).items()}
         self.make_queue: Callable[[bytes, int], object] = make_queue
         self.stored: StoredRecord = StoredRecord()
@@ -57,11 +57,11 @@ class Replay:
                 break
             if self.removed and self._is_removed():
                 self.skipped += 1
-            elif self.path is not None and self.path.replay(stored) == _NO_QUEUE:
+            elif self.writer is not None and self.writer.replay(stored) == _NO_QUEUE:
                 if self.make_queue(self._topic(), stored.queue_id) is None:
                     self.strange += 1
                 else:
-                    self.path.replay(stored)
+                    self.writer.replay(stored)
             self.records += 1
             self.last_offset = segment.start + at
             at += stored.size
@@ -73,8 +73,8 @@ class Replay:
         stored = self.stored
         if stored.physical_offset >= self.removed.get(self._topic(), 0):
             return False
-        if self.path is not None and stored.store_ms > self.path.store_ms:
-            self.path.store_ms = stored.store_ms
+        if self.writer is not None and stored.store_ms > self.writer.store_ms:
+            self.writer.store_ms = stored.store_ms
         return True
 
     def _topic(self) -> bytes:

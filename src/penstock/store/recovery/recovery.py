@@ -35,16 +35,16 @@ from penstock.store.consumequeue.consumequeue import (
     FILLER_SIZE,
     ConsumeQueue,
 )
-from penstock.store.consumequeue.mapped_queues import Awake, mapped_max
+from penstock.store.consumequeue.mapped_queues import MappedQueues, mapped_max
 from penstock.store.consumequeue.queue_removal import Removal
 from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
 from penstock.store.index import Index
-from penstock.store.put import PutPath
+from penstock.store.put import StoreWriter
 from penstock.store.recovery.checkpoint import Checkpoint, read_checkpoint, write_checkpoint
 from penstock.store.recovery.log_replay import Replay
-from penstock.store.segment import NAME_DIGITS, Segment, SegmentRow, is_number, segment_name
+from penstock.store.segment import NAME_DIGITS, Segment, SegmentList, is_number, segment_name
 from penstock.wire.codes import TOPIC_SCHEDULE
 from penstock.wire.layout import ENTRY_BYTES
 from penstock.wire.record import NOTHING, PROBLEMS, RECORD, UNWRITTEN, StoredRecord
@@ -119,9 +119,9 @@ class Recovery:
         self.disk = disk
         self.paths = paths
         self.config = config
-        self.row = SegmentRow(disk, paths.log, config.segment_bytes)
+        self.segments = SegmentList(disk, paths.log, config.segment_bytes)
         self.queues = QueueTable()
-        self.awake = Awake(mapped_max(disk, config))
+        self.mapped_queues = MappedQueues(mapped_max(disk, config))
         self.index = Index(disk, paths.index, config.index_slots, config.index_entries)
         self.checkpoint = Checkpoint()
         self.removal = Removal(disk, paths)
@@ -139,11 +139,11 @@ class Recovery:
             path = self.paths.log / name
             start = int(name)
             length = self.disk.size(path)
-            if place and start != self.row.first + place * size:
-                if (start - self.row.first) % size == 0:
-                    missing = segment_name(self.row.first + place * size)
+            if place and start != self.segments.first + place * size:
+                if (start - self.segments.first) % size == 0:
+                    missing = segment_name(self.segments.first + place * size)
                     raise StoreDamaged(f"{self.paths.log} lacks the segment {missing}")
-                raise self._other_size(path, start - self.row.first)
+                raise self._other_size(path, start - self.segments.first)
             if length == 0 and place == len(names) - 1 and place > 0:
                 self.disk.unlink(path)
                 break
@@ -151,7 +151,7 @@ class Recovery:
                 raise self._other_size(path, length)
             if length < size and place < len(names) - 1:
                 self.report.short_files.append(name)
-            self.row.push(Segment(self.disk, path, start, size, self.disk.create(path, size)))
+            self.segments.push(Segment(self.disk, path, start, size, self.disk.create(path, size)))
 
     def _other_size(self, path: Path, length: int) -> StoreRefused:
         return StoreRefused(
@@ -175,14 +175,19 @@ class Recovery:
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
             folder = self.paths.queues / topic.decode() / str(queue_id)
             queue = ConsumeQueue(
-                self.disk, folder, topic, queue_id, self.config.queue_file_entries, self.awake
+                self.disk,
+                folder,
+                topic,
+                queue_id,
+                self.config.queue_file_entries,
+                self.mapped_queues,
             )
             if topic == SCHEDULE_TOPIC:  # beyond the table are levels that it once had
                 queue.delay_ms = self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
             self.queues.add(queue)
         return queue
 
-    def run(self, path: PutPath, *, crashed: bool, ours: bool) -> Report:
+    def run(self, writer: StoreWriter, *, crashed: bool, ours: bool) -> Report:
         """Bring log, queues and index to agree. `ours`: the checkpoint was written by Penstock."""
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
@@ -201,40 +206,40 @@ class Recovery:
             if self.removal.end_of(queue.topic) > 0:
                 queue_files.drop_files_of(queue, self.removal.end_of(queue.topic))
         begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
-        if begin is None or (crashed and not self._cut_back(path, begin)):
-            end = self._replay_all(path)
+        if begin is None or (crashed and not self._cut_back(writer, begin)):
+            end = self._replay_all(writer)
         else:
-            end = self._replay(path, begin)
-            if path.gaps and begin > self.row.first:
-                end = self._replay_all(path)
+            end = self._replay(writer, begin)
+            if writer.gaps and begin > self.segments.first:
+                end = self._replay_all(writer)
         self._cut_log(end)
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
-            queue.correct_min(self.row.first)
-        self.awake.rest_all()
+            queue.correct_min(self.segments.first)
+        self.mapped_queues.unmap_all()
         self._settle_removal()
         return self.report
 
     def _settle_removal(self) -> None:
-        self.removal.settle(log_begin=self.row.first, log_end=self.report.log_end)
+        self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
 
-    def _replay_all(self, path: PutPath) -> int:
+    def _replay_all(self, writer: StoreWriter) -> int:
         """Queues or index contradict the log: let all of it tell what they should say."""
-        self.checkpoint = Checkpoint(confirmed=self.checkpoint.confirmed)
+        self.checkpoint = Checkpoint(confirm_offset=self.checkpoint.confirm_offset)
         write_checkpoint(self.disk, self.paths, self.checkpoint)
-        path.gaps = path.unplaced = 0
+        writer.gaps = writer.unplaced = 0
         for queue in self.queues.rows:
             queue.close()
-        self._cut_back(path, self.row.first)
-        return self._replay(path, self.row.first)
+        self._cut_back(writer, self.segments.first)
+        return self._replay(writer, self.segments.first)
 
     def _start_after_crash(self, *, ours: bool) -> int:
         """Where to begin by the checkpoint, which is then void beyond what all parts reached:
         what is dispatched again is not durable yet."""
         known_ms = self.checkpoint.known_ms(with_index=ours)
         begin = self._start_segment(self.checkpoint.recover_from_ms(with_index=ours))
-        confirmed = self.checkpoint.confirmed
-        self.checkpoint = Checkpoint(known_ms, known_ms, known_ms, 0, confirmed)
+        confirm_offset = self.checkpoint.confirm_offset
+        self.checkpoint = Checkpoint(known_ms, known_ms, known_ms, 0, confirm_offset)
         return begin
 
     def _refuse_other_sizes(self) -> None:
@@ -269,7 +274,7 @@ class Recovery:
             return False
         if not snapshot.is_whole():
             return False
-        if snapshot.log_begin != self.row.first or not self._ends_at(snapshot):
+        if snapshot.log_begin != self.segments.first or not self._ends_at(snapshot):
             return False
         folders = set(self.disk.names(self.paths.queues))
         if not folders >= {topic for topic, _, low, high in snapshot.queues if high > low}:
@@ -289,16 +294,19 @@ class Recovery:
         """Whether the log's last record is the snapshot's, with nothing behind it."""
         stored = StoredRecord()
         if snapshot.last_offset >= 0:
-            segment = self.row.find(snapshot.last_offset)
+            segment = self.segments.find(snapshot.last_offset)
             if segment is None:
-                return snapshot.last_offset < self.row.first
+                return snapshot.last_offset < self.segments.first
             stored.bind(segment.view)
             kind = stored.read(snapshot.last_offset - segment.start, segment.size)
             if kind != RECORD or stored.check(snapshot.last_offset) == NOTHING:
                 return False
-        segment = self.row.find(snapshot.log_end)
+        segment = self.segments.find(snapshot.log_end)
         if segment is None:
-            return snapshot.log_end == self.row.first + len(self.row.segments) * self.row.size
+            return (
+                snapshot.log_end
+                == self.segments.first + len(self.segments.items) * self.segments.segment_bytes
+            )
         stored.bind(segment.view)
         return stored.read(snapshot.log_end - segment.start, segment.size) == NOTHING
 
@@ -307,8 +315,8 @@ class Recovery:
 
         None if a queue's last entry does not lead to its record: then nothing can be trusted.
         """
-        end = self.row.first
-        beyond = self.row.first + len(self.row.segments) * self.row.size
+        end = self.segments.first
+        beyond = self.segments.first + len(self.segments.items) * self.segments.segment_bytes
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
             self._progress("queues", done, total)
@@ -325,10 +333,10 @@ class Recovery:
     def _last_is_home(self, queue: ConsumeQueue, end: int) -> bool:
         """Whether the record of the entry before `end` lies where the entry says, if anywhere."""
         entry = queue.entry(end - 1)
-        if entry is None or entry[1] == FILLER_SIZE or entry[0] < self.row.first:
+        if entry is None or entry[1] == FILLER_SIZE or entry[0] < self.segments.first:
             return True
         queue_offset, offset, size = end - 1, entry[0], entry[1]
-        segment = self.row.find(offset)
+        segment = self.segments.find(offset)
         if segment is None:
             return False
         stored = StoredRecord()
@@ -345,7 +353,7 @@ class Recovery:
     def _start_segment(self, threshold_ms: int) -> int:
         """The newest segment start whose first record is whole and not younger than this."""
         stored = StoredRecord()
-        for segment in reversed(self.row.segments):
+        for segment in reversed(self.segments.items):
             stored.bind(segment.view)
             if (
                 stored.read(0, segment.size) == RECORD
@@ -353,9 +361,9 @@ class Recovery:
                 and 0 < stored.store_ms <= threshold_ms
             ):
                 return segment.start
-        return self.row.first
+        return self.segments.first
 
-    def _cut_back(self, path: PutPath, begin: int) -> bool:
+    def _cut_back(self, writer: StoreWriter, begin: int) -> bool:
         """Keep only queue and index entries of records below `begin`.
 
         What was cut is synced with the rest, before a checkpoint or a deletion counts on it: until
@@ -370,62 +378,62 @@ class Recovery:
             queue.max_offset = queue.min_offset
             kept = queue_files.find_below(queue, begin)
             queue.max_offset = max(queue.max_offset, kept)
-            if begin == self.row.first or not self._last_is_home(queue, kept):
+            if begin == self.segments.first or not self._last_is_home(queue, kept):
                 kept = queue_files.count_below(queue, begin)
                 queue.max_offset = max(queue.max_offset, kept)
-                if begin > self.row.first and not self._last_is_home(queue, kept):
+                if begin > self.segments.first and not self._last_is_home(queue, kept):
                     return False
             if queue_files.has_data_from(queue, kept):
                 queue.cut(kept)
-                path.mark_dirty(queue)
+                writer.mark_dirty(queue)
             queue.max_offset = kept
         if self.config.index_enabled:
             self._progress("index", 0, 1)
             self.index.cut(begin)
         return True
 
-    def _replay(self, path: PutPath, begin: int) -> int:
+    def _replay(self, writer: StoreWriter, begin: int) -> int:
         """Walk and dispatch the log from `begin`; returns where it ends."""
         self.report.replayed_from = begin
-        replay = Replay(path, self.add_queue, self.removal.ends)
-        replay.stored.durable_to = self.checkpoint.confirmed
-        beyond = self.row.first + len(self.row.segments) * self.row.size
+        replay = Replay(writer, self.add_queue, self.removal.ends)
+        replay.stored.durable_to = self.checkpoint.confirm_offset
+        beyond = self.segments.first + len(self.segments.items) * self.segments.segment_bytes
         at = begin
         while not replay.ended:
-            segment = self.row.find(at)
+            segment = self.segments.find(at)
             if segment is None:
                 break
             self._progress("log", at - begin, beyond - begin)
             at = replay.run(segment, at, STEP_BYTES)
-        path.end_replay()
+        writer.end_replay()
         self._progress("log", beyond - begin, beyond - begin)
         self.report.records = replay.records
-        self.report.strange_records = replay.strange + path.unplaced
+        self.report.strange_records = replay.strange + writer.unplaced
         self.report.log_end = at
         self.report.last_offset = replay.last_offset
-        self.report.store_ms = path.store_ms
+        self.report.store_ms = writer.store_ms
         if replay.ended and replay.stored.problem:
             self.report.cut_reason = f"{PROBLEMS[replay.stored.problem]} (at offset {at})"
         return at
 
     def _cut_log(self, end: int) -> None:
         """Let the log end at `end`, durably, with nothing behind it."""
-        if end < self.checkpoint.confirmed:
-            self.checkpoint = self.checkpoint._replace(confirmed=end)
+        if end < self.checkpoint.confirm_offset:
+            self.checkpoint = self.checkpoint._replace(confirm_offset=end)
             write_checkpoint(self.disk, self.paths, self.checkpoint)
         self._drop_segments_from(end)
-        last = self.row.find(end)
+        last = self.segments.find(end)
         if last is not None:
             self.disk.truncate(last.fd, end - last.start)
             self.disk.truncate(last.fd, last.size)
-        for segment in self.row.segments:
+        for segment in self.segments.items:
             if segment.start + segment.size > self.report.replayed_from:
                 self.disk.sync(segment.fd)
 
     def _drop_segments_from(self, end: int) -> None:
         """Delete the segments that begin behind the log's end."""
-        while self.row.segments and self.row.segments[-1].start > end:
-            self.row.unlink(self.row.drop_last())
+        while self.segments.items and self.segments.items[-1].start > end:
+            self.segments.unlink(self.segments.drop_last())
 
 
 def is_queue_name(topic: bytes) -> bool:

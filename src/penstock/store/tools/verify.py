@@ -206,8 +206,8 @@ class Verification:
     def _is_torn(self, file: LogFile, offset: int, following: int) -> bool:
         """Whether a bad place looks like one that a power cut or the copying of a live store left:
         behind what the checkpoint calls durable, and with a sector that was never written."""
-        confirmed = self.checkpoint.confirmed if self.checkpoint is not None else 0
-        if not self.redone(offset) or offset < confirmed:
+        confirm_offset = self.checkpoint.confirm_offset if self.checkpoint is not None else 0
+        if not self.redone(offset) or offset < confirm_offset:
             return False
         at, end = offset - file.start, min(following - file.start, file.length)
         data = read_piece(file.path, at, min(end - at, TORN_BYTES_MAX))
@@ -305,14 +305,14 @@ class Verification:
                     f"says that the {what} is durable up to {checkpoint[place]} ms, the newest "
                     f"record is from {totals.last_ms} ms: records are missing at the log's end",
                 )
-        if checkpoint.confirmed > totals.log_end:
+        if checkpoint.confirm_offset > totals.log_end:
             yield Problem(
                 DAMAGE,
                 "checkpoint.confirmed",
                 name,
                 32,
-                f"says that {checkpoint.confirmed} was durable and confirmed, good records end at "
-                f"{totals.log_end}",
+                f"says that the log was confirmed and durable up to {checkpoint.confirm_offset}, "
+                f"good records end at {totals.log_end}",
             )
 
 

@@ -141,8 +141,8 @@ class Bench:
         """Store a message; returns its place in the log."""
         message = Message(topic, queue_id, fields.pop("body", b"body"), **fields)
         assert self.store.put(message.record(), ms) == PUT_OK
-        self.store.settle()
-        return self.store.path.offset
+        self.store.publish()
+        return self.store.writer.offset
 
     def consumer(self, group: str, *topics: str, client: int = 1, **fields: Any) -> Member:
         """A consumer connects and subscribes."""

@@ -145,7 +145,7 @@ def test_machinery_that_is_absent_is_refused_by_name(made: Bench) -> None:
 def test_expired_segments_go_at_any_hour(made: Bench) -> None:
     for _ in range(3):
         made.put("orders", body=b"x" * (SEGMENT_BYTES // 2))
-    segments = [segment.path for segment in made.store.log.row.segments]
+    segments = [segment.path for segment in made.store.log.segments.items]
     assert len(segments) == 3
     family, code = CleaningHandlers(made.context), RequestCode.DELETE_EXPIRED_COMMITLOG
     old_s = NOW_MS // 1000 - 73 * 3_600
@@ -168,7 +168,7 @@ def test_queue_files_of_deleted_messages_go(made: Bench) -> None:
     answer = reply(CleaningHandlers(made.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
     assert answer.code == 0
     assert queue.file_starts == [0, 50]
-    row = made.store.log.row
+    row = made.store.log.segments
     while row.first <= made.store.log.end - 2 * SEGMENT_BYTES:
         row.drop_first()  # the log without its queues
     reply(CleaningHandlers(made.context), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)

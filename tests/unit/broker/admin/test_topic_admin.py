@@ -115,7 +115,7 @@ def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
     kit.create("Orders")
     queue = kit.topics.writable_queue("Orders", 0, template="", template_queues=0, now_ms=NOW_MS)
     kit.create("Orders", perm=4)
-    assert not queue.taking
+    assert not queue.writable
 
 
 @pytest.mark.parametrize(

@@ -126,7 +126,7 @@ class Bench:
         """Store messages that readers see at once."""
         for body in bodies:
             assert self.store.put(Message(topic, queue_id, body).record(), ms) == 0
-        self.store.settle()
+        self.store.publish()
 
 
 def make_bench(root: Path) -> Bench:

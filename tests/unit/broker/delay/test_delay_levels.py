@@ -40,7 +40,7 @@ def park(env: BrokerFixture, level: int | str = 1, **rest: Any) -> Reply:
 
 def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     """All messages of a queue that readers may see."""
-    env.store.settle()
+    env.store.publish()
     found: list[StoredMessage] = []
     offset = env.store.min_offset(topic, queue_id)
     while offset < env.store.max_offset(topic, queue_id):
@@ -142,7 +142,7 @@ def test_a_send_that_makes_its_topic_announces_that_topic(env: BrokerFixture) ->
 
 def test_a_message_too_long_under_its_own_name_is_refused(env: BrokerFixture) -> None:
     topic = "L" * 120
-    least = env.store.log.row.size - 8 - 91 - len(SCHEDULE) - 460
+    least = env.store.log.segments.segment_bytes - 8 - 91 - len(SCHEDULE) - 460
     lengths = range(least, least + 400, 7)
     answers = [park(env, 1, topic=topic, body=b"x" * length).code for length in lengths]
     assert answers == sorted(answers)
@@ -229,12 +229,12 @@ def test_a_refusing_store_makes_them_wait(env: BrokerFixture) -> None:
     env.send(body=b"x")
     park(env, 1)
     let_pass(env, 500)
-    env.store.path.refusal = DiskFull("full")
+    env.store.writer.refusal = DiskFull("full")
     env.now_ms += 600
     env.context.delay.tick(env.now_ms)
     assert env.context.delay.due() == env.now_ms + delay_module.RETRY_MS
     assert len(stored(env)) == 1
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     let_pass(env, 200)
     assert len(stored(env)) == 2
 
@@ -413,7 +413,7 @@ def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(
         disk.slow = True
         env.context.delay.tick(env.now_ms)
         assert env.context.delay.due() == env.now_ms + delay_module.POLL_MS
-        assert env.store.care.pinned_from() == 0  # as long as nobody knows
+        assert env.store.maintenance.pinned_from() == 0  # as long as nobody knows
         disk.work()
         env.context.delay.tick(env.now_ms + 5)
         assert env.context.delay.due() == now_ms + 5000
@@ -431,16 +431,16 @@ def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(
 def test_retention_keeps_what_waits(env: BrokerFixture) -> None:
     env.send(body=b"first")
     env.tick(1)
-    assert env.store.care.pinned_from() is None
+    assert env.store.maintenance.pinned_from() is None
     park(env, 3)
     (parked,) = stored(env, SCHEDULE, 2)
     park(env, 1)
     env.tick(1)
-    assert env.store.care.pinned_from() == parked.physical_offset
+    assert env.store.maintenance.pinned_from() == parked.physical_offset
     let_pass(env, 2000)
-    assert env.store.care.pinned_from() == parked.physical_offset
+    assert env.store.maintenance.pinned_from() == parked.physical_offset
     let_pass(env, 9000)
-    assert env.store.care.pinned_from() is None
+    assert env.store.maintenance.pinned_from() is None
 
 
 def test_what_retention_took_is_passed_over(env: BrokerFixture) -> None:
@@ -448,7 +448,7 @@ def test_what_retention_took_is_passed_over(env: BrokerFixture) -> None:
     for number in range(60):
         park(env, 1, body=str(number).encode() * 300)
     env.store.expire(1)
-    env.store.care.finish()
+    env.store.maintenance.finish()
     let_pass(env, 2000)
     left = [body for body in bodies(env) if body != b"x"]
     queue = env.store.queue(SCHEDULE, 0)

@@ -91,7 +91,7 @@ class TimerMachine(RuleBasedStateMachine):
     @rule(ms=st.sampled_from([0, 0, 700, 30_000, 4_000_000]))
     def kill(self, ms: int) -> None:
         self.killed = True
-        self.env.store.settle()
+        self.env.store.publish()
         now_ms = self.env.now_ms + ms
         crash(self.env)
         self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
@@ -118,7 +118,7 @@ class TimerMachine(RuleBasedStateMachine):
         """Files are lost, or slots get another length."""
         self.killed = True  # those of the last millisecond may come twice
         now_ms = self.env.now_ms + ms
-        self.env.store.settle()
+        self.env.store.publish()
         if clean:
             self.env.close()
         else:

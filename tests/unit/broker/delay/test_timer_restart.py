@@ -243,7 +243,7 @@ def test_recalls_survive_kill_and_lost_files(tmp_path: Path) -> None:
     second = send(env, 30_000, b"nor this")
     for answer in (first, second):
         assert recall(env, handle_of(answer)).code == 0
-    env.store.settle()
+    env.store.publish()
     now_ms = env.now_ms + DAY_MS
     crash(env)
     env = open_house(tmp_path, now_ms)
@@ -273,7 +273,7 @@ def test_a_power_cut_loses_nothing_that_was_flushed(tmp_path: Path, seed: int) -
                 durable |= sent
         disk = env.store.disk
         assert isinstance(disk, FaultyDisk)
-        env.store.settle()
+        env.store.publish()
         target = disk.crash(tmp_path / str(life), rng)
         now_ms = env.now_ms
         env.store._lock.release()

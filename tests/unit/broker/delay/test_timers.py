@@ -250,12 +250,12 @@ def test_a_clock_set_forward_delivers_what_is_due(env: BrokerFixture) -> None:
 def test_a_refusing_store_makes_them_wait(env: BrokerFixture) -> None:
     send(env, 1000, b"a")
     let_pass(env, 500)
-    env.store.path.refusal = DiskFull("full")
+    env.store.writer.refusal = DiskFull("full")
     env.now_ms += 600
     env.broker.timers.tick(env.now_ms)
     assert env.broker.timers.due() <= env.now_ms + timer_module.RETRY_MS
     assert bodies(env)[1:] == []
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     let_pass(env, 200)
     assert bodies(env)[1:] == [b"a"]
 
@@ -303,7 +303,7 @@ def test_far_messages_roll_on_before_retention_takes_them(
     while env.now_ms + step_ms < sent_ms + due_ms:
         let_days_pass(env, step_ms, step_ms)
         env.send(body=b"y" * 3000, topic="Noise")
-        for segment in env.store.log.row.segments[:-1]:  # by the machine's clock before
+        for segment in env.store.log.segments.items[:-1]:  # by the machine's clock before
             at = env.store.lookup.store_ms(segment.start) / 1000
             os.utime(segment.path, (at, at))
         pin = env.broker.timers.pinned_from()
@@ -362,7 +362,7 @@ def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(tmp_path: Path) 
 
 
 def bodies_now(env: BrokerFixture) -> int:
-    env.store.settle()
+    env.store.publish()
     return env.store.max_offset("T", 0)
 
 

@@ -63,7 +63,7 @@ def recall(env: BrokerFixture, handle: str, topic: str = "T") -> Reply:
 
 def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     """All messages of a queue that readers may see."""
-    env.store.settle()
+    env.store.publish()
     found: list[StoredMessage] = []
     offset = env.store.min_offset(topic, queue_id)
     while offset < env.store.max_offset(topic, queue_id):
@@ -80,7 +80,7 @@ def bodies(env: BrokerFixture, topic: str = "T") -> list[bytes]:
 def flush(env: BrokerFixture) -> None:
     """Make durable what was stored."""
     if env.store.flusher.flushed() < env.store.log.end:
-        env.store.settle()
+        env.store.publish()
         env.store.flusher.pump()
 
 

@@ -198,13 +198,13 @@ def reopen(env: BrokerFixture, root: Path, *, crash: bool = False) -> BrokerFixt
 
 def kill(env: BrokerFixture) -> None:
     """Stop a broker as kill -9 does: the page cache survives, tables are not saved."""
-    env.store.path.settle()
+    env.store.writer.publish()
     env.store._let_go()
 
 
 def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
     """All messages of a queue."""
-    env.store.settle()
+    env.store.publish()
     found: list[StoredMessage] = []
     offset = env.store.min_offset(topic, queue_id)
     while offset < env.store.max_offset(topic, queue_id):

@@ -15,7 +15,7 @@ def env(tmp_path: Path) -> Iterator[BrokerFixture]:
     with broker_fixture(tmp_path / "store") as made:
         for number in range(6):
             made.send(body=b"%d" % number)
-        made.store.settle()
+        made.store.publish()
         yield made
 
 
@@ -145,7 +145,7 @@ def test_order_survives_a_restart(tmp_path: Path, crash: bool) -> None:
     env = BrokerFixture(root)
     for number in range(6):
         env.send(body=b"%d" % number)
-    env.store.settle()
+    env.store.publish()
     first = pop(PopClient(env))
     PopClient(env).ack(first[0])
     advance(env, 6_000)

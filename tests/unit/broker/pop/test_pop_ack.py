@@ -30,7 +30,7 @@ def client(env: BrokerFixture) -> PopClient:
 def send(env: BrokerFixture, *texts: bytes, queue_id: int = 0) -> None:
     for text in texts:
         assert env.send(body=text, queue_id=queue_id).code == 0
-    env.store.settle()
+    env.store.publish()
 
 
 def test_a_batch_of_acks(env: BrokerFixture, client: PopClient) -> None:
@@ -40,7 +40,7 @@ def test_a_batch_of_acks(env: BrokerFixture, client: PopClient) -> None:
     left = [one for one in popped if one.body in (b"02", b"11")]
     assert client.ack_batch([one for one in popped if one not in left]).code == 0
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert sorted(client.bodies()) == [b"02", b"11"]
 
 
@@ -104,7 +104,7 @@ def test_a_message_is_revived_at_its_new_time(
     advance(env, invisible_ms - 1)
     assert client.pop() == []
     advance(env, 1)
-    env.store.settle()
+    env.store.publish()
     (again,) = client.pop()
     assert (again.body, again.message.reconsume_times) == (b"a", 1)
 
@@ -132,12 +132,12 @@ def test_an_old_receipt_handle_is_invalid(env: BrokerFixture, client: PopClient)
     assert client.ack(popped).code == 0
     stale = client.change(popped, 90_000)
     advance(env, 20_001)
-    env.store.settle()
+    env.store.publish()
     (again,) = client.pop()
     assert client.ack(stale).code == 0
     assert client.ack(changed).code == 0
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert [one.message.reconsume_times for one in client.pop()] == [2]
     assert again.message.reconsume_times == 1
 
@@ -170,13 +170,13 @@ def test_invalid_changes_are_rejected(env: BrokerFixture, client: PopClient) -> 
 def test_pops_fail_while_the_store_refuses_writes(env: BrokerFixture, client: PopClient) -> None:
     send(env, b"a", b"b")
     (popped,) = client.pop(maxMsgNums=1)
-    env.store.path.refusal = DiskFull("full")
+    env.store.writer.refusal = DiskFull("full")
     answer = client.ask()
     assert answer.code == 14  # type: ignore[union-attr]
     assert env.context.offsets.get("G", "T", 0) == 1
     assert client.ack(popped).code == 14
     advance(env, 300)
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     assert client.bodies() == [b"b"]
     assert client.ack(popped).code == 0
     advance(env, 9_000)
@@ -189,7 +189,7 @@ def test_acks_wait_for_the_flush_under_sync_flush(tmp_path: Path) -> None:
         client = PopClient(env)
         env.send(body=b"a")
         env.store.flusher.pump()
-        env.store.settle()
+        env.store.publish()
         (popped,) = client.pop()
         ext = {
             "consumerGroup": "G",
@@ -212,7 +212,7 @@ def test_deleting_a_topic_closes_its_checkpoints(env: BrokerFixture, client: Pop
     send(env, b"other", b"another")
     assert client.ack(popped).code in (0, 208)
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert len(env.broker.pop.revive_log.checkpoints) == 0
     assert client.bodies() == [b"other", b"another"]
 

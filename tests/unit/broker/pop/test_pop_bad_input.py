@@ -47,7 +47,7 @@ def client(env: BrokerFixture) -> PopClient:
 def send(env: BrokerFixture, *texts: bytes, queue_id: int = 0) -> None:
     for text in texts:
         assert env.send(body=text, queue_id=queue_id).code == 0
-    env.store.settle()
+    env.store.publish()
 
 
 def put(env: BrokerFixture, topic: str, queue_id: int, body: bytes, **properties: str) -> None:
@@ -58,9 +58,9 @@ def put(env: BrokerFixture, topic: str, queue_id: int, body: bytes, **properties
     record.queue_id = queue_id
     queue = env.store.make_queue(topic.encode(), queue_id)
     assert queue is not None
-    assert env.store.path.check(record) == 0
-    assert env.store.path.put_in(record, queue, env.now_ms) == 0
-    env.store.settle()
+    assert env.store.writer.check(record) == 0
+    assert env.store.writer.put_in(record, queue, env.now_ms) == 0
+    env.store.publish()
 
 
 # --- waiting
@@ -80,7 +80,7 @@ def serve_together(env: BrokerFixture, *frames: bytes) -> None:
             env.context.long_polling.add(1, opaque, answer)
     if env.request_loop.arrivals:
         env.request_loop.arrivals = False
-        env.store.attend()
+        env.store.notify()
 
 
 def pop_frame(env: BrokerFixture, **ext: Any) -> bytes:
@@ -270,9 +270,9 @@ def test_a_restart_does_not_undo_a_reset_of_an_ordered_queue(tmp_path: Path) -> 
 def test_an_ordered_pop_that_was_not_written_blocks_nothing(
     env: BrokerFixture, client: PopClient
 ) -> None:
-    env.store.path.refusal = DiskFull("no room")
+    env.store.writer.refusal = DiskFull("no room")
     assert env.frame(pop_frame(env, pollTime=0, order="true")) is not None
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     assert [one.body for one in fifo(client)] == [b"first"]
 
 
@@ -336,7 +336,7 @@ def test_a_batch_ack_is_limited_to_the_size_of_a_pop(env: BrokerFixture, client:
     body = fastjson.encode(BatchAckMessageRequestBody(broker_name="broker-a", acks=[ack] * 1_000))
     assert env.ask(RequestCode.BATCH_ACK_MESSAGE, {}, body).code != 0
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"first"]
 
 
@@ -353,7 +353,7 @@ def test_a_failed_change_keeps_the_old_receipt_handle(
         assert client.ask_change(first, 20_000).code != 0
     assert client.ack(first).code == 0
     advance(env, 60_000)
-    env.store.settle()
+    env.store.publish()
     assert client.pop() == []
 
 
@@ -405,10 +405,10 @@ def test_an_unreadable_checkpoint_does_not_block_others(
     with monkeypatch.context() as patch:
         patch.setattr(revive, "_read", fail)
         advance(env, 10_500)
-        env.store.settle()
+        env.store.publish()
         assert client.bodies() == [b"second"]
     advance(env, 2_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"first"]
 
 
@@ -420,7 +420,7 @@ def test_an_invalid_group_name_does_not_stop_revive(env: BrokerFixture, client: 
     revive_log.add_checkpoint(checkpoint, env.now_ms)
     client.pop()
     advance(env, 20_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"first"]
     assert not checkpoint.open
 
@@ -454,12 +454,12 @@ def test_invalid_entries_of_the_revive_log_are_skipped(
     put(env, REVIVE, 0, body, TAGS=tag, TIMER_OUT_MS="1", POP_NEXT="9" * 30)
     put(env, REVIVE, 0, body, TAGS=tag, POP_NEXT="\u0663")
     advance(env, 20_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"first"]
     env = reopen(env, root, crash=True)
     try:
         advance(env, 20_000)
-        env.store.settle()
+        env.store.publish()
         assert b"first" in PopClient(env).bodies()
     finally:
         env.close()
@@ -498,5 +498,5 @@ def test_a_receipt_handle_of_another_kind_is_rejected(
         client.ask_change(first._replace(receipt=receipt), 0)
     assert len(env.broker.pop.revive_log.checkpoints) == 1
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"first"]

@@ -26,7 +26,7 @@ def client(env: BrokerFixture) -> PopClient:
 def send(env: BrokerFixture, *texts: bytes, queue_id: int = 0, tag: str = "") -> None:
     for text in texts:
         assert env.send(body=text, queue_id=queue_id, tag=tag).code == 0
-    env.store.settle()
+    env.store.publish()
 
 
 def test_a_popped_message_is_invisible(env: BrokerFixture, client: PopClient) -> None:
@@ -66,7 +66,7 @@ def test_an_unacknowledged_message_is_revived(env: BrokerFixture, client: PopCli
     advance(env, 9_999)
     assert client.pop() == []
     advance(env, 1)
-    env.store.settle()
+    env.store.publish()
     (again,) = client.pop()
     assert (again.body, again.message.topic, again.message.tags) == (b"a", "T", "vip")
     assert again.message.reconsume_times == 1
@@ -86,7 +86,7 @@ def test_a_message_is_revived_repeatedly(env: BrokerFixture, client: PopClient) 
         assert popped.message.reconsume_times == times
         assert popped.message.topic == "T"
         advance(env, 10_000)
-        env.store.settle()
+        env.store.publish()
     assert len(stored(env, "%RETRY%G_T")) == 5
 
 
@@ -220,14 +220,14 @@ def test_tags_are_filtered(env: BrokerFixture, client: PopClient) -> None:
     assert [one.receipt.queue_offset for one in popped] == [2, 4]
     assert env.context.offsets.get("G", "T", 0) == 5
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies(exp="b || x", expType="TAG") == [b"2", b"4"]
 
 
 def test_properties_are_filtered(env: BrokerFixture, client: PopClient) -> None:
     for number in range(6):
         env.send(body=b"%d" % number, properties={"n": str(number)})
-    env.store.settle()
+    env.store.publish()
     assert client.bodies(exp="n > 2 AND n <> 4", expType="SQL92") == [b"3", b"5"]
 
 
@@ -261,7 +261,7 @@ def test_retry_topics_v2(tmp_path: Path) -> None:
         env.live.change({"enableRetryTopicV2": "true"})
         assert client.bodies(maxMsgNums=1) == [b"b"]
         advance(env, 10_000)
-        env.store.settle()
+        env.store.publish()
         assert env.context.topics.get("%RETRY%G+T") is not None
         found = [one for _ in range(2) for one in client.pop()]
         assert sorted((one.body, str(one.receipt.kind)) for one in found) == [
@@ -288,7 +288,7 @@ def test_the_retry_topic_can_be_shown(tmp_path: Path) -> None:
         send(env, b"a")
         client.pop()
         advance(env, 10_000)
-        env.store.settle()
+        env.store.publish()
         (again,) = client.pop()
         assert again.message.topic == "%RETRY%G_T"
         assert client.ack(again).code == 0

@@ -54,7 +54,7 @@ class PopMachine(RuleBasedStateMachine):
         for _ in range(count):
             assert self.env.send(body=b"%d" % self.sent, queue_id=queue_id).code == 0
             self.sent += 1
-        self.env.store.settle()
+        self.env.store.publish()
 
     @rule(count=st.integers(1, 8), invisible_ms=TIMES_MS, queue_id=st.integers(-1, 3))
     def pop(self, count: int, invisible_ms: int, queue_id: int) -> None:
@@ -117,7 +117,7 @@ class PopMachine(RuleBasedStateMachine):
 
     def expire(self) -> None:
         """All messages in flight were revived."""
-        self.env.store.settle()
+        self.env.store.publish()
         for body, (until_ms, popped) in list(self.lent.items()):
             if until_ms <= self.env.now_ms:
                 del self.lent[body]

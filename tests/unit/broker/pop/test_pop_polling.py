@@ -19,7 +19,7 @@ from tests.unit.broker.pop.pop_kit import PopClient, advance, pop_settings
 def env(tmp_path: Path) -> Iterator[BrokerFixture]:
     with broker_fixture(tmp_path / "store") as made:
         made.send(body=b"make the topic")
-        made.store.settle()
+        made.store.publish()
         PopClient(made).ack_all(PopClient(made).pop())
         yield made
 
@@ -140,7 +140,7 @@ def test_the_number_of_suspended_pops_is_limited(tmp_path: Path) -> None:
     settings = pop_settings(pop_waiting_max=5, pop_waiting_per_queue_max=2)
     with broker_fixture(tmp_path / "store", settings) as env:
         env.send(body=b"a")
-        env.store.settle()
+        env.store.publish()
         for queue_id in (1, 2):
             client = PopClient(env)
             for _ in range(3):
@@ -253,7 +253,7 @@ def test_peeking_changes_nothing(env: BrokerFixture, client: PopClient) -> None:
     client.pop(invisibleTime=5000)
     assert env.ask(RequestCode.PEEK_MESSAGE, ext).code == 19
     advance(env, 5000)
-    env.store.settle()
+    env.store.publish()
     assert bodies(env.ask(RequestCode.PEEK_MESSAGE, ext)) == [b"a", b"b"]
 
 

@@ -41,7 +41,7 @@ def env(tmp_path: Path) -> Iterator[BrokerFixture]:
 def send(env: BrokerFixture, *texts: bytes, queue_id: int = 0) -> None:
     for text in texts:
         assert env.send(body=text, queue_id=queue_id).code == 0
-    env.store.settle()
+    env.store.publish()
 
 
 def revive_entries(env: BrokerFixture) -> list[tuple[str | None, int]]:
@@ -67,10 +67,10 @@ def test_messages_in_flight_survive_a_restart(tmp_path: Path, crash: bool, persi
         assert client.bodies() == [b"c"]
         assert client.pop() == []
         advance(env, 4_000)
-        env.store.settle()
+        env.store.publish()
         assert client.bodies() == [b"b"]
         advance(env, 20_000)
-        env.store.settle()
+        env.store.publish()
         assert sorted(client.bodies()) == [b"b", b"c"]
     finally:
         env.close()
@@ -89,7 +89,7 @@ def test_receipt_handles_are_valid_after_a_restart(tmp_path: Path) -> None:
         env = reopen(env, root, crash=True)
         client = PopClient(env)
         advance(env, 10_000)
-        env.store.settle()
+        env.store.publish()
         assert client.bodies() == [b"c"]
         client.ack(changed)
         env = reopen(env, root, crash=True)
@@ -149,7 +149,7 @@ def test_a_crash_between_copy_and_ack_delivers_twice(
     env = reopen(env, root, crash=True)
     try:
         env.tick(1)
-        env.store.settle()
+        env.store.publish()
         assert PopClient(env).bodies() == [b"a", b"a"]
     finally:
         env.close()
@@ -216,7 +216,7 @@ def test_a_checkpoint_that_stays_open_is_rewritten(
         assert checkpoint.open_offsets() == [1]
         assert env.context.offsets.get("G", "T", 0) == 202  # not back to that of the old batch
         advance(env, 3_600_000)
-        env.store.settle()
+        env.store.publish()
         assert client.bodies() == [b"longer"]
     finally:
         env.close()
@@ -280,13 +280,13 @@ def test_revive_waits_while_the_store_refuses_writes(env: BrokerFixture) -> None
     send(env, b"a")
     client.pop()
     env.now_ms += 10_000
-    env.store.path.refusal = DiskFull("full")
+    env.store.writer.refusal = DiskFull("full")
     env.broker.pop.tick(env.now_ms)
     assert env.broker.pop.due() == env.now_ms + revive.RETRY_MS
     assert env.broker.pop.revive_log.checkpoints.in_flight == {("T", "G", 0): 1}
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     advance(env, 200)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"a"]
 
 
@@ -318,7 +318,7 @@ def test_messages_on_disk_are_read_in_the_thread_pool(
     (checkpoint,) = env.broker.pop.revive_log.checkpoints
     env.broker.pop.revive._reading = checkpoint, submit(jobs[0])
     advance(env, 100)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"a", b"c"]
 
 
@@ -333,13 +333,13 @@ def test_full_properties_do_not_prevent_revive(tmp_path: Path, length: int) -> N
     with broker_fixture(tmp_path / "store", settings) as env:
         client = PopClient(env)
         assert env.send(body=b"a", properties={"p": "x" * length}).code == 0
-        env.store.settle()
+        env.store.publish()
         for times in range(3):
             (again,) = client.pop()
             assert again.message.reconsume_times == times
             assert again.message.properties["p"] == "x" * length
             advance(env, 10_000)
-            env.store.settle()
+            env.store.publish()
 
 
 def test_revive_after_the_clock_is_set_back(env: BrokerFixture) -> None:
@@ -350,7 +350,7 @@ def test_revive_after_the_clock_is_set_back(env: BrokerFixture) -> None:
     env.now_ms -= 3_600_000
     env.tick(0)
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"a"]
 
 
@@ -370,7 +370,7 @@ def put(env: BrokerFixture, tag: str, body: Any, queue_id: int, **properties: st
     record.fill(REVIVE.encode(), fastjson.encode(body), text)
     record.queue_id, record.born_host, record.store_host = queue_id, BORN, BORN
     assert env.store.put(record, env.now_ms) == 0
-    env.store.settle()
+    env.store.publish()
 
 
 def test_checkpoints_of_another_broker_are_revived(env: BrokerFixture) -> None:
@@ -387,7 +387,7 @@ def test_checkpoints_of_another_broker_are_revived(env: BrokerFixture) -> None:
     put(env, "ack", AckMsg(ack_offset=2, **names), 3)  # type: ignore[arg-type]
     put(env, "ck", {"so": "no"}, 3)
     advance(env, 10_000)
-    env.store.settle()
+    env.store.publish()
     assert client.bodies() == [b"1"]
 
 
@@ -415,7 +415,7 @@ def test_an_ack_before_its_checkpoint_is_kept(tmp_path: Path) -> None:
         )
         put(env, "ck", ck, 2)
         advance(env, 30_000)
-        env.store.settle()
+        env.store.publish()
         assert client.bodies() == [b"1"]
     finally:
         env.close()

@@ -47,7 +47,7 @@ def hand_back(
         answer = env.frame(encode(code, named, opaque=7, version=version))
     except PenstockError as error:  # of work that was done in the pool
         answer = refusal(error)
-    env.store.settle()
+    env.store.publish()
     assert isinstance(answer, Reply)
     return answer
 
@@ -208,7 +208,7 @@ def set_broker(env: BrokerFixture, **fields: Any) -> None:
 
 def test_a_store_that_refuses_is_said(env: BrokerFixture) -> None:
     message = send(env)
-    env.store.path.refusal = DiskFull("full")
+    env.store.writer.refusal = DiskFull("full")
     assert hand_back(env, message).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
@@ -237,13 +237,13 @@ def test_tools_see_what_was_handed_back(env: BrokerFixture) -> None:
 def test_under_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
     with broker_fixture(tmp_path, Settings(store=small_config(sync_flush=True))) as env:
         env.send()
-        env.store.settle()
+        env.store.publish()
         ext = {"offset": "0", "group": "G", "delayLevel": "1"}
         for flag in (0, 2):
             command = Command(36, ext, now_ms=env.now_ms, flag=flag, opaque=5)
-            env.store.settle()
+            env.store.publish()
             env.store.flusher.pump()
-            env.store.settle()
+            env.store.publish()
             answer = env.broker.handle(command)
             assert isinstance(answer, InThread)
             answer = answer.then(answer.work())
@@ -277,7 +277,7 @@ def send_back(
         ext["l"] = str(times_max)
     frame = encode(RequestCode.SEND_MESSAGE_V2, ext, b"mine", opaque=7, version=version)
     answer = env.frame(frame)
-    env.store.settle()
+    env.store.publish()
     assert isinstance(answer, Reply)
     return answer
 

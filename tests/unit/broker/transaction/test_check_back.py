@@ -300,11 +300,11 @@ def test_a_commit_that_the_store_refuses_does_not_count(env: TransactionFixture)
     env.connect()
     env.half(b"x")
     for _ in range(10):
-        env.store.path.refusal = None
+        env.store.writer.refusal = None
         (check,) = env.advance(INTERVAL_MS)
-        env.store.path.refusal = DiskFull("no space")
+        env.store.writer.refusal = DiskFull("no space")
         assert env.end(check.handle, COMMIT, checked=True).code == 14
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     assert env.stored(DISCARDED) == []
     (check,) = env.advance(INTERVAL_MS)
     answer(env, check, COMMIT)
@@ -320,11 +320,11 @@ def test_nothing_is_discarded_while_the_store_refuses(
         answer(env, check)
     (check,) = env.advance(INTERVAL_MS)
     answer(env, check)
-    monkeypatch.setattr(env.store.care, "tick", lambda now_ms: None)
-    env.store.path.refusal = DiskFull("no space")
+    monkeypatch.setattr(env.store.maintenance, "tick", lambda now_ms: None)
+    env.store.writer.refusal = DiskFull("no space")
     env.advance(2000)
     assert env.open == 1
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     env.advance(2000)
     assert env.open == 0
     assert env.bodies(DISCARDED) == [b"x"]

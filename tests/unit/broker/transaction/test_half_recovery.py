@@ -69,7 +69,7 @@ def put(
     record.queue_id, record.sys_flag, record.prepared_offset = queue_id, sys_flag, prepared
     record.born_ms = env.now_ms
     assert env.store.put(record, env.now_ms) == PUT_OK
-    path = env.store.path
+    path = env.store.writer
     return Sent(path.queue_offset, path.offset, properties.get("UNIQ_KEY", ""))
 
 
@@ -327,7 +327,7 @@ def test_the_whole_log_can_be_walked(env: TransactionFixture) -> None:
     sizes = [10, 3000, 1, 12_000, 200, 5000] * 8
     for size in sizes:
         env.send(body=b"x" * size)
-    env.store.settle()
+    env.store.publish()
     found = [stored.body_length for stored in half_recovery.walk_log(env.store, 0)]
     assert found == [5, *sizes]
 
@@ -338,7 +338,7 @@ def test_the_log_can_be_walked_with_small_reads(
     sizes = [10, 3000, 1, 12_000, 200, 5000] * 4
     for size in sizes:
         env.send(body=b"x" * size)
-    env.store.settle()
+    env.store.publish()
     for most in (8, 100, 1000):
         monkeypatch.setattr(half_recovery, "READ_BYTES", most)
         found = [stored.body_length for stored in half_recovery.walk_log(env.store, 0)]

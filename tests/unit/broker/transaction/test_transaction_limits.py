@@ -176,10 +176,10 @@ def fail_at(env: TransactionFixture, sent: Sent) -> None:
     """Let reads of a half message fail."""
     read = env.store.lookup.record
 
-    def record(offset: int, confirmed: int) -> bytes | None:
+    def record(offset: int, confirm_offset: int) -> bytes | None:
         if offset == sent.log_offset:
             raise ReadFailed("a bad sector")
-        return read(offset, confirmed)
+        return read(offset, confirm_offset)
 
     env.store.lookup.record = record  # type: ignore[method-assign]
 
@@ -205,7 +205,9 @@ def test_an_unmovable_half_message_does_not_keep_the_broker_busy(
     if gone:
         read = env.store.lookup.record
         env.store.lookup.record = (  # type: ignore[method-assign]
-            lambda offset, confirmed: None if offset == sent.log_offset else read(offset, confirmed)
+            lambda offset, confirm_offset: (
+                None if offset == sent.log_offset else read(offset, confirm_offset)
+            )
         )
     else:
         monkeypatch.setattr(

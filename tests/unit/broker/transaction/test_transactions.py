@@ -360,10 +360,10 @@ def test_an_invalid_delay_is_refused_at_send(
 
 def test_a_half_message_stays_open_while_the_store_refuses(env: TransactionFixture) -> None:
     sent, other = env.half(b"x"), env.half(b"y")
-    env.store.path.refusal = DiskFull("no space")
+    env.store.writer.refusal = DiskFull("no space")
     assert env.end(sent).code == 14
     assert env.end(other, ROLLBACK).code == 14
-    env.store.path.refusal = None
+    env.store.writer.refusal = None
     assert env.end(sent).remark == "committed"
     assert env.end(other, ROLLBACK).code == 0
     env.advance(1000)
@@ -430,7 +430,7 @@ def test_a_half_message_that_is_not_flushed_can_be_rolled_back(tmp_path: Path) -
     # Clients roll back when their send was answered FLUSH_DISK_TIMEOUT.
     with transaction_fixture(tmp_path / "store", configured(sync_flush=True)) as env:
         env.send_half(b"x")
-        env.store.settle()
+        env.store.publish()
         entry = env.store.make_queue(HALF.encode(), 0).entry(0)  # type: ignore[union-attr]
         assert entry is not None
         assert env.end(Sent(0, entry[0], ""), ROLLBACK).remark == "rolled back"

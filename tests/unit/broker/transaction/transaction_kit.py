@@ -152,7 +152,7 @@ class TransactionFixture(BrokerFixture):
             answer = self.finish(self.broker.handle(command))
         except PenstockError as error:
             answer = refusal(error)
-        self.store.settle()
+        self.store.publish()
         return answer
 
     def connect(self, client: int = PRODUCER, group: str = "P") -> None:
@@ -192,7 +192,7 @@ class TransactionFixture(BrokerFixture):
 
     def stored(self, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
         """All visible messages of a queue."""
-        self.store.settle()
+        self.store.publish()
         found: list[StoredMessage] = []
         offset = self.store.min_offset(topic, queue_id)
         while offset < self.store.max_offset(topic, queue_id):
@@ -214,9 +214,9 @@ class TransactionFixture(BrokerFixture):
 
     def flush(self) -> None:
         """Flush as the flusher's thread does."""
-        self.store.settle()
+        self.store.publish()
         self.store.flusher.pump()
-        self.store.settle()
+        self.store.publish()
 
     def save(self) -> None:
         """Write the tables, as the server does every few seconds."""
@@ -227,7 +227,7 @@ class TransactionFixture(BrokerFixture):
     def kill(self) -> None:
         """Stop as by kill -9: the files stay as they are."""
         self._dead = True
-        self.store.log.hand_over()
+        self.store.log.write_staged()
         self.store.flusher.stop()
         self.store.disk.close()
         self.store._lock.release()
@@ -235,7 +235,7 @@ class TransactionFixture(BrokerFixture):
     def cut_power(self) -> None:
         """Stop as by a power cut: only the flushed part of the log is left."""
         flushed = self.store.flusher.flushed()
-        segments = [(segment.path, segment.start) for segment in self.store.log.row.segments]
+        segments = [(segment.path, segment.start) for segment in self.store.log.segments.items]
         self.kill()
         for path, start in segments:
             data = path.read_bytes()

@@ -46,7 +46,7 @@ class Scene:
     def send(self, *bodies: str, topic: str = "T", queue_id: int = 0, tag: str = "") -> None:
         for body in bodies:
             assert self.home.send(topic, queue_id, body.encode(), tag).code == 0
-        self.home.store.settle()
+        self.home.store.publish()
 
     async def receive(self, **options: Any) -> list[ReceivedMessage]:
         return await self.consumer.receive(wait_ms=0, **options)

@@ -96,7 +96,7 @@ class PopClientMachine(RuleBasedStateMachine):
             body = b"%d" % len(self.sent)
             assert self.home.send("T", queue_id, body).code == 0
             self.sent.add(body)
-        self.home.store.settle()
+        self.home.store.publish()
 
     @rule(count_max=st.integers(1, 32), lent_ms=LENT_MS, new=st.integers(0, 3))
     def receive(self, count_max: int, lent_ms: int, new: int) -> None:

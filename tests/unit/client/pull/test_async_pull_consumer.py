@@ -46,7 +46,7 @@ class Scene:
     def send(self, queue_id: int, *bodies: str, tag: str = "") -> None:
         for body in bodies:
             assert self.home.send("T", queue_id, body.encode(), tag).code == 0
-        self.home.store.settle()
+        self.home.store.publish()
 
     async def poll(self, count_max: int = 100) -> list[ReceivedMessage]:
         """All that can be polled now."""

@@ -60,7 +60,7 @@ class PullMachine(RuleBasedStateMachine):
         for _ in range(count):
             self.home.send("T", queue.queue_id, str(self.ends[queue]).encode())
             self.ends[queue] += 1
-        self.home.store.settle()
+        self.home.store.publish()
 
     @rule(count_max=st.integers(1, 20), ms=st.sampled_from([0, 1, 100]))
     def poll(self, count_max: int, ms: int = 0) -> None:

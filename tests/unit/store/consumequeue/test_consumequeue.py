@@ -183,8 +183,8 @@ def test_a_gap_between_files_is_closed(
 @pytest.mark.parametrize("written", range(1, 20))
 def test_readers_see_what_is_confirmed(queue: ConsumeQueue, written: int) -> None:
     fill(queue, written)
-    for confirmed in range(0, 2001, 50):
-        assert queue.visible_max(confirmed) == min(confirmed // SIZE, written)
+    for confirm_offset in range(0, 2001, 50):
+        assert queue.visible_max(confirm_offset) == min(confirm_offset // SIZE, written)
 
 
 def test_a_file_opened_ahead_shows_nothing_more(queue: ConsumeQueue) -> None:
@@ -241,11 +241,11 @@ def test_blocks_are_allocated_in_steps(disk: WatchedDisk, tmp_path: Path) -> Non
 
 
 def test_a_fed_queue_needs_nothing_from_the_disk(queue: ConsumeQueue, disk: WatchedDisk) -> None:
-    while not queue.hungry:
+    while not queue.needs_blocks:
         queue.append(queue.max_offset * SIZE, SIZE, 0)
     assert queue.max_offset < FILE_ENTRIES
-    queue.feed()
-    assert not queue.hungry
+    queue.preallocate()
+    assert not queue.needs_blocks
     assert names(queue) == [f"{n * FILE_BYTES:020d}" for n in (0, 1)]
     assert os.stat(queue.folder / f"{FILE_BYTES:020d}").st_blocks > 0
     fill(queue, FILE_ENTRIES)
@@ -256,14 +256,14 @@ def test_a_fed_queue_needs_nothing_from_the_disk(queue: ConsumeQueue, disk: Watc
 
 def test_feeding_inside_a_file_allocates_the_next_step(disk: WatchedDisk, tmp_path: Path) -> None:
     queue = ConsumeQueue(disk, tmp_path / "q", b"t", 0, 300_000)
-    while not queue.hungry:
+    while not queue.needs_blocks:
         queue.append(queue.max_offset * SIZE, SIZE, 0)
     before = os.stat(queue.folder / f"{0:020d}").st_blocks
-    queue.feed()
+    queue.preallocate()
     assert os.stat(queue.folder / f"{0:020d}").st_blocks > before
     disk.no_space = lambda path: True
     opened = len(disk.opened)
-    while not queue.hungry:  # the step that was fed is used without asking the disk
+    while not queue.needs_blocks:  # the step that was fed is used without asking the disk
         queue.append(queue.max_offset * SIZE, SIZE, 0)
     assert len(disk.opened) == opened
 

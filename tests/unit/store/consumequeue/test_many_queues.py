@@ -55,14 +55,14 @@ def send_to_all(store: MessageStore, body: bytes, now_ms: int) -> int:
         for queue_id in range(PER_TOPIC):
             record.fill(b"t%d" % topic, body)
             record.queue_id = queue_id
-            assert store.put(record, now_ms) == PUT_OK, store.path.fault
-        store.settle()
+            assert store.put(record, now_ms) == PUT_OK, store.writer.fault
+        store.publish()
         most = max(most, handles())
     return most
 
 
 def wait_for_pool(store: MessageStore) -> None:
-    store.care.finish()
+    store.maintenance.finish()
     store.disk.close()  # ends what was submitted; the next one makes a new pool
 
 
@@ -115,11 +115,11 @@ def _live_through(root: Path) -> None:
     again.flusher.stop()
     again.disk.close()
     again._lock.release()
-    again.care.awake.rest_all()
+    again.maintenance.mapped_queues.unmap_all()
 
     third = MessageStore(root, CONFIG, now_ms=NOW_MS)
     assert not third.report.clean
-    assert len(third.care.awake) == 0
+    assert len(third.maintenance.mapped_queues) == 0
     for topic in range(0, TOPICS, 7):
         assert bodies(third, f"t{topic}", topic % PER_TOPIC) == [b"first", b"second"]
     assert all(queue.max_offset == 2 for queue in third.queues.rows)

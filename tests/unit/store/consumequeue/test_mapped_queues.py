@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from penstock.config import StoreConfig
 from penstock.errors import DiskFull
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
-from penstock.store.consumequeue.mapped_queues import LOOKS_MAX, Awake, mapped_max
+from penstock.store.consumequeue.mapped_queues import CHECKED_MAX, MappedQueues, mapped_max
 from penstock.store.disk import Disk
 from penstock.store.get import FOUND
 from penstock.store.store import MessageStore
@@ -30,7 +30,7 @@ from tests.unit.store.conftest import (
 
 FILE_ENTRIES = 8
 SIZE = 100
-REST_MS = 60_000
+IDLE_MS = 60_000
 
 Make = Callable[..., ConsumeQueue]
 
@@ -42,10 +42,12 @@ def disk() -> WatchedDisk:
 
 @pytest.fixture
 def make(disk: WatchedDisk, tmp_path: Path) -> Make:
-    awake = Awake(3)
+    mapped_queues = MappedQueues(3)
 
-    def made(queue_id: int = 0, awake: Awake = awake) -> ConsumeQueue:
-        return ConsumeQueue(disk, tmp_path / str(queue_id), b"t", queue_id, FILE_ENTRIES, awake)
+    def made(queue_id: int = 0, mapped_queues: MappedQueues = mapped_queues) -> ConsumeQueue:
+        return ConsumeQueue(
+            disk, tmp_path / str(queue_id), b"t", queue_id, FILE_ENTRIES, mapped_queues
+        )
 
     return made
 
@@ -78,7 +80,7 @@ def test_a_resting_queue_has_no_mapping_and_no_handle(make: Make, tmp_path: Path
     queue = make()
     fill(queue, 3)
     assert mapped(tmp_path) == 1
-    queue.rest(3 * SIZE)
+    queue.unmap(3 * SIZE)
     assert (mapped(tmp_path), handles(tmp_path)) == (0, 0)
     assert (queue.min_offset, queue.max_offset, queue.visible_max(3 * SIZE)) == (0, 3, 3)
     assert not queue.is_hot(2)
@@ -89,7 +91,7 @@ def test_the_mapping_lives_until_the_caller_lets_go(make: Make, tmp_path: Path) 
     """So that the pool unmaps and the loop does not wait for it."""
     queue = make()
     fill(queue)
-    mapping = queue.rest(SIZE)
+    mapping = queue.unmap(SIZE)
     assert mapped(tmp_path) == 1
     del mapping
     assert mapped(tmp_path) == 0
@@ -98,10 +100,10 @@ def test_the_mapping_lives_until_the_caller_lets_go(make: Make, tmp_path: Path) 
 @given(rests=st.lists(st.integers(0, 30), max_size=12))
 def test_rests_in_between_change_nothing(rests: list[int], tmp_path_factory: object) -> None:
     folder = tmp_path_factory.mktemp("q")  # type: ignore[attr-defined]
-    queue = ConsumeQueue(WatchedDisk(), folder / "t" / "0", b"t", 0, FILE_ENTRIES, Awake(1))
+    queue = ConsumeQueue(WatchedDisk(), folder / "t" / "0", b"t", 0, FILE_ENTRIES, MappedQueues(1))
     for n in range(30):
         for _ in range(rests.count(n)):
-            queue.rest(n * SIZE)
+            queue.unmap(n * SIZE)
         assert queue.append(n * SIZE, SIZE, n) == n
         assert queue.visible_max(n * SIZE) == n
         assert queue.visible_max((n + 1) * SIZE) == n + 1
@@ -111,7 +113,7 @@ def test_rests_in_between_change_nothing(rests: list[int], tmp_path_factory: obj
 def test_an_answer_of_a_resting_queue_needs_no_file(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     fill(queue, 5)
-    queue.rest(5 * SIZE)
+    queue.unmap(5 * SIZE)
     disk.opened.clear()
     assert queue.visible_max(5 * SIZE) == 5
     assert not queue.is_hot(0)
@@ -122,18 +124,18 @@ def test_an_answer_of_a_resting_queue_needs_no_file(make: Make, disk: WatchedDis
 def test_what_is_not_confirmed_stays_unseen_while_the_queue_rests(make: Make, written: int) -> None:
     queue = make()
     fill(queue, written)
-    queue.rest(0)
-    for confirmed in range(0, (written + 1) * SIZE, 50):
-        assert queue.visible_max(confirmed) == min(confirmed // SIZE, written)
+    queue.unmap(0)
+    for confirm_offset in range(0, (written + 1) * SIZE, 50):
+        assert queue.visible_max(confirm_offset) == min(confirm_offset // SIZE, written)
     fill(queue)
-    for confirmed in range(0, (written + 2) * SIZE, 50):
-        assert queue.visible_max(confirmed) == min(confirmed // SIZE, written + 1)
+    for confirm_offset in range(0, (written + 2) * SIZE, 50):
+        assert queue.visible_max(confirm_offset) == min(confirm_offset // SIZE, written + 1)
 
 
 def test_waking_takes_one_open_and_no_new_blocks(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     fill(queue, 3)
-    queue.rest(3 * SIZE)
+    queue.unmap(3 * SIZE)
     disk.opened.clear()
     disk.no_space = lambda path: True
     fill(queue)
@@ -146,7 +148,7 @@ def test_a_wake_on_a_full_disk_is_refused_and_changes_nothing(
 ) -> None:
     queue = make()
     fill(queue, FILE_ENTRIES)
-    queue.rest(FILE_ENTRIES * SIZE)
+    queue.unmap(FILE_ENTRIES * SIZE)
     disk.no_space = lambda path: True
     with pytest.raises(DiskFull):
         fill(queue)
@@ -160,7 +162,7 @@ def test_a_wake_on_a_full_disk_is_refused_and_changes_nothing(
 def test_what_was_written_before_a_rest_is_synced(make: Make, disk: WatchedDisk) -> None:
     queue = make()
     fill(queue, FILE_ENTRIES + 2)
-    queue.rest(0)
+    queue.unmap(0)
     queue.sync()
     assert {p.name for p in disk.synced} == {f"{n * FILE_ENTRIES * 20:020d}" for n in (0, 1)}
 
@@ -174,7 +176,7 @@ def test_a_file_that_goes_to_rest_while_it_is_synced_is_not_forgotten(
     sync = disk.sync_file
 
     def resting(path: Path) -> None:
-        queue.rest(0)
+        queue.unmap(0)
         sync(path)
 
     monkeypatch.setattr(disk, "sync_file", resting)
@@ -184,11 +186,11 @@ def test_a_file_that_goes_to_rest_while_it_is_synced_is_not_forgotten(
 
 def test_a_queue_that_rests_is_not_fed(make: Make, disk: WatchedDisk) -> None:
     queue = make()
-    while not queue.hungry:
+    while not queue.needs_blocks:
         fill(queue)
-    queue.rest(0)
+    queue.unmap(0)
     disk.opened.clear()
-    queue.feed()
+    queue.preallocate()
     assert disk.opened == []
     fill(queue, 2 * FILE_ENTRIES)
     assert queue.entry(queue.max_offset - 1) is not None
@@ -199,17 +201,17 @@ def test_a_queue_that_goes_to_rest_while_it_is_fed_stays_at_rest(
 ) -> None:
     """What the pool allocated must not look like room in a mapping that is gone."""
     queue = ConsumeQueue(disk, make().folder, b"t", 0, 10_000)
-    while not queue.hungry:
+    while not queue.needs_blocks:
         fill(queue)
     allocate = disk.allocate
 
     def resting(fd: int, at: int, length: int, path: Path) -> None:
         allocate(fd, at, length, path)
-        queue.rest(0)
+        queue.unmap(0)
 
     with monkeypatch.context() as patch:
         patch.setattr(disk, "allocate", resting)
-        queue.feed()
+        queue.preallocate()
     before = queue.max_offset
     fill(queue, 5000)
     found = [queue.entry(n) for n in range(before + 5000)]
@@ -247,11 +249,11 @@ def test_no_more_than_the_most_are_mapped(make: Make, tmp_path: Path) -> None:
 
 
 def test_the_one_not_used_for_longest_rests_first(make: Make) -> None:
-    awake = Awake(3)
-    queues = [make(n, awake) for n in range(4)]
+    mapped_queues = MappedQueues(3)
+    queues = [make(n, mapped_queues) for n in range(4)]
     for queue in queues[:3]:
         fill(queue)
-    awake.turn(REST_MS, REST_MS, 0)  # all have been looked at
+    mapped_queues.unmap_idle(IDLE_MS, IDLE_MS, 0)  # all have been looked at
     assert queues[0].is_hot(0)
     fill(queues[3])
     assert [q.is_hot(0) for q in queues] == [True, False, True, True]
@@ -265,58 +267,62 @@ def test_writing_and_resting_in_any_order(
     most: int, steps: list[tuple[int, int]], tmp_path_factory: object
 ) -> None:
     folder = tmp_path_factory.mktemp("q")  # type: ignore[attr-defined]
-    awake = Awake(most)
+    mapped_queues = MappedQueues(most)
     disk = WatchedDisk()
-    queues = [ConsumeQueue(disk, folder / str(n), b"t", n, FILE_ENTRIES, awake) for n in range(8)]
+    queues = [
+        ConsumeQueue(disk, folder / str(n), b"t", n, FILE_ENTRIES, mapped_queues) for n in range(8)
+    ]
     written = [0] * 8
     end = 0
     for number, kind in steps:
         if kind == 0:
-            awake.turn(number * 10_000, REST_MS, end)
+            mapped_queues.unmap_idle(number * 10_000, IDLE_MS, end)
         else:
             assert queues[number].append(end, SIZE, end) == written[number]
             written[number] += 1
             end += SIZE
-        assert len(awake) <= most
+        assert len(mapped_queues) <= most
     for queue, count in zip(queues, written, strict=True):
         assert queue.visible_max(end) == queue.max_offset == count
         assert None not in [queue.entry(n) for n in range(count)]
 
 
 def test_a_queue_rests_after_once_to_twice_the_time(make: Make) -> None:
-    awake = Awake(100)
-    queues = [make(n, awake) for n in range(7)]
+    mapped_queues = MappedQueues(100)
+    queues = [make(n, mapped_queues) for n in range(7)]
     for queue in queues:
         fill(queue)
     for _ in range(59):
-        assert awake.turn(1000, REST_MS, SIZE) == []
-    assert awake.turn(1000, REST_MS, SIZE) == []  # now it is known when they were used
+        assert mapped_queues.unmap_idle(1000, IDLE_MS, SIZE) == []
+    assert (
+        mapped_queues.unmap_idle(1000, IDLE_MS, SIZE) == []
+    )  # now it is known when they were used
     assert queues[4].is_hot(0)
-    rested = [len(awake.turn(1000, REST_MS, SIZE)) for _ in range(60)]
-    assert rested == [0] * 59 + [6]
-    rested = [len(awake.turn(1000, REST_MS, SIZE)) for _ in range(60)]
-    assert rested == [0] * 59 + [1]
-    assert len(awake) == 0
+    unmapped = [len(mapped_queues.unmap_idle(1000, IDLE_MS, SIZE)) for _ in range(60)]
+    assert unmapped == [0] * 59 + [6]
+    unmapped = [len(mapped_queues.unmap_idle(1000, IDLE_MS, SIZE)) for _ in range(60)]
+    assert unmapped == [0] * 59 + [1]
+    assert len(mapped_queues) == 0
 
 
 def test_many_that_are_due_rest_turn_by_turn(make: Make) -> None:
-    awake = Awake(1000)
-    queues = [make(n, awake) for n in range(LOOKS_MAX + 10)]
+    mapped_queues = MappedQueues(1000)
+    queues = [make(n, mapped_queues) for n in range(CHECKED_MAX + 10)]
     for queue in queues:
         fill(queue)
         queue.used = False
-    rested = [len(awake.turn(ms, REST_MS, SIZE)) for ms in (REST_MS, 1000, 1000)]
-    assert rested == [LOOKS_MAX, 10, 0]
+    unmapped = [len(mapped_queues.unmap_idle(ms, IDLE_MS, SIZE)) for ms in (IDLE_MS, 1000, 1000)]
+    assert unmapped == [CHECKED_MAX, 10, 0]
 
 
 def test_a_queue_that_is_not_synced_stays_awake(make: Make) -> None:
-    awake = Awake(100)
-    queue = make(0, awake)
+    mapped_queues = MappedQueues(100)
+    queue = make(0, mapped_queues)
     fill(queue)
     queue.dirty = True
-    assert [awake.turn(REST_MS, REST_MS, SIZE) for _ in range(5)] == [[]] * 5
+    assert [mapped_queues.unmap_idle(IDLE_MS, IDLE_MS, SIZE) for _ in range(5)] == [[]] * 5
     queue.dirty = False
-    assert len(awake.turn(REST_MS, REST_MS, SIZE)) == 1
+    assert len(mapped_queues.unmap_idle(IDLE_MS, IDLE_MS, SIZE)) == 1
 
 
 def test_mappings_take_no_more_than_half_of_the_handles(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +417,7 @@ def test_a_start_maps_no_queue(bench: Bench, crash: bool) -> None:
     disk = WatchedDisk()
     again = bench.open(disk, queues_mapped_max=4)
     assert again.report.clean is not crash
-    assert len(again.care.awake) == 0
+    assert len(again.maintenance.mapped_queues) == 0
     if not crash:
         assert not [p for p in disk.opened if again.paths.queues in p.parents]
     for queue_id in range(12):

@@ -108,19 +108,19 @@ def test_who_still_holds_a_removed_queue_is_safe(bench: Bench) -> None:
     queue = store.queue("t", 0)
     assert queue is not None
     store.remove_queues(b"t")
-    assert queue.gone
-    assert not queue.taking
+    assert queue.deleted
+    assert not queue.writable
     assert len(queue.read(0, 8) or b"") == 160  # not deleted yet
     store.finish_removal()
     assert queue.read(0, 8) == b""
     assert queue.entry(3) is None
     queue.sync()
-    queue.feed()
+    queue.preallocate()
     queue.correct_min(0)
     queue.drop_files_before(16)
     queue.warm()
-    assert queue.visible_max(store.confirmed) == 20
-    assert queue.visible_by_file(store.confirmed) == 20
+    assert queue.visible_max(store.confirm_offset) == 20
+    assert queue.visible_by_file(store.confirm_offset) == 20
     with pytest.raises(StoreError, match="deleted"):
         queue.append(1, 2, 3)
     with pytest.raises(StoreError, match="deleted"):
@@ -147,7 +147,7 @@ def test_a_flush_round_does_not_stumble_over_a_removed_queue(bench: Bench) -> No
     send(store, "t", *numbered("old", 20))
     disk.store = store
     store.tick(NOW_MS + 60_000)
-    store.care.finish()
+    store.maintenance.finish()
     assert store.refusal is None
     send(store, "t", "new")
     assert seen(store) == ["new"]
@@ -159,7 +159,7 @@ def test_retention_does_not_stumble_over_a_removed_queue(bench: Bench) -> None:
         send(store, "t", f"old{n}")
     remove(store)
     store.expire(1)
-    store.care.finish()
+    store.maintenance.finish()
     assert store.refusal is None
 
 
@@ -205,7 +205,7 @@ def test_a_flush_round_waits_for_the_outcome_of_a_removal(bench: Bench) -> None:
     send(store, "t", *numbered("old", 20))
     store.tick(NOW_MS + 60_000)
     store.remove_queues(b"t")
-    store.care.finish()
+    store.maintenance.finish()
     assert store.refusal is None
 
 
@@ -215,7 +215,7 @@ def test_retention_waits_for_the_outcome_of_a_removal(bench: Bench) -> None:
         send(store, "t", f"old{n}")
     store.expire(1)
     store.remove_queues(b"t")
-    store.care.finish()
+    store.maintenance.finish()
     assert store.refusal is None
 
 
@@ -238,7 +238,7 @@ def test_writing_goes_on_while_topics_come_and_go(bench: Bench) -> None:
         store.remove_queues(b"t%d" % n)
         store.disk.submit(store.finish_removal)
         assert store.refusal is None
-    store.care.finish()
+    store.maintenance.finish()
     assert store.refusal is None
     store.finish_removal()
     assert folders(store) == []
@@ -353,7 +353,7 @@ def test_the_note_is_forgotten_with_the_segments(bench: Bench) -> None:
     flush(store)
     assert list(read_ends(store.disk, store.paths)) == ["t"]
     store.expire(1)
-    store.care.finish()
+    store.maintenance.finish()
     bench.close(store)
     store = bench.open()
     assert read_ends(store.disk, store.paths) == {}
@@ -365,7 +365,7 @@ def test_a_removal_forgets_the_notes_of_what_the_log_no_longer_holds(bench: Benc
     remove(store)
     send(store, "u", *numbered("more", 60))
     store.expire(1)
-    store.care.finish()
+    store.maintenance.finish()
     remove(store, "u")
     assert list(read_ends(store.disk, store.paths)) == ["u"]
 
@@ -387,7 +387,7 @@ def test_a_note_stays_as_long_as_the_segments_do(bench: Bench) -> None:
     remove(store)
     send(store, "u", *numbered("more", 60))
     store.expire(1)
-    store.care.finish()
+    store.maintenance.finish()
     remove(store, "u")
     assert list(read_ends(store.disk, store.paths)) == ["t", "u"]
 
@@ -514,9 +514,9 @@ def test_no_segment_is_deleted_before_its_predecessor(bench: Bench) -> None:
     assert len(before) > 4
     for _ in range(2):
         store.expire(1)
-        store.care.finish()
+        store.maintenance.finish()
     assert sorted(path.name for path in store.paths.log.iterdir()) == before, "a gap is damage"
     disk.stubborn = False
     store.expire(1)
-    store.care.finish()
+    store.maintenance.finish()
     assert sorted(path.name for path in store.paths.log.iterdir()) == before[3:]

@@ -42,7 +42,7 @@ def holds(store: MessageStore, count: int) -> None:
     """The store has just the first `count` messages, in queues and index alike."""
     assert bodies(store, queue_id=0) == [body(n) for n in range(0, count, 2)]
     assert bodies(store, queue_id=1) == [body(n) for n in range(1, count, 2)]
-    ask = {"begin_ms": 0, "end_ms": EVER_MS, "most": 9, "confirmed": store.confirmed}
+    ask = {"begin_ms": 0, "end_ms": EVER_MS, "most": 9, "confirm_offset": store.confirm_offset}
     for n in range(count + 2):
         assert len(store.lookup.by_key("t", f"k{n}", **ask)) == (n < count), f"k{n}"
 
@@ -133,7 +133,7 @@ def test_the_last_store_time_is_kept(bench: Bench) -> None:
         end(store)
         store = bench.open(now_ms=NOW_MS)
         put(store, record(), now_ms=NOW_MS)
-        assert store.lookup.store_ms(store.path.offset) == NOW_MS + 5000
+        assert store.lookup.store_ms(store.writer.offset) == NOW_MS + 5000
 
 
 @pytest.mark.parametrize(("offset", "size"), [(2 * SEGMENT_BYTES + 3000, 300), (10, 1 << 20)])
@@ -200,7 +200,7 @@ def test_half_a_record_at_the_end_is_cut(bench: Bench) -> None:
     store = bench.open()
     fill(store, 20)
     bench.crash(store)
-    overwrite(log_file(store, 2), store.path.offset % SEGMENT_BYTES + 200, bytes(40))
+    overwrite(log_file(store, 2), store.writer.offset % SEGMENT_BYTES + 200, bytes(40))
     store = bench.open()
     assert store.report.cut_reason is not None
     assert "CRC" in store.report.cut_reason
@@ -218,7 +218,7 @@ def test_nothing_stale_stays_behind_the_cut(bench: Bench) -> None:
     store = bench.open()
     cut = store.report.log_end
     assert SEGMENT_BYTES <= cut < SEGMENT_BYTES + 301
-    assert [s.start for s in store.log.row.segments] == [0, SEGMENT_BYTES]
+    assert [s.start for s in store.log.segments.items] == [0, SEGMENT_BYTES]
     assert not log_file(store, 2).exists()
     assert log_file(store, 1).read_bytes()[cut - SEGMENT_BYTES :].strip(b"\0") == b""
     holds(store, store.report.records)
@@ -256,7 +256,7 @@ def test_a_queue_that_was_deleted_and_made_again_wins(bench: Bench) -> None:
     assert store.max_offset("t", 0) == 2
     assert bodies(store) == [b"new 0", b"new 1"]
     assert put(store, record(b"new 2"))
-    assert store.path.queue_offset == 2
+    assert store.writer.queue_offset == 2
 
 
 def test_entries_before_the_oldest_segment_become_fillers(bench: Bench) -> None:

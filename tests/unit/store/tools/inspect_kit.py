@@ -41,8 +41,8 @@ def fill(store: MessageStore, count: int = COUNT) -> list[tuple[int, int]]:
             record.sys_flag = with_compression(0, Compression.ZLIB)
         record.fill(topic, data, text)
         assert store.put(record, START_MS + number * 40) == PUT_OK, store.refusal
-        placed.append((store.path.offset, record.size))
-    store.settle()
+        placed.append((store.writer.offset, record.size))
+    store.publish()
     return placed
 
 

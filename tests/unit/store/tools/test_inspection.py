@@ -100,7 +100,7 @@ def test_survey_counts_queues_and_files(root: Path, placed: list[tuple[int, int]
     }  # fmt: skip
     assert quick.state == "closed cleanly"
     assert quick.checkpoint is not None
-    assert quick.checkpoint.confirmed == quick.log_end
+    assert quick.checkpoint.confirm_offset == quick.log_end
 
 
 def test_what_is_no_store_is_refused(tmp_path: Path) -> None:
