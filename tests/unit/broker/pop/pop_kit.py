@@ -199,7 +199,7 @@ def reopen(env: BrokerFixture, root: Path, *, crash: bool = False) -> BrokerFixt
 def kill(env: BrokerFixture) -> None:
     """Stop a broker as kill -9 does: the page cache survives, tables are not saved."""
     env.store.writer.publish()
-    env.store._let_go()
+    env.store._release()
 
 
 def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
