@@ -150,7 +150,7 @@ CONSUMING_ROWS: list[Row] = [
      (LOOKS_MAX, LOOKS_IN_POOL_MAX)),
     ("filters.md", "more than {} conditions", (LIGHT,)),
     ("request-reply.md", "did not respond within {} s", (whole(PUSH_MS, SECOND_MS),)),
-    ("trace.md", "at most {}, the newest in the time range", (QUERY_MAX,)),
+    ("trace.md", "the newest {} in the time range", (QUERY_MAX,)),
     ("trace.md", "the newest {} |", (UNIQUE_MAX,)),
 ]  # fmt: skip
 
@@ -175,8 +175,8 @@ STORE_ROWS: list[Row] = [
     ("store.md", "`queues_mapped_max` ({:,})", (STORE.queues_mapped_max,)),
     ("store.md", "a new topic's first {} queues", (PREPARED_MAX,)),
     ("store.md", "a header of {} bytes", (INDEX_HEADER_BYTES,)),
-    ("store.md", "in a page of {:,}", (PAGE_BYTES,)),
-    ("store.md", "{} seconds of slack", (whole(SLACK_MS, SECOND_MS),)),
+    ("store.md", "The checkpoint file has {:,} bytes", (PAGE_BYTES,)),
+    ("store.md", "(minus {} seconds)", (whole(SLACK_MS, SECOND_MS),)),
     ("store.md", "`disk_clean_percent` ({})", (STORE.disk_clean_percent,)),
     ("store.md", "`disk_force_percent` ({})", (STORE.disk_force_percent,)),
     ("store.md", "`disk_refuse_percent` ({})", (STORE.disk_refuse_percent,)),

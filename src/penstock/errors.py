@@ -115,7 +115,7 @@ class StoreError(PenstockError):
 
 
 class StoreRefused(StoreError):
-    """The store holds data in an unsupported format, which the message names."""
+    """The store contains data in an unsupported format, which the message names."""
 
     code = 14  # SERVICE_NOT_AVAILABLE
     hint = "open it with Apache RocketMQ, or consume its topics there and send them to this broker"
@@ -255,8 +255,8 @@ class ConsumerNotOnline(Refused):
 
 
 class TransactionTooLate(Refused):
-    """The time before the first check-back of a half message is over, so only the answer to a
-    check-back can commit or roll it back."""
+    """The immunity time of a half message is over, so only the answer to a check-back can commit
+    or roll it back."""
 
     code = 604  # ILLEGAL_OPERATION
     hint = "commit or roll back in the answer to the broker's check-back"
@@ -493,7 +493,7 @@ class NotTransactional(PenstockError):
 
 
 class SinkTaken(PenstockError):
-    """The sinkId has batches of another query, or later batches than this: rows would be lost."""
+    """Another query used the sinkId, or it has later batches than this one: rows would be lost."""
 
     hint = "choose a unique sinkId for this query; a new checkpoint also needs a new sinkId"
 

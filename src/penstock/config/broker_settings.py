@@ -101,7 +101,7 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                   "enablePropertyFilter", live=True)
     ] = True  # fmt: skip
     recall_enabled: Annotated[
-        bool, Doc("Whether producers may recall timed messages before their delivery.",
+        bool, Doc("Whether producers may recall timer messages before their delivery.",
                   "recallMessageEnable", live=True)
     ] = True  # fmt: skip
     pull_bytes_max: Annotated[
@@ -182,9 +182,9 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                   "their original topic.", "popResponseReturnActualRetryTopic", live=True)
     ] = False  # fmt: skip
     pop_first_if_young: Annotated[
-        bool, Doc("A group that starts at the newest message starts at the first message of a "
-                  "queue whose first message is still in memory.", "initPopOffsetByCheckMsgInMem",
-                  live=True)
+        bool, Doc("A new group that asks for the newest messages starts at the first message of a "
+                  "queue if that is among the newest `hot_bytes` of the log.",
+                  "initPopOffsetByCheckMsgInMem", live=True)
     ] = True  # fmt: skip
     pop_waiting_max: Annotated[
         int, Doc("The maximum number of suspended POP requests, and of suspended notifications.",
@@ -195,16 +195,17 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "popPollingSize", live=True)
     ] = 1_024  # fmt: skip
     pop_batches_max: Annotated[
-        int, Doc("The maximum number of popped batches that are not fully acknowledged, 0.5 KB of "
-                 "memory each. Beyond it POP requests are refused.", "popCkMaxBufferSize",
+        int, Doc("The maximum number of POP checkpoints that are not fully acknowledged, 0.5 KB "
+                 "of memory each. Beyond it POP requests are refused.", "popCkMaxBufferSize",
                  live=True, least=1)
     ] = 200_000  # fmt: skip
     pop_in_flight_limited: Annotated[
         bool, Doc("Whether `pop_in_flight_max` applies.", "enablePopMessageThreshold", live=True)
     ] = False
     pop_in_flight_max: Annotated[
-        int, Doc("A group with more messages of a queue in flight receives no more messages of it.",
-                 "popInflightMessageThreshold", live=True)
+        int, Doc("The maximum number of messages of a queue in flight for a group. Beyond it the "
+                 "group receives no messages of the queue.", "popInflightMessageThreshold",
+                 live=True)
     ] = 10_000  # fmt: skip
     server_side_reset: Annotated[
         bool, Doc("Reset consumer offsets in the broker, without involving the consumers.",

@@ -103,7 +103,7 @@ class NameServerConfig(Checked, frozen=True, forbid_unknown_fields=True):
     host: Annotated[str, Doc("The address to listen on.", "bindAddress")] = "127.0.0.1"
     port: Annotated[int, Doc("The port to listen on.", "listenPort", most=PORT_MAX)] = 9876
     data: Annotated[
-        str, Doc("The directory of the KV file and of changed settings. Empty: they are kept in "
+        str, Doc("The directory of the KV config and of changed settings. Empty: they are kept in "
                  "memory only.", "kvConfigPath", path=True, form="the file in that directory")
     ] = ""  # fmt: skip
     broker_expire_ms: Annotated[

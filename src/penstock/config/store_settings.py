@@ -55,7 +55,7 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "messageDelayLevel", check=delays_ms)
     ] = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"  # fmt: skip
     timers_enabled: Annotated[
-        bool, Doc("Whether producers may send timed messages.", "timerWheelEnable", live=True)
+        bool, Doc("Whether producers may send timer messages.", "timerWheelEnable", live=True)
     ] = True
     timer_delay_s_max: Annotated[
         int, Doc("How far ahead the delivery time of a message may be, in seconds.",
@@ -66,8 +66,8 @@ class StoreConfig(Checked, frozen=True, forbid_unknown_fields=True):
                  "at its own millisecond.", "timerPrecisionMs", least=100, most=1000)
     ] = 1000  # fmt: skip
     timer_roll_slots: Annotated[
-        int, Doc("A timed message that is further ahead is stored again after this number of "
-                 "slots, or after half of `retain_hours` if that is shorter.",
+        int, Doc("A timer message that is due later is stored again after this number of slots, "
+                 "or after half of `retain_hours` if that is shorter.",
                  "timerRollWindowSlot", live=True, least=60, most=7 * 86_400 - 60)
     ] = 2 * 86_400  # fmt: skip
     timer_flush_ms: Annotated[
