@@ -123,8 +123,8 @@ def fake_broker() -> Any:
         stats=SimpleNamespace(groups={("orders", "pay"): flow}), long_polling=[1, 2, 3],
         started_ms=1_700_000_000_500,
         delay=SimpleNamespace(
-            waiting=lambda: [(3, 17, 20)], dropped=1, late_ms=4,
-            lines={2: SimpleNamespace(level=3, delivered=11)},
+            progress=lambda: [(3, 17, 20)], dropped=1, late_ms=4,
+            levels={2: SimpleNamespace(number=3, delivered=11)},
         ),
     )  # fmt: skip
     return SimpleNamespace(

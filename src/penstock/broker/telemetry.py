@@ -188,11 +188,11 @@ def _add_detours(registry: Registry, broker: Broker) -> None:
     delay, level = broker.context.delay, ("level",)
     registry.gauge(
         "penstock_delayed_messages", "Messages that wait for their time, by delay level.", level,
-        read=lambda: [((str(n),), max(end - at, 0)) for n, at, end in delay.waiting()],
+        read=lambda: [((str(n),), max(end - at, 0)) for n, at, end in delay.progress()],
     )  # fmt: skip
     registry.counter(
         "penstock_delayed_delivered_total", "Delayed messages that were delivered.", level,
-        read=lambda: [((str(line.level),), line.delivered) for line in delay.lines.values()],
+        read=lambda: [((str(level.number),), level.delivered) for level in delay.levels.values()],
     )  # fmt: skip
     registry.counter(
         "penstock_delayed_dropped_total",

@@ -114,7 +114,7 @@ class VirtualTimeBroker(Broker):
         due_ms = min(service.due() for service in self._timed)
         # The timer loads slots a minute ahead, every second. Here it sleeps until a slot is used.
         timers = self.timers
-        from_ms = timers.near.loaded_to_ms
+        from_ms = timers.prefetch.loaded_to_ms
         for slot_ms, _ in timers.files.wheel.used(from_ms):
             if slot_ms - TIMER_AHEAD_MS > self._clock.now_ms():
                 return min(due_ms, slot_ms - TIMER_AHEAD_MS)

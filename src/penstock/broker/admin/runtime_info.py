@@ -99,7 +99,7 @@ class RuntimeHandlers:
 
     def timer_metrics(self, command: Command) -> Answer:
         """Messages that wait for their time, by topic."""
-        return reply_with(self._timers.figures.wrapper())
+        return reply_with(self._timers.metrics.wrapper())
 
 
 def human_bytes(count: int) -> str:
@@ -130,7 +130,7 @@ def _pool_figures() -> dict[str, str]:
 def _delay_figures(context: BrokerContext) -> dict[str, str]:
     return {
         f"scheduleMessageOffset_{level}": f"{offset},{end}"
-        for level, offset, end in context.delay.waiting()
+        for level, offset, end in context.delay.progress()
     }
 
 

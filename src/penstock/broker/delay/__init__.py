@@ -1,1 +1,1 @@
-"""Delay levels, timed messages and recall."""
+"""Delay levels, timer messages and recall."""

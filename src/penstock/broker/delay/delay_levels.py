@@ -1,15 +1,15 @@
-"""Delayed messages: parked by their level, stored again in their own queue when their time comes.
+"""Delay levels: messages are stored by level, and delivered to their real queue when they are due.
 
-A message with DELAY > 0 lies in SCHEDULE_TOPIC_XXXX, in the queue of its level, with its own topic
-and queue in REAL_TOPIC and REAL_QID. All messages of a level wait equally long, so the queue is in
-the order of delivery, and its entries carry the time instead of a tag's hash.
+A message with DELAY > 0 is stored in SCHEDULE_TOPIC_XXXX, in the queue of its level, with its real
+topic and queue in REAL_TOPIC and REAL_QID. All messages of a level have the same delay, so the
+queue is in the order of delivery. Its entries hold the delivery time in place of the tag hash.
 
-    entries  the next ones of a level, read ahead: when is the first one due?
-    records  of those that are due within AHEAD_MS, so that nothing waits for the disk then
+    entries  the next entries of a level are prefetched to know when the first message is due
+    records  those that are due within PREFETCH_MS are prefetched, so that delivery reads no disk
 
-Neither is read by the loop if that would wait for the disk. `tick` delivers a bounded number; `due`
-says when it has to be called again. How far a level is goes into the table only when the delivered
-copies are on the disk: after a crash some are delivered twice, none is lost.
+The event loop never waits for the disk. `tick` delivers a bounded number of messages; `due` says
+when to call it again. The offset of a level is saved only when the delivered messages are on the
+disk: after a crash some are delivered twice, but none is lost.
 """
 
 import logging
@@ -39,20 +39,20 @@ from penstock.wire.output import Output
 
 log = logging.getLogger(__name__)
 
-AHEAD_MS: Final = 1_500
-"""Records are read so long before they are due: longer than the server sleeps at most."""
+PREFETCH_MS: Final = 1_500
+"""Records are prefetched this long before they are due: longer than the server ever sleeps."""
 ENTRIES_MAX: Final = 500
-"""Entries of a level that are read at once."""
+"""Entries of a level that are prefetched."""
 RECORDS_MAX: Final = 128
 RECORDS_BYTES_MAX: Final = 256 * 1024
-"""Messages of a level that are kept in memory: at least one, however long it is."""
+"""Records of a level that are prefetched: at least one, whatever its size."""
 TICK_MESSAGES_MAX: Final = 128
 TICK_BYTES_MAX: Final = 1024 * 1024
-"""Messages delivered before others have their turn."""
+"""Messages that one tick delivers."""
 POLL_MS: Final = 5
-"""How often a read that waits for the disk is asked for."""
+"""Interval at which a read in the thread pool is polled."""
 RETRY_MS: Final = 100
-"""After a store that refused, as in RocketMQ."""
+"""Pause after the store refused a message, as in RocketMQ."""
 NEVER: Final = 1 << 62
 
 TIMER_PROPERTIES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
@@ -63,26 +63,26 @@ _NO_LEVEL: Final = 1 << 31
 
 
 def delay_level(properties: dict[str, str]) -> int:
-    """The level that a message asks for, 0 or less for none; MessageIllegal if it is no number."""
+    """The delay level of a message, 0 or less for none; raises MessageIllegal if not a number."""
     text = properties.get(PROPERTY_DELAY, "0")
     digits = text[1:] if text[:1] in ("+", "-") else text
     number = int(text) if digits.isascii() and digits.isdigit() and len(text) <= 11 else _NO_LEVEL
     if not -_I32_MAX - 1 <= number <= _I32_MAX:
         raise MessageIllegal(
-            f"the delay level (DELAY) is no number: {text[:32]!r}",
-            hint="set a level from 1 on, or leave it away",
+            f"the delay level (DELAY) is not a number: {text[:32]!r}",
+            hint="use a level of 1 or more, or remove the property",
         )
     return number
 
 
 @dataclass(slots=True)
-class Ahead:
-    """What was read of a level: entries from `base` on, and the records of the first of them."""
+class Prefetched:
+    """Prefetched entries of a level from the offset `base` on, and records of the first ones."""
 
     base: int = 0
     entries: list[tuple[int, int, int]] = field(default_factory=list)  # log offset, size, due
     records: dict[int, bytes] = field(default_factory=dict)  # by log offset
-    read_to: int = 0  # queue offset up to which records were asked for
+    read_to: int = 0  # records were read up to this queue offset
 
     @property
     def end(self) -> int:
@@ -90,26 +90,32 @@ class Ahead:
 
 
 @dataclass(slots=True)
-class Line:
-    """One level: its queue, and how far it is."""
+class DelayLevel:
+    """One delay level: its queue and its progress."""
 
     queue: ConsumeQueue
-    offset: int  # the next one to deliver
-    ahead: Ahead = field(default_factory=Ahead)
-    reading: "Future[Ahead] | None" = None
+    offset: int  # of the next message to deliver
+    prefetched: Prefetched = field(default_factory=Prefetched)
+    reading: "Future[Prefetched] | None" = None
     due_ms: int = 0
-    ceiling: tuple[int, int] = (0, 0)  # messages below this offset are due at this time
-    mark: tuple[int, int] | None = None  # delivered below this offset: durable from this log offset
+    # Messages below the first value are due at the second value at the latest.
+    ceiling: tuple[int, int] = (0, 0)
+    # An offset that is saved once the log is flushed up to the second value.
+    unflushed: tuple[int, int] | None = None
     delivered: int = 0
 
     @property
-    def level(self) -> int:
+    def number(self) -> int:
         return self.queue.queue_id + 1
 
     def head(self) -> tuple[int, int, int] | None:
-        """Log offset, size and time of the next message, if it was read already."""
-        place = self.offset - self.ahead.base
-        return self.ahead.entries[place] if 0 <= place < len(self.ahead.entries) else None
+        """Log offset, size and delivery time of the next message, if it was prefetched."""
+        log_offset = self.offset - self.prefetched.base
+        return (
+            self.prefetched.entries[log_offset]
+            if 0 <= log_offset < len(self.prefetched.entries)
+            else None
+        )
 
 
 class Delay:
@@ -121,23 +127,23 @@ class Delay:
         self.table = table
         self._store = store
         self._rewriter = rewriter
-        self.levels = len(delays_ms(levels))
-        self.lines: dict[int, Line] = {}  # by queue id
+        self.level_count = len(delays_ms(levels))
+        self.levels: dict[int, DelayLevel] = {}  # by queue id
         self.dropped = 0
-        self.late_ms = 0  # of the last one delivered
-        self._turn = 0
+        self.late_ms = 0  # of the last delivered message
+        self._round_robin = 0
         self._refused = False
 
-    # --- parking
+    # --- redirect
 
-    def park(
+    def redirect(
         self, topic: str, queue_id: int, properties: dict[str, str], level: int
     ) -> ConsumeQueue:
-        """The queue where a message waits; its own place is noted in its properties."""
-        if level > self.levels:
-            level = self.levels
+        """The queue of a level; the real topic and queue are added to the properties."""
+        if level > self.level_count:
+            level = self.level_count
             properties[PROPERTY_DELAY] = str(level)
-        for name in TIMER_PROPERTIES:  # the level counts more
+        for name in TIMER_PROPERTIES:  # the delay level takes precedence
             properties.pop(name, None)
         properties[PROPERTY_REAL_TOPIC] = topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(queue_id)
@@ -151,235 +157,249 @@ class Delay:
         return (self.table,)
 
     def due(self) -> int:
-        """When `tick` has something to do, as far as is known: it looks for new ones itself."""
-        return min((line.due_ms for line in self.lines.values()), default=NEVER)
+        """When `tick` has to be called, by what was read so far; it finds new messages itself."""
+        return min((level.due_ms for level in self.levels.values()), default=NEVER)
 
     def tick(self, now_ms: int) -> None:
-        """Deliver what is due, level by level, but not more than a turn may take."""
+        """Deliver the messages that are due, level by level, up to the limits of a tick."""
         for queue in self._store.queues.of(_SCHEDULE):
-            if queue.queue_id not in self.lines:
-                self.lines[queue.queue_id] = Line(queue, self._begin(queue))
-        lines = list(self.lines.values())
+            if queue.queue_id not in self.levels:
+                self.levels[queue.queue_id] = DelayLevel(queue, self._start_offset(queue))
+        levels = list(self.levels.values())
         messages, space = TICK_MESSAGES_MAX, TICK_BYTES_MAX
-        self._turn += 1
-        for number in range(len(lines)):
-            line = lines[(self._turn + number) % len(lines)]
-            line.due_ms = now_ms  # unless it says otherwise: the turn may be over before
+        self._round_robin += 1
+        for number in range(len(levels)):
+            level = levels[(self._round_robin + number) % len(levels)]
+            level.due_ms = now_ms  # in case the limits of this tick are reached first
             if messages > 0 and space > 0:
-                messages, space = self._serve(line, now_ms, messages, space)
-        self._note_progress(now_ms)
+                messages, space = self._deliver_level(level, now_ms, messages, space)
+        self._save_progress(now_ms)
 
     def finish(self, now_ms: int) -> None:
-        """Before a clean end, which makes all that was delivered durable: note where we are."""
-        for line in self.lines.values():
-            if line.offset != self.table.get(line.level):
-                self.table.commit(line.level, line.offset, now_ms)
+        """Save all offsets before a clean stop, which flushes the delivered messages."""
+        for level in self.levels.values():
+            if level.offset != self.table.get(level.number):
+                self.table.commit(level.number, level.offset, now_ms)
 
     def pinned_from(self) -> int | None:
-        """Log offset of the first message that still waits; None if none does."""
+        """Log offset of the oldest message that is not delivered; None if there is none."""
         first = NEVER
         for queue in self._store.queues.of(_SCHEDULE):
-            line = self.lines.get(queue.queue_id)
-            if line is None or line.offset < queue.max_offset:
-                head = line.head() if line is not None else None
+            level = self.levels.get(queue.queue_id)
+            if level is None or level.offset < queue.max_offset:
+                head = level.head() if level is not None else None
                 first = min(first, head[0] if head is not None else 0)
         return None if first == NEVER else first
 
-    def waiting(self) -> list[tuple[int, int, int]]:
-        """(level, next offset, end of its queue) of the levels that have ever been used."""
+    def progress(self) -> list[tuple[int, int, int]]:
+        """(level, next offset, end of its queue) for each level that has been used."""
         confirm_offset = self._store.confirm_offset
         return [
-            (line.level, line.offset, line.queue.visible_max(confirm_offset))
-            for _, line in sorted(self.lines.items())
-            if line.queue.max_offset > 0
+            (level.number, level.offset, level.queue.visible_max(confirm_offset))
+            for _, level in sorted(self.levels.items())
+            if level.queue.max_offset > 0
         ]
 
-    def _begin(self, queue: ConsumeQueue) -> int:
-        """Where a level goes on: by the table, if its queue has got that place."""
+    def _start_offset(self, queue: ConsumeQueue) -> int:
+        """The saved offset of a level, limited to what its queue holds."""
         wanted = self.table.get(queue.queue_id + 1)
         offset = min(max(wanted, queue.min_offset), queue.max_offset)
         if offset != wanted and wanted > 0:
             log.warning(
-                "delay level %d goes on at %d instead of %d, which its queue does not have",
+                "delay level %d continues at offset %d: its queue does not hold offset %d",
                 queue.queue_id + 1,
                 offset,
                 wanted,
             )
         return offset
 
-    def _note_progress(self, now_ms: int) -> None:
+    def _save_progress(self, now_ms: int) -> None:
         flushed = self._store.flusher.flushed()
-        for line in self.lines.values():
-            if line.mark is not None and line.mark[1] <= flushed:
-                self.table.commit(line.level, line.mark[0], now_ms)
-                line.mark = None
-            if line.mark is None and line.offset != self.table.get(line.level):
-                line.mark = (line.offset, self._store.log.end)
+        for level in self.levels.values():
+            if level.unflushed is not None and level.unflushed[1] <= flushed:
+                self.table.commit(level.number, level.unflushed[0], now_ms)
+                level.unflushed = None
+            if level.unflushed is None and level.offset != self.table.get(level.number):
+                level.unflushed = (level.offset, self._store.log.end)
 
     # --- one level
 
-    def _serve(self, line: Line, now_ms: int, messages: int, space: int) -> tuple[int, int]:
-        """Deliver what is due of a level; what is left of the turn. Sets when it is due again."""
+    def _deliver_level(
+        self, level: DelayLevel, now_ms: int, messages: int, space: int
+    ) -> tuple[int, int]:
+        """Deliver the due messages of a level and set its next due time.
+
+        Returns the messages and bytes that are left of the tick's limits.
+        """
         while messages > 0 and space > 0:
-            if line.reading is not None and not self._take_read(line, now_ms):
+            if level.reading is not None and not self._finish_read(level, now_ms):
                 return messages, space
-            head = line.head()
+            head = level.head()
             if head is None:
-                if not self._read_on(line, now_ms):
+                if not self._prefetch(level, now_ms):
                     return messages, space
                 continue
-            place, size, due_ms = head
-            if due_ms > now_ms + max(line.queue.delay_ms, 0):
-                self._set_ceiling(line, now_ms)
+            log_offset, size, due_ms = head
+            if due_ms > now_ms + max(level.queue.delay_ms, 0):
+                self._set_ceiling(level, now_ms)
                 continue
-            if due_ms - now_ms <= AHEAD_MS and line.offset >= line.ahead.read_to:
-                if not self._read_on(line, now_ms):
+            if due_ms - now_ms <= PREFETCH_MS and level.offset >= level.prefetched.read_to:
+                if not self._prefetch(level, now_ms):
                     return messages, space
                 continue
             if due_ms > now_ms:
-                line.due_ms = due_ms
+                level.due_ms = due_ms
                 return messages, space
-            data = line.ahead.records.pop(place, None)
+            data = level.prefetched.records.pop(log_offset, None)
             if data is not None:
-                if not self._deliver(data, place, now_ms):
-                    line.ahead.records[place] = data
-                    line.due_ms = now_ms + RETRY_MS
+                if not self._deliver(data, log_offset, now_ms):
+                    level.prefetched.records[log_offset] = data
+                    level.due_ms = now_ms + RETRY_MS
                     return messages, space
-                line.delivered += 1
+                level.delivered += 1
                 self.late_ms = now_ms - due_ms
                 messages, space = messages - 1, space - size
-            line.offset += 1  # where there is no record, it is gone or never was
+            level.offset += 1  # an entry without a record was deleted by retention
         return messages, space
 
-    def _set_ceiling(self, line: Line, now_ms: int) -> None:
-        """The clock was set back, or the level's delay made shorter: all that was stored before
-        this moment has waited long enough after one more delay."""
+    def _set_ceiling(self, level: DelayLevel, now_ms: int) -> None:
+        """Limit the delay after the clock was set back or the level's delay was shortened: messages
+        stored before now are due after one more delay at the latest."""
         log.warning(
-            "messages of delay level %d are due later than their delay allows: they are delivered "
-            "in %d ms at the latest",
-            line.level,
-            line.queue.delay_ms,
+            "messages of delay level %d are due later than their delay allows; "
+            "they will be delivered within %d ms",
+            level.number,
+            level.queue.delay_ms,
         )
-        line.ceiling = (line.queue.max_offset, now_ms + max(line.queue.delay_ms, 0))
-        line.ahead = Ahead()
+        level.ceiling = (level.queue.max_offset, now_ms + max(level.queue.delay_ms, 0))
+        level.prefetched = Prefetched()
 
-    def _read_on(self, line: Line, now_ms: int) -> bool:
-        """Read from the level's place on; False if there is nothing, or the disk is waited for."""
-        queue, confirm_offset = line.queue, self._store.confirm_offset
-        line.offset = max(line.offset, queue.min_offset)
+    def _prefetch(self, level: DelayLevel, now_ms: int) -> bool:
+        """Prefetch from the level's offset on; False if there is nothing or a read is in flight."""
+        queue, confirm_offset = level.queue, self._store.confirm_offset
+        level.offset = max(level.offset, queue.min_offset)
         end = queue.visible_max(confirm_offset)
-        if line.offset >= end:
-            line.ahead = Ahead()
-            line.due_ms = NEVER
+        if level.offset >= end:
+            level.prefetched = Prefetched()
+            level.due_ms = NEVER
             return False
-        read = self._reading(line, end, confirm_offset, now_ms + AHEAD_MS)
+        read = self._read_job(level, end, confirm_offset, now_ms + PREFETCH_MS)
         found = read(False)
         if found is not None:
-            line.ahead = found
+            level.prefetched = found
             return True
-        line.reading = self._store.disk.submit(lambda: _waited(read))
-        line.due_ms = now_ms + POLL_MS
+        level.reading = self._store.disk.submit(lambda: _require(read))
+        level.due_ms = now_ms + POLL_MS
         return False
 
-    def _take_read(self, line: Line, now_ms: int) -> bool:
-        """Whether a read that waited for the disk is done; its outcome is the level's."""
-        assert line.reading is not None
-        if not line.reading.done():
-            line.due_ms = now_ms + POLL_MS
+    def _finish_read(self, level: DelayLevel, now_ms: int) -> bool:
+        """Take the result of a read in the thread pool; False if it is not done or failed."""
+        assert level.reading is not None
+        if not level.reading.done():
+            level.due_ms = now_ms + POLL_MS
             return False
-        done, line.reading = line.reading, None
+        done, level.reading = level.reading, None
         error = done.exception()
         if error is not None:
-            log.error("delay level %d can't be read: %s", line.level, error)
-            line.due_ms = now_ms + RETRY_MS
+            log.error("can't read delay level %d: %s", level.number, error)
+            level.due_ms = now_ms + RETRY_MS
             return False
-        line.ahead = done.result()
+        level.prefetched = done.result()
         return True
 
-    def _reading(
-        self, line: Line, end: int, confirm_offset: int, soon_ms: int
-    ) -> "Callable[[bool], Ahead | None]":
-        """The work of reading; None if it would wait for the disk and may not. It changes nothing:
-        it may run in the pool."""
-        queue, base = line.queue, line.offset
-        below, ceiling_ms = line.ceiling
+    def _read_job(
+        self, level: DelayLevel, end: int, confirm_offset: int, soon_ms: int
+    ) -> "Callable[[bool], Prefetched | None]":
+        """A function that prefetches; it returns None if it needs the disk and may not wait.
+
+        The function changes no state, so it may run in the thread pool.
+        """
+        queue, base = level.queue, level.offset
+        below, ceiling_ms = level.ceiling
         store = self._store
 
-        def read(wait: bool) -> Ahead | None:
+        def read(wait: bool) -> Prefetched | None:
             data = queue.read(base, min(ENTRIES_MAX, end - base), wait=wait)
             if data is None:
                 return None
             entries = unpack_entries(data)
             if base < below:
                 entries = [
-                    (place, size, min(due_ms, ceiling_ms) if offset < below else due_ms)
-                    for offset, (place, size, due_ms) in enumerate(entries, base)
+                    (log_offset, size, min(due_ms, ceiling_ms) if offset < below else due_ms)
+                    for offset, (log_offset, size, due_ms) in enumerate(entries, base)
                 ]
-            if not entries:  # a hole: go on in the next file
+            if not entries:  # a gap: continue in the next file
                 gap = queue.file_entries - base % queue.file_entries
-                return Ahead(base, [(0, 0, 0)] * min(gap, end - base), read_to=end)
+                return Prefetched(base, [(0, 0, 0)] * min(gap, end - base), read_to=end)
             soon = 0
             while soon < min(len(entries), RECORDS_MAX) and entries[soon][2] <= soon_ms:
                 soon += 1
-            ahead = Ahead(base, entries, read_to=base)
+            prefetched = Prefetched(base, entries, read_to=base)
             if soon and not _read_records(
-                store.new_reader(), queue, ahead, soon, confirm_offset, wait
+                store.new_reader(), queue, prefetched, soon, confirm_offset, wait
             ):
                 return None
-            return ahead
+            return prefetched
 
         return read
 
     # --- one message
 
-    def _deliver(self, data: bytes, place: int, now_ms: int) -> bool:
-        """Store a message in its own queue; False if the store refuses for now."""
+    def _deliver(self, data: bytes, log_offset: int, now_ms: int) -> bool:
+        """Store a message in its real queue; False if the store refuses it for now."""
         rewriter = self._rewriter
         if not rewriter.read(data):
-            return self._drop(place, "it is no message")
+            return self._drop(log_offset, "it is not a message")
         properties = rewriter.properties()
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         try:
             number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            queue = rewriter.destination(topic, number, place, now_ms)
+            queue = rewriter.destination(topic, number, log_offset, now_ms)
         except (ValueError, PenstockError) as error:
-            return self._drop(place, f"it has no place in {topic!r}: {error}")
+            return self._drop(log_offset, f"it can't be stored in topic {topic}: {error}")
         if queue is None:
-            return self._drop(place, f"the topic {topic!r} was deleted after it had been sent")
+            return self._drop(log_offset, f"the topic {topic} was deleted after it was sent")
         status = rewriter.put(queue, now_ms)
         if status == ILLEGAL:
-            return self._drop(place, f"it can't be stored (problem {self._store.writer.problem})")
+            return self._drop(
+                log_offset, f"it can't be stored (problem {self._store.writer.problem})"
+            )
         if status != PUT_OK and not self._refused:
-            log.error("delayed messages have to wait: %s", self._store.writer.fault)
+            log.error("can't store delayed messages, will retry: %s", self._store.writer.fault)
         self._refused = status != PUT_OK
         return not self._refused
 
-    def _drop(self, place: int, why: str) -> bool:
+    def _drop(self, log_offset: int, why: str) -> bool:
         self.dropped += 1
-        log.error("the delayed message at the log offset %d is not delivered: %s", place, why)
+        log.error("dropped the delayed message at log offset %d: %s", log_offset, why)
         return True
 
 
-def _waited(read: "Callable[[bool], Ahead | None]") -> Ahead:
+def _require(read: "Callable[[bool], Prefetched | None]") -> Prefetched:
     found = read(True)
-    assert found is not None, "a read that may wait has an outcome"
+    assert found is not None, "a read that may wait returns a result"
     return found
 
 
 def _read_records(
-    reader: Reader, queue: ConsumeQueue, ahead: Ahead, count: int, confirm_offset: int, wait: bool
+    reader: Reader,
+    queue: ConsumeQueue,
+    prefetched: Prefetched,
+    count: int,
+    confirm_offset: int,
+    wait: bool,
 ) -> bool:
-    """Have the first records; False if that would wait for the disk and may not."""
-    status = reader.find(queue, ahead.base, count, RECORDS_BYTES_MAX, confirm_offset, wait)
+    """Read the first records; False if it needs the disk and may not wait."""
+    status = reader.find(queue, prefetched.base, count, RECORDS_BYTES_MAX, confirm_offset, wait)
     if status == COLD:
         return False
-    # What could not be found is gone: the level must get past it.
-    ahead.read_to = max(reader.next_offset, ahead.base + 1)
+    # A record that was not found is deleted: the level continues after it.
+    prefetched.read_to = max(reader.next_offset, prefetched.base + 1)
     if status == FOUND:
         output = Output(1024)
         if reader.copy_to(output, wait):
             for record in split_records(output.take()):
-                ahead.records[octets.get_i64(record, layout.PHYSICAL_OFFSET_AT)] = record
+                prefetched.records[octets.get_i64(record, layout.PHYSICAL_OFFSET_AT)] = record
         elif not wait:
             return False
     return True

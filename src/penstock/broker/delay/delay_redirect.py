@@ -31,9 +31,9 @@ class DelayRedirect:
         """
         level = delay_level(properties)
         if level > 0:
-            return Redirect(self._delay.park(topic, queue_id, properties, level), sys_flag)
+            return Redirect(self._delay.redirect(topic, queue_id, properties, level), sys_flag)
         if any(name in properties for name in TIMER_PROPERTIES):
-            queue = self._timers.park(topic, queue_id, properties, now_ms)
+            queue = self._timers.redirect(topic, queue_id, properties, now_ms)
             if queue is not None:
                 return Redirect(queue, sys_flag, self._timers.recall_handle(topic, properties))
         return None

@@ -1,8 +1,8 @@
-"""Times of delivery: what a message asks for, and which slot of the timer that is.
+"""Delivery times: the properties that request one, and the slot of the timer it belongs to.
 
-Slot S of the timer holds what is due within (S, S + precision]: a message that is due exactly at
-the begin of a slot belongs to the one before, as in RocketMQ. The slot stands in the property
-TIMER_OUT_MS of a parked message; its own millisecond follows from what was asked for.
+Slot S of the timer holds the messages that are due within (S, S + precision]. A message that is due
+exactly at the start of a slot belongs to the slot before, as in RocketMQ. The property TIMER_OUT_MS
+of a message in the timer is its slot; its exact millisecond follows from the requested time.
 """
 
 from typing import Final
@@ -22,16 +22,16 @@ from penstock.wire.codes import (
 SLOT_MS_MAX: Final = 1000
 _I64: Final = 1 << 63
 
-_ASKED: Final = (
+_DELIVERY_PROPERTIES: Final = (
     (PROPERTY_TIMER_DELAY_SEC, 1000, True),
     (PROPERTY_TIMER_DELAY_MS, 1, True),
     (PROPERTY_TIMER_DELIVER_MS, 1, False),
 )
-"""By priority: the property, its unit in ms, whether it counts from the send on."""
+"""In order of precedence: property, unit in ms, whether it is relative to the send."""
 
 
-def number_of(text: str) -> int | None:
-    """A number as Java reads a long."""
+def parse_long(text: str) -> int | None:
+    """The number in a text, as Java parses a long; None if it is not valid."""
     digits = text[1:] if text[:1] in ("+", "-") else text
     if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
         return None
@@ -39,58 +39,58 @@ def number_of(text: str) -> int | None:
     return number if -_I64 <= number < _I64 else None
 
 
-def asked_ms(properties: dict[str, str], from_ms: int) -> int | None:
-    """When a message that is sent at `from_ms` is to be delivered; None if it does not say.
+def requested_ms(properties: dict[str, str], from_ms: int) -> int | None:
+    """The delivery time of a message that is sent at `from_ms`; None if it has none.
 
-    Raises MessageIllegal if that is no number.
+    Raises MessageIllegal if it is not a number.
     """
-    for name, unit_ms, relative in _ASKED:
+    for name, unit_ms, relative in _DELIVERY_PROPERTIES:
         text = properties.get(name)
         if text is None:
             continue
-        number = number_of(text)
+        number = parse_long(text)
         if number is None:
             raise MessageIllegal(
-                f"the time of delivery ({name}) is no number: {text[:32]!r}",
-                hint="set a whole number, or leave it away",
+                f"the delivery time ({name}) is not a number: {text[:32]!r}",
+                hint="use a whole number, or remove the property",
             )
         return number * unit_ms + (from_ms if relative else 0)
     return None
 
 
 def slot_of(due_ms: int, precision_ms: int) -> int:
-    """The slot of a time of delivery."""
+    """The slot of a delivery time."""
     return due_ms - 1 - (due_ms - 1) % precision_ms
 
 
 def due_of(properties: dict[str, str], stored_ms: int) -> int | None:
-    """When a parked message is due; None if it is none.
+    """When a message in the timer is due; None if it is not a timer message.
 
-    What was stored again while it waited has its time in TIMER_DELIVER_MS. The slot limits what is
-    computed from the time of storing: that may be later than the time of the send.
+    A rolled message has its delivery time in TIMER_DELIVER_MS. The slot limits a time that is
+    computed from the store time, which may be later than the send.
     """
-    slot_ms = number_of(properties.get(PROPERTY_TIMER_OUT_MS, ""))
+    slot_ms = parse_long(properties.get(PROPERTY_TIMER_OUT_MS, ""))
     if slot_ms is None:
         return None
     asked: int | None
     if PROPERTY_TIMER_ROLL_TIMES in properties:
-        asked = number_of(properties.get(PROPERTY_TIMER_DELIVER_MS, ""))
+        asked = parse_long(properties.get(PROPERTY_TIMER_DELIVER_MS, ""))
     else:
         try:
-            asked = asked_ms(properties, stored_ms)
+            asked = requested_ms(properties, stored_ms)
         except MessageIllegal:
             asked = None
     last_ms = slot_ms + SLOT_MS_MAX
     return last_ms if asked is None else min(max(asked, slot_ms + 1), last_ms)
 
 
-def key_of(properties: dict[str, str]) -> tuple[str, str]:
-    """What a message is recalled by: its topic and its unique key."""
+def message_key(properties: dict[str, str]) -> tuple[str, str]:
+    """Real topic and unique key of a message, by which it is recalled."""
     return properties.get(PROPERTY_REAL_TOPIC, ""), properties.get(PROPERTY_UNIQ_KEY, "")
 
 
 def recalled_key(properties: dict[str, str]) -> tuple[str, str] | None:
-    """Topic and unique key of the message that this one recalls; None if it is no recall.
+    """Topic and unique key of the message that this one recalls; None if it is not a recall.
 
     RocketMQ writes the unique key alone, or `topic+key` (appendTopicForTimerDeleteKey).
     """

@@ -1,4 +1,4 @@
-"""Recall: a producer takes back a timed message, by the handle in the response to its send.
+"""Recall: a producer takes back a timer message, by the handle in the response to its send.
 
 A recall is stored as a message in the same slot of the timer, with the unique key of the message to
 recall (TIMER_DEL_UNIQKEY). So it is seen before the first message of the slot is delivered, also
@@ -34,9 +34,9 @@ from penstock.wire.output import response
 from penstock.wire.record import Record
 
 TAG: Final = "_RECALL_TAG_"
-EXPECTED_MAX: Final = 100_000
-"""Recalls that are stored and not in the timer's files yet."""
-_NOWHERE: Final = bytes(8)
+PENDING_RECALLS_MAX: Final = 100_000
+"""Recalls that are stored but not yet in the timer's files."""
+_NO_HOST: Final = bytes(8)
 
 
 class Recall:
@@ -55,34 +55,37 @@ class Recall:
         return [Row(RequestCode.RECALL_MESSAGE, self.recall)]
 
     def recall(self, command: Command) -> Answer:
-        """Store the recall of a message; its unique key is the answer."""
+        """Store the recall of a message; the response has its unique key."""
         broker = self._settings.current.broker
         if not broker.recall_enabled:
             raise NoPermission(
                 "recall failed, operation is forbidden",
-                hint="set recall_enabled (recallMessageEnable)",
+                hint="enable the setting recall_enabled (recallMessageEnable)",
             )
         if not broker.permission & PERM_WRITE:
             raise NotWriteable(
-                f"recall failed, broker service not available: {broker.name} takes no messages",
-                hint="its permission is set so (brokerPermission)",
+                f"recall failed, broker service not available: {broker.name} may not be written to",
+                hint="its setting permission (brokerPermission) has no write permission",
             )
         topic = command.text("topic")
         self._topics.need(topic)
         handle = read_recall_handle(command.text_or("recallHandle"))
-        refusal = self._object(topic, handle, command.now_ms)
+        refusal = self._refusal(topic, handle, command.now_ms)
         if refusal:
             return Reply(ResponseCode.ILLEGAL_OPERATION, remark=refusal)
         assert handle is not None
-        if len(self._timers.feed.expected) >= EXPECTED_MAX:
+        if len(self._timers.enqueue.pending_recalls) >= PENDING_RECALLS_MAX:
             raise SystemBusy.over(
-                "recalls wait for the timer", figure=EXPECTED_MAX, limit=EXPECTED_MAX, unit=""
+                "too many recalls are not yet in the timer",
+                figure=PENDING_RECALLS_MAX,
+                limit=PENDING_RECALLS_MAX,
+                unit="",
             )
         self._put(handle, command)
         return self._answer(handle, command)
 
-    def _object(self, topic: str, handle: RecallHandle | None, now_ms: int) -> str:
-        """Why a handle is not taken; empty: it is."""
+    def _refusal(self, topic: str, handle: RecallHandle | None, now_ms: int) -> str:
+        """Why a handle is refused; empty if it is accepted."""
         if handle is None:
             return "recall handle is invalid"
         if handle.topic != topic:
@@ -93,9 +96,9 @@ class Recall:
         left_ms = handle.time_ms - now_ms
         most_ms = self._store.config.timer_delay_s_max * 1000
         if left_ms <= 0:
-            return "recall failed, timestamp invalid: the message was due, or is within a second"
+            return "recall failed, timestamp invalid: the message is due within a second, or was"
         if left_ms >= most_ms:
-            return "recall failed, timestamp invalid: it is further ahead than any message may be"
+            return "recall failed, timestamp invalid: it is later than timer_delay_s_max allows"
         return ""
 
     def _put(self, handle: RecallHandle, command: Command) -> None:
@@ -110,8 +113,8 @@ class Recall:
         group = command.text_or("producerGroup")
         if group:
             properties[PROPERTY_PRODUCER_GROUP] = group
-        queue = timers.park(handle.topic, 0, properties, now_ms)
-        assert queue is not None, "its time is to come"
+        queue = timers.redirect(handle.topic, 0, properties, now_ms)
+        assert queue is not None, "its delivery time is in the future"
         record = Record()
         record.fill(queue.topic, b"0", encode_properties(properties))
         record.queue_id = queue.queue_id
@@ -128,13 +131,13 @@ class Recall:
                 if isinstance(fault, PenstockError)
                 else NotWriteable(f"recall failed, execute error: {fault or writer.problem}")
             )
-        expected = timers.feed.expected
+        pending_recalls = timers.enqueue.pending_recalls
         key = recalled_key(properties)
         assert key is not None
-        expected[key] = expected.get(key, 0) + 1
+        pending_recalls[key] = pending_recalls.get(key, 0) + 1
 
     def _answer(self, handle: RecallHandle, command: Command) -> Answer:
-        """Success, with the key of the message; under sync flush when the recall is on the disk."""
+        """The response; under sync flush it is sent when the log has been flushed."""
         broker, store = self._settings.current.broker, self._store
         ext = {"msgId": handle.key, "MSG_REGION": broker.region}
         if not store.flusher.group_commit or command.oneway:
@@ -147,5 +150,5 @@ def _host(text: str) -> bytes:
     try:
         host = encode_host(text)
     except RecordError:
-        return _NOWHERE
-    return host if len(host) == len(_NOWHERE) else _NOWHERE
+        return _NO_HOST
+    return host if len(host) == len(_NO_HOST) else _NO_HOST

@@ -1,4 +1,4 @@
-"""Handles by which producers recall timed messages: base64url("v1 topic broker time key").
+"""Handles by which producers recall timer messages: base64url("v1 topic broker time key").
 
 The time is a millisecond of the message's slot.
 """
@@ -7,7 +7,7 @@ import base64
 import binascii
 from typing import Final, NamedTuple
 
-from penstock.broker.delay.delivery_time import number_of
+from penstock.broker.delay.delivery_time import parse_long
 from penstock.wire.codes import PROPERTY_TIMER_OUT_MS, PROPERTY_UNIQ_KEY
 
 _VERSION: Final = "v1"
@@ -24,8 +24,9 @@ class RecallHandle(NamedTuple):
 
 
 def make_recall_handle(topic: str, broker: str, properties: dict[str, str]) -> bytes:
-    """The handle of a timed message."""
-    time_ms = int(properties[PROPERTY_TIMER_OUT_MS]) + 1  # within the slot, whose begin is not
+    """The handle of a timer message."""
+    # The first millisecond of a slot belongs to the slot before.
+    time_ms = int(properties[PROPERTY_TIMER_OUT_MS]) + 1
     key = properties.get(PROPERTY_UNIQ_KEY, "")
     text = " ".join((_VERSION, topic, broker, str(time_ms), key))
     return base64.urlsafe_b64encode(text.encode())
@@ -41,7 +42,7 @@ def read_recall_handle(text: str) -> RecallHandle | None:
         version, topic, broker, time, key, *_ = plain.decode().split(" ")
     except (ValueError, binascii.Error):
         return None
-    number = number_of(time)
-    if version != _VERSION or not key:  # without a key it would be a message like any other
+    number = parse_long(time)
+    if version != _VERSION or not key:  # a recall without a key would be an ordinary message
         return None
     return RecallHandle(topic, broker, -1 if number is None else number, key)

@@ -1,8 +1,8 @@
-"""The slots of the timer that come near: their chains, and their messages read ahead.
+"""Prefetch: reads the chains of the next slots of the timer, and their messages.
 
-A chain is read when its slot begins within a second and a half, earlier if it is long, and the
-messages of the next moments if they are not in memory anyhow. Neither is waited for by the loop:
-what the disk has to bring is read by the pool.
+A chain is read when its slot starts within 1.5 s, a long chain earlier. Messages that are due soon
+are read too, unless they are in memory. The event loop never waits for the disk: such reads run in
+the thread pool.
 """
 
 from collections.abc import Callable
@@ -19,26 +19,26 @@ from penstock.store.timer.timer_store import TimerStore
 from penstock.wire.message import decode_properties
 from penstock.wire.record import RECORD, StoredRecord, java_hash
 
-AHEAD_MS: Final = 1_500
-"""Longer than the server sleeps at most."""
-FAR_MS: Final = 60_000
-"""Slots are looked at so long before: the longest chains take some seconds."""
+PREFETCH_MS: Final = 1_500
+"""Longer than the server ever sleeps."""
+LOOKAHEAD_MS: Final = 60_000
+"""Slots are examined this long ahead: the longest chains take seconds to read."""
 UNITS_PER_MS: Final = 50
-"""So many more units of a chain take a millisecond more of time ahead."""
-TICK_UNITS: Final = 500
-POOL_UNITS: Final = 5_000
-NEAR_UNITS_MAX: Final = 2_000_000
-"""More are not held in memory (16 bytes each), unless it is their time."""
+"""Units of a chain that are read in a millisecond; a longer chain is read earlier."""
+TICK_UNITS_MAX: Final = 500
+THREAD_UNITS_MAX: Final = 5_000
+PREFETCH_UNITS_MAX: Final = 2_000_000
+"""Units in memory (16 bytes each) above which no further chain is read before it is due."""
 CHAINS_MAX: Final = 256
 RECORDS_MAX: Final = 1_024
 RECORDS_BYTES_MAX: Final = 4 * 1024 * 1024
-TICK_RECORDS: Final = 256
+TICK_RECORDS_MAX: Final = 256
 POLL_MS: Final = 5
 NEVER: Final = 1 << 62
 
 
 def read_properties(data: bytes, offset: int) -> tuple[dict[str, str], StoredRecord] | None:
-    """The properties of a record at its place of the log, and its head; None if it is none."""
+    """Properties and header of the record at a log offset; None if it is not a record."""
     stored = StoredRecord()
     stored.bind(memoryview(bytearray(data or b"\0")))
     if stored.read(0, len(data)) != RECORD or stored.physical_offset != offset:
@@ -47,22 +47,22 @@ def read_properties(data: bytes, offset: int) -> tuple[dict[str, str], StoredRec
     return decode_properties(text), stored
 
 
-class Near:
-    """Chains by slot."""
+class TimerPrefetch:
+    """The chains of the next slots, and records that are due soon."""
 
     def __init__(self, store: MessageStore, files: TimerStore) -> None:
         self._store = store
         self._files = files
         self.chains: dict[int, Chain] = {}
         self.loaded_to_ms = files.progress.read_ms
-        """What waits in slots before is here; what comes into them comes here too."""
+        """All slots before this time are loaded; messages added to them are added here too."""
         self.due_ms = 0
         self._chain: Chain | None = None  # being read
-        self._job: Future[Callable[[], None]] | None = None  # what it answers runs in the loop
+        self._job: Future[Callable[[], None]] | None = None  # its result is run by the event loop
         self._records: dict[int, bytes] = {}
         self._records_bytes = 0
-        self._cursors: dict[int, tuple[int, int]] = {}  # how far messages were read ahead, by slot
-        self._peeked: tuple[int, int | None] | None = None  # until when, the next slot
+        self._cursors: dict[int, tuple[int, int]] = {}  # progress of reading records, by slot
+        self._next_slot: tuple[int, int | None] | None = None  # valid until, next used slot
 
     def add(
         self,
@@ -76,9 +76,9 @@ class Near:
         roll: bool,
         recalls: tuple[str, str] | None,
     ) -> None:
-        """Let a message wait in a slot: in the files, and here if the slot is near."""
+        """Add a message to a slot: in the files, and here if the slot is loaded."""
         progress = self._files.progress
-        if slot_ms == progress.read_ms:  # what is done there, is done in order
+        if slot_ms == progress.read_ms:  # the slot in progress is delivered in order
             due_ms = max(due_ms, progress.due_ms)
         unit = self._files.add(
             slot_ms,
@@ -91,7 +91,7 @@ class Near:
             delete=recalls is not None,
         )
         if slot_ms >= self.loaded_to_ms:
-            self._peeked = None
+            self._next_slot = None
             return
         chain = self.chains.get(slot_ms)
         if chain is None:
@@ -109,17 +109,17 @@ class Near:
         self.chains[slot_ms] = chain
         return chain
 
-    # --- reading chains
+    # --- chains
 
     def load(self, now_ms: int) -> None:
-        """Read chains and messages whose time comes, as far as one turn allows.
+        """Read chains and records that are due soon, up to the limits of a tick.
 
-        Sets when that has to go on. Raises StoreDamaged if a chain can't be read.
+        Sets `due_ms`. Raises StoreDamaged if a chain can't be read.
         """
         self.due_ms = NEVER
         if not self._finish_job(now_ms):
             return
-        units = TICK_UNITS
+        units = TICK_UNITS_MAX
         while units > 0:
             chain = self._chain = self._chain or self._next_chain(now_ms)
             if chain is None:
@@ -142,48 +142,54 @@ class Near:
         self._read_ahead(now_ms)
 
     def _next_chain(self, now_ms: int) -> Chain | None:
-        """The next slot whose chain has to be read by now."""
+        """The chain of the next slot that has to be read now."""
         files = self._files
-        if self._peeked is None or now_ms >= self._peeked[0] or now_ms < self._peeked[0] - FAR_MS:
-            found = files.wheel.next_used(self.loaded_to_ms, now_ms + FAR_MS)
-            self._peeked = (now_ms + FAR_MS // 2, found)
-        slot_ms = self._peeked[1]
+        if (
+            self._next_slot is None
+            or now_ms >= self._next_slot[0]
+            or now_ms < self._next_slot[0] - LOOKAHEAD_MS
+        ):
+            found = files.wheel.next_used(self.loaded_to_ms, now_ms + LOOKAHEAD_MS)
+            self._next_slot = (now_ms + LOOKAHEAD_MS // 2, found)
+        slot_ms = self._next_slot[1]
         slot = files.wheel.get(slot_ms) if slot_ms is not None else None
-        near_ms = files.slot_of(now_ms + AHEAD_MS)
+        prefetch_ms = files.slot_of(now_ms + PREFETCH_MS)
         if slot_ms is None or slot is None:
-            self.loaded_to_ms = max(self.loaded_to_ms, near_ms)
+            self.loaded_to_ms = max(self.loaded_to_ms, prefetch_ms)
             return None
-        start_ms = slot_ms - AHEAD_MS - max(slot.units, 0) // UNITS_PER_MS
-        held = sum(chain.count for chain in self.chains.values())
-        if held > NEAR_UNITS_MAX or len(self.chains) > CHAINS_MAX:  # they go first
+        start_ms = slot_ms - PREFETCH_MS - max(slot.units, 0) // UNITS_PER_MS
+        loaded = sum(chain.count for chain in self.chains.values())
+        if loaded > PREFETCH_UNITS_MAX or len(self.chains) > CHAINS_MAX:  # deliver those first
             return None
         if start_ms > now_ms:
-            self.loaded_to_ms = max(self.loaded_to_ms, min(near_ms, slot_ms))
+            self.loaded_to_ms = max(self.loaded_to_ms, min(prefetch_ms, slot_ms))
             self.due_ms = min(self.due_ms, start_ms)
             return None
-        self._peeked = None
+        self._next_slot = None
         self.loaded_to_ms = slot_ms + files.precision_ms
         return self._make_chain(slot_ms, slot.last)
 
-    def _read_recalls(self, chain: Chain, most: int, now_ms: int) -> int:
-        """Learn which messages of a slot were recalled; how many more this turn allows, or -1 if
-        the disk is waited for."""
+    def _read_recalls(self, chain: Chain, limit: int, now_ms: int) -> int:
+        """Read which messages of a slot were recalled.
+
+        Returns what is left of the tick's limit, or -1 if a read is in flight.
+        """
         store = self._store
-        while chain.recalls and most > 0:
+        while chain.recalls and limit > 0:
             offset, size = chain.recalls[-1]
             data = store.lookup.read_record(offset, size, wait=False)
             if data is None:
-                self._submit(partial(_read_recalls, store, chain, TICK_UNITS), now_ms)
+                self._submit(partial(_read_recalls, store, chain, TICK_UNITS_MAX), now_ms)
                 return -1
             chain.recalls.pop()
-            _note_recall(chain, data, offset)
-            most -= 1
-        return most
+            _add_recall(chain, data, offset)
+            limit -= 1
+        return limit
 
-    # --- reading messages
+    # --- records
 
-    def record(self, waiting: Waiting, now_ms: int) -> bytes | None:
-        """A message whose time has come; GONE if there is none, None if the disk is waited for."""
+    def take_record(self, waiting: Waiting, now_ms: int) -> bytes | None:
+        """The record of a due message; GONE if it was deleted, None if a read is in flight."""
         data = self._records.pop(waiting.offset, None)
         if data is not None:
             self._records_bytes -= len(data)
@@ -195,13 +201,13 @@ class Near:
             self.due_ms = min(self.due_ms, now_ms + POLL_MS)
         return data
 
-    def keep(self, waiting: Waiting, data: bytes) -> None:
-        """A message that could not be delivered yet."""
+    def put_back(self, waiting: Waiting, data: bytes) -> None:
+        """Keep the record of a message that is not delivered yet."""
         self._records[waiting.offset] = data
         self._records_bytes += len(data)
 
-    def drop(self, slot_ms: int) -> None:
-        """A slot is done."""
+    def remove_slot(self, slot_ms: int) -> None:
+        """Drop a slot that is done."""
         self.chains.pop(slot_ms, None)
         self._cursors.pop(slot_ms, None)
         if not self.chains:
@@ -209,14 +215,14 @@ class Near:
             self._records_bytes = 0
 
     def _read_ahead(self, now_ms: int) -> None:
-        """Read the messages of the next moments, but those that are in memory anyhow."""
+        """Read the records that are due soon, except those in memory."""
         cold: list[Waiting] = []
         log = self._store.log
         hot_from = max(log.hot_from, log.written - self._store.config.hot_bytes)
-        until_ms = now_ms + AHEAD_MS
+        until_ms = now_ms + PREFETCH_MS
         for slot_ms in sorted(self.chains):
             chain = self.chains[slot_ms]
-            left = min(TICK_RECORDS - len(cold), RECORDS_MAX - len(self._records))
+            left = min(TICK_RECORDS_MAX - len(cold), RECORDS_MAX - len(self._records))
             if slot_ms > until_ms or not chain.ready or left <= 0:
                 break
             room = RECORDS_BYTES_MAX - self._records_bytes - sum(waiting.size for waiting in cold)
@@ -229,14 +235,14 @@ class Near:
             self._fetch(cold, now_ms)
 
     def _fetch(self, wanted: list[Waiting], now_ms: int) -> None:
-        """Have messages read: at once those that the page cache has, the others by the pool."""
+        """Read records: those in the page cache at once, others in the thread pool."""
         rest = []
         for waiting in wanted:
             data = self._store.lookup.read_record(waiting.offset, waiting.size, wait=False)
             if data is None:
                 rest.append(waiting)
             else:
-                self.keep(waiting, data)
+                self.put_back(waiting, data)
         if rest:
             self._submit(lambda: self._read_records(rest), now_ms)
 
@@ -247,18 +253,18 @@ class Near:
 
         def take() -> None:
             for waiting, data in found:
-                self.keep(waiting, data)
+                self.put_back(waiting, data)
 
         return take
 
-    # --- the pool
+    # --- thread pool
 
     def _submit(self, work: Callable[[], Callable[[], None]], now_ms: int) -> None:
         self._job = self._store.disk.submit(work)
         self.due_ms = min(self.due_ms, now_ms + (POLL_MS if self._store.disk.threads else 0))
 
     def _finish_job(self, now_ms: int) -> bool:
-        """Whether nothing is waited for any more."""
+        """Whether no read is in flight."""
         if self._job is not None:
             if not self._job.done():
                 self.due_ms = now_ms + POLL_MS
@@ -267,20 +273,20 @@ class Near:
             done.result()()
         return True
 
-    def wait(self) -> None:
-        """Wait for the pool; what it read does not matter any more."""
+    def wait_for_reads(self) -> None:
+        """Wait for reads in the thread pool and discard their results."""
         if self._job is not None:
             self._job.exception()
             self._job = None
 
 
 def _read_chain(chain: Chain) -> Callable[[], None]:
-    chain.read(POOL_UNITS, wait=True)
+    chain.read(THREAD_UNITS_MAX, wait=True)
     return lambda: None
 
 
-def _read_recalls(store: MessageStore, chain: Chain, most: int) -> Callable[[], None]:
-    wanted = chain.recalls[-most:]
+def _read_recalls(store: MessageStore, chain: Chain, limit: int) -> Callable[[], None]:
+    wanted = chain.recalls[-limit:]
     keys = [
         _recall_in(store.lookup.read_record(offset, size, wait=True) or GONE, offset)
         for offset, size in wanted
@@ -298,7 +304,7 @@ def _recall_in(data: bytes, offset: int) -> tuple[str, str] | None:
     return recalled_key(found[0]) if found is not None else None
 
 
-def _note_recall(chain: Chain, data: bytes, offset: int) -> None:
+def _add_recall(chain: Chain, data: bytes, offset: int) -> None:
     key = _recall_in(data, offset)
     if key is not None:
         chain.recalled.add(key)

@@ -1,24 +1,29 @@
-"""Messages with a time of delivery of their own: parked in rmq_sys_wheel_timer, stored in their own
-queue at that millisecond, recalled before on demand.
+"""The timer: messages with a delivery time are delivered to their real queue at that millisecond.
 
-    send → `park` → the queue → `timerfeed` → the timer's files → `timernear` → here → their queue
+    send → `redirect` → rmq_sys_wheel_timer → `timer_enqueue` → the timer's files
+    the timer's files → `timer_prefetch` → `Timers.tick` → the real queue
 
-A message gets a unit in the timer's files soon after it is stored. When its slot comes near, the
-chain of the slot is read and sorted by the messages' own milliseconds; `tick` delivers what is due,
-in bounded turns, and `due` says when the next one is. How far that is, is noted once the delivered
-copies are on the disk: after a crash some are delivered twice, none is lost.
+A message is added to a slot in the timer's files soon after it is stored. Shortly before the slot
+starts, its chain is read and sorted by delivery time. `tick` delivers a bounded number of messages;
+`due` says when to call it again. The progress is saved only when the delivered messages are on the
+disk: after a crash some are delivered twice, but none is lost.
 """
 
 import logging
 from concurrent.futures import Future
 from typing import Final
 
-from penstock.broker.delay.delivery_time import asked_ms, due_of, key_of, recalled_key, slot_of
+from penstock.broker.delay.delivery_time import (
+    due_of,
+    message_key,
+    recalled_key,
+    requested_ms,
+    slot_of,
+)
 from penstock.broker.delay.recall_handle import make_recall_handle
-from penstock.broker.delay.timer_counters import BOUNDS_S, TimerFigures
-from penstock.broker.delay.timer_enqueue import Feed, rolled_on
-from penstock.broker.delay.timer_metrics import add_timer_metrics
-from penstock.broker.delay.timer_prefetch import NEVER, Near
+from penstock.broker.delay.timer_enqueue import TimerEnqueue, rolled_properties
+from penstock.broker.delay.timer_metrics import BOUNDS_S, TimerMetrics, add_timer_metrics
+from penstock.broker.delay.timer_prefetch import NEVER, TimerPrefetch
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.topics import Topics
 from penstock.config import Live
@@ -56,20 +61,20 @@ from penstock.wire.record import StoredRecord
 
 log = logging.getLogger(__name__)
 
-FEED_MS: Final = 20
-"""A message is in the timer's files so long after it was stored, if it is not due before."""
+ENQUEUE_MS: Final = 20
+"""A message is added to the timer's files this long after it was stored, or when it is due."""
 TICK_MESSAGES_MAX: Final = 128
 TICK_BYTES_MAX: Final = 1024 * 1024
-"""Messages delivered before others have their turn."""
+"""Messages that one tick delivers."""
 RETRY_MS: Final = 100
-"""After a store that refused."""
-READ_AGAIN_MS: Final = 1000
+"""Pause after the store refused a message."""
+READ_RETRY_MS: Final = 1000
 POLL_MS: Final = 5
-IDLE_NOTE_MS: Final = 60_000
-"""How often it is noted that nothing was due."""
-UNWRITTEN_SOON: Final = 1024 * 1024
+IDLE_SAVE_MS: Final = 60_000
+"""Interval at which progress is saved while nothing is due."""
+EARLY_WRITE_BYTES: Final = 1024 * 1024
 PROPERTIES_SPARE: Final = 192
-"""Bytes of properties that the timer needs itself when it stores a message again."""
+"""Bytes of properties that the timer adds when it stores a message again."""
 
 _TIMER: Final = TOPIC_TIMER.encode()
 
@@ -94,8 +99,8 @@ class Timers:
         self._rewriter = rewriter
         self._effects = effects
         config = store.config
-        self.figures = TimerFigures()
-        self.figures.load(persistence.file(TimerFigures.FILE))
+        self.metrics = TimerMetrics()
+        self.metrics.load(persistence.file(TimerMetrics.FILE))
         self.files = TimerStore(
             store.disk,
             store.paths.root,
@@ -104,25 +109,27 @@ class Timers:
             now_ms=now_ms,
         )
         found = self.files.open(store.log.end, self._queue_offset_of, now_ms)
-        self._begin(again=not found, now_ms=now_ms)
+        self._start(rebuild=not found, now_ms=now_ms)
         self._due_ms = self._now_ms = 0
         self._refused = False
         self._damage: StoreDamaged | None = None
-        self._processed = 0
-        self._round: Future[None] | None = None
-        self._round_ms = 0
-        self._mark: tuple[Progress, int] | None = None  # durable from this log offset on
-        self._stamp = self._now_stamp()
+        self._delivered_count = 0
+        self._writing: Future[None] | None = None
+        self._written_ms = 0
+        # Progress that is saved once the log is flushed up to the second value.
+        self._unflushed: tuple[Progress, int] | None = None
+        self._saved_state = self._state()
 
-    def _begin(self, *, again: bool, now_ms: int) -> None:
-        self.near = Near(self._store, self.files)
-        self.feed = Feed(self._store, self.files, self.near, self.figures)
-        self.feed.open(again=again)
-        if again:
-            self.figures.counts.clear()
+    def _start(self, *, rebuild: bool, now_ms: int) -> None:
+        self.prefetch = TimerPrefetch(self._store, self.files)
+        self.enqueue = TimerEnqueue(
+            self._store, self.files, self.prefetch, self.metrics, rebuild=rebuild
+        )
+        if rebuild:
+            self.metrics.counts.clear()
         elif not self.files.clean:
             topics = self._topics.table.topics
-            self.figures.recount(self.files.count_topics(), topics, now_ms)
+            self.metrics.recount(self.files.count_topics(), topics, now_ms)
 
     def _queue_offset_of(self, offset: int) -> int | None:
         data = self._store.lookup.record(offset, self._store.log.end)
@@ -133,32 +140,36 @@ class Timers:
         stored.read(0, len(data))
         return stored.queue_offset
 
-    # --- parking
+    # --- redirect
 
-    def park(
+    def redirect(
         self, topic: str, queue_id: int, properties: dict[str, str], now_ms: int
     ) -> ConsumeQueue | None:
-        """The queue where a message waits, noted in its properties; None if it is due already."""
-        if PROPERTY_TIMER_OUT_MS in properties:  # it has waited, and is sent on as it was received
+        """The queue of the timer; None if the message is due already.
+
+        Slot, real topic and real queue are added to the properties.
+        """
+        if PROPERTY_TIMER_OUT_MS in properties:  # a delivered timer message that is sent again
             return None
-        due_ms = asked_ms(properties, now_ms)
+        due_ms = requested_ms(properties, now_ms)
         if due_ms is None:
             return None
         if due_ms <= now_ms:
             if PROPERTY_TIMER_DEL_UNIQKEY in properties:
                 raise MessageIllegal(
-                    "the message to recall was due already", hint="recall it before its time"
+                    "the message to recall is already due",
+                    hint="recall it before its delivery time",
                 )
             return None
         config = self._store.config
         if not config.timers_enabled:
             raise NotWriteable(
-                "messages may have no time of delivery here (timers_enabled)",
-                hint="set timers_enabled, or send without a time",
+                "timer messages are disabled on this broker (timers_enabled)",
+                hint="enable timers_enabled, or send without a delivery time",
             )
         if due_ms - now_ms > config.timer_delay_s_max * 1000:
             raise MessageIllegal.over(
-                "the time of delivery is too far ahead",
+                "the delivery time is too far in the future",
                 figure=-(-(due_ms - now_ms) // 1000),
                 limit=config.timer_delay_s_max,
                 unit="s",
@@ -169,32 +180,32 @@ class Timers:
         properties[PROPERTY_REAL_TOPIC] = topic
         properties[PROPERTY_REAL_QUEUE_ID] = str(queue_id)
         length = len(encode_properties(properties))
-        if length > PROPERTIES_BYTES_MAX - PROPERTIES_SPARE:  # it could not be stored at its time
+        if length > PROPERTIES_BYTES_MAX - PROPERTIES_SPARE:  # it could not be stored again later
             raise MessageIllegal.over(
                 "the properties leave no room for those of the timer",
                 figure=length,
                 limit=PROPERTIES_BYTES_MAX - PROPERTIES_SPARE,
                 unit="bytes",
-                hint="send fewer or shorter ones",
+                hint="use fewer or shorter properties",
             )
         self.wake_for(due_ms, now_ms)
         return self.queue()
 
     def queue(self) -> ConsumeQueue:
-        """Where messages wait."""
+        """The queue of the timer."""
         queue = self._store.make_queue(_TIMER, 0)
         assert queue is not None
         return queue
 
     def wake_for(self, due_ms: int, now_ms: int) -> None:
-        """A message is about to be stored in the queue: see to it that `tick` is not too late."""
-        wake_ms = max(min(now_ms + FEED_MS, due_ms), now_ms)
+        """Schedule the next tick for a message that is about to be stored in the queue."""
+        wake_ms = max(min(now_ms + ENQUEUE_MS, due_ms), now_ms)
         if wake_ms < self._due_ms:
             self._due_ms = wake_ms
             self._effects.put(TickAt(wake_ms))
 
     def recall_handle(self, topic: str, properties: dict[str, str]) -> bytes:
-        """What a producer can call a parked message back with."""
+        """The handle by which a producer can recall a message; empty for retry topics."""
         if topic.startswith(RETRY_TOPIC_PREFIX):
             return b""
         return make_recall_handle(topic, self._settings.current.broker.name, properties)
@@ -202,50 +213,50 @@ class Timers:
     # --- time
 
     def tables(self) -> tuple[PersistentTable, ...]:
-        return (self.figures,)
+        return (self.metrics,)
 
     def due(self) -> int:
-        """When `tick` has something to do."""
+        """When `tick` has to be called."""
         return self._due_ms
 
     def tick(self, now_ms: int) -> None:
-        """Take new messages into the timer, deliver what is due, note how far that is."""
+        """Enqueue new messages, deliver those that are due, save the progress."""
         self._due_ms, self._now_ms = NEVER, now_ms
         try:
             if self._damage is not None:
                 self._rebuild(self._damage, now_ms)
-            self._turn(now_ms)
+            self._run_tick(now_ms)
         except StoreDamaged as error:
             self._damage = error
-            self._want(now_ms)
+            self._wake_at(now_ms)
         except (OSError, ReadFailed) as error:
-            log.error("the timer can't read: %s", error)
-            self._want(now_ms + READ_AGAIN_MS)
-        self.figures.tick(now_ms)
+            log.error("the timer can't read its files, will retry: %s", error)
+            self._wake_at(now_ms + READ_RETRY_MS)
+        self.metrics.tick(now_ms)
 
-    def _turn(self, now_ms: int) -> None:
-        self.feed.tick(now_ms)
-        self._want(self.feed.due_ms)
-        if self.feed.caught_up:  # a recall among the last messages counts
-            self.near.load(now_ms)
-            self._deliver(now_ms)
-            self._want(self.near.due_ms)
-        self._note_progress(now_ms)
+    def _run_tick(self, now_ms: int) -> None:
+        self.enqueue.tick(now_ms)
+        self._wake_at(self.enqueue.due_ms)
+        if self.enqueue.caught_up:  # the last messages may contain a recall
+            self.prefetch.load(now_ms)
+            self._deliver_due(now_ms)
+            self._wake_at(self.prefetch.due_ms)
+        self._save_progress(now_ms)
 
-    def _want(self, ms: int) -> None:
+    def _wake_at(self, ms: int) -> None:
         self._due_ms = min(self._due_ms, ms)
 
     def _rebuild(self, error: StoreDamaged, now_ms: int) -> None:
-        """The files are damaged: drop them; `feed` fills them anew, and until then all waits."""
-        log.error("the timer's files are made anew from its queue: %s", error)
-        self._wait()
+        """Replace damaged files: `enqueue` reads the whole queue again before delivery resumes."""
+        log.error("rebuilding the timer's files from its queue: %s", error)
+        self._wait_for_jobs()
         self.files.rebuild(now_ms)
-        self._begin(again=True, now_ms=now_ms)
-        self._mark = self._damage = None
+        self._start(rebuild=True, now_ms=now_ms)
+        self._unflushed = self._damage = None
 
-    # --- delivering
+    # --- delivery
 
-    def _deliver(self, now_ms: int) -> None:
+    def _deliver_due(self, now_ms: int) -> None:
         messages, space = TICK_MESSAGES_MAX, TICK_BYTES_MAX
         while messages > 0 and space > 0:
             chain = self._first_chain(now_ms)
@@ -255,235 +266,238 @@ class Timers:
             if waiting is None:
                 return
             if waiting.due_ms > now_ms:
-                self._want(waiting.due_ms)
+                self._wake_at(waiting.due_ms)
                 return
-            data = self.near.record(waiting, now_ms)
-            if data is None:  # the disk is waited for
+            data = self.prefetch.take_record(waiting, now_ms)
+            if data is None:  # a read is in flight
                 return
-            if not self._process(chain, waiting, data, now_ms):
-                self.near.keep(waiting, data)
-                self._want(now_ms + RETRY_MS)
+            if not self._dequeue(chain, waiting, data, now_ms):
+                self.prefetch.put_back(waiting, data)
+                self._wake_at(now_ms + RETRY_MS)
                 return
             chain.pop(waiting.due_ms)
             progress = self.files.progress
             if chain.slot_ms == progress.read_ms:
                 self.files.progress = progress._replace(due_ms=chain.due_ms, done=chain.done)
-            self._processed += 1
+            self._delivered_count += 1
             messages, space = messages - 1, space - waiting.size
-        self._want(now_ms)
+        self._wake_at(now_ms)
 
     def _first_chain(self, now_ms: int) -> Chain | None:
-        """The chain in work. Slots that are over and empty are left behind."""
-        files, chains = self.files, self.near.chains
-        current_ms = min(files.slot_of(now_ms), self.near.loaded_to_ms)
+        """The chain of the current slot, after moving past slots that are done."""
+        files, chains = self.files, self.prefetch.chains
+        current_ms = min(files.slot_of(now_ms), self.prefetch.loaded_to_ms)
         while (read_ms := files.progress.read_ms) < current_ms:
             chain = chains.get(read_ms)
             if chain is not None and (not chain.ready or chain.head() is not None):
                 return chain
-            self.near.drop(read_ms)
+            self.prefetch.remove_slot(read_ms)
             later = (slot_ms for slot_ms in chains if slot_ms > read_ms)
             files.pass_slots(min(min(later, default=current_ms), current_ms))
         chain = chains.get(files.progress.read_ms)
         if chain is None or (chain.ready and chain.head() is None):
-            self._want(self._next_due(files.progress.read_ms))
+            self._wake_at(self._next_due(files.progress.read_ms))
         return chain
 
     def _next_due(self, read_ms: int) -> int:
-        """When the first message of the slots to come is due; `near` says it of a chain in work."""
-        for slot_ms in sorted(self.near.chains):
-            chain = self.near.chains[slot_ms]
+        """When the first message of the loaded slots after the current one is due."""
+        for slot_ms in sorted(self.prefetch.chains):
+            chain = self.prefetch.chains[slot_ms]
             head = chain.head() if slot_ms > read_ms and chain.ready else None
             if head is not None:
                 return head.due_ms
         return NEVER
 
-    def _process(self, chain: Chain, waiting: Waiting, data: bytes, now_ms: int) -> bool:
-        """Store a message where it goes; False if the store refuses for now."""
+    def _dequeue(self, chain: Chain, waiting: Waiting, data: bytes, now_ms: int) -> bool:
+        """Deliver, roll or drop a due message; False if the store refuses it for now."""
         rewriter = self._rewriter
-        place = waiting.offset
-        if data == GONE or not rewriter.read(data) or rewriter.stored.physical_offset != place:
-            return self._drop(place, "it is not in the log any more")
+        log_offset = waiting.offset
+        if data == GONE or not rewriter.read(data) or rewriter.stored.physical_offset != log_offset:
+            return self._drop(log_offset, "it is no longer in the log")
         properties = rewriter.properties()
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
-        key = key_of(properties)
+        key = message_key(properties)
         recall = PROPERTY_TIMER_DEL_UNIQKEY in properties
-        if key[1] and not recall and (key in chain.recalled or key in self.feed.expected):
-            self.figures.recalled += 1
-            self.figures.dequeued(topic, now_ms)
+        if key[1] and not recall and (key in chain.recalled or key in self.enqueue.pending_recalls):
+            self.metrics.recalled += 1
+            self.metrics.dequeued(topic, now_ms)
             return True
-        if place < self._store.deleted_below(topic.encode()):
-            self.figures.dequeued(topic, now_ms)
-            return self._drop(place, f"the topic {topic!r} was deleted after it had been sent")
+        if log_offset < self._store.deleted_below(topic.encode()):
+            self.metrics.dequeued(topic, now_ms)
+            return self._drop(log_offset, f"the topic {topic} was deleted after it was sent")
         if waiting.roll:
             return self._roll(waiting, properties, now_ms)
         if recall:
             return True
-        return self._store_copy(waiting, topic, properties, now_ms)
+        return self._deliver_message(waiting, topic, properties, now_ms)
 
-    def _store_copy(
+    def _deliver_message(
         self, waiting: Waiting, topic: str, properties: dict[str, str], now_ms: int
     ) -> bool:
-        rewriter, place = self._rewriter, waiting.offset
+        rewriter, log_offset = self._rewriter, waiting.offset
         try:
             number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            queue = rewriter.destination(topic, number, place, now_ms)
+            queue = rewriter.destination(topic, number, log_offset, now_ms)
         except (ValueError, PenstockError) as error:
-            return self._drop(place, f"it has no place in {topic!r}: {error}")
+            return self._drop(log_offset, f"it can't be stored in topic {topic}: {error}")
         if queue is None:
-            return self._drop(place, f"{topic!r} takes no messages that waited")
+            return self._drop(log_offset, f"the topic {topic} does not accept timer messages")
         properties[PROPERTY_TIMER_ENQUEUE_MS] = str(waiting.enqueued_ms)
         properties[PROPERTY_TIMER_DEQUEUE_MS] = str(now_ms)
-        if not self._put(queue, properties, place, now_ms):
+        if not self._put(queue, properties, log_offset, now_ms):
             return False
-        self.figures.dequeued(topic, now_ms)
-        self.figures.late_ms = now_ms - waiting.due_ms
+        self.metrics.dequeued(topic, now_ms)
+        self.metrics.late_ms = now_ms - waiting.due_ms
         return True
 
     def _roll(self, waiting: Waiting, properties: dict[str, str], now_ms: int) -> bool:
-        """A message that waits on: store it once more."""
-        place = waiting.offset
+        """Store a message again whose delivery time is still distant."""
+        log_offset = waiting.offset
         due_ms = due_of(properties, self._rewriter.stored.store_ms)
         if due_ms is None:
-            return self._drop(place, "it has no time of delivery")
-        properties = rolled_on(properties, due_ms)
+            return self._drop(log_offset, "it has no delivery time")
+        properties = rolled_properties(properties, due_ms)
         properties[PROPERTY_TIMER_ENQUEUE_MS] = str(waiting.enqueued_ms)
         properties[PROPERTY_TIMER_DEQUEUE_MS] = str(now_ms)
-        if not self._put(self.queue(), properties, place, now_ms):
+        if not self._put(self.queue(), properties, log_offset, now_ms):
             return False
-        self.figures.rolled += 1
+        self.metrics.rolled += 1
         recalls = recalled_key(properties)
-        if recalls is not None:  # it counts before it is back
-            self.feed.expect(recalls)
+        if recalls is not None:  # it is valid before it is enqueued again
+            self.enqueue.add_pending_recall(recalls)
         else:
-            self.figures.dequeued(properties.get(PROPERTY_REAL_TOPIC, ""), now_ms)
-        self._want(now_ms + FEED_MS)
+            self.metrics.dequeued(properties.get(PROPERTY_REAL_TOPIC, ""), now_ms)
+        self._wake_at(now_ms + ENQUEUE_MS)
         return True
 
     def _put(
-        self, queue: ConsumeQueue, properties: dict[str, str], place: int, now_ms: int
+        self, queue: ConsumeQueue, properties: dict[str, str], log_offset: int, now_ms: int
     ) -> bool:
         try:
             status = self._rewriter.put(queue, now_ms, properties=properties)
-        except PenstockError as error:  # the properties are too long with ours
-            return self._drop(place, str(error))
+        except PenstockError as error:  # too long with the properties of the timer
+            return self._drop(log_offset, str(error))
         if status == ILLEGAL:
-            return self._drop(place, f"it can't be stored (problem {self._store.writer.problem})")
+            return self._drop(
+                log_offset, f"it can't be stored (problem {self._store.writer.problem})"
+            )
         if status != PUT_OK and not self._refused:
-            log.error("timed messages have to wait: %s", self._store.writer.fault)
+            log.error("can't store timer messages, will retry: %s", self._store.writer.fault)
         self._refused = status != PUT_OK
         return not self._refused
 
-    def _drop(self, place: int, why: str) -> bool:
-        self.figures.dropped += 1
-        log.error("the timed message at the log offset %d is not delivered: %s", place, why)
+    def _drop(self, log_offset: int, why: str) -> bool:
+        self.metrics.dropped += 1
+        log.error("dropped the timer message at log offset %d: %s", log_offset, why)
         return True
 
     # --- durability
 
-    def _now_stamp(self) -> tuple[int, int, int]:
-        return self.files.log.end, self.files.progress.queue_offset, self._processed
+    def _state(self) -> tuple[int, int, int]:
+        return self.files.log.end, self.files.progress.queue_offset, self._delivered_count
 
-    def _note_progress(self, now_ms: int) -> None:
-        """Have the files written from time to time, with progress that is durable."""
+    def _save_progress(self, now_ms: int) -> None:
+        """Write the timer's files periodically, with the progress that is on the disk."""
         period_ms = self._store.config.timer_flush_ms
-        if self._round is not None:
-            if not self._round.done():
-                self._want(now_ms + POLL_MS)
+        if self._writing is not None:
+            if not self._writing.done():
+                self._wake_at(now_ms + POLL_MS)
                 return
-            self._finish_round()
-        if self._mark is None and self._stamp == self._now_stamp():
-            self.feed.done_ms = self.files.progress.read_ms  # nothing happened since it was noted
-        passed_ms = now_ms - self._round_ms
-        soon = self.files.log.unwritten > UNWRITTEN_SOON
-        if 0 <= passed_ms < period_ms and not soon:
-            if self._mark is not None or self._stamp != self._now_stamp():
-                self._want(self._round_ms + period_ms)
+            self._finish_write()
+        if self._unflushed is None and self._saved_state == self._state():
+            # Nothing happened since the progress was saved.
+            self.enqueue.done_to_ms = self.files.progress.read_ms
+        elapsed_ms = now_ms - self._written_ms
+        early = self.files.log.unwritten > EARLY_WRITE_BYTES
+        if 0 <= elapsed_ms < period_ms and not early:
+            if self._unflushed is not None or self._saved_state != self._state():
+                self._wake_at(self._written_ms + period_ms)
             return
-        idle = 0 <= passed_ms < IDLE_NOTE_MS or self.files.wheel.total() == 0
-        if self._mark is None and self._stamp == self._now_stamp() and idle:
+        idle = 0 <= elapsed_ms < IDLE_SAVE_MS or self.files.wheel.total() == 0
+        if self._unflushed is None and self._saved_state == self._state() and idle:
             return
-        if self._mark is None and not self.files.rebuilding:
-            self._stamp = self._now_stamp()
+        if self._unflushed is None and not self.files.rebuilding:
+            self._saved_state = self._state()
             progress = self.files.progress._replace(log_end=self.files.log.end)
-            self._mark = (progress, self._store.log.end)
-        self._round_ms = now_ms
+            self._unflushed = (progress, self._store.log.end)
+        self._written_ms = now_ms
         noted = None
-        if self._mark is not None and self._store.flusher.flushed() >= self._mark[1]:
-            noted, self._mark = self._mark[0], None
+        if self._unflushed is not None and self._store.flusher.flushed() >= self._unflushed[1]:
+            noted, self._unflushed = self._unflushed[0], None
         if noted is not None or self.files.log.unwritten:
             work = self.files.round(noted, self._store.log.begin())
-            self._round = self._store.disk.submit(work)
-            self._want(now_ms + (POLL_MS if self._store.disk.threads else 0))
+            self._writing = self._store.disk.submit(work)
+            self._wake_at(now_ms + (POLL_MS if self._store.disk.threads else 0))
 
-    def _finish_round(self) -> None:
-        assert self._round is not None
-        done, self._round = self._round, None
+    def _finish_write(self) -> None:
+        assert self._writing is not None
+        done, self._writing = self._writing, None
         error = done.exception()
         if error is None:
             self.files.rounded()
-            self.feed.done_ms = self.files.noted.read_ms
+            self.enqueue.done_to_ms = self.files.noted.read_ms
         elif isinstance(error, OSError | PenstockError):
-            log.error("the timer's files can't be written, it is tried again: %s", error)
-            self._stamp = (-1, -1, -1)
+            log.error("can't write the timer's files, will retry: %s", error)
+            self._saved_state = (-1, -1, -1)
         else:
             raise error
 
-    def _wait(self) -> None:
-        """Wait for the pool."""
-        self.near.wait()
-        self.feed.wait()
-        if self._round is not None:
-            self._round.exception()
-            self._finish_round()
+    def _wait_for_jobs(self) -> None:
+        """Wait for all work in the thread pool."""
+        self.prefetch.wait_for_reads()
+        self.enqueue.wait_for_reads()
+        if self._writing is not None:
+            self._writing.exception()
+            self._finish_write()
 
     def finish(self, now_ms: int) -> None:
-        """Before a clean end: make what was delivered durable, and note where we are."""
+        """Flush the delivered messages and save the progress before the broker stops."""
         store = self._store
-        self._wait()
+        self._wait_for_jobs()
         try:
             if not isinstance(store.refusal, WriteStopped):
                 store.publish()
                 store.sync_log(store.log.end)
                 progress = self.files.progress._replace(log_end=self.files.log.end)
-                if self.files.rebuilding:  # the next start begins with that once more
+                if self.files.rebuilding:  # the next start rebuilds again
                     pass
-                elif self._now_stamp() != (0, 0, 0) or self.files.noted != Progress():
+                elif self._state() != (0, 0, 0) or self.files.noted != Progress():
                     self.files.round(progress, store.log.begin(), clean=True)()
                     self.files.rounded()
         except (OSError, PenstockError) as error:
-            log.error("the timer's files can't be written, the next start recovers: %s", error)
+            log.error("can't write the timer's files, the next start will recover: %s", error)
         self.files.close()
 
     def pinned_from(self) -> int | None:
-        """Log offset of the first message that still waits; None if none does."""
-        return self.feed.pinned_from()
+        """Log offset of the oldest message that may be needed; None if there is none."""
+        return self.enqueue.pinned_from()
 
-    # --- figures
+    # --- metrics
 
     def checkpoint(self) -> TimerCheckpoint:
         return self.files.checkpoint()
 
     def runtime(self, now_ms: int) -> dict[str, str]:
-        """RocketMQ's figures for its tools."""
+        """Run-time information for mqadmin, with RocketMQ's names."""
         behind_ms = max(now_ms - self.files.progress.read_ms, 0)
         return {
             "timerReadBehind": str(behind_ms // 1000),
-            "timerOffsetBehind": str(self.feed.behind),
+            "timerOffsetBehind": str(self.enqueue.lag),
             "timerCongestNum": str(self.files.wheel.total()),
-            "timerEnqueueTps": str(self.figures.enqueue_rate),
-            "timerDequeueTps": str(self.figures.dequeue_rate),
+            "timerEnqueueTps": str(self.metrics.enqueue_rate),
+            "timerDequeueTps": str(self.metrics.dequeue_rate),
         }
 
     def enqueue_latency_ms(self) -> int:
-        """How long nothing was taken from the queue, though there is something."""
-        return max(self._now_ms - self.figures.fed_ms, 0) if self.feed.behind else 0
+        """Time since the last message was enqueued, if others wait."""
+        return max(self._now_ms - self.metrics.enqueued_ms, 0) if self.enqueue.lag else 0
 
     def dequeue_latency_ms(self) -> int:
-        """How far the slot in work is behind the time."""
+        """How far the current slot is behind the clock."""
         return max(self.files.slot_of(self._now_ms) - self.files.progress.read_ms, 0)
 
     def distribution(self) -> list[tuple[int, int]]:
-        """(bound in seconds, how many wait between the bound before and this one)."""
+        """(bound in seconds, number of messages between the previous bound and this one)."""
         from_ms = self.files.progress.read_ms
         found = []
         before_s = 0

@@ -140,7 +140,7 @@ class Retry:
             level = level or FIRST_LEVEL + message.reconsume_times
             properties[PROPERTY_DELAY] = str(level)
             real = queue.topic.decode()
-            queue = self._context.delay.park(real, queue.queue_id, properties, level)
+            queue = self._context.delay.redirect(real, queue.queue_id, properties, level)
         status = rewriter.put(
             queue,
             now_ms,

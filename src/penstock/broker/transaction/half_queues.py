@@ -121,7 +121,7 @@ class HalfBatch(NamedTuple):
     records: list[bytes]
 
 
-class QueueProgress(NamedTuple):
+class HalfProgress(NamedTuple):
     """Progress that is stored as soon as the log has been flushed up to `log_end`."""
 
     half: int
@@ -146,7 +146,7 @@ class HalfQueues:
         self.followed_to = self._store.log.end
         """Every half message below this log offset has been followed."""
         self._reading: Future[HalfBatch | None] | None = None
-        self._unflushed_progress: QueueProgress | None = None
+        self._unflushed_progress: HalfProgress | None = None
         self._op_positions: deque[tuple[int, int]] = deque()
         """Ascending pairs (half, op): op messages before `op` name only appends before `half`."""
 
@@ -368,7 +368,7 @@ class HalfQueues:
             self._unflushed_progress = None
         if self._unflushed_progress is None and not self.pending_ops:
             half, op = self._done_to()
-            self._unflushed_progress = QueueProgress(half, op, store.log.end)
+            self._unflushed_progress = HalfProgress(half, op, store.log.end)
 
     def done_to(self) -> int:
         """Queue offset of the oldest append that is still needed."""

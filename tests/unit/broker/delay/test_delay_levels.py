@@ -1,4 +1,4 @@
-"""Delayed messages: parked, delivered in time and in order, never early, across restarts."""
+"""Delay levels: delivery in time and in order, never early, also after restarts."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future
@@ -33,7 +33,7 @@ def env(tmp_path: Path) -> Iterator[BrokerFixture]:
         yield made
 
 
-def park(env: BrokerFixture, level: int | str = 1, **rest: Any) -> Reply:
+def send_delayed(env: BrokerFixture, level: int | str = 1, **rest: Any) -> Reply:
     properties = {"DELAY": str(level), **rest.pop("properties", {})}
     return env.send(properties=properties, **rest)
 
@@ -54,7 +54,7 @@ def bodies(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[byte
     return [message.body for message in stored(env, topic, queue_id)]
 
 
-def let_pass(env: BrokerFixture, ms: int) -> None:
+def advance(env: BrokerFixture, ms: int) -> None:
     """Sleep as the server does: until the first part is due, a second at most."""
     end = env.now_ms + ms
     while env.now_ms < end:
@@ -62,17 +62,17 @@ def let_pass(env: BrokerFixture, ms: int) -> None:
         env.tick(min(wake, end) - env.now_ms)
 
 
-def test_a_delayed_message_is_parked_with_its_own_place(env: BrokerFixture) -> None:
-    answer = park(env, 3, queue_id=2, body=b"later", tag="vip")
+def test_a_delayed_message_keeps_its_real_topic_and_queue(env: BrokerFixture) -> None:
+    answer = send_delayed(env, 3, queue_id=2, body=b"later", tag="vip")
     assert answer.code == 0
-    (parked,) = stored(env, SCHEDULE, 2)
+    (delayed,) = stored(env, SCHEDULE, 2)
     assert answer.ext is not None
     assert (answer.ext["queueId"], answer.ext["queueOffset"]) == ("2", "0")
-    assert answer.ext["msgId"] == parked.offset_id
-    assert answer.ext["transactionId"] == parked.unique_id
-    assert parked.properties["REAL_TOPIC"] == "T"
-    assert parked.properties["REAL_QID"] == "2"
-    assert (parked.tags, parked.properties["CLUSTER"]) == ("vip", "DefaultCluster")
+    assert answer.ext["msgId"] == delayed.offset_id
+    assert answer.ext["transactionId"] == delayed.unique_id
+    assert delayed.properties["REAL_TOPIC"] == "T"
+    assert delayed.properties["REAL_QID"] == "2"
+    assert (delayed.tags, delayed.properties["CLUSTER"]) == ("vip", "DefaultCluster")
     queue = env.store.queue(SCHEDULE, 2)
     assert queue is not None
     entry = queue.entry(0)
@@ -81,18 +81,29 @@ def test_a_delayed_message_is_parked_with_its_own_place(env: BrokerFixture) -> N
     assert bodies(env, queue_id=2) == []
 
 
-def test_the_copy_is_the_message_as_it_was_sent(env: BrokerFixture) -> None:
-    park(env, 1, queue_id=2, body=b"later", tag="vip", properties={"k": "v", "WAIT": "false"})
-    (parked,) = stored(env, SCHEDULE, 0)
-    let_pass(env, 999)
+def test_the_delivered_message_is_as_it_was_sent(env: BrokerFixture) -> None:
+    send_delayed(
+        env, 1, queue_id=2, body=b"later", tag="vip", properties={"k": "v", "WAIT": "false"}
+    )
+    (delayed,) = stored(env, SCHEDULE, 0)
+    advance(env, 999)
     assert bodies(env, queue_id=2) == []
-    let_pass(env, 1)
+    advance(env, 1)
     (copy,) = stored(env, queue_id=2)
-    assert copy.store_ms == parked.store_ms + 1000
-    same = ("body", "flag", "sys_flag", "born_ms", "born_host", "store_host", "reconsume_times",
-            "properties", "body_crc")  # fmt: skip
+    assert copy.store_ms == delayed.store_ms + 1000
+    same = (
+        "body",
+        "flag",
+        "sys_flag",
+        "born_ms",
+        "born_host",
+        "store_host",
+        "reconsume_times",
+        "properties",
+        "body_crc",
+    )
     for name in same:
-        assert getattr(copy, name) == getattr(parked, name), name
+        assert getattr(copy, name) == getattr(delayed, name), name
     queue = env.store.queue("T", 2)
     assert queue is not None
     entry = queue.entry(0)
@@ -101,33 +112,35 @@ def test_the_copy_is_the_message_as_it_was_sent(env: BrokerFixture) -> None:
 
 
 @pytest.mark.parametrize(("asked", "level"), [(18, 18), (19, 18), (2**31 - 1, 18), ("+2", 2)])
-def test_a_level_beyond_the_table_is_the_last(
+def test_a_level_above_the_last_one_is_the_last(
     env: BrokerFixture, asked: int | str, level: int
 ) -> None:
-    assert park(env, asked).code == 0
-    (parked,) = stored(env, SCHEDULE, level - 1)
-    assert int(parked.properties["DELAY"]) == level
+    assert send_delayed(env, asked).code == 0
+    (delayed,) = stored(env, SCHEDULE, level - 1)
+    assert int(delayed.properties["DELAY"]) == level
 
 
 @pytest.mark.parametrize("level", [0, -1, -(2**31)])
-def test_no_level_is_no_delay(env: BrokerFixture, level: int) -> None:
-    assert park(env, level).code == 0
+def test_a_level_of_zero_or_less_is_no_delay(env: BrokerFixture, level: int) -> None:
+    assert send_delayed(env, level).code == 0
     assert len(stored(env)) == 1
 
 
 @pytest.mark.parametrize("level", ["x", "1.5", "-", str(2**31), "9" * 40])
-def test_a_level_that_is_no_number_is_refused(env: BrokerFixture, level: str) -> None:
-    assert park(env, level).code == 13
+def test_a_level_that_is_not_a_number_is_refused(env: BrokerFixture, level: str) -> None:
+    assert send_delayed(env, level).code == 13
     assert env.store.log.end == 0
 
 
-def test_a_level_counts_more_than_a_timer(env: BrokerFixture) -> None:
-    assert park(env, 1, properties={"TIMER_DELAY_SEC": "5", "TIMER_DELIVER_MS": "7"}).code == 0
-    (parked,) = stored(env, SCHEDULE, 0)
-    assert not [name for name in parked.properties if name.startswith("TIMER")]
+def test_a_level_takes_precedence_over_a_timer(env: BrokerFixture) -> None:
+    assert (
+        send_delayed(env, 1, properties={"TIMER_DELAY_SEC": "5", "TIMER_DELIVER_MS": "7"}).code == 0
+    )
+    (delayed,) = stored(env, SCHEDULE, 0)
+    assert not [name for name in delayed.properties if name.startswith("TIMER")]
 
 
-def test_a_send_that_makes_its_topic_announces_that_topic(env: BrokerFixture) -> None:
+def test_a_send_that_creates_its_topic_registers_it(env: BrokerFixture) -> None:
     named: list[str] = []
     announced = env.context.topics.reply_when_registered
 
@@ -136,24 +149,24 @@ def test_a_send_that_makes_its_topic_announces_that_topic(env: BrokerFixture) ->
         return announced(topic, answer, now_ms)
 
     env.context.topics.reply_when_registered = note  # type: ignore[method-assign]
-    assert park(env, 1, topic="New").code == 0
+    assert send_delayed(env, 1, topic="New").code == 0
     assert named == ["New"]
 
 
-def test_a_message_too_long_under_its_own_name_is_refused(env: BrokerFixture) -> None:
+def test_a_message_too_long_for_its_real_topic_is_refused(env: BrokerFixture) -> None:
     topic = "L" * 120
     least = env.store.log.segments.segment_bytes - 8 - 91 - len(SCHEDULE) - 460
     lengths = range(least, least + 400, 7)
-    answers = [park(env, 1, topic=topic, body=b"x" * length).code for length in lengths]
+    answers = [send_delayed(env, 1, topic=topic, body=b"x" * length).code for length in lengths]
     assert answers == sorted(answers)
     assert {0, 13} == set(answers)
-    let_pass(env, 2000)
+    advance(env, 2000)
     assert len(stored(env, topic)) == answers.count(0)
 
 
-def test_each_level_waits_its_time(env: BrokerFixture) -> None:
+def test_each_level_has_its_delay(env: BrokerFixture) -> None:
     for level in range(1, 19):
-        park(env, level, body=str(level).encode())
+        send_delayed(env, level, body=str(level).encode())
     sent_ms = env.now_ms
     for due_ms in LEVELS_MS:
         env.tick(sent_ms + due_ms - 1 - env.now_ms)
@@ -177,15 +190,15 @@ def test_nothing_is_early_lost_or_out_of_order(
     env.send(body=b"make the topic")
     try:
         for number, (level, wait_ms, restart) in enumerate(steps):
-            park(env, level, body=str(number).encode())
+            send_delayed(env, level, body=str(number).encode())
             sent[number] = (level, env.now_ms + LEVELS_MS[level - 1])
-            let_pass(env, wait_ms)
+            advance(env, wait_ms)
             if restart:
                 now_ms = env.now_ms
                 env.close()
                 env = BrokerFixture(root)
                 env.now_ms = now_ms
-        let_pass(env, LEVELS_MS[4])
+        advance(env, LEVELS_MS[4])
         arrived = [(int(m.body), m.store_ms) for m in stored(env)[1:]]
     finally:
         env.close()
@@ -197,9 +210,9 @@ def test_nothing_is_early_lost_or_out_of_order(
         assert mine == sorted(mine)
 
 
-def test_deliveries_come_promptly_and_wake_pulls(env: BrokerFixture) -> None:
+def test_delivery_is_prompt_and_wakes_pulls(env: BrokerFixture) -> None:
     env.send(body=b"first")
-    park(env, 2, body=b"second")
+    send_delayed(env, 2, body=b"second")
     env.pull(1, flags=6, suspendTimeoutMillis=15000)
     env.tick(700)
     assert env.broker.context.delay.due() == env.now_ms - 700 + 5000
@@ -209,12 +222,12 @@ def test_deliveries_come_promptly_and_wake_pulls(env: BrokerFixture) -> None:
     assert [m.body for m in decode_messages(env.woken[0].body)] == [b"second"]
 
 
-def test_a_turn_delivers_a_bounded_number(
+def test_a_tick_delivers_a_bounded_number(
     env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(delay_module, "TICK_MESSAGES_MAX", 10)
     for number in range(25):
-        park(env, 1 + number % 2, body=str(number).encode())
+        send_delayed(env, 1 + number % 2, body=str(number).encode())
     env.now_ms += 10_000
     counts = []
     for _ in range(4):
@@ -225,46 +238,46 @@ def test_a_turn_delivers_a_bounded_number(
     assert counts == [10, 20, 25, 25]
 
 
-def test_a_refusing_store_makes_them_wait(env: BrokerFixture) -> None:
+def test_messages_wait_while_the_store_refuses_writes(env: BrokerFixture) -> None:
     env.send(body=b"x")
-    park(env, 1)
-    let_pass(env, 500)
+    send_delayed(env, 1)
+    advance(env, 500)
     env.store.writer.refusal = DiskFull("full")
     env.now_ms += 600
     env.context.delay.tick(env.now_ms)
     assert env.context.delay.due() == env.now_ms + delay_module.RETRY_MS
     assert len(stored(env)) == 1
     env.store.writer.refusal = None
-    let_pass(env, 200)
+    advance(env, 200)
     assert len(stored(env)) == 2
 
 
 # --- clocks --------------------------------------------------------------------------------------
 
 
-def test_a_clock_set_back_delays_by_one_more_delay_at_most(env: BrokerFixture) -> None:
+def test_a_clock_that_is_set_back_adds_at_most_one_delay(env: BrokerFixture) -> None:
     env.send(body=b"x")
     env.now_ms -= 3_600_000
-    park(env, 1, body=b"a")
-    let_pass(env, 300)
-    park(env, 1, body=b"b")
-    let_pass(env, 600)
+    send_delayed(env, 1, body=b"a")
+    advance(env, 300)
+    send_delayed(env, 1, body=b"b")
+    advance(env, 600)
     assert bodies(env) == [b"x"]  # not early by the clock of the wall
-    let_pass(env, 1400)
+    advance(env, 1400)
     assert bodies(env) == [b"x", b"a", b"b"]
 
 
-def test_levels_that_the_table_lost_are_delivered(tmp_path: Path) -> None:
+def test_levels_missing_in_the_settings_are_delivered(tmp_path: Path) -> None:
     with broker_fixture(tmp_path) as env:
         env.send(body=b"x")
-        park(env, 18, body=b"late")
+        send_delayed(env, 18, body=b"late")
         now_ms = env.now_ms
     short = msgspec.structs.replace(small_config(sync_flush=False), delay_levels="1s 10s")
     with broker_fixture(tmp_path, Settings(store=short)) as env:
         env.now_ms = now_ms
-        let_pass(env, 9_000)
+        advance(env, 9_000)
         assert bodies(env) == [b"x"]
-        let_pass(env, 3_000)
+        advance(env, 3_000)
         assert bodies(env) == [b"x", b"late"]
 
 
@@ -281,9 +294,9 @@ def crash(env: BrokerFixture) -> None:
 def test_a_clean_restart_delivers_each_once(tmp_path: Path) -> None:
     with broker_fixture(tmp_path) as env:
         env.send(body=b"x")
-        park(env, 1, body=b"1")
-        park(env, 2, body=b"2")
-        let_pass(env, 2000)
+        send_delayed(env, 1, body=b"1")
+        send_delayed(env, 2, body=b"2")
+        advance(env, 2000)
         now_ms = env.now_ms
     with broker_fixture(tmp_path) as env:
         env.now_ms = now_ms + 60_000
@@ -295,22 +308,22 @@ def test_after_a_crash_nothing_is_lost(tmp_path: Path) -> None:
     env = BrokerFixture(tmp_path)
     env.send(body=b"x")
     for number in range(5):
-        park(env, 1, body=str(number).encode())
-        let_pass(env, 400)
+        send_delayed(env, 1, body=str(number).encode())
+        advance(env, 400)
     now_ms = env.now_ms
     before = bodies(env)
     crash(env)
     with broker_fixture(tmp_path) as env:
         env.now_ms = now_ms
         assert bodies(env) == before
-        let_pass(env, 2000)
+        advance(env, 2000)
         assert set(bodies(env)) == {b"x", b"0", b"1", b"2", b"3", b"4"}
 
 
-def test_progress_is_noted_when_the_copies_are_durable(env: BrokerFixture) -> None:
+def test_progress_is_saved_after_a_flush(env: BrokerFixture) -> None:
     env.send(body=b"x")
-    park(env, 1)
-    let_pass(env, 3000)
+    send_delayed(env, 1)
+    advance(env, 3000)
     assert len(stored(env)) == 2
     assert env.context.delay.table.get(1) == 0
     env.store.flusher.pump()
@@ -324,19 +337,19 @@ def test_progress_is_noted_when_the_copies_are_durable(env: BrokerFixture) -> No
     assert env.context.delay.table in saved
 
 
-def test_an_offset_that_the_queue_does_not_have_is_corrected(tmp_path: Path) -> None:
+def test_an_offset_outside_of_the_queue_is_corrected(tmp_path: Path) -> None:
     with broker_fixture(tmp_path) as env:
         env.send(body=b"x")
-        park(env, 1, body=b"a")
+        send_delayed(env, 1, body=b"a")
         env.context.delay.table.commit(1, 77, env.now_ms)
         env.context.persistence.save(env.context.delay.table)()
         env.context.delay.table.dirty = False
     with broker_fixture(tmp_path) as env:
         env.tick(0)
-        assert env.context.delay.lines[0].offset == 1
+        assert env.context.delay.levels[0].offset == 1
         env.now_ms += 5000
-        park(env, 1, body=b"b")
-        let_pass(env, 1000)
+        send_delayed(env, 1, body=b"b")
+        advance(env, 1000)
         assert bodies(env) == [b"x", b"b"]
 
 
@@ -344,31 +357,31 @@ def test_an_offset_that_the_queue_does_not_have_is_corrected(tmp_path: Path) -> 
 
 
 def test_a_message_of_a_deleted_topic_is_dropped(env: BrokerFixture) -> None:
-    park(env, 1, topic="Gone")
+    send_delayed(env, 1, topic="Gone")
     env.context.topics.delete("Gone", env.now_ms)
-    let_pass(env, 1500)
+    advance(env, 1500)
     assert env.context.topics.get("Gone") is None
     assert env.context.delay.dropped == 1
-    park(env, 1, topic="Gone", body=b"new life")
-    let_pass(env, 1500)
+    send_delayed(env, 1, topic="Gone", body=b"new life")
+    advance(env, 1500)
     assert bodies(env, "Gone") == [b"new life"]
 
 
-def test_a_topic_that_a_crash_forgot_is_made_anew(env: BrokerFixture) -> None:
-    park(env, 1, topic="Lost", queue_id=3)
+def test_a_topic_lost_in_a_crash_is_created_again(env: BrokerFixture) -> None:
+    send_delayed(env, 1, topic="Lost", queue_id=3)
     env.context.topics.table.remove("Lost", env.now_ms)
-    let_pass(env, 1500)
+    advance(env, 1500)
     config = env.context.topics.get("Lost")
     assert config is not None
     assert config.read_queue_nums == 4
     assert len(stored(env, "Lost", 3)) == 1
 
 
-def test_in_a_smaller_topic_it_goes_where_consumers_look(env: BrokerFixture) -> None:
-    park(env, 1, queue_id=3)
+def test_delivery_to_a_smaller_topic_uses_a_readable_queue(env: BrokerFixture) -> None:
+    send_delayed(env, 1, queue_id=3)
     smaller = TopicConfig(topic_name="T", read_queue_nums=2, write_queue_nums=2, perm=6)
     env.context.topics.put(smaller, env.now_ms)
-    let_pass(env, 1500)
+    advance(env, 1500)
     assert len(stored(env, "T", 1)) == 1
 
 
@@ -399,12 +412,12 @@ class SlowDisk(PlainDisk):
             job.set_result(work())
 
 
-def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(
+def test_cold_messages_are_prefetched_in_the_thread_pool(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with broker_fixture(tmp_path) as env:
         env.send(body=b"x")
-        park(env, 2, body=b"cold")
+        send_delayed(env, 2, body=b"cold")
         now_ms = env.now_ms
     disk = SlowDisk()
     monkeypatch.setattr("tests.unit.broker.broker_kit.PlainDisk", lambda: disk)
@@ -428,44 +441,44 @@ def test_cold_messages_are_read_by_the_pool_ahead_of_their_time(
         assert bodies(env) == [b"x", b"cold"]
 
 
-def test_retention_keeps_what_waits(env: BrokerFixture) -> None:
+def test_retention_keeps_waiting_messages(env: BrokerFixture) -> None:
     env.send(body=b"first")
     env.tick(1)
     assert env.store.maintenance.pinned_from() is None
-    park(env, 3)
-    (parked,) = stored(env, SCHEDULE, 2)
-    park(env, 1)
+    send_delayed(env, 3)
+    (delayed,) = stored(env, SCHEDULE, 2)
+    send_delayed(env, 1)
     env.tick(1)
-    assert env.store.maintenance.pinned_from() == parked.physical_offset
-    let_pass(env, 2000)
-    assert env.store.maintenance.pinned_from() == parked.physical_offset
-    let_pass(env, 9000)
+    assert env.store.maintenance.pinned_from() == delayed.physical_offset
+    advance(env, 2000)
+    assert env.store.maintenance.pinned_from() == delayed.physical_offset
+    advance(env, 9000)
     assert env.store.maintenance.pinned_from() is None
 
 
-def test_what_retention_took_is_passed_over(env: BrokerFixture) -> None:
+def test_deleted_messages_are_skipped(env: BrokerFixture) -> None:
     env.send(body=b"x")
     for number in range(60):
-        park(env, 1, body=str(number).encode() * 300)
+        send_delayed(env, 1, body=str(number).encode() * 300)
     env.store.expire(1)
     env.store.maintenance.finish()
-    let_pass(env, 2000)
+    advance(env, 2000)
     left = [body for body in bodies(env) if body != b"x"]
     queue = env.store.queue(SCHEDULE, 0)
     assert queue is not None
     assert 0 < len(left) == 60 - queue.min_offset < 60
 
 
-# --- figures -------------------------------------------------------------------------------------
+# --- metrics -------------------------------------------------------------------------------------
 
 
-def test_tools_see_how_far_levels_are(env: BrokerFixture) -> None:
+def test_mqadmin_shows_the_progress_of_levels(env: BrokerFixture) -> None:
     env.send(body=b"x")
     for _ in range(3):
-        park(env, 1)
-    let_pass(env, 1500)
-    park(env, 1)
-    park(env, 4)
+        send_delayed(env, 1)
+    advance(env, 1500)
+    send_delayed(env, 1)
+    send_delayed(env, 4)
     env.tick(1)
     table = fastjson.decode(env.ask(RequestCode.GET_BROKER_RUNTIME_INFO).body, KVTable).table
     assert table["scheduleMessageOffset_1"] == "3,4"
@@ -475,18 +488,18 @@ def test_tools_see_how_far_levels_are(env: BrokerFixture) -> None:
     assert fastjson.decode(told, DelayOffsetSerializeWrapper).offset_table == {1: 3}
 
 
-def test_progress_is_read_from_the_file(tmp_path: Path) -> None:
+def test_progress_is_loaded_from_the_file(tmp_path: Path) -> None:
     with broker_fixture(tmp_path) as env:
         env.send(body=b"x")
-        park(env, 1)
-        let_pass(env, 1500)
+        send_delayed(env, 1)
+        advance(env, 1500)
     table = DelayOffsetTable()
     with broker_fixture(tmp_path) as env:
         table.load(env.context.persistence.file(DelayOffsetTable.FILE))
         assert dict(table.offsets) == {1: 1}
 
 
-def test_under_sync_flush_the_answer_waits(tmp_path: Path) -> None:
+def test_under_sync_flush_the_response_waits(tmp_path: Path) -> None:
     settings = Settings(store=small_config(sync_flush=True))
     with broker_fixture(tmp_path, settings) as env:
         env.send()  # makes the topic

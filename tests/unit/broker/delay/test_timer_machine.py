@@ -15,22 +15,24 @@ from penstock.store.timer.timer_wheel import TimerWheel
 from penstock.testing import FaultyDisk
 from tests.depth import rounds
 from tests.unit.broker.delay.timer_kit import (
+    advance,
+    advance_in_steps,
     bodies,
     crash,
     flush,
     handle_of,
-    let_days_pass,
-    let_pass,
-    open_house,
+    open_broker,
     recall,
     send,
     stored,
 )
 
 DELAYS = st.one_of(
-    st.integers(1, 3000), st.integers(1, 30_000), st.integers(1, 3 * 3_600_000),
+    st.integers(1, 3000),
+    st.integers(1, 30_000),
+    st.integers(1, 3 * 3_600_000),
     st.sampled_from([999, 1000, 1001, 2000, 600_000, 1_200_000]),
-)  # fmt: skip
+)
 
 
 class TimerMachine(RuleBasedStateMachine):
@@ -44,7 +46,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.options: dict[str, Any] = {"timer_roll_slots": 600, "timer_precision_ms": precision}
         self.lives = 0
         self.root = self.base / "0"
-        self.env = open_house(self.root, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_broker(self.root, disk=FaultyDisk(self.root), **self.options)
         self.env.send(body=b"x")
         flush(self.env)
         self.due: dict[bytes, int] = {}
@@ -74,19 +76,19 @@ class TimerMachine(RuleBasedStateMachine):
 
     @rule(ms=st.one_of(st.integers(1, 50), st.integers(1, 5000)))
     def wait(self, ms: int) -> None:
-        let_pass(self.env, ms)
+        advance(self.env, ms)
         self.volatile.clear()
 
     @rule(minutes=st.integers(1, 90))
     def wait_long(self, minutes: int) -> None:
-        let_days_pass(self.env, minutes * 60_000, 60_000)
+        advance_in_steps(self.env, minutes * 60_000, 60_000)
         self.volatile.clear()
 
     @rule(ms=st.sampled_from([0, 0, 700, 30_000, 4_000_000]))
     def restart(self, ms: int) -> None:
         now_ms = self.env.now_ms + ms
         self.env.close()
-        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_broker(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @rule(ms=st.sampled_from([0, 0, 700, 30_000, 4_000_000]))
     def kill(self, ms: int) -> None:
@@ -94,7 +96,7 @@ class TimerMachine(RuleBasedStateMachine):
         self.env.store.publish()
         now_ms = self.env.now_ms + ms
         crash(self.env)
-        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_broker(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @rule(ms=st.sampled_from([0, 700, 30_000]), seed=st.integers(0, 99))
     def cut_power(self, ms: int, seed: int) -> None:
@@ -108,12 +110,13 @@ class TimerMachine(RuleBasedStateMachine):
         for body in self.volatile:
             del self.due[body], self.handles[body]
         self.volatile.clear()
-        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_broker(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @rule(
-        lost=st.sampled_from(["timerlog", "timerwheel", "", ""]), clean=st.booleans(),
+        lost=st.sampled_from(["timerlog", "timerwheel", "", ""]),
+        clean=st.booleans(),
         ms=st.sampled_from([0, 700, 30_000, 4_000_000]),
-    )  # fmt: skip
+    )
     def make_anew(self, lost: str, clean: bool, ms: int) -> None:
         """Files are lost, or slots get another length."""
         self.killed = True  # those of the last millisecond may come twice
@@ -130,7 +133,7 @@ class TimerMachine(RuleBasedStateMachine):
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
-        self.env = open_house(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
+        self.env = open_broker(self.root, now_ms, disk=FaultyDisk(self.root), **self.options)
 
     @invariant()
     def nothing_is_early_or_recalled(self) -> None:
@@ -144,7 +147,7 @@ class TimerMachine(RuleBasedStateMachine):
             return
         try:
             for _ in range(8):
-                let_days_pass(self.env, 30 * 60_000, 60_000)
+                advance_in_steps(self.env, 30 * 60_000, 60_000)
             got = bodies(self.env)[1:]
             assert set(got) >= self.due.keys() - self.recalled, "lost"
             if not self.killed:

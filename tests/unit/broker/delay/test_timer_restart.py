@@ -1,4 +1,4 @@
-"""Timed messages over restarts, crashes and lost files: none is lost, few come twice."""
+"""The timer after restarts, crashes and lost files: no message is lost, few are duplicated."""
 
 import shutil
 import struct
@@ -14,13 +14,13 @@ from tests.unit.broker.broker_kit import BrokerFixture
 from tests.unit.broker.delay.timer_kit import (
     DAY_MS,
     HOUR_MS,
+    advance,
+    advance_in_steps,
     bodies,
     crash,
     flush,
     handle_of,
-    let_days_pass,
-    let_pass,
-    open_house,
+    open_broker,
     recall,
     send,
 )
@@ -38,12 +38,12 @@ def restart(env: BrokerFixture, *, clean: bool = True) -> BrokerFixture:
         env.close()
     else:
         crash(env)
-    return open_house(root, now_ms)
+    return open_broker(root, now_ms)
 
 
 def prepare(root: Path) -> BrokerFixture:
     """Messages due in this second, in the next, in a minute, in days."""
-    env = open_house(root)
+    env = open_broker(root)
     env.send(body=b"x")
     for delay_ms in (100, 400, 400, 400, 800, 1500, 60_000, 60_000, 2 * DAY_MS):
         send(env, delay_ms)
@@ -54,55 +54,55 @@ ALL = [b"x", b"100", b"400", b"400", b"400", b"800", b"1500", b"60000", b"60000"
 
 
 @pytest.mark.parametrize("passed_ms", [0, 50, 100, 400, 799, 1000, 1499, 3000, 59_990, 61_000])
-def test_a_clean_stop_neither_loses_nor_doubles(tmp_path: Path, passed_ms: int) -> None:
+def test_a_clean_stop_neither_loses_nor_duplicates(tmp_path: Path, passed_ms: int) -> None:
     env = prepare(tmp_path)
-    let_pass(env, passed_ms)
+    advance(env, passed_ms)
     env = restart(env)
     env = restart(env)
-    let_pass(env, 70_000 - passed_ms)
+    advance(env, 70_000 - passed_ms)
     assert bodies(env) == ALL
     env.close()
 
 
-def test_a_stop_between_two_of_one_millisecond(
+def test_a_stop_between_two_messages_of_one_millisecond(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.broker.delay.timers.TICK_MESSAGES_MAX", 2)
     env = prepare(tmp_path)
-    let_pass(env, 399)
+    advance(env, 399)
     env.tick(1)
     assert bodies(env) == ALL[:4]
     env = restart(env)
     send(env, 1, b"late")
-    let_pass(env, 70_000)
+    advance(env, 70_000)
     assert bodies(env) == [*ALL[:5], b"late", *ALL[5:]]
     env.close()
 
 
 @pytest.mark.parametrize("passed_ms", [0, 50, 400, 1000, 1499, 3000, 61_000])
-def test_after_kill_nothing_is_lost(tmp_path: Path, passed_ms: int) -> None:
+def test_a_kill_loses_nothing(tmp_path: Path, passed_ms: int) -> None:
     env = prepare(tmp_path)
-    let_pass(env, passed_ms)
+    advance(env, passed_ms)
     before = bodies(env)
     env = restart(env, clean=False)
     assert bodies(env) == before
-    let_pass(env, 70_000)
+    advance(env, 70_000)
     assert set(bodies(env)) == set(ALL)
     assert bodies(env).count(b"60000") <= 4
     env.close()
 
 
-def test_what_was_noted_is_not_delivered_again_after_kill(tmp_path: Path) -> None:
+def test_saved_progress_is_not_delivered_again_after_a_kill(tmp_path: Path) -> None:
     env = prepare(tmp_path)
-    let_pass(env, 5000)
+    advance(env, 5000)
     assert env.broker.timers.files.noted.queue_offset == 9
     env = restart(env, clean=False)
-    let_pass(env, 70_000)
+    advance(env, 70_000)
     assert bodies(env) == ALL
     env.close()
 
 
-def test_progress_is_noted_when_the_copies_are_durable(tmp_path: Path) -> None:
+def test_progress_is_saved_after_a_flush(tmp_path: Path) -> None:
     env = prepare(tmp_path)
     for _ in range(40):
         env.tick(100)  # nothing reaches the disk
@@ -118,14 +118,17 @@ def test_progress_is_noted_when_the_copies_are_durable(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "lost",
     [
-        ("timerwheel",), ("timerlog",), ("timerwheel", "timerlog"), ("config/timercheck",),
+        ("timerwheel",),
+        ("timerlog",),
+        ("timerwheel", "timerlog"),
+        ("config/timercheck",),
         ("config/timercheck", "timerwheel"),
         ("config/timercheck", "config/timercheck.bak", "timerwheel", "timerlog"),
     ],
-)  # fmt: skip
-def test_lost_files_are_made_anew(tmp_path: Path, lost: tuple[str, ...]) -> None:
+)
+def test_lost_files_are_rebuilt(tmp_path: Path, lost: tuple[str, ...]) -> None:
     env = prepare(tmp_path)
-    let_pass(env, 3000)
+    advance(env, 3000)
     now_ms = env.now_ms
     env.close()
     for name in lost:
@@ -134,25 +137,25 @@ def test_lost_files_are_made_anew(tmp_path: Path, lost: tuple[str, ...]) -> None
             shutil.rmtree(path)
         else:
             path.unlink()
-    env = open_house(tmp_path, now_ms)
-    let_pass(env, 70_000)
+    env = open_broker(tmp_path, now_ms)
+    advance(env, 70_000)
     if "config/timercheck.bak" in lost:
         assert set(bodies(env)) == set(ALL), "all that the queue has, once more"
     else:
         assert bodies(env) == ALL
-    let_days_pass(env, 2 * DAY_MS, HOUR_MS)
-    let_pass(env, 1000)
+    advance_in_steps(env, 2 * DAY_MS, HOUR_MS)
+    advance(env, 1000)
     assert bodies(env)[-1] == b"%d" % (2 * DAY_MS)
     assert bodies(env).count(b"%d" % (2 * DAY_MS)) == 1
     env.close()
 
 
-def test_damaged_files_are_made_anew(tmp_path: Path) -> None:
+def test_damaged_files_are_rebuilt(tmp_path: Path) -> None:
     rng = Random(5)
     for number in range(12):
         root = tmp_path / str(number)
         env = prepare(root)
-        let_pass(env, 3000)
+        advance(env, 3000)
         now_ms = env.now_ms
         env.close()
         name = rng.choice(["timerwheel", "timerlog/" + "0" * 20, "config/timercheck"])
@@ -161,44 +164,44 @@ def test_damaged_files_are_made_anew(tmp_path: Path) -> None:
         at = rng.choice(used)
         data[at : at + 4] = rng.randbytes(4)
         (root / name).write_bytes(data)
-        env = open_house(root, now_ms)
-        let_pass(env, 70_000)
+        env = open_broker(root, now_ms)
+        advance(env, 70_000)
         assert set(bodies(env)) >= {b"x", b"60000"}, (name, at)
         env.close()
 
 
-def test_rolled_messages_are_not_doubled_when_files_are_made_anew(tmp_path: Path) -> None:
-    env = open_house(tmp_path, timer_roll_slots=600)
+def test_a_rebuild_does_not_duplicate_rolled_messages(tmp_path: Path) -> None:
+    env = open_broker(tmp_path, timer_roll_slots=600)
     env.send(body=b"x")
     send(env, HOUR_MS, b"far")
-    let_days_pass(env, 40 * 60_000, 30_000)
-    assert env.broker.timers.figures.rolled >= 2
+    advance_in_steps(env, 40 * 60_000, 30_000)
+    assert env.broker.timers.metrics.rolled >= 2
     now_ms = env.now_ms
     env.close()
     shutil.rmtree(tmp_path / "timerlog")
-    env = open_house(tmp_path, now_ms, timer_roll_slots=600)
-    let_days_pass(env, HOUR_MS, 30_000)
+    env = open_broker(tmp_path, now_ms, timer_roll_slots=600)
+    advance_in_steps(env, HOUR_MS, 30_000)
     assert bodies(env) == [b"x", b"far"]
     env.close()
 
 
-def test_slots_of_another_length_are_taken_over(tmp_path: Path) -> None:
+def test_files_of_another_precision_are_converted(tmp_path: Path) -> None:
     env = prepare(tmp_path)
-    let_pass(env, 3000)
+    advance(env, 3000)
     now_ms = env.now_ms
     env.close()
-    env = open_house(tmp_path, now_ms, timer_precision_ms=100)
-    let_pass(env, 10_000)
+    env = open_broker(tmp_path, now_ms, timer_precision_ms=100)
+    advance(env, 10_000)
     send(env, 250, b"250")
-    let_pass(env, 60_000)
+    advance(env, 60_000)
     assert bodies(env) == [*ALL[:7], b"250", *ALL[7:]]
     env.close()
 
 
-def test_a_store_of_apaches_is_taken_over(tmp_path: Path) -> None:
+def test_a_store_of_apache_is_opened(tmp_path: Path) -> None:
     """RocketMQ leaves the last field of units empty, and its checkpoint is of no one moment."""
     env = prepare(tmp_path)
-    let_pass(env, 3000)
+    advance(env, 3000)
     now_ms = env.now_ms
     env.close()
     path = tmp_path / "timerlog" / ("0" * 20)
@@ -210,28 +213,28 @@ def test_a_store_of_apaches_is_taken_over(tmp_path: Path) -> None:
     check[64:] = bytes(len(check) - 64)
     struct.pack_into(">q", check, 8, 5 * 52)  # the flushed place is behind
     (tmp_path / "config/timercheck").write_bytes(check)
-    env = open_house(tmp_path, now_ms)
-    let_pass(env, 56_999)
+    env = open_broker(tmp_path, now_ms)
+    advance(env, 56_999)
     assert bodies(env) == ALL[:7]
-    let_pass(env, 1001)
+    advance(env, 1001)
     assert bodies(env) == ALL, "at the end of their slot"
     env.close()
 
 
-def test_a_wheel_that_has_turned_while_the_broker_was_down(tmp_path: Path) -> None:
-    env = open_house(tmp_path)
+def test_a_downtime_longer_than_the_wheel(tmp_path: Path) -> None:
+    env = open_broker(tmp_path)
     env.send(body=b"x")
     send(env, 4000, b"old")
-    let_pass(env, 2000)
+    advance(env, 2000)
     now_ms = env.now_ms
     env.close()
-    env = open_house(tmp_path, now_ms)
+    env = open_broker(tmp_path, now_ms)
     turn_ms = TimerWheel.slots * 1000
     env.now_ms += turn_ms + 500
-    env.broker.timers.feed.start_offset = 2  # the queue is behind, as after a crash
+    env.broker.timers.enqueue.start_offset = 2  # the queue is behind, as after a crash
     send(env, 1500, b"new")
-    let_pass(env, 60_000)
-    let_days_pass(env, 2 * turn_ms, 60_000)
+    advance(env, 60_000)
+    advance_in_steps(env, 2 * turn_ms, 60_000)
     assert bodies(env) == [b"x", b"old", b"new"]
     env.close()
 
@@ -239,15 +242,15 @@ def test_a_wheel_that_has_turned_while_the_broker_was_down(tmp_path: Path) -> No
 def test_recalls_survive_kill_and_lost_files(tmp_path: Path) -> None:
     env = prepare(tmp_path)
     first = send(env, 20_000, b"no")
-    let_pass(env, 3000)
+    advance(env, 3000)
     second = send(env, 30_000, b"nor this")
     for answer in (first, second):
         assert recall(env, handle_of(answer)).code == 0
     env.store.publish()
     now_ms = env.now_ms + DAY_MS
     crash(env)
-    env = open_house(tmp_path, now_ms)
-    let_pass(env, 3000)
+    env = open_broker(tmp_path, now_ms)
+    advance(env, 3000)
     assert set(bodies(env)) == set(ALL)
     env.close()
 
@@ -256,7 +259,7 @@ def test_recalls_survive_kill_and_lost_files(tmp_path: Path) -> None:
 def test_a_power_cut_loses_nothing_that_was_flushed(tmp_path: Path, seed: int) -> None:
     rng = Random(seed)
     root = tmp_path / "0"
-    env = open_house(root, disk=FaultyDisk(root))
+    env = open_broker(root, disk=FaultyDisk(root))
     env.send(body=b"x")
     durable: set[bytes] = set()
     for life in range(1, 4):
@@ -278,13 +281,15 @@ def test_a_power_cut_loses_nothing_that_was_flushed(tmp_path: Path, seed: int) -
         now_ms = env.now_ms
         env.store._lock.release()
         env.store.flusher.discard()
-        env = open_house(target, now_ms + rng.choice((0, 0, 20_000)), disk=FaultyDisk(target))
-    let_pass(env, 12_000)
+        env = open_broker(target, now_ms + rng.choice((0, 0, 20_000)), disk=FaultyDisk(target))
+    advance(env, 12_000)
     assert durable <= set(bodies(env))
     env.close()
 
 
-def test_a_full_disk_makes_the_timer_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_timer_waits_while_the_disk_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     env = prepare(tmp_path)
 
     def fail(self: TimerStore, path: Path, page: bytes) -> None:
@@ -292,11 +297,11 @@ def test_a_full_disk_makes_the_timer_wait(tmp_path: Path, monkeypatch: pytest.Mo
 
     with monkeypatch.context() as patched:
         patched.setattr(TimerStore, "_write_check", fail)
-        let_pass(env, 3000)
+        advance(env, 3000)
         assert bodies(env) == ALL[:7], "delivery goes on"
-    let_pass(env, 3000)
+    advance(env, 3000)
     assert env.broker.timers.files.noted.queue_offset == 9
     env = restart(env, clean=False)
-    let_pass(env, 70_000)
+    advance(env, 70_000)
     assert bodies(env) == ALL
     env.close()

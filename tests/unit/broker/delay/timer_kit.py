@@ -1,4 +1,4 @@
-"""What the tests of timed messages share: sends for a time, recalls, days that pass quickly."""
+"""Helpers for tests of the timer: sends with a delivery time, recalls, a fast clock."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ def timer_settings(**store: Any) -> Settings:
 
 
 class QuickDisk(PlainDisk):
-    """Files that are never brought to the disk: a test does not lose its power."""
+    """A disk without fsync, for tests without a power loss."""
 
     def sync(self, fd: int) -> None:
         pass
@@ -34,7 +34,7 @@ class QuickDisk(PlainDisk):
         pass
 
 
-def open_house(
+def open_broker(
     root: Path, now_ms: int | None = None, *, disk: Disk | None = None, **store: Any
 ) -> BrokerFixture:
     with patch("tests.unit.broker.broker_kit.PlainDisk", lambda: disk or QuickDisk()):
@@ -45,7 +45,7 @@ def open_house(
 
 
 def send(env: BrokerFixture, delay_ms: int, body: bytes = b"", **rest: Any) -> Reply:
-    """Send a message for a time from now on."""
+    """Send a message with a delay."""
     properties = {"TIMER_DELAY_MS": str(delay_ms), **rest.pop("properties", {})}
     answer = env.send(body=body or str(delay_ms).encode(), properties=properties, **rest)
     assert answer.code == 0, answer
@@ -62,7 +62,7 @@ def recall(env: BrokerFixture, handle: str, topic: str = "T") -> Reply:
 
 
 def stored(env: BrokerFixture, topic: str = "T", queue_id: int = 0) -> list[StoredMessage]:
-    """All messages of a queue that readers may see."""
+    """All visible messages of a queue."""
     env.store.publish()
     found: list[StoredMessage] = []
     offset = env.store.min_offset(topic, queue_id)
@@ -78,14 +78,14 @@ def bodies(env: BrokerFixture, topic: str = "T") -> list[bytes]:
 
 
 def flush(env: BrokerFixture) -> None:
-    """Make durable what was stored."""
+    """Flush what was stored."""
     if env.store.flusher.flushed() < env.store.log.end:
         env.store.publish()
         env.store.flusher.pump()
 
 
-def let_pass(env: BrokerFixture, ms: int) -> None:
-    """Sleep as the server does: until the first part is due, a second at most."""
+def advance(env: BrokerFixture, ms: int) -> None:
+    """Advance the clock as the server does: until the broker is due, a second at most."""
     end = env.now_ms + ms
     while env.now_ms < end:
         wake = max(min(env.broker.due(), env.now_ms + 1000), env.now_ms + 1)
@@ -93,8 +93,8 @@ def let_pass(env: BrokerFixture, ms: int) -> None:
         flush(env)
 
 
-def let_days_pass(env: BrokerFixture, ms: int, step_ms: int) -> None:
-    """The same in long steps, for when nothing is looked at by the millisecond."""
+def advance_in_steps(env: BrokerFixture, ms: int, step_ms: int) -> None:
+    """Like `advance`, in long steps."""
     end = env.now_ms + ms
     while env.now_ms < end:
         env.tick(min(step_ms, end - env.now_ms))
@@ -106,7 +106,7 @@ def let_days_pass(env: BrokerFixture, ms: int, step_ms: int) -> None:
 
 
 def crash(env: BrokerFixture) -> None:
-    """End as by kill -9: the files stay as they are, nothing is persisted."""
+    """Stop as by kill -9: the files stay as they are, no table is saved."""
     env.broker.timers.files.close()
     env.store.flusher.stop()
     env.store.disk.close()

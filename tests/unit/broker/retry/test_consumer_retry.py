@@ -21,7 +21,7 @@ from penstock.wire.message import StoredMessage, encode_batch
 from penstock.wire.output import encode
 from tests.store_kit import SEGMENT_BYTES, small_config
 from tests.unit.broker.broker_kit import BrokerFixture, broker_fixture, read_reply
-from tests.unit.broker.delay.test_delay_levels import SCHEDULE, bodies, let_pass, stored
+from tests.unit.broker.delay.test_delay_levels import SCHEDULE, advance, bodies, stored
 
 RETRY, DEAD = "%RETRY%G", "%DLQ%G"
 LEVELS_MS = delays_ms(small_config(sync_flush=False).delay_levels)
@@ -66,9 +66,9 @@ def test_a_message_handed_back_comes_again_later(env: BrokerFixture) -> None:
     answer = hand_back(env, message)
     assert (answer.code, answer.remark, answer.body) == (0, None, b"")
     (parked,) = stored(env, SCHEDULE, 2)
-    let_pass(env, LEVELS_MS[2] - 1)
+    advance(env, LEVELS_MS[2] - 1)
     assert stored(env, RETRY) == []
-    let_pass(env, 1)
+    advance(env, 1)
     (again,) = stored(env, RETRY)
     assert (again.body, again.tags, again.properties["k"]) == (b"hard", "vip", "v")
     assert again.reconsume_times == 1
@@ -155,12 +155,12 @@ def test_retries_are_spread_over_the_queues_that_exist(env: BrokerFixture) -> No
     message = send(env)
     for _ in range(6):
         hand_back(env, message, level=1)
-    let_pass(env, 2000)
+    advance(env, 2000)
     assert [len(stored(env, RETRY, queue)) for queue in range(3)] == [2, 2, 2]
     group(env, retry_queue_nums=9)  # the topic keeps its three
     for _ in range(6):
         hand_back(env, message, level=1)
-    let_pass(env, 2000)
+    advance(env, 2000)
     assert [len(stored(env, RETRY, queue)) for queue in range(3)] == [4, 4, 4]
 
 
@@ -285,7 +285,7 @@ def send_back(
 def test_what_a_client_sends_back_itself_waits_too(env: BrokerFixture) -> None:
     assert send_back(env, reconsumed=1, times_max=16, DELAY="4").code == 0
     assert bodies(env, SCHEDULE, 3) == [b"mine"]
-    let_pass(env, LEVELS_MS[3])
+    advance(env, LEVELS_MS[3])
     (again,) = stored(env, RETRY)
     assert again.reconsume_times == 1
     # Clients before 4.6.1 leave the mark of a transaction on it.
