@@ -34,7 +34,7 @@ def log_to_stderr(form: str, who: str, *, debug: bool = False) -> None:
 
 
 class TextLines(logging.Formatter):
-    """`2026-01-31 12:00:00.123 INFO  broker-a store.retention: deleting 2 segments`."""
+    """`2026-01-31 12:00:00.123 INFO  broker-a store.maintenance: deleting 2 segments`."""
 
     def __init__(self, who: str, *, colours: bool) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """`{"time":…,"level":"info","process":"broker-a","logger":"store.retention","message":…}`."""
+    """`{"time":…,"level":"info","process":"broker-a","logger":"store.put","message":…}`."""
 
     def __init__(self, who: str) -> None:
         super().__init__()

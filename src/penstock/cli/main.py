@@ -22,7 +22,7 @@ COMMANDS = {
     "broker": ("penstock.cli.broker_command:broker", "Run a broker."),
     "demo": (
         "penstock.cli.demo.demo_command:demo",
-        "Show a broker that survives kill -9, and a Spark pipeline.",
+        "Kill a broker under load and recover it, then run Spark pipelines.",
     ),
     "nameserver": ("penstock.cli.nameserver:nameserver", "Run a NameServer."),
     "pipeline": ("penstock.cli.pipeline:pipeline", "Run Spark pipelines: list, describe, run."),

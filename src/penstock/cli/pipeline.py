@@ -80,7 +80,7 @@ class _RunGroup(click.Group):
 def run() -> None:
     """Run a pipeline until it ends, or until Ctrl-C or SIGTERM.
 
-    A stopped pipeline continues where it was when it is run again.
+    A stopped pipeline continues where it left off when it is run again.
     """
 
 

@@ -130,10 +130,10 @@ def verify(directory: Path, as_json: bool, limit: int, progress: bool | None, **
 @store.command(short_help="Print messages by queue, log offset or key.")
 @_store_options
 @click.option("--topic", help="Only messages of this topic.")
-@click.option("--queue", "queue_id", type=int, help="Only messages of this queue.")
+@click.option("--queue", "queue_id", type=int, help="Only messages of this queue. Needs --topic.")
 @click.option("--from", "offset", type=int, help="Start at this queue offset.")
 @click.option("--at", "physical", type=int, help="Start at this CommitLog offset.")
-@click.option("--key", help="Only messages with this key or unique id, newest first.")
+@click.option("--key", help="Messages with this key or unique id, newest first. Needs --topic.")
 @click.option(
     "--count",
     type=int,

@@ -60,7 +60,7 @@ def _read_start(context: click.Context, option: click.Parameter, text: str) -> "
 @click.option("-t", "--tags", default="*", help='Only messages with these tags: "a || b".')
 @click.option("--sql", help="Only messages that match this SQL92 expression.")
 @click.option("--count", type=click.IntRange(1), help="Stop after this many messages.")
-@click.option("--group", help="Group to present to brokers that check access rules.")
+@click.option("--group", help="Consumer group in requests to brokers that check access rules.")
 @json_option
 def tail(
     cluster: ClusterOptions,

@@ -17,9 +17,9 @@ def say_if_uncompiled() -> None:
     if penstock.compiled():
         return
     if os.environ.get("PENSTOCK_PURE") == "1":
-        text = "running uncompiled, which is slower, because PENSTOCK_PURE=1 is set"
+        text = "running uncompiled, which is slow, because PENSTOCK_PURE=1 is set"
     else:
-        text = "running uncompiled, which is slower; install a C compiler and reinstall Penstock"
+        text = "running uncompiled, which is slow; install a C compiler and reinstall Penstock"
     print(f"penstock: {text}", file=sys.stderr)
 
 
