@@ -34,14 +34,14 @@ from penstock.cli.supervisor import DELAY_S, DELAY_S_MAX
 from penstock.cli.up import BROKERS_MAX
 from penstock.config import Settings, delays_ms
 from penstock.server.answer_executor import (
-    HOLDS_MAX,
-    HOLDS_PER_CLIENT_MAX,
-    RELAYS_MAX,
-    RELAYS_PER_CLIENT_MAX,
+    SUSPENDED_MAX,
+    SUSPENDED_PER_CLIENT_MAX,
 )
-from penstock.server.connection import STUCK_MS, UNDER_WAY_MAX
+from penstock.server.client_calls import CLIENT_CALLS_MAX, CLIENT_CALLS_PER_CLIENT_MAX
+from penstock.server.connection import IN_FLIGHT_MAX, STUCK_MS
 from penstock.server.listener import FIRST_BYTE_MS, HANDSHAKE_SECONDS, REFRESH_MS, WAITING_MAX
-from penstock.server.server import HELD_SHARE, LAG_MS
+from penstock.server.memory_limit import SOFT_SHARE
+from penstock.server.server import SLOW_READ_MS
 from penstock.store.consumequeue.consumequeue import ALLOCATE_BYTES, BLOCK_BYTES
 from penstock.store.lookup import QUERY_MAX
 from penstock.store.recovery.checkpoint import PAGE_BYTES, SLACK_MS
@@ -88,13 +88,13 @@ BROKER_ROWS: list[Row] = [
     ("broker.md", "| {:,} connections |", (SERVER.connections_max,)),
     ("broker.md", "| {} minutes without traffic", (whole(SERVER.idle_ms, MINUTE_MS),)),
     ("broker.md", "| {} MiB of unsent responses", (whole(SERVER.output_bytes_max, MIB),)),
-    ("broker.md", "| {} requests of one connection in the thread pool", (UNDER_WAY_MAX,)),
+    ("broker.md", "| {} requests of one connection in the thread pool", (IN_FLIGHT_MAX,)),
     ("broker.md", "| {} MiB of unfinished requests", (whole(SERVER.memory_bytes_max, MIB),)),
     ("broker.md", "unfinished for {} s", (whole(STUCK_MS, SECOND_MS),)),
     ("broker.md", "| {:,} suspended pulls, {:,} of one connection",
-     (HOLDS_MAX, HOLDS_PER_CLIENT_MAX)),
+     (SUSPENDED_MAX, SUSPENDED_PER_CLIENT_MAX)),
     ("broker.md", "| {:,} requests that wait for a client's response, {:,} for one client",
-     (RELAYS_MAX, RELAYS_PER_CLIENT_MAX)),
+     (CLIENT_CALLS_MAX, CLIENT_CALLS_PER_CLIENT_MAX)),
     ("broker.md", "| {:,} open half messages", (BROKER.open_transactions_max,)),
     ("broker.md", "| {} messages by key, {} by unique id", (QUERY_MAX, UNIQUE_MAX)),
     ("broker.md", "| {:,} entries in one view of a queue", (VIEW_ENTRIES_MAX,)),
@@ -164,7 +164,7 @@ SERVER_ROWS: list[Row] = [
     ("running.md", "`--broker-port PORT` | {} |", (BROKER.port,)),
     ("running.md", "in the cluster `DefaultCluster`, at most {};", (BROKERS_MAX,)),
     ("running.md", "delays that double up to {:.0f} s", (DELAY_S_MAX,)),
-    ("running.md", "take longer than {} ms", (LAG_MS,)),
+    ("running.md", "take longer than {} ms", (SLOW_READ_MS,)),
     ("running.md", "`stop_ms`, {} s", (whole(SERVER.stop_ms, SECOND_MS),)),
 ]  # fmt: skip
 
@@ -198,7 +198,7 @@ def test_figures_on_the_pages_are_those_of_the_code(
 
 def test_figures_that_the_pages_write_as_words() -> None:
     assert DELAY_S == 0.5, "docs/running.md: restarted first after half a second"
-    assert HELD_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
+    assert SOFT_SHARE == 0.75, "docs/broker.md: three quarters of memory_bytes_max"
     assert RECONNECT_MS == MINUTE_MS, "docs/transactions.md: at least one minute to reconnect"
     assert STORE.timer_roll_slots * STORE.timer_precision_ms == 2 * DAY_S * SECOND_MS, (
         "docs/timers.md: timer_roll_slots are two days"

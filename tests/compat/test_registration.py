@@ -1,4 +1,4 @@
-"""Our registrar at Apache's name server: 10,000 topics known, found, and forgotten at stop."""
+"""Our registration at Apache's name server: 10,000 topics known, found, and forgotten at stop."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, Live, Settings
-from penstock.server.nameserver_registration import Registrar
+from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import ClusterInfo, DataVersion, TopicConfig, TopicRouteData
@@ -49,8 +49,8 @@ def test_apache_name_server_knows_a_broker_of_ours(tmp_path: Path) -> None:
             return fastjson.decode(answer.body, TopicRouteData)
 
         settings = Settings(broker=BrokerConfig(nameservers=names.address, name="ours"))
-        registrar = Registrar(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
-        assert await registrar.first_round()
+        registration = NameServerRegistration(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
+        assert await registration.first_round()
         found = await route("topic-9999")
         assert found is not None
         assert [data.broker_addrs for data in found.broker_datas] == [{0: ADDRESS}]
@@ -61,19 +61,19 @@ def test_apache_name_server_knows_a_broker_of_ours(tmp_path: Path) -> None:
 
         table["made-later"] = TopicConfig(topic_name="made-later", write_queue_nums=3)
         version = version.next(1_700_000_000_001)
-        registrar.soon()
+        registration.register_soon()
         while (later := await route("made-later")) is None:
             await asyncio.sleep(0.02)
         assert later.queue_datas[0].write_queue_nums == 3
 
         table["single"] = TopicConfig(topic_name="single", write_queue_nums=5)
         version = version.next(1_700_000_000_002)
-        await registrar.tell(("single",), LoopClock().now_ms() + 20_000)
+        await registration.register_topics(("single",), LoopClock().now_ms() + 20_000)
         single = await route("single")
         assert single is not None
         assert single.queue_datas[0].write_queue_nums == 5
 
-        await registrar.close()
+        await registration.close()
         while await route("topic-1") is not None:  # it unregisters in a thread of its own
             await asyncio.sleep(0.02)
         await peer.close()
@@ -93,15 +93,15 @@ def test_apache_name_server_gets_us_back_after_its_restart(tmp_path: Path) -> No
 
     async def body(names: apache.NameServer) -> None:
         settings = Settings(broker=BrokerConfig(nameservers=names.address))
-        registrar = Registrar(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
-        assert await registrar.first_round()
+        registration = NameServerRegistration(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
+        assert await registration.first_round()
         names.kill()
-        while registrar.not_ready() is None:
+        while registration.not_ready() is None:
             await asyncio.sleep(0.02)
         await asyncio.to_thread(names.start)
-        while registrar.not_ready() is not None:
+        while registration.not_ready() is not None:
             await asyncio.sleep(0.02)
-        await registrar.close()
+        await registration.close()
 
     with apache.NameServer(tmp_path / "namesrv") as names:
         asyncio.run(body(names))

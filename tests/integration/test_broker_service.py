@@ -222,6 +222,6 @@ def test_an_announced_address_that_is_not_ours_is_warned_about(
 ) -> None:
     async def body() -> None:
         async with broker(tmp_path, announce="127.0.0.2", host="127.0.0.1"):
-            assert "it does not reach this broker" in caplog.text
+            assert "does not reach this broker" in caplog.text
 
     run(body())

@@ -24,17 +24,20 @@ from penstock.rpc.answers import (
     Reply,
 )
 from penstock.rpc.command import Command
+from penstock.rpc.persistence import Persistence
+from penstock.server.answer_executor import NameServerCalls
 from penstock.server.request_loop import RequestLoop
 from penstock.server.server import Server
+from penstock.wire.bodies.client_bodies import TopicRouteData
 from penstock.wire.frame import BINARY, JSON
 from penstock.wire.output import encode, response
 from tests.integration.loops import Frame, Run, Wire, run  # noqa: F401
 
-ECHO, SLOWLY, BIG, ASK, TELL, BUG, REFUSE, BYE, KNOWN, IN_LINE = range(1000, 1010)
+ECHO, SLOWLY, BIG, CALL, NOTIFY, BUG, REFUSE, CLOSE, REGISTER, ORDERED = range(1000, 1010)
 
 
 class Echo:
-    """Answers by what it is asked: see the codes above."""
+    """A service that answers by the request code: see the codes above."""
 
     def __init__(self) -> None:
         self.effects = EffectQueue()
@@ -47,29 +50,29 @@ class Echo:
         code = command.code
         if code == SLOWLY:
             return InThread(self._wait, lambda done: Reply(0, {"done": str(done)}))
-        if code == IN_LINE:
+        if code == ORDERED:
             work = {"1": self._wait, "0": lambda: None}.get(command.ext["slow"])
-            return InThread(work, self._tell_turn, ordered_by=command.client)
+            return InThread(work, self._count_turn, ordered_by=command.client)
         if code == BIG:
             return Reply(body=bytes(command.i64("size")))
-        if code == ASK:
+        if code == CALL:
             return CallClient(
                 command.i64("client"), 77, {"q": "?"}, b"", lambda reply: Reply(0, reply.ext),
                 command.now_ms + command.i64("ms"), Reply(207, remark="no answer"),
             )  # fmt: skip
-        if code == KNOWN:
+        if code == REGISTER:
             return RegisterTopics(Reply, 77, ("T",))
-        if code == TELL:
+        if code == NOTIFY:
             self.effects.put(NotifyClient(command.client, 40, {"consumerGroup": "g"}))
         elif code == BUG:
             raise ZeroDivisionError("oops")
         elif code == REFUSE:
             raise InvalidParameter("never")
-        elif code == BYE:
+        elif code == CLOSE:
             self.effects.put(CloseConnection(command.client, "asked to"))
         return Reply(0, command.ext, command.body, "heard")
 
-    def _tell_turn(self, _: object) -> Reply:
+    def _count_turn(self, _: object) -> Reply:
         self.turns += 1
         return Reply(0, {"turn": str(self.turns)})
 
@@ -88,8 +91,8 @@ class Echo:
     def tick(self, now_ms: int) -> None: ...
 
 
-class House:
-    """A server and what it serves."""
+class ServerFixture:
+    """A server of an Echo service."""
 
     def __init__(self, server: Server, echo: Echo) -> None:
         self.server = server
@@ -101,10 +104,10 @@ class House:
         self._writers.append(writer)
         return Wire(reader, writer)
 
-    def holds_nothing(self) -> bool:
-        """Whether all that was counted has gone, asked of the connections themselves."""
-        self.server.recount()
-        return self.server.memory == 0
+    def memory_is_released(self) -> bool:
+        """Whether all counted memory is released, after a recount."""
+        self.server.memory.recount()
+        return self.server.memory.used == 0
 
     async def leave(self) -> None:
         for writer in self._writers:
@@ -114,7 +117,11 @@ class House:
 
 
 @asynccontextmanager
-async def house(**limits: int) -> AsyncIterator[House]:
+async def serving_echo(
+    nameservers: NameServerCalls | None = None,
+    persistence: Persistence | None = None,
+    **limits: int,
+) -> AsyncIterator[ServerFixture]:
     config = ServerConfig(**{"stop_ms": 500, **limits})
     pool = ThreadPoolExecutor(4)
 
@@ -126,9 +133,17 @@ async def house(**limits: int) -> AsyncIterator[House]:
         echo, frame_bytes_max=config.frame_bytes_max, header_bytes_max=config.header_bytes_max,
         output_bytes_max=config.output_bytes_max,
     )  # fmt: skip
-    server = Server(Live(Settings(server=config)), echo, request_loop, echo.effects, submit=submit)
+    server = Server(
+        Live(Settings(server=config)),
+        echo,
+        request_loop,
+        echo.effects,
+        submit=submit,
+        persistence=persistence,
+        nameservers=nameservers,
+    )
     await server.start("127.0.0.1", 0)
-    home = House(server, echo)
+    home = ServerFixture(server, echo)
     try:
         yield home
     finally:
@@ -136,6 +151,10 @@ async def house(**limits: int) -> AsyncIterator[House]:
         await server.stop()
         await home.leave()
         pool.shutdown()
+
+
+def no_future(*_: object) -> Any:
+    raise AssertionError("not expected")
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -152,7 +171,7 @@ async def ask(wire: Wire, code: int, **ext: str) -> Frame:
 @pytest.mark.parametrize("encoding", [JSON, BINARY])
 def test_requests_are_answered_in_their_encoding(run: Run, encoding: int) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire = await home.connect()
             frames = [encode(ECHO, {"n": str(n)}, b"x" * n, opaque=n, encoding=encoding)
                       for n in range(50)]  # fmt: skip
@@ -166,9 +185,9 @@ def test_requests_are_answered_in_their_encoding(run: Run, encoding: int) -> Non
 
 
 @pytest.mark.parametrize("piece", [1, 3, 7, 4096])
-def test_frames_may_come_in_pieces(run: Run, piece: int) -> None:  # noqa: F811
+def test_frames_may_arrive_in_pieces(run: Run, piece: int) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire = await home.connect()
             size = 40 if piece < 4096 else 3_000_000
             data = b"".join(encode(ECHO, {}, bytes([n]) * size, opaque=n) for n in range(3))
@@ -178,14 +197,14 @@ def test_frames_may_come_in_pieces(run: Run, piece: int) -> None:  # noqa: F811
                     await asyncio.sleep(0)
             for n in range(3):
                 assert (await wire.read()).body == bytes([n]) * size
-            await until(home.holds_nothing)
+            await until(home.memory_is_released)
 
     run(body())
 
 
 def test_one_way_and_unknown_and_failing_requests(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire = await home.connect()
             wire.writer.write(encode(ECHO, opaque=1, flag=2) + encode(BUG, opaque=2, flag=2))
             assert (await ask(wire, BUG)).code == 1
@@ -206,56 +225,70 @@ BAD = [
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_bad_frame_costs_its_connection_only(run: Run, bad: bytes) -> None:  # noqa: F811
+def test_an_invalid_frame_closes_only_its_connection(run: Run, bad: bytes) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             good, wire = await home.connect(), await home.connect()
             wire.writer.write(encode(ECHO, opaque=9) + bad)
             assert (await wire.read()).opaque == 9
             assert await wire.reader.read() == b""
             assert (await ask(good, ECHO)).code == 0
             await until(lambda: len(home.server.connections) == 1)
-            assert home.server.memory == 0
+            assert home.server.memory.used == 0
 
     run(body())
 
 
-def test_an_answer_waits_until_the_nameservers_know(run: Run) -> None:  # noqa: F811
+def nameserver_calls(
+    register_topics: Callable[[tuple[str, ...], int], asyncio.Future[None]] = no_future,
+    find_route: Callable[[str], asyncio.Future[TopicRouteData | None]] = no_future,
+) -> NameServerCalls:
+    return NameServerCalls(lambda: None, register_topics, find_route)
+
+
+def test_without_nameservers_nothing_waits_for_a_registration(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire = await home.connect()
-            assert (await ask(wire, KNOWN)).code == 0, "without NameServers it is there at once"
-            told: list[tuple[tuple[str, ...], int, asyncio.Future[None]]] = []
+            assert (await ask(wire, REGISTER)).code == 0
 
-            def tell(topics: tuple[str, ...], deadline_ms: int) -> asyncio.Future[None]:
-                told.append((topics, deadline_ms, asyncio.get_running_loop().create_future()))
-                return told[-1][2]
+    run(body())
 
-            home.server.answer_executor.tell_names = tell
-            wire.writer.write(encode(KNOWN, opaque=1) + encode(ECHO, opaque=2))
+
+def test_an_answer_waits_for_the_registration_of_its_topics(run: Run) -> None:  # noqa: F811
+    async def body() -> None:
+        calls: list[tuple[tuple[str, ...], int, asyncio.Future[None]]] = []
+
+        def register(topics: tuple[str, ...], deadline_ms: int) -> asyncio.Future[None]:
+            calls.append((topics, deadline_ms, asyncio.get_running_loop().create_future()))
+            return calls[-1][2]
+
+        async with serving_echo(nameserver_calls(register)) as home:
+            wire = await home.connect()
+            wire.writer.write(encode(REGISTER, opaque=1) + encode(ECHO, opaque=2))
             assert (await wire.read()).opaque == 2
-            topics, deadline_ms, future = told[0]
+            topics, deadline_ms, future = calls[0]
             assert (topics, deadline_ms) == (("T",), 77)
             future.set_result(None)
             assert (await wire.read()).opaque == 1
             (connection,) = home.server.connections.values()
-            assert connection.under_way == 0
+            assert connection.in_flight == 0
 
-            wire.writer.write(encode(KNOWN, opaque=3) + encode(KNOWN, opaque=4))
-            await until(lambda: len(told) == 3)
+            wire.writer.write(encode(REGISTER, opaque=3) + encode(REGISTER, opaque=4))
+            await until(lambda: len(calls) == 3)
             wire.writer.transport.abort()
             await until(lambda: not home.server.connections)
-            told[1][2].set_result(None)
-            told[2][2].cancel()
-            await until(lambda: connection.under_way == 0)
-            assert home.server.memory == 0
+            calls[1][2].set_result(None)
+            calls[2][2].cancel()
+            await until(lambda: connection.in_flight == 0)
+            assert home.server.memory.used == 0
 
     run(body())
 
 
-def test_work_in_the_pool_does_not_stop_the_others(run: Run) -> None:  # noqa: F811
+def test_thread_work_does_not_block_other_requests(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire = await home.connect()
             wire.writer.write(encode(SLOWLY, opaque=1) + encode(ECHO, opaque=2))
             assert (await wire.read()).opaque == 2
@@ -266,12 +299,12 @@ def test_work_in_the_pool_does_not_stop_the_others(run: Run) -> None:  # noqa: F
     run(body())
 
 
-def test_a_connection_with_much_work_under_way_is_not_read_from(run: Run) -> None:  # noqa: F811
+def test_a_connection_with_many_requests_in_flight_is_not_read_from(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire, other = await home.connect(), await home.connect()
             wire.writer.write(b"".join(encode(SLOWLY, opaque=n) for n in range(300)))
-            await until(lambda: home.server.answer_executor.pool_jobs >= 256)
+            await until(lambda: home.server.answer_executor.thread_jobs >= 256)
             assert (await ask(other, ECHO)).code == 0
             home.echo.release.set()
             got = {(await wire.read()).opaque for _ in range(300)}
@@ -280,95 +313,95 @@ def test_a_connection_with_much_work_under_way_is_not_read_from(run: Run) -> Non
     run(body())
 
 
-def test_works_of_one_line_end_in_their_order(run: Run) -> None:  # noqa: F811
+def test_ordered_thread_work_is_answered_in_order(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire, other = await home.connect(), await home.connect()
             for number, slow in enumerate(("1", "0", "never", "1", "never", "0")):
-                wire.writer.write(encode(IN_LINE, {"slow": slow}, opaque=number))
-            await until(lambda: home.server.answer_executor.pool_jobs == 6)
-            assert (await ask(other, IN_LINE, slow="0")).ext == {"turn": "1"}
+                wire.writer.write(encode(ORDERED, {"slow": slow}, opaque=number))
+            await until(lambda: home.server.answer_executor.thread_jobs == 6)
+            assert (await ask(other, ORDERED, slow="0")).ext == {"turn": "1"}
             home.echo.release.set()
             turns = {}
             for _ in range(6):
                 answer = await wire.read()
                 turns[answer.opaque] = answer.ext
             assert turns == {number: {"turn": str(number + 2)} for number in range(6)}
-            assert (await ask(wire, IN_LINE, slow="never")).ext == {"turn": "8"}
+            assert (await ask(wire, ORDERED, slow="never")).ext == {"turn": "8"}
 
     run(body())
 
 
-def test_a_client_is_asked_and_its_answer_given_back(run: Run) -> None:  # noqa: F811
+def test_a_client_is_called_and_its_response_is_returned(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             asker, other = await home.connect(), await home.connect()
             await ask(other, ECHO)
             target = home.echo.clients[1]
-            asker.writer.write(encode(ASK, {"client": str(target), "ms": "20000"}, opaque=3))
+            asker.writer.write(encode(CALL, {"client": str(target), "ms": "20000"}, opaque=3))
             question = await other.read()
             assert (question.code, question.ext, question.flag) == (77, {"q": "?"}, 0)
             other.writer.write(response(0, question.opaque, JSON, ext={"a": "!"}))
             assert (await asker.read()).ext == {"a": "!"}
-            answer = await ask(asker, ASK, client=str(target), ms="20")
+            answer = await ask(asker, CALL, client=str(target), ms="20")
             assert answer.code == 207
-            assert (await ask(asker, ASK, client="999", ms="20000")).code == 207
+            assert (await ask(asker, CALL, client="999", ms="20000")).code == 207
 
     run(body())
 
 
 def test_effects_reach_the_client(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house() as home:
+        async with serving_echo() as home:
             wire = await home.connect()
-            wire.writer.write(encode(TELL, opaque=1))
+            wire.writer.write(encode(NOTIFY, opaque=1))
             first, second = await wire.read(), await wire.read()
             assert {first.code, second.code} == {0, 40}
             told = first if first.code == 40 else second
             assert (told.flag, told.ext) == (2, {"consumerGroup": "g"})
-            assert (await ask(wire, BYE)).code == 0
+            assert (await ask(wire, CLOSE)).code == 0
             assert await wire.reader.read() == b""
             await until(lambda: bool(home.echo.gone))
 
     run(body())
 
 
-def test_who_does_not_read_is_not_read_from(run: Run) -> None:  # noqa: F811
+def test_a_client_that_does_not_read_is_not_read_from(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house(output_bytes_max=100_000) as home:
-            deaf, good = await home.connect(), await home.connect()
-            deaf.reader._transport.pause_reading()  # type: ignore[attr-defined]
+        async with serving_echo(output_bytes_max=100_000) as home:
+            reader, good = await home.connect(), await home.connect()
+            reader.reader._transport.pause_reading()  # type: ignore[attr-defined]
             request = encode(BIG, {"size": "50000"})
-            deaf.writer.write(request * 3000)
-            await until(lambda: home.server.memory > 0)
+            reader.writer.write(request * 3000)
+            await until(lambda: home.server.memory.used > 0)
             for _ in range(20):
                 assert (await ask(good, ECHO)).code == 0
             # Two answers fit the limit, and one more request may have been under way.
-            assert home.server.memory < 1_000_000
-            deaf.reader._transport.resume_reading()  # type: ignore[attr-defined]
+            assert home.server.memory.used < 1_000_000
+            reader.reader._transport.resume_reading()  # type: ignore[attr-defined]
             for _ in range(3000):
-                assert len((await deaf.read()).body) == 50_000
-            await until(lambda: home.server.memory == 0)
+                assert len((await reader.read()).body) == 50_000
+            await until(lambda: home.server.memory.used == 0)
 
     run(body())
 
 
-def test_memory_for_all_is_limited(run: Run) -> None:  # noqa: F811
+def test_the_memory_of_all_connections_is_limited(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house(memory_bytes_max=200_000) as home:
-            hogs = [await home.connect() for _ in range(8)]
+        async with serving_echo(memory_bytes_max=200_000) as home:
+            senders = [await home.connect() for _ in range(8)]
             frame = encode(ECHO, {}, bytes(100_000), opaque=1)
-            for hog in hogs:
-                hog.writer.write(frame[:60_000])
-            await until(lambda: home.server.memory > 100_000)
+            for sender in senders:
+                sender.writer.write(frame[:60_000])
+            await until(lambda: home.server.memory.used > 100_000)
             wire = await home.connect()
             wire.writer.write(frame[:60_000])
             refused = await wire.read()
             assert refused.code == 2
             assert "memory_bytes_max" in (refused.remark or "")
-            for hog in hogs:
-                hog.writer.close()
-            await until(lambda: home.server.memory < 1000)
+            for sender in senders:
+                sender.writer.close()
+            await until(lambda: home.server.memory.used < 1000)
             wire.writer.write(frame[60_000:])
             assert (await ask(wire, ECHO)).code == 0
 
@@ -377,7 +410,7 @@ def test_memory_for_all_is_limited(run: Run) -> None:  # noqa: F811
 
 def test_connections_are_limited(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house(connections_max=3) as home:
+        async with serving_echo(connections_max=3) as home:
             wires = [await home.connect() for _ in range(3)]
             for wire in wires:
                 assert (await ask(wire, ECHO)).code == 0
@@ -391,14 +424,14 @@ def test_connections_are_limited(run: Run) -> None:  # noqa: F811
     run(body())
 
 
-def test_idle_and_unfinished_connections_are_swept(run: Run) -> None:  # noqa: F811
+def test_idle_and_unfinished_connections_are_closed(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house(idle_ms=60_000) as home:
+        async with serving_echo(idle_ms=60_000) as home:
             idle, slow, good = [await home.connect() for _ in range(3)]
             for wire in (idle, slow, good):
                 assert (await ask(wire, ECHO)).code == 0
             slow.writer.write(encode(ECHO, {}, bytes(1000))[:500])
-            await until(lambda: home.server.memory > 0)
+            await until(lambda: home.server.memory.used > 0)
             later = home.server.now_ms() + 61_000
             first, second, third = home.server.connections.values()
             second.active_ms = third.active_ms = later
@@ -407,17 +440,17 @@ def test_idle_and_unfinished_connections_are_swept(run: Run) -> None:  # noqa: F
             assert await slow.reader.read() == b""
             assert (await ask(good, ECHO)).code == 0
             assert first.client in home.echo.gone
-            assert home.server.memory == 0
+            assert home.server.memory.used == 0
 
     run(body())
 
 
-def test_stopping_lets_answers_leave(run: Run) -> None:  # noqa: F811
+def test_stopping_sends_pending_responses(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house(stop_ms=10_000) as home:
+        async with serving_echo(stop_ms=10_000) as home:
             wire = await home.connect()
             wire.writer.write(encode(SLOWLY, opaque=1))
-            await until(lambda: home.server.answer_executor.pool_jobs == 1)
+            await until(lambda: home.server.answer_executor.thread_jobs == 1)
             stopping = asyncio.create_task(home.server.stop())
             await asyncio.sleep(0)
             home.echo.release.set()
@@ -428,10 +461,10 @@ def test_stopping_lets_answers_leave(run: Run) -> None:  # noqa: F811
     run(body())
 
 
-def test_small_requests_pass_while_large_ones_hold_the_memory(run: Run) -> None:  # noqa: F811
+def test_small_requests_are_served_while_large_ones_take_the_memory(run: Run) -> None:  # noqa: F811
     async def body() -> None:
-        async with house(memory_bytes_max=200_000) as home:
-            home.server.memory += 160_000  # what active clients hold that send large frames
+        async with serving_echo(memory_bytes_max=200_000) as home:
+            home.server.memory.used += 160_000  # what active clients hold that send large frames
             wire = await home.connect()
             frame = encode(ECHO, {}, bytes(100), opaque=1)
             for number in range(40):  # each write ends inside a frame's header
@@ -440,6 +473,6 @@ def test_small_requests_pass_while_large_ones_hold_the_memory(run: Run) -> None:
             large = await home.connect()
             large.writer.write(encode(ECHO, {}, bytes(100_000), opaque=9)[:50_000])
             assert (await large.read()).code == 2, "a large one has to wait"
-            home.server.memory -= 160_000
+            home.server.memory.used -= 160_000
 
     run(body())

@@ -16,7 +16,7 @@ import pytest
 
 from penstock.config import TlsConfig
 from penstock.errors import PeerUntrusted, TlsError
-from penstock.server.listener import Listener, SniffingListener, listen
+from penstock.server.listener import Listener, TlsListener, listen
 from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Peer
 from penstock.transport.tls import Tls, outgoing_context, server_context
@@ -108,7 +108,7 @@ def test_enforcing_closes_plain_connections_and_says_so(
 
     with caplog.at_level(logging.INFO):
         run(body())
-    assert "does not speak TLS, and tls.mode is enforcing" in caplog.text
+    assert "does not use TLS, and tls.mode is enforcing" in caplog.text
 
 
 def test_without_a_certificate_one_is_made_for_the_moment(
@@ -177,7 +177,7 @@ def test_silent_peer_blocks_nobody_and_is_let_go(pair: Pair) -> None:
 def test_too_many_silent_peers_push_out_the_oldest(run: Run, pair: Pair) -> None:
     async def body() -> None:
         async with listening(config(pair), waiting_max=5) as listener:
-            assert isinstance(listener, SniffingListener)
+            assert isinstance(listener, TlsListener)
             silent = []
             for count in range(1, 8):
                 silent.append(await asyncio.open_connection("127.0.0.1", listener.port))
@@ -198,7 +198,7 @@ def test_peer_that_leaves_or_talks_nonsense_costs_nothing(
 ) -> None:
     async def body() -> None:
         async with listening(config(pair)) as listener:
-            assert isinstance(listener, SniffingListener)
+            assert isinstance(listener, TlsListener)
             _, gone = await asyncio.open_connection("127.0.0.1", listener.port)
             gone.close()
             assert await exchange(listener, None, b"\x16 this is no client hello " * 9) == b""
@@ -208,7 +208,7 @@ def test_peer_that_leaves_or_talks_nonsense_costs_nothing(
 
     with caplog.at_level(logging.INFO):
         run(body())
-    assert "no TLS with 127.0.0.1" in caplog.text
+    assert "TLS handshake with 127.0.0.1" in caplog.text
 
 
 def test_no_descriptors_left_is_waited_out(pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
@@ -226,7 +226,7 @@ def test_no_descriptors_left_is_waited_out(pair: Pair, caplog: pytest.LogCapture
     async def body() -> None:
         clock = VirtualClock()
         async with listening(config(pair), clock=clock) as listener:
-            assert isinstance(listener, SniffingListener)
+            assert isinstance(listener, TlsListener)
             empty = Empty(listener._sockets[0])
             listener._accept(cast(socket.socket, empty))
             assert empty.failures == 1
@@ -248,7 +248,7 @@ def test_changed_certificate_serves_new_connections_and_keeps_old_ones(
         for source, target in zip(pair, files, strict=True):
             shutil.copy(source, target)
         async with listening(config(files)) as listener:
-            assert isinstance(listener, SniffingListener)
+            assert isinstance(listener, TlsListener)
             reader, writer = await asyncio.open_connection(
                 "127.0.0.1", listener.port, ssl=trusting(pair)
             )
@@ -276,7 +276,7 @@ def test_listener_looks_at_the_files_by_itself(pair: Pair, other: Pair, tmp_path
         for source, target in zip(pair, files, strict=True):
             shutil.copy(source, target)
         async with listening(config(files), clock=clock) as listener:
-            assert isinstance(listener, SniffingListener)
+            assert isinstance(listener, TlsListener)
             for source, target in zip(other, files, strict=True):
                 shutil.copy(source, target)
             await clock.elapse(5_001)

@@ -9,12 +9,17 @@ from typing import Any, cast
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.consumers.clients import Member
 from penstock.broker.stats import Flow
-from penstock.broker.telemetry import broker_metrics
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
+from penstock.server.server_metrics import (
+    add_process_metrics,
+    add_registration_metrics,
+    add_server_metrics,
+)
 from tests.unit.broker.broker_kit import broker_fixture
 
 PAGE = Path(__file__).parent.parent.parent / "docs" / "metrics.md"
@@ -141,15 +146,24 @@ def fake_broker() -> Any:
 
 def broker_registry(broker: Any = None) -> Registry:
     server = SimpleNamespace(
-        bad_frames=1, refused_connections=2, memory=3, lag_ms_max=4.5, connections={1: 0, 2: 0},
+        bad_frames=1,
+        refused_connections=2,
+        memory=SimpleNamespace(used=3),
+        lag_ms_max=4.5,
+        connections={1: 0, 2: 0},
         request_loop=SimpleNamespace(requests=99, refusals={"NoPermission": 1}),
-        answer_executor=SimpleNamespace(pool_jobs=6, refusals={}),
-    )  # fmt: skip
-    registrar = SimpleNamespace(
-        states=[NameServerState("n1:9876", registered=True, success_ms=5500),
-                NameServerState("n2:9876", failures=4)]
-    )  # fmt: skip
-    return broker_metrics(broker or fake_broker(), cast(Any, server), cast(Any, registrar))
+        answer_executor=SimpleNamespace(thread_jobs=6, refusals={}),
+    )
+    states = [
+        NameServerState("n1:9876", registered=True, success_ms=5500),
+        NameServerState("n2:9876", failures=4),
+    ]
+    broker = broker or fake_broker()
+    registry = broker_metrics(broker)
+    add_server_metrics(registry, cast(Any, server), broker.router.refusals)
+    add_registration_metrics(registry, states)
+    add_process_metrics(registry)
+    return registry
 
 
 @pytest.mark.parametrize(
@@ -188,7 +202,7 @@ def broker_registry(broker: Any = None) -> Registry:
          {"storage_type": "local", "storage_medium": "disk"}, 100),
         ("penstock_store_writable", {}, 1),
         ("penstock_connections", {}, 2),
-        ("penstock_held_pulls", {}, 3),
+        ("penstock_suspended_requests", {}, 3),
         ("penstock_sends_total", {"outcome": "refused"}, 2),
         ("penstock_refused_total", {"cause": "NoPermission"}, 4),
         ("penstock_requests_total", {}, 99),

@@ -1,21 +1,15 @@
-"""Carries out what handlers answered: replies, work in the pool, held pulls, calls to clients.
-
-And their effects: requests to clients, tables to files, registration, closed connections.
-"""
+"""Executes the answers of handlers, and their effects."""
 
 from __future__ import annotations
 
 import asyncio
-import heapq
 import logging
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from penstock.broker.long_polling import LongPolling, SuspendedRequest
 from penstock.errors import FrameError, PenstockError, SystemBusy
 from penstock.rpc.answers import (
     Answer,
@@ -24,7 +18,6 @@ from penstock.rpc.answers import (
     EncodedReply,
     InThread,
     NotifyClient,
-    PersistentTable,
     PersistSoon,
     PersistTable,
     QueryRoute,
@@ -35,107 +28,128 @@ from penstock.rpc.answers import (
     TickAt,
 )
 from penstock.rpc.router import refusal
-from penstock.wire.codes import FLAG_ONE_WAY, ResponseCode
-from penstock.wire.output import encode, response
+from penstock.server.client_calls import ClientCalls
+from penstock.server.pending_response import PendingResponse, ResponseConnection
+from penstock.server.table_writes import TableWrites
+from penstock.wire.codes import ResponseCode
+from penstock.wire.output import response
 
 if TYPE_CHECKING:
+    from penstock.broker.long_polling import LongPolling, SuspendedRequest
     from penstock.rpc.persistence import Persistence
-    from penstock.server.connection import ClientConnection
-    from penstock.server.server import Server
     from penstock.wire.bodies.client_bodies import TopicRouteData
 
 log = logging.getLogger(__name__)
 
-HOLDS_MAX = 200_000
-"""Most pulls that wait at one time."""
-HOLDS_PER_CLIENT_MAX = 20_000
-"""Most pulls of one connection that wait: one for each queue it reads."""
-RELAYS_MAX = 10_000
-"""Most requests that wait for another client's answer."""
-RELAYS_PER_CLIENT_MAX = 1_000
-"""Most requests that wait for one client's answer: one that hangs leaves room for others."""
+SUSPENDED_MAX = 200_000
+"""Most requests that are suspended at one time."""
+SUSPENDED_PER_CLIENT_MAX = 20_000
+"""The same for one connection: one for each queue that it reads."""
 _DONE: Future[None] = Future()
 _DONE.set_result(None)
-_DEADLINES_LEAST = 1_000  # those of answered requests are cleared away beyond this
 
 
 @dataclass(frozen=True, slots=True)
-class PendingResponse:
-    """Who waits for an answer."""
+class NameServerCalls:
+    """What answers and effects need of the NameServers."""
 
-    connection: ClientConnection
-    opaque: int
-    encoding: int
-    oneway: bool
+    register_soon: Callable[[], None]
+    """Registers all topics, not before the caller has returned."""
+    register_topics: Callable[[tuple[str, ...], int], asyncio.Future[None]]
+    """Registers topics until a deadline."""
+    find_route: Callable[[str], asyncio.Future[TopicRouteData | None]]
+    """Queries the route of a topic; None if it is unknown."""
 
 
-@dataclass(slots=True)
-class _Asked:
-    """A request on its way to a client."""
+class ExecutorServer(Protocol):
+    """What the executor needs of its server."""
 
-    pending: PendingResponse
-    then: Callable[[Reply], Answer]
-    on_timeout: Reply
+    @property
+    def connections(self) -> Mapping[int, ResponseConnection]: ...
+
+    def send_flushed(self, connection: ResponseConnection, reply: EncodedReply) -> None:
+        """Send a response when the log is flushed up to its offset."""
+
+    def soon_from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the event loop; called from another thread."""
+
+    def after_work(self) -> None:
+        """Called after work outside of a read."""
+
+    def tick_at(self, ms: int) -> None:
+        """Call `tick` at this time at the latest."""
 
 
 class AnswerExecutor:
-    """The hands of a server."""
+    """Executes answers and effects for a server."""
 
     def __init__(
         self,
-        server: Server,
+        server: ExecutorServer,
         submit: Callable[[Callable[[], Any]], Future[Any]],
+        *,
         long_polling: LongPolling | None = None,
         persistence: Persistence | None = None,
-        register: Callable[[], None] = lambda: None,
+        nameservers: NameServerCalls | None = None,
     ) -> None:
+        """Without `nameservers` nothing is registered, and no route is known."""
         self._server = server
         self._submit = submit
         self._long_polling = long_polling
-        self._persistence = persistence
-        self.register = register
-        self.tell_names: Callable[[tuple[str, ...], int], asyncio.Future[None]] | None = None
-        """Tells the NameServers of topics until a deadline; without it nobody is to be told."""
-        self.find_route: Callable[[str], asyncio.Future[TopicRouteData | None]] | None = None
-        """Asks the NameServers for a topic's route; never fails."""
-        self._asked: dict[int, dict[int, _Asked]] = {}  # by client and opaque
-        self._asked_count = 0
-        self._deadlines: list[tuple[int, int, int]] = []  # ms, client, opaque
-        self._opaque = 0
-        self._saving: dict[str, bool] = {}  # by file: whether to write it once more
-        self._unsaved: dict[
-            str, list[tuple[PendingResponse, PersistTable]]
-        ] = {}  # who waits for the next write
-        self._lines: dict[Hashable, deque[tuple[PendingResponse, InThread, Future[Any]]]] = {}
-        self.pool_jobs = 0
+        self._nameservers = nameservers
+        self.client_calls = ClientCalls(self._run)
+        self.tables = TableWrites(
+            persistence, submit, server.soon_from_thread, self._run, server.after_work
+        )
+        # Thread work by `ordered_by`, in the order of the requests.
+        self._ordered: dict[Hashable, deque[tuple[PendingResponse, InThread, Future[Any]]]] = {}
+        self.thread_jobs = 0
         self.refusals: dict[str, int] = {}  # by the error's name
         if long_polling is not None:
             long_polling.on_wake(self.wake)
 
     # --- answers
 
-    def carry(self, pending: PendingResponse, answer: Answer) -> None:
-        """Do what an answer says."""
+    def execute(self, pending: PendingResponse, answer: Answer) -> None:
+        """Execute an answer."""
         if answer is None:
             return
         if isinstance(answer, Reply):
             self._reply(pending, answer)
         elif isinstance(answer, InThread):
-            self._in_thread(pending, answer)
+            self._run_in_thread(pending, answer)
         elif isinstance(answer, Suspend):
-            self._hold(pending, answer)
+            self._suspend(pending, answer)
         elif isinstance(answer, EncodedReply):
             self._server.send_flushed(pending.connection, answer)
         elif isinstance(answer, RegisterTopics):
-            self._register(pending, answer)
+            self._register_topics(pending, answer)
         elif isinstance(answer, QueryRoute):
-            self._route(pending, answer)
+            self._query_route(pending, answer)
         elif isinstance(answer, PersistTable):
-            pending.connection.adjust_work(1)
-            self._unsaved.setdefault(answer.table.FILE, []).append((pending, answer))
-            self.save(answer.table)
+            self.tables.write_for(pending, answer)
         else:
-            self._relay(pending, answer)
+            self._call_client(pending, answer)
+
+    def _run(self, pending: PendingResponse, handler: Callable[[], Answer]) -> None:
+        """Execute the answer of a piece of a handler, or answer with the error it raises."""
+        try:
+            answer = handler()
+        except PenstockError as error:
+            name = type(error).__name__
+            self.refusals[name] = self.refusals.get(name, 0) + 1
+            answer = refusal(error)
+        except Exception as error:
+            log.exception("a handler failed")
+            remark = f"a bug in Penstock: {type(error).__name__}: {error}"
+            answer = Reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+        self.execute(pending, answer)
+
+    def _resume(self, pending: PendingResponse, handler: Callable[[], Answer]) -> None:
+        """Go on with a request that was in flight outside of the event loop."""
+        pending.connection.adjust_in_flight(-1)
+        self._run(pending, handler)
+        self._server.after_work()
 
     def _reply(self, pending: PendingResponse, reply: Reply) -> None:
         if pending.oneway:
@@ -154,18 +168,18 @@ class AnswerExecutor:
             data = response(error.code, pending.opaque, pending.encoding, remark=remark)
         pending.connection.write(data)
 
-    def _in_thread(self, pending: PendingResponse, job: InThread) -> None:
-        pending.connection.adjust_work(1)
-        self.pool_jobs += 1
+    def _run_in_thread(self, pending: PendingResponse, job: InThread) -> None:
+        pending.connection.adjust_in_flight(1)
+        self.thread_jobs += 1
         try:
             future = _DONE if job.work is None else self._submit(job.work)
         except RuntimeError as error:  # the pool is closing
-            self.pool_jobs -= 1
-            pending.connection.adjust_work(-1)
+            self.thread_jobs -= 1
+            pending.connection.adjust_in_flight(-1)
             self._reply(pending, Reply(ResponseCode.SERVICE_NOT_AVAILABLE, remark=str(error)))
             return
         if job.ordered_by is not None:
-            self._lines.setdefault(job.ordered_by, deque()).append((pending, job, future))
+            self._ordered.setdefault(job.ordered_by, deque()).append((pending, job, future))
         if future is _DONE:
             self._thread_done(pending, job, future)
             return
@@ -177,233 +191,86 @@ class AnswerExecutor:
         if job.ordered_by is None:
             self._after_thread(pending, job, done)
             return
-        line = self._lines.get(job.ordered_by)
-        while line and line[0][2].done():
-            self._after_thread(*line.popleft())
-        if not line:
-            self._lines.pop(job.ordered_by, None)
+        jobs = self._ordered.get(job.ordered_by)
+        while jobs and jobs[0][2].done():
+            self._after_thread(*jobs.popleft())
+        if not jobs:
+            self._ordered.pop(job.ordered_by, None)
 
     def _after_thread(self, pending: PendingResponse, job: InThread, done: Future[Any]) -> None:
-        self.pool_jobs -= 1
-        pending.connection.adjust_work(-1)
-        self.carry(pending, self._safely(lambda: job.then(done.result())))
-        self._server.after_work()
+        self.thread_jobs -= 1
+        self._resume(pending, lambda: job.then(done.result()))
 
-    def _register(self, pending: PendingResponse, answer: RegisterTopics) -> None:
-        if self.tell_names is None:
-            self.carry(pending, self._safely(answer.then))
+    def _register_topics(self, pending: PendingResponse, answer: RegisterTopics) -> None:
+        if self._nameservers is None:
+            self._run(pending, answer.then)
             return
-        pending.connection.adjust_work(1)
-        told = self.tell_names(answer.topics, answer.deadline_ms)
-        told.add_done_callback(lambda _: self._registered(pending, answer))
+        pending.connection.adjust_in_flight(1)
+        registered = self._nameservers.register_topics(answer.topics, answer.deadline_ms)
+        registered.add_done_callback(lambda _: self._resume(pending, answer.then))
 
-    def _registered(self, pending: PendingResponse, answer: RegisterTopics) -> None:
-        pending.connection.adjust_work(-1)
-        self.carry(pending, self._safely(answer.then))
-        self._server.after_work()
-
-    def _route(self, pending: PendingResponse, answer: QueryRoute) -> None:
-        if self.find_route is None:
-            self.carry(pending, self._safely(lambda: answer.then(None)))
+    def _query_route(self, pending: PendingResponse, answer: QueryRoute) -> None:
+        if self._nameservers is None:
+            self._run(pending, lambda: answer.then(None))
             return
-        pending.connection.adjust_work(1)
-        found = self.find_route(answer.topic)
-        found.add_done_callback(lambda done: self._routed(pending, answer, done))
-
-    def _routed(
-        self,
-        pending: PendingResponse,
-        answer: QueryRoute,
-        done: asyncio.Future[TopicRouteData | None],
-    ) -> None:
-        pending.connection.adjust_work(-1)
-        self.carry(
-            pending,
-            self._safely(lambda: answer.then(None if done.cancelled() else done.result())),
+        pending.connection.adjust_in_flight(1)
+        self._nameservers.find_route(answer.topic).add_done_callback(
+            lambda done: self._resume(
+                pending, lambda: answer.then(None if done.cancelled() else done.result())
+            )
         )
-        self._server.after_work()
 
-    def _safely(self, make: Callable[[], Answer]) -> Answer:
-        """What a piece of a handler answers, be it an error."""
-        try:
-            return make()
-        except PenstockError as error:
-            name = type(error).__name__
-            self.refusals[name] = self.refusals.get(name, 0) + 1
-            return refusal(error)
-        except Exception as error:
-            log.exception("a handler failed")
-            remark = f"a bug of Penstock: {type(error).__name__}: {error}"
-            return Reply(ResponseCode.SYSTEM_ERROR, remark=remark)
+    def _call_client(self, pending: PendingResponse, request: CallClient) -> None:
+        target = self._server.connections.get(request.client)
+        if self.client_calls.call(pending, request, target):
+            self._server.tick_at(request.deadline_ms)
 
-    # --- held pulls
+    # --- long polling
 
-    def _hold(self, pending: PendingResponse, hold: Suspend) -> None:
+    def _suspend(self, pending: PendingResponse, suspend: Suspend) -> None:
         assert self._long_polling is not None
         client = pending.connection.client
-        for what, figure, limit in (
-            ("pulls of all clients wait here", len(self._long_polling), HOLDS_MAX),
+        counts = (
+            ("suspended requests of all clients", len(self._long_polling), SUSPENDED_MAX),
             (
-                "pulls of this client wait here",
+                "suspended requests of this client",
                 self._long_polling.count_of(client),
-                HOLDS_PER_CLIENT_MAX,
+                SUSPENDED_PER_CLIENT_MAX,
             ),
-        ):
+        )
+        for what, figure, limit in counts:
             if figure >= limit:
-                busy = SystemBusy.over(what, figure=figure, limit=limit, unit="pulls")
+                busy = SystemBusy.over(what, figure=figure, limit=limit, unit="requests")
                 self._reply(pending, refusal(busy))
                 return
-        self._long_polling.add(client, pending, hold)
-        self._server.wake_at(hold.deadline_ms)
+        self._long_polling.add(client, pending, suspend)
+        self._server.tick_at(suspend.deadline_ms)
 
     def wake(self, suspended: SuspendedRequest, last: bool) -> None:
-        """Try a held pull again."""
+        """Retry a suspended request."""
         pending: PendingResponse = suspended.pending_response
-        if not pending.connection.hold_back(suspended, last):
-            self.carry(pending, self._safely(lambda: suspended.suspend.retry(last)))
+        if not pending.connection.postpone(suspended, last):
+            self._run(pending, lambda: suspended.suspend.retry(last))
         elif not last and self._long_polling is not None:
             self._long_polling.pass_on(suspended)
-
-    # --- calls to clients
-
-    def _relay(self, pending: PendingResponse, relay: CallClient) -> None:
-        target = self._server.connections.get(relay.client)
-        waiting = len(self._asked.get(relay.client, ()))
-        if target is None or waiting >= RELAYS_PER_CLIENT_MAX or self._asked_count >= RELAYS_MAX:
-            self.carry(pending, relay.on_timeout)
-            return
-        opaque = self._next_opaque()
-        try:
-            data = encode(relay.code, relay.ext, relay.body, opaque=opaque)
-        except FrameError as error:
-            self._reply(pending, refusal(error))
-            return
-        asked = _Asked(pending, relay.then, relay.on_timeout)
-        self._asked.setdefault(relay.client, {})[opaque] = asked
-        self._asked_count += 1
-        if len(self._deadlines) > 2 * self._asked_count + _DEADLINES_LEAST:
-            self._deadlines = [one for one in self._deadlines if self._is_asked(*one[1:])]
-            heapq.heapify(self._deadlines)
-        heapq.heappush(self._deadlines, (relay.deadline_ms, relay.client, opaque))
-        self._server.wake_at(relay.deadline_ms)
-        target.write(data)
-
-    def answered(self, client: int, opaque: int, reply: Reply) -> None:
-        """A client has answered something that we asked it."""
-        asked = self._take_asked(client, opaque)
-        if asked is not None:
-            self.carry(asked.pending, self._safely(lambda: asked.then(reply)))
-
-    def lost(self, client: int) -> None:
-        """A client has gone: it answers nothing any more."""
-        for opaque in list(self._asked.get(client, ())):
-            self._give_up(client, opaque)
-
-    def due(self) -> int:
-        """When the next call to a client is given up."""
-        return self._deadlines[0][0] if self._deadlines else 1 << 62
-
-    def tick(self, now_ms: int) -> None:
-        """Give up calls to clients whose time is over."""
-        while self._deadlines and self._deadlines[0][0] <= now_ms:
-            _, client, opaque = heapq.heappop(self._deadlines)
-            self._give_up(client, opaque)
-
-    def _give_up(self, client: int, opaque: int) -> None:
-        asked = self._take_asked(client, opaque)
-        if asked is not None:
-            self.carry(asked.pending, asked.on_timeout)
-
-    def _is_asked(self, client: int, opaque: int) -> bool:
-        return opaque in self._asked.get(client, ())
-
-    def _take_asked(self, client: int, opaque: int) -> _Asked | None:
-        of_client = self._asked.get(client, {})
-        asked = of_client.pop(opaque, None)
-        if asked is not None:
-            self._asked_count -= 1
-            if not of_client:
-                del self._asked[client]
-        return asked
-
-    def _next_opaque(self) -> int:
-        self._opaque = (self._opaque + 1) & 0x7FFFFFFF
-        return self._opaque
 
     # --- effects
 
     def perform(self, effects: list[Effect]) -> None:
-        """Carry out what handlers asked for besides their answers."""
+        """Execute effects in order."""
         for effect in effects:
-            if isinstance(effect, NotifyClient):
-                self._tell(effect)
-            elif isinstance(effect, PersistSoon):
-                self.save(effect.table)
+            if isinstance(effect, PersistSoon):
+                self.tables.write(effect.table)
             elif isinstance(effect, RegisterSoon):
-                self.register()
+                if self._nameservers is not None:
+                    self._nameservers.register_soon()
             elif isinstance(effect, TickAt):
-                self._server.wake_at(effect.ms)
+                self._server.tick_at(effect.ms)
             else:
                 connection = self._server.connections.get(effect.client)
-                if connection is not None:
+                if connection is None:
+                    continue
+                if isinstance(effect, NotifyClient):
+                    self.client_calls.notify(effect, connection)
+                else:
                     connection.close(effect.why)
-
-    def _tell(self, tell: NotifyClient) -> None:
-        connection = self._server.connections.get(tell.client)
-        if connection is not None:
-            opaque = self._next_opaque()
-            connection.write(
-                encode(tell.code, tell.ext, tell.body, opaque=opaque, flag=FLAG_ONE_WAY)
-            )
-
-    def save(self, table: PersistentTable) -> None:
-        """Write a table soon: at once, or when the write under way is done."""
-        assert self._persistence is not None
-        name = table.FILE
-        if name in self._saving:
-            self._saving[name] = True
-            return
-        waiting = self._unsaved.pop(name, [])
-        if not table.dirty:
-            self._tell_saved(waiting, True)
-            return
-        work = self._persistence.save(table)
-        try:
-            future = self._submit(work)
-        except RuntimeError:  # the pool is closing; the broker's end writes what is dirty
-            table.dirty = True
-            self._tell_saved(waiting, False)
-            return
-        self._saving[name] = False
-        future.add_done_callback(
-            lambda done: self._server.soon_from_thread(self._saved, table, waiting, done)
-        )
-
-    def _saved(
-        self,
-        table: PersistentTable,
-        waiting: list[tuple[PendingResponse, PersistTable]],
-        done: Future[Any],
-    ) -> None:
-        again = self._saving.pop(table.FILE)
-        error = done.exception()
-        if error is not None:
-            log.error("%s can't be written: %s", table.FILE, error)
-        # These first: the next write takes another snapshot.
-        self._tell_saved(waiting, error is None)
-        if again and (error is None or table.FILE in self._unsaved):
-            self.save(table)
-
-    def _tell_saved(
-        self, waiting: list[tuple[PendingResponse, PersistTable]], written: bool
-    ) -> None:
-        for pending, answer in waiting:
-            pending.connection.adjust_work(-1)
-            self.carry(pending, self._safely(partial(answer.then, written)))
-        if waiting:
-            self._server.after_work()
-
-    @property
-    def saving(self) -> bool:
-        """Whether a table is being written."""
-        return bool(self._saving)

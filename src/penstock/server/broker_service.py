@@ -1,4 +1,4 @@
-"""A broker on its port: what starts and stops in which order, and the check of its address."""
+"""Runs a broker: opens the store, listens, checks the announced address, registers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,21 @@ from pathlib import Path
 import msgspec
 
 from penstock.broker.broker import Broker
-from penstock.broker.telemetry import broker_metrics
+from penstock.broker.broker_metrics import broker_metrics
 from penstock.clock import Clock, LoopClock
 from penstock.config import Live, Settings
 from penstock.errors import BadSetting, PenstockError
-from penstock.server.nameserver_registration import Registrar
+from penstock.server.answer_executor import NameServerCalls
+from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.server.probe import Probe, serve_probe
 from penstock.server.request_loop import RequestLoop
-from penstock.server.route_queries import Routes
+from penstock.server.route_queries import RouteQueries
 from penstock.server.server import Server
+from penstock.server.server_metrics import (
+    add_process_metrics,
+    add_registration_metrics,
+    add_server_metrics,
+)
 from penstock.store.disk import Disk
 from penstock.store.store import MessageStore
 from penstock.transport.peer import Peer, Sign
@@ -35,10 +41,7 @@ SELF_CHECK_MS = 3_000
 
 
 class BrokerService:
-    """A broker on its port, registered with its NameServers, with its probe.
-
-    Tests give it a clock, a disk and a kind of broker of their own.
-    """
+    """A broker that serves its port, is registered with its NameServers and has a probe."""
 
     def __init__(
         self,
@@ -48,12 +51,13 @@ class BrokerService:
         disk: Disk | None = None,
         make_broker: Callable[[Live, MessageStore, str, str, int], Broker] = Broker,
     ) -> None:
+        """`disk` and `make_broker` replace the real ones in tests."""
         self.settings = Live(settings)
         self._clock = clock or LoopClock()
         self._disk = disk
         self._make_broker = make_broker
         self._probe: Probe | None = None
-        self._registrar: Registrar | None = None
+        self._registration: NameServerRegistration | None = None
         self._broker: Broker | None = None
         self._server: Server | None = None
 
@@ -71,14 +75,15 @@ class BrokerService:
             raise
         self._broker = broker
         try:
-            await self._listen(broker, address)
+            self._registration = self._make_registration(broker, address)
+            await self._listen(broker, address, self._registration)
             await self._check_address(address, broker)
-            await self._register(broker, address)
+            await self._registration.first_round()
             await self._start_probe(broker)
         except BaseException:
             await self.stop()
             raise
-        log.info("the broker %s serves %s", config.broker.name, address)
+        log.info("broker %s is ready on %s", config.broker.name, address)
 
     def _open_store(self) -> MessageStore:
         config = self.settings.current
@@ -86,7 +91,9 @@ class BrokerService:
             Path(config.broker.data), config.store, disk=self._disk, now_ms=self._clock.now_ms()
         )
 
-    async def _listen(self, broker: Broker, address: str) -> None:
+    async def _listen(
+        self, broker: Broker, address: str, registration: NameServerRegistration
+    ) -> None:
         config = self.settings.current
         limits = config.server
         context = broker.context
@@ -106,6 +113,11 @@ class BrokerService:
             store=context.store,
             long_polling=context.long_polling,
             persistence=context.persistence,
+            nameservers=NameServerCalls(
+                register_soon=registration.register_soon,
+                register_topics=registration.register_topics,
+                find_route=RouteQueries(registration, self._clock).find,
+            ),
             clock=self._clock,
         )
         tls = Tls.of(config.tls)
@@ -113,54 +125,48 @@ class BrokerService:
         vip_port = config.broker.port - 2 if config.broker.vip_port < 0 else config.broker.vip_port
         if vip_port > 0:
             try:
-                await self._server.listen_too(config.broker.host, vip_port, tls)
+                await self._server.listen_also(config.broker.host, vip_port, tls)
             except OSError as error:
                 log.warning("no VIP channel on port %d (vip_port): %s", vip_port, error)
         if not context.access.enabled() and not _is_loopback(config.broker.host):
             log.warning(
-                "anybody who reaches %s may read and write everything: access control is off "
+                "every client that reaches %s may read and write everything: access control is off "
                 "(access.authentication, access.authorization)",
                 address,
             )
 
     async def _check_address(self, address: str, broker: Broker) -> None:
-        """See whether clients that were told our address reach us."""
+        """Warn if the announced address does not lead to this broker."""
         tls = self.settings.current.tls
         context = None
-        if tls.mode == "enforcing":  # whose certificate it is does not matter: it is ours
+        if tls.mode == "enforcing":  # any certificate will do: it is our own
             context = outgoing_context(msgspec.structs.replace(tls, outgoing=True, outgoing_ca=""))
         peer = Peer(address, ssl=context, sign=_signer(broker), clock=self._clock)
         try:
             await peer.call(RequestCode.GET_MAX_OFFSET, {}, timeout_ms=SELF_CHECK_MS)
         except PenstockError as error:
             log.warning(
-                "clients are told the address %s, but it does not reach this broker (%s): set "
-                "announce (--announce) to one that does",
+                "the announced address %s does not reach this broker (%s): set announce "
+                "(--announce) to an address that does",
                 address,
                 error,
             )
         finally:
             await peer.close()
 
-    async def _register(self, broker: Broker, address: str) -> None:
+    def _make_registration(self, broker: Broker, address: str) -> NameServerRegistration:
         host, _, port = address.rpartition(":")
-        self._registrar = Registrar(
+        topics, clock = broker.context.topics, self._clock
+        return NameServerRegistration(
             self.settings,
             broker.registration,
             address,
             f"{host}:{int(port) + 1}",
             sign=_signer(broker),
             ssl=outgoing_context(self.settings.current.tls),
-            clock=self._clock,
+            on_order_config=lambda config: topics.mark_ordered(config, clock.now_ms()),
+            clock=clock,
         )
-        self._registrar.take_order_config = lambda config: broker.context.topics.mark_ordered(
-            config, self._clock.now_ms()
-        )
-        assert self._server is not None
-        self._server.answer_executor.register = self._registrar.soon
-        self._server.answer_executor.tell_names = self._registrar.tell
-        self._server.answer_executor.find_route = Routes(self._registrar, self._clock).find
-        await self._registrar.first_round()
 
     async def _start_probe(self, broker: Broker) -> None:
         config = self.settings.current.broker
@@ -168,31 +174,34 @@ class BrokerService:
         if port == 0:
             return
         assert self._server is not None
-        assert self._registrar is not None
-        registry = broker_metrics(broker, self._server, self._registrar)
+        assert self._registration is not None
+        registry = broker_metrics(broker)
+        add_server_metrics(registry, self._server, broker.router.refusals)
+        add_registration_metrics(registry, self._registration.states)
+        add_process_metrics(registry)
         self._probe = await serve_probe(config.host, port, registry, self._not_ready)
 
     @property
     def broker(self) -> Broker:
-        assert self._broker is not None, "it is not started"
+        assert self._broker is not None, "the broker is not started"
         return self._broker
 
     @property
     def server(self) -> Server:
-        assert self._server is not None, "it is not started"
+        assert self._server is not None, "the broker is not started"
         return self._server
 
     def _not_ready(self) -> str | None:
         assert self._broker is not None
-        assert self._registrar is not None
-        return self._broker.not_ready() or self._registrar.not_ready()
+        assert self._registration is not None
+        return self._broker.not_ready() or self._registration.not_ready()
 
     async def stop(self) -> None:
-        """Unregister, drain, persist, close."""
+        """Unregister, send pending responses, write the tables, close the store."""
         if self._probe is not None:
             await self._probe.close()
-        if self._registrar is not None:
-            await self._registrar.close()
+        if self._registration is not None:
+            await self._registration.close()
         if self._server is not None:
             await self._server.stop()
         if self._broker is not None:
@@ -206,7 +215,7 @@ def _signer(broker: Broker) -> Sign | None:
 
 
 def _resolve(address: str) -> str:
-    """The announced address by number, as messages note it."""
+    """The announced address with a numeric host, as stored in messages."""
     host, _, port = address.rpartition(":")
     bare = host.strip("[]")
     try:
@@ -214,20 +223,20 @@ def _resolve(address: str) -> str:
     except OSError as error:
         raise BadSetting(
             f"broker.announce {host} can't be resolved: {error.strerror or error}",
-            hint="set it to an address or name of this machine that clients can reach",
+            hint="set it to an address or a name of this machine that clients can reach",
         ) from None
     number = str(found[0])
     return f"[{number}]:{port}" if ":" in number else f"{number}:{port}"
 
 
 def _announced(settings: Settings) -> str:
-    """The host that clients are told."""
+    """The host in the address that clients get."""
     config = settings.broker
     if config.announce:
         return config.announce
     if config.host not in WILDCARDS:
         return config.host
-    # The address from which this machine would speak to others; nothing is sent.
+    # The address that this machine uses towards others; nothing is sent.
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect(("192.0.2.1", 9))
         return str(probe.getsockname()[0])

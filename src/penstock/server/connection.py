@@ -1,69 +1,108 @@
-"""One client's connection: a thin BufferedProtocol that runs on uvloop and on stdlib asyncio.
+"""One client's connection: a thin BufferedProtocol that runs on uvloop and on asyncio's own loop.
 
-Bytes land in the server's one shared buffer, because almost every read holds whole frames only. The
-rest of an unfinished frame moves into a buffer of the connection's own, which grows with the bytes
-that have really come, so that a peer pays for the memory it takes by sending.
+Bytes are read into the server's shared buffer, because almost every read holds whole frames. The
+rest of an unfinished frame moves into a buffer of the connection's own. It grows with the bytes
+that have arrived, so a client pays for the memory it takes by sending.
 
 Reading pauses while
-* unsent answers are longer than `output_bytes_max`,
-* the last read's requests could not all be served because the output was full, or
-* too many of its requests are under way in the pool.
+* unsent responses are longer than `output_bytes_max`,
+* requests of the last read wait because the output was full, or
+* too many of the client's requests are in flight in the thread pool.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
+from penstock.config import ServerConfig
 from penstock.errors import SystemBusy, WireError
+from penstock.server.memory_limit import MemoryLimit
+from penstock.server.request_loop import RequestLoop
+from penstock.wire.frame import Request
 from penstock.wire.message import encode_host
 from penstock.wire.output import response
 
 if TYPE_CHECKING:
     from penstock.broker.long_polling import SuspendedRequest
-    from penstock.server.server import Server
 
 log = logging.getLogger(__name__)
 
 OWN_BYTES_MIN = 4 * 1024
 """First size of a connection's own buffer, unless its frame needs less."""
 STUCK_MS = 1_000
-"""A connection that was silent this long is the first to go when memory is short."""
-UNDER_WAY_MAX = 256
-"""Requests of one connection in the pool above which it is not read from."""
+"""A connection that was silent this long is the first to be closed when memory is short."""
+IN_FLIGHT_MAX = 256
+"""Requests of one connection in the thread pool above which it is not read from."""
+
+
+class ConnectionServer(Protocol):
+    """What a connection needs of its server."""
+
+    buffer: memoryview
+    request_loop: RequestLoop
+    memory: MemoryLimit
+    bad_frames: int
+
+    def config(self) -> ServerConfig: ...
+
+    def now_ms(self) -> int: ...
+
+    def soon(self, call: Callable[..., None], *arguments: Any) -> None: ...
+
+    def connected(self, connection: "ClientConnection") -> None: ...
+
+    def disconnected(self, connection: "ClientConnection") -> None: ...
+
+    def after_read(self, connection: "ClientConnection") -> None:
+        """Send the responses of a read and execute its other answers."""
+
+    def report_time(self, ns: int, code: int) -> None:
+        """Take the time of a read, whose last request had this code."""
+
+    def wake(self, suspended: "SuspendedRequest", last: bool) -> None:
+        """Retry a suspended request."""
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """Reads frames, writes answers; what they mean is the server's business."""
+    """Reads requests and writes responses."""
 
-    def __init__(self, server: "Server") -> None:
+    def __init__(self, server: ConnectionServer) -> None:
         self._server = server
         self._transport: Any = None
+        # The connection's own buffer: bytes [_start, _end) are not served yet; the first frame is
+        # whole when _end reaches _frame_end. None if the last read was served to its end.
         self._own: memoryview | None = None
-        self._from = 0
-        self._have = 0
-        self._need = 0
-        self._skip = 0
-        self._stalled = False
-        self._choked = False
-        self._paused = False
-        self._held_back: list[tuple[SuspendedRequest, bool]] = []
-        self._backlog = 0
+        self._start = 0
+        self._end = 0
+        self._frame_end = 0
+        # Bytes still to come of a frame that was refused.
+        self._discard = 0
+        # Whole requests wait in the own buffer because the output was full.
+        self._requests_wait = False
+        # The transport holds more than `output_bytes_max`; reading is paused.
+        self._write_paused = False
+        self._read_paused = False
+        # Requests that were woken while writing was paused.
+        self._postponed: list[tuple[SuspendedRequest, bool]] = []
+        # Unsent bytes, as counted in `memory`.
+        self._unsent_counted = 0
         self._closing = False
-        self._cut = False
-        self.under_way = 0
-        self.client = 0
+        self._aborting = False
+        self.in_flight = 0
+        self.client = 0  # the number of the connection; 0 until it is accepted
         self.peer = ""
         self.born_host = bytes(8)
-        self.active_ms = 0
-        self.frame_since_ms = 0
+        self.active_ms = 0  # when bytes were last read or sent
+        self.frame_since_ms = 0  # since when the own buffer is in use
 
-    # --- the life of the connection
+    # --- opening and closing
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
         name = transport.get_extra_info("peername")
-        if not name:  # gone already
+        if not name:  # closed already
             transport.close()
             return
         host, port = name[0].split("%")[0], name[1]
@@ -72,50 +111,50 @@ class ClientConnection(asyncio.BufferedProtocol):
         high = self._server.config().output_bytes_max
         self._transport.set_write_buffer_limits(high=high, low=high // 4)
         self.active_ms = self._server.now_ms()
-        self._server.joined(self)
+        self._server.connected(self)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._server.memory -= self._backlog
-        self._backlog = 0
+        self._server.memory.used -= self._unsent_counted
+        self._unsent_counted = 0
         self._drop_own()
-        self._held_back.clear()
+        self._postponed.clear()
         if self.client:
-            self._server.left(self)
+            self._server.disconnected(self)
 
     def close(self, why: str) -> None:
-        """End the connection once what was written has left."""
+        """Close the connection after what was written is sent."""
         if self._transport is not None:
             log.info("closing %s: %s", self.peer, why)
             self._closing = True
             self._transport.close()
 
     def abort(self, why: str) -> None:
-        """End the connection at once; unsent answers are lost."""
+        """Close the connection at once; unsent responses are lost."""
         if self._transport is not None:
             log.warning("closing %s: %s", self.peer, why)
             self._closing = True
             self._transport.abort()
 
-    def cut(self, why: str) -> None:
-        """As `abort`, but after the present call: the caller may be in the midst of something."""
-        self._closing = self._cut = True
+    def abort_soon(self, why: str) -> None:
+        """As `abort`, but after the present call returns: the caller may be serving a request."""
+        self._closing = self._aborting = True
         self._drop_own()
-        self._server.memory -= self._backlog  # as good as gone
-        self._backlog = 0
+        self._server.memory.used -= self._unsent_counted
+        self._unsent_counted = 0
         self._server.soon(self.abort, why)
 
     @property
     def unsent(self) -> int:
-        """Bytes that were written here and have not left."""
+        """Bytes that were written and are not sent yet."""
         return 0 if self._transport is None else int(self._transport.get_write_buffer_size())
 
-    # --- bytes in
+    # --- reading
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._own is None:
             return self._server.buffer
-        return self._own[self._have :]
+        return self._own[self._end :]
 
     def buffer_updated(self, count: int) -> None:
         if self._closing:  # asyncio's TLS may read once more from within close()
@@ -124,28 +163,28 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.active_ms = now_ms
         if self._own is None:
             at = 0
-            if self._skip:
-                at = min(self._skip, count)
-                self._skip -= at
+            if self._discard:
+                at = min(self._discard, count)
+                self._discard -= at
             if at < count:
                 self._serve(self._server.buffer, at, count, now_ms)
         else:
-            self._have += count
-            if self._stalled:  # one more read came through after reading was paused
-                self._need = self._have + OWN_BYTES_MIN
-                self._grow()
-            elif self._have >= self._need:
+            self._end += count
+            if self._requests_wait:  # one more read arrived after reading was paused
+                self._frame_end = self._end + OWN_BYTES_MIN
+                self._grow_own()
+            elif self._end >= self._frame_end:
                 self._serve_own(now_ms)
-            elif self._have == len(self._own):
-                self._grow()
+            elif self._end == len(self._own):
+                self._grow_own()
 
     def _serve_own(self, now_ms: int) -> None:
-        own, have = self._own, self._have
+        own, end = self._own, self._end
         assert own is not None
         request_loop = self._server.request_loop
         request_loop.bind(own, self.born_host)
         try:
-            self._serve(own, self._from, have, now_ms)
+            self._serve(own, self._start, end, now_ms)
         finally:
             request_loop.bind(self._server.buffer, self.born_host)
 
@@ -153,39 +192,39 @@ class ClientConnection(asyncio.BufferedProtocol):
         server = self._server
         request_loop = server.request_loop
         request_loop.set_client(self.client, self.peer, self.born_host)
-        request_loop.overloaded = server.is_over(server.config().memory_bytes_max)
+        request_loop.overloaded = server.memory.is_exceeded()
         began = perf_counter_ns()
         fault: WireError | None = None
         try:
             at = request_loop.serve(at, end, now_ms)
         except WireError as error:
             fault = error
-        server.note_lag(perf_counter_ns() - began, request_loop.request.code)
-        # What is left is put aside before anything is written: a write may lead to another read.
+        server.report_time(perf_counter_ns() - began, request_loop.request.code)
+        # The rest is put aside before anything is written: a write may lead to another read.
         if fault is None and at < end:
             self._keep(view, at, end, now_ms)
         else:
             self._drop_own()
-        server.after_turn(self, now_ms)
+        server.after_read(self)
         if fault is not None:
             server.bad_frames += 1
-            self.close(f"bad frame: {fault.remark()}")
-        elif self._stalled:
-            if not self._choked:  # the transport took all of it: go on after others had their turn
+            self.close(f"invalid frame: {fault.remark()}")
+        elif self._requests_wait:
+            if not self._write_paused:  # all was sent: go on after other connections were served
                 server.soon(self._go_on)
-            self._adjust()
+            self._adjust_reading()
         elif (
             self._own is not None
-            and len(self._own) > OWN_BYTES_MIN  # small remainders are what the rest is for
-            and server.is_over(server.held_max())
+            and len(self._own) > OWN_BYTES_MIN  # small buffers are covered by the reserve
+            and server.memory.is_soft_exceeded()
         ):
             self._make_room()
 
     def _keep(self, view: memoryview, at: int, end: int, now_ms: int) -> None:
-        """Put what is left of a read aside: part of a frame, or frames that have to wait."""
+        """Put the rest of a read aside: part of a frame, or requests that have to wait."""
         request_loop = self._server.request_loop
         if view is self._own and request_loop.stopped_early:  # the rest stays where it is
-            self._from = at
+            self._start = at
             self.frame_since_ms = now_ms
             return
         have = end - at
@@ -197,122 +236,138 @@ class ClientConnection(asyncio.BufferedProtocol):
         own = memoryview(bytearray(size))
         own[:have] = view[at:end]
         self._drop_own()
-        self._own, self._from, self._have, self._need = own, 0, have, need
-        self._stalled = request_loop.stopped_early
+        self._own, self._start, self._end, self._frame_end = own, 0, have, need
+        self._requests_wait = request_loop.stopped_early
         self.frame_since_ms = now_ms
-        self._server.memory += size
+        self._server.memory.used += size
 
-    def _grow(self) -> None:
+    def _grow_own(self) -> None:
         assert self._own is not None
-        if self._server.is_over(self._server.held_max()) and not self._make_room():
+        if self._server.memory.is_soft_exceeded() and not self._make_room():
             return
-        size = max(self._have, min(self._need, 2 * len(self._own)))
+        size = max(self._end, min(self._frame_end, 2 * len(self._own)))
         own = memoryview(bytearray(size))
-        own[: self._have] = self._own[: self._have]
-        self._server.memory += size - len(self._own)
+        own[: self._end] = self._own[: self._end]
+        self._server.memory.used += size - len(self._own)
         self._own = own
 
     def _make_room(self) -> bool:
-        """Cut off who is stuck, or give up this frame; whether it may go on."""
-        if self._server.cut_slowest() and not self._closing:
+        """Close the slowest connection, or refuse this frame; whether this one may go on."""
+        if self._server.memory.close_slowest(self._server.now_ms()) and not self._closing:
             return True
-        if self._stalled:
+        if self._requests_wait:
             self.abort("it sent more while its requests had to wait (memory_bytes_max)")
         elif not self._closing:
             self._refuse_frame()
         return False
 
     def _refuse_frame(self) -> None:
-        """No memory for this frame: say so if its header has come, and let its bytes pass by."""
-        own, have = self._own, self._have
+        """Discard the frame, with a response if its header has arrived."""
+        own, have = self._own, self._end
         assert own is not None
-        limit = self._server.held_max()
         busy = SystemBusy.over(
             "[OVERLOAD] unfinished requests and unsent responses of all clients",
-            limit=limit,
-            figure=self._server.memory,
+            limit=self._server.memory.soft_limit,
+            figure=self._server.memory.used,
             setting="memory_bytes_max",
         )
-        header = self._server.peek_header(own[:have])
-        if header is None:
+        request = _read_header(own[:have], self._server.config())
+        if request is None:
             self.abort(busy.remark())
             return
-        opaque, encoding, oneway = header
-        self._skip = self._need - have
+        self._discard = self._frame_end - have
         self._drop_own()
-        if not oneway:
-            self.write(response(busy.code, opaque, encoding, remark=busy.remark()))
+        if not request.is_oneway() and not request.is_response():
+            self.write(response(busy.code, request.opaque, request.encoding, remark=busy.remark()))
 
     def _drop_own(self) -> None:
         if self._own is not None:
-            self._server.memory -= len(self._own)
+            self._server.memory.used -= len(self._own)
             self._own = None
-            self._stalled = False
+            self._requests_wait = False
             self.frame_since_ms = 0
 
-    # --- bytes out
+    # --- writing
 
     def write(self, data: bytes) -> None:
-        """Send; what does not leave at once waits in the transport."""
+        """Send; the transport keeps what can't be sent at once."""
         if self._transport is None or self._transport.is_closing():
             return
         self._transport.write(data)
-        self.account()
-        if self._backlog and self._server.is_over(self._server.held_max()):
-            self._server.cut_slowest()
+        self.count_unsent()
+        if self._unsent_counted and self._server.memory.is_soft_exceeded():
+            self._server.memory.close_slowest(self._server.now_ms())
 
-    def account(self) -> None:
-        """Tell the server how much has not left."""
-        if self._cut:
+    def count_unsent(self) -> None:
+        """Count the unsent bytes in the server's memory."""
+        if self._aborting:
             return
         unsent = self.unsent
-        if unsent != self._backlog:
-            self._server.memory += unsent - self._backlog
-            self._backlog = unsent
+        if unsent != self._unsent_counted:
+            self._server.memory.used += unsent - self._unsent_counted
+            self._unsent_counted = unsent
 
     def slowness(self, now_ms: int) -> tuple[bool, int]:
-        """The greater, the more this connection keeps others from being served."""
-        held = self._backlog + (len(self._own) if self._own is not None else 0)
-        if self._cut or not held:
+        """Whether the client is stuck, and the bytes that it makes the server hold."""
+        held = self._unsent_counted + (len(self._own) if self._own is not None else 0)
+        if self._aborting or not held:
             return False, 0
-        stuck = self._closing or self._choked or now_ms - self.active_ms >= STUCK_MS
+        stuck = self._closing or self._write_paused or now_ms - self.active_ms >= STUCK_MS
         return stuck, held
 
     def pause_writing(self) -> None:
-        self._choked = True
-        self._adjust()
+        self._write_paused = True
+        self._adjust_reading()
 
     def resume_writing(self) -> None:
-        self._choked = False
+        self._write_paused = False
         self.active_ms = self._server.now_ms()
-        self.account()
-        held, self._held_back = self._held_back, []
-        for one, last in held:
-            self._server.answer_executor.wake(one, last)
+        self.count_unsent()
+        postponed, self._postponed = self._postponed, []
+        for suspended, last in postponed:
+            self._server.wake(suspended, last)
         self._go_on()
 
-    def hold_back(self, held: "SuspendedRequest", last: bool) -> bool:
-        """Whether a woken pull has to wait until this connection takes answers again."""
-        if self._choked:
-            self._held_back.append((held, last))
-        return self._choked
+    def postpone(self, suspended: "SuspendedRequest", last: bool) -> bool:
+        """Whether a woken request has to wait until the client reads its responses."""
+        if self._write_paused:
+            self._postponed.append((suspended, last))
+        return self._write_paused
 
-    def adjust_work(self, change: int) -> None:
-        """So many more (or fewer) of its requests are under way elsewhere."""
-        self.under_way += change
-        if self.under_way in (UNDER_WAY_MAX, UNDER_WAY_MAX - 1):
-            self._adjust()
+    def adjust_in_flight(self, change: int) -> None:
+        """Count requests whose response waits for something else than the connection."""
+        self.in_flight += change
+        if self.in_flight in (IN_FLIGHT_MAX, IN_FLIGHT_MAX - 1):
+            self._adjust_reading()
 
     def _go_on(self) -> None:
-        if self._stalled and not self._choked and self._transport is not None:
+        if self._requests_wait and not self._write_paused and self._transport is not None:
             self._serve_own(self._server.now_ms())
-        self._adjust()
+        self._adjust_reading()
 
-    def _adjust(self) -> None:
-        wanted = self._choked or self._stalled or self.under_way >= UNDER_WAY_MAX
-        if wanted != self._paused and self._transport is not None:
-            self._paused = wanted
-            if wanted:
+    def _adjust_reading(self) -> None:
+        pause = self._write_paused or self._requests_wait or self.in_flight >= IN_FLIGHT_MAX
+        if pause != self._read_paused and self._transport is not None:
+            self._read_paused = pause
+            if pause:
                 self._transport.pause_reading()
             elif not self._transport.is_closing():
                 self._transport.resume_reading()
+
+
+def _read_header(data: memoryview, config: ServerConfig) -> Request | None:
+    """The request whose header is in `data`, without its body; None if there is no whole header."""
+    if len(data) < 8:
+        return None
+    length = int.from_bytes(data[4:8], "big") & 0xFFFFFF
+    if len(data) < 8 + length:
+        return None
+    frame = bytearray(data[: 8 + length])
+    frame[0:4] = (4 + length).to_bytes(4, "big")
+    request = Request(config.frame_bytes_max, config.header_bytes_max)
+    request.bind(memoryview(frame))
+    try:
+        request.read(0, len(frame))
+    except WireError:
+        return None
+    return request

@@ -1,9 +1,9 @@
-"""Listening on a port: plain, or TLS and plain told apart by their first byte.
+"""Listens on a port, for plain connections or for both TLS and plain ones.
 
-A TLS client speaks first and its first byte is 0x16; a frame's first byte is at most 1. So with
-TLS the first byte of a connection is looked at, without taking it, before the connection is handed
-on. Who sends nothing is let go after a while; a newcomer pushes out the one that is silent longest
-when too many are, so that silent connections can't keep others out.
+The first byte tells them apart: a TLS client starts with 0x16, a frame with at most 1. With TLS the
+first byte of each connection is peeked at before the connection is accepted. Connections that send
+nothing are closed after a while. When too many are silent, a new connection replaces the one that
+has been silent longest, so that silent connections can't keep others out.
 """
 
 import asyncio
@@ -25,10 +25,10 @@ FIRST_BYTE_MS = 30_000
 HANDSHAKE_SECONDS = 10.0
 SHUTDOWN_SECONDS = 0.5
 WAITING_MAX = 2_048
-"""Most connections whose first byte is waited for, and most whose handshake is."""
-ACCEPTS_PER_TURN = 64
+"""Most connections that have sent nothing yet, and most that are in the TLS handshake."""
+ACCEPTS_PER_ITERATION = 64
 FULL_PAUSE_MS = 500
-"""How long nothing is accepted after the process has run out of descriptors or memory."""
+"""How long accepting pauses after the process has run out of descriptors or memory."""
 REFRESH_MS = 5_000
 
 TLS_HANDSHAKE = 0x16
@@ -39,14 +39,14 @@ Factory = Callable[[], asyncio.BaseProtocol]
 
 
 class Listener(ABC):
-    """Something that listens on `port`."""
+    """Listens on `port`."""
 
     def __init__(self, port: int) -> None:
         self.port = port
 
     @abstractmethod
     async def close(self) -> None:
-        """Take no more connections; those there are stay."""
+        """Accept no more connections; open ones stay open."""
 
 
 async def listen(
@@ -60,7 +60,7 @@ async def listen(
     first_byte_ms: int = FIRST_BYTE_MS,
     waiting_max: int = WAITING_MAX,
 ) -> Listener:
-    """Listen on an address; an empty host is all of them, port 0 is any that is free."""
+    """Listen on an address. An empty host means all addresses, port 0 any free port."""
     loop = asyncio.get_running_loop()
     if tls is None:
         server = await loop.create_server(
@@ -68,7 +68,7 @@ async def listen(
         )
         return PlainListener(server)
     sockets = await _bind(host, port, backlog)
-    return SniffingListener(
+    return TlsListener(
         factory,
         sockets,
         tls,
@@ -79,7 +79,7 @@ async def listen(
 
 
 class PlainListener(Listener):
-    """The event loop's own server."""
+    """Accepts plain connections only."""
 
     def __init__(self, server: asyncio.Server) -> None:
         super().__init__(server.sockets[0].getsockname()[1])
@@ -89,8 +89,8 @@ class PlainListener(Listener):
         self._server.close()
 
 
-class SniffingListener(Listener):
-    """Looks at the first byte of every connection."""
+class TlsListener(Listener):
+    """Accepts TLS connections, and plain ones if they are allowed."""
 
     def __init__(
         self,
@@ -111,8 +111,8 @@ class SniffingListener(Listener):
         self._first_byte_ms = first_byte_ms
         self._waiting_max = waiting_max
         self._loop = asyncio.get_running_loop()
-        self._waiting: dict[socket.socket, Alarm] = {}  # the one that waits longest is first
-        self._handing: set[asyncio.Task[None]] = set()  # plain ones: done at once
+        self._waiting: dict[socket.socket, Alarm] = {}  # by socket, the oldest first
+        self._plain: set[asyncio.Task[None]] = set()  # plain connections, done at once
         self._handshakes: dict[asyncio.Task[None], None] = {}  # the oldest first
         self._pause: Alarm | None = None
         self._watch = asyncio.ensure_future(self._watch_files())
@@ -126,15 +126,15 @@ class SniffingListener(Listener):
             self._loop.remove_reader(listening)
             listening.close()
         for waiting in list(self._waiting):
-            self._let_go(waiting)
-        for task in (*self._handing, *self._handshakes):
+            self._stop_waiting(waiting)
+        for task in (*self._plain, *self._handshakes):
             task.cancel()
-        tasks = (self._watch, *self._handing, *self._handshakes)
+        tasks = (self._watch, *self._plain, *self._handshakes)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     @property
     def waiting(self) -> int:
-        """Connections that have not shown yet what they speak."""
+        """Connections without a first byte or in the handshake."""
         return len(self._waiting) + len(self._handshakes)
 
     # --- accepting
@@ -145,7 +145,7 @@ class SniffingListener(Listener):
             self._loop.add_reader(listening, self._accept, listening)
 
     def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPTS_PER_TURN):
+        for _ in range(ACCEPTS_PER_ITERATION):
             try:
                 accepted, _ = listening.accept()
             except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -153,31 +153,31 @@ class SniffingListener(Listener):
             except OSError as error:
                 if error.errno not in _FULL:
                     raise
-                self._hold_off(error)
+                self._pause_accepting(error)
                 return
-            self._welcome(accepted)
+            self._wait_for_byte(accepted)
 
-    def _hold_off(self, error: OSError) -> None:
-        log.error("connections have to wait: %s; raise the limit of open files", error.strerror)
+    def _pause_accepting(self, error: OSError) -> None:
+        log.error("can't accept connections: %s; raise the limit of open files", error.strerror)
         for listening in self._sockets:
             self._loop.remove_reader(listening)
         self._pause = self._clock.wake_at(self._clock.now_ms() + FULL_PAUSE_MS, self._resume)
 
-    def _welcome(self, accepted: socket.socket) -> None:
+    def _wait_for_byte(self, accepted: socket.socket) -> None:
         accepted.setblocking(False)
         with contextlib.suppress(OSError):
             accepted.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         count = len(self._waiting)
         if count >= self._waiting_max:
             oldest = next(iter(self._waiting))
-            self._let_go(oldest, f"{count} connections are silent, it is so for longest")
+            self._stop_waiting(oldest, f"{count} connections are silent, this one the longest")
         self._waiting[accepted] = self._clock.wake_at(
             self._clock.now_ms() + self._first_byte_ms,
-            lambda: self._let_go(accepted, f"it was silent for {self._first_byte_ms} ms"),
+            lambda: self._stop_waiting(accepted, f"it was silent for {self._first_byte_ms} ms"),
         )
-        self._loop.add_reader(accepted, self._look, accepted)
+        self._loop.add_reader(accepted, self._peek, accepted)
 
-    def _let_go(self, waiting: socket.socket, why: str = "") -> None:
+    def _stop_waiting(self, waiting: socket.socket, why: str = "") -> None:
         self._waiting.pop(waiting).cancel()
         self._loop.remove_reader(waiting)
         self._refuse(waiting, why)
@@ -190,7 +190,7 @@ class SniffingListener(Listener):
 
     # --- the first byte
 
-    def _look(self, waiting: socket.socket) -> None:
+    def _peek(self, waiting: socket.socket) -> None:
         try:
             first = waiting.recv(1, socket.MSG_PEEK)
         except (BlockingIOError, InterruptedError):
@@ -198,18 +198,18 @@ class SniffingListener(Listener):
         except OSError:
             first = b""
         if not first:
-            self._let_go(waiting)  # gone without a word
+            self._stop_waiting(waiting)  # closed by the client
             return
         secure = first[0] == TLS_HANDSHAKE
         if not secure and not self.tls.plain_allowed:
-            self._let_go(waiting, "it does not speak TLS, and tls.mode is enforcing")
+            self._stop_waiting(waiting, "it does not use TLS, and tls.mode is enforcing")
             return
         self._waiting.pop(waiting).cancel()
         self._loop.remove_reader(waiting)
-        task = asyncio.ensure_future(self._hand_on(waiting, secure=secure))
+        task = asyncio.ensure_future(self._accept_protocol(waiting, secure=secure))
         if not secure:
-            self._handing.add(task)
-            task.add_done_callback(self._handing.discard)
+            self._plain.add(task)
+            task.add_done_callback(self._plain.discard)
             return
         if len(self._handshakes) >= self._waiting_max:
             self.refused += 1
@@ -217,7 +217,7 @@ class SniffingListener(Listener):
         self._handshakes[task] = None
         task.add_done_callback(lambda done: self._handshakes.pop(done, None))
 
-    async def _hand_on(self, accepted: socket.socket, *, secure: bool) -> None:
+    async def _accept_protocol(self, accepted: socket.socket, *, secure: bool) -> None:
         name = _name(accepted)
         try:
             if secure:
@@ -237,7 +237,7 @@ class SniffingListener(Listener):
         except (OSError, TlsError) as error:  # the ssl module's errors are OSErrors
             self.refused += 1
             level = logging.WARNING if isinstance(error, TlsError) else logging.INFO
-            log.log(level, "no TLS with %s: %s", name, error)
+            log.log(level, "TLS handshake with %s failed: %s", name, error)
             accepted.close()
 
     async def _watch_files(self) -> None:
@@ -245,15 +245,15 @@ class SniffingListener(Listener):
             await pause(self._clock, REFRESH_MS)
             try:
                 await asyncio.to_thread(self.tls.refresh)
-            except Exception:  # the watch must go on
-                log.exception("the certificate could not be looked at")
+            except Exception:  # the next check may succeed
+                log.exception("can't check the certificate files")
 
 
 def _name(accepted: socket.socket) -> str:
     try:
         host, port, *_ = accepted.getpeername()
     except OSError:
-        return "somebody who is gone"
+        return "a client that has disconnected"
     return f"{host}:{port}"
 
 

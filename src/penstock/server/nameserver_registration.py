@@ -1,13 +1,14 @@
-"""Tells the NameServers about this broker: at the start, every `register_ms`, and on change.
+"""Registers a broker with its NameServers: at the start, every `register_ms`, and after changes.
 
-Each NameServer has a task of its own, so a dead one delays nobody. What failed is tried again
-after 1, 2, 4 … seconds up to the period; a connection that breaks is made again at once, because a
-NameServer forgets a broker with its connection. The whole table is sent each time, as Apache does
-by default: so a NameServer that has lost a topic gets it back. It is encoded once per version.
+Each NameServer has its own task, so one that is down does not delay the others. A failed
+registration is retried after 1, 2, 4 … seconds up to the period. A lost connection is opened again
+at once, because a NameServer removes a broker whose connection is closed. Each registration sends
+the whole topic table, as Apache does by default, so a NameServer that has lost a topic gets it
+back. The table is encoded once per version.
 
-Whoever waits until the NameServers know of a few topics need not wait for the table: these are
-told one by one before it (REGISTER_TOPIC_IN_NAMESRV), which leaves the version of the table alone.
-So the table that follows still counts as new, and nothing of it is lost.
+Requests that wait until the NameServers know a few topics do not wait for the table: these topics
+are registered one by one before it (REGISTER_TOPIC_IN_NAMESRV). That does not change the version
+of the table at the NameServer, so the table that follows is still taken as new.
 """
 
 import asyncio
@@ -34,17 +35,17 @@ UNREGISTER_MS = 3_000
 FIRST_ROUND_MS = 6_000
 RETRY_MS = 1_000
 PERIOD_MS_RANGE = (10_000, 60_000)
-"""NameServers drop a broker that is silent for 120 s; Apache keeps the period in here too."""
+"""NameServers remove a broker after 120 s without a registration; Apache has the same range."""
 ENCODING_SHARE = 10
-"""Changes that follow each other are gathered, so that encoding takes a tenth of the time at
-most: 10,000 topics made one by one must not mean 10,000 tables of 1.6 MB."""
-SINGLES_MAX = 32
-"""Topics that are told one by one; for more, the table is the shorter message."""
+"""After a registration the next one waits for this many times the encoding time: creating 10,000
+topics must not mean encoding 10,000 tables of 1.6 MB."""
+SINGLE_TOPICS_MAX = 32
+"""Topics that are registered one by one; for more, the table is the shorter message."""
 
 
 @dataclass(slots=True)
 class NameServerState:
-    """How it stands with one NameServer."""
+    """The registration with one NameServer."""
 
     address: str
     registered: bool = False
@@ -54,8 +55,8 @@ class NameServerState:
     error: str = ""
 
 
-class Registrar:
-    """Keeps a broker registered."""
+class NameServerRegistration:
+    """Keeps a broker registered with its NameServers."""
 
     def __init__(
         self,
@@ -66,32 +67,30 @@ class Registrar:
         *,
         sign: Sign | None = None,
         ssl: tls.SSLContext | None = None,
+        on_order_config: Callable[[Mapping[str, str]], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`describe` gives topics and filter servers; its DataVersion changes with the content."""
+        """`describe` returns the topic table; its DataVersion changes with the content.
+
+        `on_order_config` gets the order config of each response: topic → `broker:queues;…`.
+        """
         self._settings = settings
         self._describe = describe
         self._address = address
         self._ha_address = ha_address
+        self._on_order_config = on_order_config
         self._clock = clock or LoopClock()
         self._body = b""
         self._body_crc32 = 0
         self._body_version: DataVersion | None = None
         self._encode_ms = 0
         self._links = [
-            _Link(self, server, sign=sign, ssl=ssl)
+            _NameServerLink(self, server, self._clock, sign=sign, ssl=ssl)
             for server in parse_nameservers(settings.current.broker.nameservers)
         ]
         self._tasks: list[asyncio.Task[None]] = []
-        self._telling: set[asyncio.Task[None]] = set()
-        self._tired = False  # the last change that waited for NameServers waited in vain
-        self.order_config: dict[str, str] = {}
-        """Topic → `broker:queues;…` of ordered topics, as the NameServers told it last."""
-        self.take_order_config: Callable[[Mapping[str, str]], None] = lambda config: None
-        """Is told of it each time."""
-        self.master_address = ""
-        self.master_ha_address = ""
-        """Where this broker's master is, if it is a slave and a NameServer knows it."""
+        self._registering: set[asyncio.Task[None]] = set()
+        self._timed_out = False  # the last `register_topics` reached its deadline
 
     @property
     def states(self) -> list[NameServerState]:
@@ -99,48 +98,48 @@ class Registrar:
 
     @property
     def peers(self) -> list[Peer]:
-        """The NameServers, those that know us first."""
+        """The NameServers, those with a registration first."""
         links = sorted(self._links, key=lambda link: not link.state.registered)
         return [link.peer for link in links]
 
     def start(self) -> None:
-        """Begin to register."""
+        """Start registering."""
         if not self._tasks:
             self._tasks = [asyncio.ensure_future(link.run()) for link in self._links]
 
-    def soon(self) -> None:
-        """Something changed: register now. Several calls become one round."""
+    def register_soon(self) -> None:
+        """Register in the next loop iteration; several calls cause one registration."""
         for link in self._links:
             link.wake.set()
 
-    def tell(self, topics: Sequence[str], deadline_ms: int) -> asyncio.Future[None]:
-        """Tell all NameServers of these topics as they are now, or of the whole table.
+    def register_topics(self, topics: Sequence[str], deadline_ms: int) -> asyncio.Future[None]:
+        """Register these topics as they are now, or the whole table, with all NameServers.
 
-        The result is there when each knows, or has failed, or at the deadline.
+        The future is done when each has answered or failed, or at the deadline.
         """
-        telling = asyncio.ensure_future(self._tell(topics, deadline_ms))
-        self._telling.add(telling)
-        telling.add_done_callback(self._telling.discard)
-        return telling
+        task = asyncio.ensure_future(self._register_topics(topics, deadline_ms))
+        self._registering.add(task)
+        task.add_done_callback(self._registering.discard)
+        return task
 
-    async def _tell(self, topics: Sequence[str], deadline_ms: int) -> None:
-        if not self._tasks:  # not begun, or over
+    async def _register_topics(self, topics: Sequence[str], deadline_ms: int) -> None:
+        if not self._tasks:  # not started, or closed
             return
         try:
-            singles = self._singles(topics) if len(topics) <= SINGLES_MAX else {}
-            told = asyncio.gather(*(link.tell(singles) for link in self._links))
-            await finish_within(self._clock, deadline_ms - self._clock.now_ms(), told)
+            bodies = self._topic_bodies(topics) if len(topics) <= SINGLE_TOPICS_MAX else {}
+            done = asyncio.gather(*(link.register_topics(bodies) for link in self._links))
+            await finish_within(self._clock, deadline_ms - self._clock.now_ms(), done)
         except TimeoutError:
-            if not self._tired:
-                log.warning("a NameServer does not answer: changes do not wait for it any longer")
-            self._tired = True
+            if not self._timed_out:
+                log.warning("a NameServer does not respond: changes no longer wait for it")
+            self._timed_out = True
         except Exception:
-            log.exception("the NameServers can't be told")
+            log.exception("can't register topics")
         else:
-            self._tired = False
+            self._timed_out = False
 
-    def _singles(self, topics: Sequence[str]) -> dict[str, bytes]:
-        """By topic the body that tells of it; none for topics that are gone again."""
+    def _topic_bodies(self, topics: Sequence[str]) -> dict[str, bytes]:
+        """The body of REGISTER_TOPIC_IN_NAMESRV by topic, without topics that were deleted."""
         table = self._describe().topic_config_serialize_wrapper.topic_config_table
         name = self._settings.current.broker.name
         return {
@@ -162,14 +161,14 @@ class Registrar:
         }
 
     async def first_round(self, timeout_ms: int = FIRST_ROUND_MS) -> bool:
-        """Begin, and wait until each was tried once or the time is over; whether one knows us."""
+        """Start, and wait for the first attempt at each; whether one has succeeded."""
         self.start()
         tried = asyncio.gather(*(link.tried.wait() for link in self._links))
         try:
             await finish_within(self._clock, timeout_ms, tried)
         except TimeoutError:
             late = [state.address for state in self.states if not state.tried]
-            log.warning("no answer yet from the NameServers %s: going on", ", ".join(late))
+            log.warning("no response yet from the NameServers %s: starting anyway", ", ".join(late))
         return not self._links or any(state.registered for state in self.states)
 
     def not_ready(self) -> str | None:
@@ -177,17 +176,17 @@ class Registrar:
         if not self._links or any(state.registered for state in self.states):
             return None
         return "not registered with any NameServer: " + "; ".join(
-            f"{state.address}: {state.error or 'no answer yet'}" for state in self.states
+            f"{state.address}: {state.error or 'no response yet'}" for state in self.states
         )
 
     async def close(self) -> None:
-        """Say goodbye to those who know us, in bounded time, and close the connections."""
-        tasks = [*self._tasks, *self._telling]
+        """Unregister, in bounded time, and close the connections."""
+        tasks = [*self._tasks, *self._registering]
         self._tasks = []
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await asyncio.gather(*(link.leave() for link in self._links))
+        await asyncio.gather(*(link.unregister() for link in self._links))
 
     def header(self) -> dict[str, str]:
         """The fields that name this broker."""
@@ -199,8 +198,8 @@ class Registrar:
             "brokerId": str(broker.id),
         }
 
-    def registration(self) -> tuple[dict[str, str], bytes]:
-        """Fields and body of REGISTER_BROKER as it is now."""
+    def register_request(self) -> tuple[dict[str, str], bytes]:
+        """Fields and body of REGISTER_BROKER, as of now."""
         body = self._describe()
         version = body.topic_config_serialize_wrapper.data_version
         if version != self._body_version:
@@ -225,108 +224,113 @@ class Registrar:
 
     @property
     def spacing_ms(self) -> int:
-        """How long after a registration the next one has to wait at least."""
+        """The shortest time between two registrations."""
         return ENCODING_SHARE * self._encode_ms
 
-    def learn(self, answer: Response) -> None:
-        """Take over what a NameServer tells in its answer."""
-        self.master_address = answer.ext.get("masterAddr", self.master_address)
-        self.master_ha_address = answer.ext.get("haServerAddr", self.master_ha_address)
-        if answer.body:
+    def take_response(self, response: Response) -> None:
+        """Take the order config from a NameServer's response."""
+        if response.body and self._on_order_config is not None:
             try:
-                self.order_config = fastjson.decode(answer.body, KVTable).table
+                config = fastjson.decode(response.body, KVTable).table
             except BodyError as error:
-                log.warning("the order config of a NameServer can't be read: %s", error)
+                log.warning("can't read the order config of a NameServer: %s", error)
             else:
-                self.take_order_config(self.order_config)
+                self._on_order_config(config)
 
 
-class _Link:
-    """One NameServer."""
+class _NameServerLink:
+    """The registration with one NameServer."""
 
     def __init__(
-        self, registrar: Registrar, address: str, *, sign: Sign | None, ssl: tls.SSLContext | None
+        self,
+        registration: NameServerRegistration,
+        address: str,
+        clock: Clock,
+        *,
+        sign: Sign | None,
+        ssl: tls.SSLContext | None,
     ) -> None:
         self.state = NameServerState(address)
         self.wake = asyncio.Event()
         self.tried = asyncio.Event()
-        self._round = asyncio.Event()  # the end of the round that begins next
-        self._registrar = registrar
-        self._clock = registrar._clock
+        self._next_done = asyncio.Event()  # set when the next registration has ended
+        self._registration = registration
+        self._clock = clock
         self.peer = Peer(address, sign=sign, ssl=ssl, on_lost=self._lost, clock=self._clock)
 
     async def run(self) -> None:
-        """Register, wait for the next occasion, and so on."""
+        """Register now, periodically and after changes."""
         while True:
             self.wake.clear()
             started_ms = self._clock.now_ms()
             await self._register()
-            await pause(self._clock, self._registrar.spacing_ms)
-            wait_ms = self._registrar.period_ms
+            await pause(self._clock, self._registration.spacing_ms)
+            wait_ms = self._registration.period_ms
             if self.state.failures:
                 wait_ms = min(wait_ms, RETRY_MS << min(self.state.failures - 1, 6))
-                self.wake.clear()  # a change is no reason to knock at a closed door at once
-            await self._next_occasion(wait_ms)
-            if not self.peer.connected:  # also one that takes us and then hangs up
+                self.wake.clear()  # a change does not shorten the back-off
+            await self._wait(wait_ms)
+            if not self.peer.connected:  # also after a NameServer that registers and disconnects
                 await pause(self._clock, RETRY_MS - (self._clock.now_ms() - started_ms))
 
-    async def tell(self, singles: Mapping[str, bytes]) -> None:
-        """Tell of single topics, or of all if none is given or one is not taken."""
+    async def register_topics(self, bodies: Mapping[str, bytes]) -> None:
+        """Register single topics, or the table if none is given or one is refused."""
         if self.state.failures:
             return  # it gets the whole table when it is back
-        if not singles or not self.state.registered or not await self._take_singles(singles):
-            ended = self._round
+        if not bodies or not self.state.registered or not await self._register_singly(bodies):
+            done = self._next_done
             self.wake.set()
-            await ended.wait()
+            await done.wait()
 
-    async def leave(self) -> None:
-        """Unregister where we are registered."""
+    async def unregister(self) -> None:
+        """Unregister if registered, and close the connection."""
         try:
             if self.state.registered and self.peer.connected:
-                ext = self._registrar.header()
+                ext = self._registration.header()
                 await self.peer.call(RequestCode.UNREGISTER_BROKER, ext, timeout_ms=UNREGISTER_MS)
         except PeerError as error:
-            log.warning("not unregistered from the NameServer %s", error)
+            log.warning("can't unregister from the NameServer %s", error)
         finally:
             self.state.registered = False
             await self.peer.close()
 
-    async def _take_singles(self, singles: Mapping[str, bytes]) -> bool:
-        """Whether it has taken all of these topics."""
+    async def _register_singly(self, bodies: Mapping[str, bytes]) -> bool:
+        """Whether the NameServer has accepted all of these topics."""
         calls = (
             self.peer.call(
                 RequestCode.REGISTER_TOPIC_IN_NAMESRV, {"topic": topic}, body, timeout_ms=CALL_MS
             )
-            for topic, body in singles.items()
+            for topic, body in bodies.items()
         )
         try:
-            answers = await asyncio.gather(*calls)
-        except PenstockError:  # the next round of the table tells what is wrong
+            responses = await asyncio.gather(*calls)
+        except PenstockError:  # registering the table reports the error
             return False
-        return all(answer.code == ResponseCode.SUCCESS for answer in answers)
+        return all(response.code == ResponseCode.SUCCESS for response in responses)
 
     async def _register(self) -> None:
-        ended, self._round = self._round, asyncio.Event()
+        done, self._next_done = self._next_done, asyncio.Event()
         try:
-            ext, body = self._registrar.registration()
-            answer = await self.peer.call(
+            ext, body = self._registration.register_request()
+            response = await self.peer.call(
                 RequestCode.REGISTER_BROKER, ext, body, timeout_ms=CALL_MS
             )
-            if answer.code == ResponseCode.SUCCESS:
-                self._registrar.learn(answer)
+            if response.code == ResponseCode.SUCCESS:
+                self._registration.take_response(response)
                 self._succeeded()
             else:
-                self._failed(f"{response_name(answer.code)}: {answer.remark or 'no reason given'}")
-        except PenstockError as error:  # no answer, or a table that does not fit a frame
+                reason = response.remark or "no reason given"
+                self._failed(f"{response_name(response.code)}: {reason}")
+        except PenstockError as error:  # no response, or a table that does not fit in a frame
             self._failed(str(error).removeprefix(f"{self.state.address}: "))
         except Exception as error:
-            log.exception("the broker can't be described")
-            self._failed(f"a bug of Penstock: {error!r}")
+            log.exception("the registration failed")
+            self._failed(f"a bug in Penstock: {type(error).__name__}: {error}")
         self.state.tried = True
         self.tried.set()
-        ended.set()
+        done.set()
 
-    async def _next_occasion(self, wait_ms: int) -> None:
+    async def _wait(self, wait_ms: int) -> None:
         alarm = self._clock.wake_at(self._clock.now_ms() + wait_ms, self.wake.set)
         try:
             await self.wake.wait()
@@ -344,7 +348,7 @@ class _Link:
 
     def _failed(self, error: str) -> None:
         state = self.state
-        if error != state.error:  # said once, not every period
+        if error != state.error:  # logged once, not every period
             log.warning("not registered with the NameServer %s: %s", state.address, error)
         state.registered = False
         state.failures += 1
@@ -358,7 +362,7 @@ class _Link:
 
 
 def parse_nameservers(text: str) -> list[str]:
-    """The addresses of `host:port;host:port`, each once; commas do as well."""
+    """The addresses in `host:port;host:port`, without duplicates; commas separate too."""
     addresses: list[str] = []
     for address in text.replace(",", ";").split(";"):
         address = address.strip()
@@ -372,7 +376,7 @@ def parse_nameservers(text: str) -> list[str]:
 
 
 def _encode(body: RegisterBrokerBody) -> bytes:
-    """As strict JSON, which every fastjson reads; ten times as fast as its own dialect."""
+    """As strict JSON, which every version of fastjson reads and which is ten times as fast."""
     try:
         return msgspec.json.encode(body)
     except UnicodeEncodeError:  # half a surrogate pair in an attribute

@@ -1,4 +1,4 @@
-"""A NameServer on its port: what starts and stops in which order."""
+"""Runs a NameServer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class NameServerService:
-    """A NameServer on its port."""
+    """A NameServer that serves its port."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
         self.settings = Live(settings, "nameserver")
@@ -52,7 +52,7 @@ class NameServerService:
             clock=self._clock,
         )
         await self.server.start(config.nameserver.host, config.nameserver.port, Tls.of(config.tls))
-        log.info("the NameServer listens on %s:%d", config.nameserver.host, self.server.port)
+        log.info("NameServer is ready on %s:%d", config.nameserver.host, self.server.port)
 
     async def stop(self) -> None:
         """Close connections and files."""

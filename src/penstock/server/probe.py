@@ -1,13 +1,13 @@
-"""A minimal HTTP responder for machines: /metrics, /healthz, /readyz.
+"""A minimal HTTP server for monitoring: /metrics, /healthz, /readyz.
 
-| path | answer |
+| path | response |
 |---|---|
-| `/metrics` | Prometheus' text |
-| `/healthz` | 200: the process lives and its event loop turns, or else nobody would answer |
-| `/readyz` | 200, or 503 with the reason why this server can't do its work now |
+| `/metrics` | metrics in Prometheus' text format |
+| `/healthz` | 200 while the process and its event loop run |
+| `/readyz` | 200, or 503 with the reason why the server is not ready |
 
-One request per connection, GET or HEAD, bodies are not read. Metrics are written in bounded
-slices, so that many topics do not hold up messages.
+One request per connection, GET or HEAD; bodies are not read. Metrics are written in slices, so
+that many topics do not delay messages.
 """
 
 import asyncio
@@ -28,13 +28,13 @@ REQUEST_MS = 5_000
 RESPONSE_MS = 15_000
 CONNECTIONS_MAX = 32
 LINES_PER_SLICE = 250
-"""Lines of metrics between two turns of the loop: some milliseconds at most."""
+"""Lines of metrics per loop iteration: a few milliseconds at most."""
 
 _JSON = "application/json"
 
 
 class Page(NamedTuple):
-    """An answer."""
+    """A response."""
 
     status: HTTPStatus
     body: bytes
@@ -45,12 +45,12 @@ async def serve_probe(
     host: str,
     port: int,
     registry: Registry,
-    ready: Callable[[], str | None],
+    not_ready: Callable[[], str | None],
     *,
     clock: Clock | None = None,
 ) -> "Probe":
-    """Answer on this port until closed; `ready` gives the reason why not, or None."""
-    probe = Probe(registry, ready, clock or LoopClock())
+    """Serve this port until closed; `not_ready` returns the reason, or None."""
+    probe = Probe(registry, not_ready, clock or LoopClock())
     try:
         await probe.listen(host, port)
     except OSError as error:
@@ -60,17 +60,19 @@ async def serve_probe(
 
 
 class Probe:
-    """The responder; made by `serve_probe`."""
+    """The HTTP server; made by `serve_probe`."""
 
     port: int
 
-    def __init__(self, registry: Registry, ready: Callable[[], str | None], clock: Clock) -> None:
+    def __init__(
+        self, registry: Registry, not_ready: Callable[[], str | None], clock: Clock
+    ) -> None:
         self._registry = registry
-        self._ready = ready
+        self._not_ready = not_ready
         self._clock = clock
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
-        self._complaints: set[str] = set()
+        self._failed_metrics: set[str] = set()
 
     async def listen(self, host: str, port: int) -> None:
         self._server = await asyncio.start_server(
@@ -79,7 +81,7 @@ class Probe:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
-        """Stop listening and drop the connections there are."""
+        """Stop listening and close the connections."""
         if self._server is not None:
             self._server.close()
         for task in self._tasks:
@@ -102,7 +104,7 @@ class Probe:
             writer.close()
             await finish_within(self._clock, RESPONSE_MS, writer.wait_closed())
         except (OSError, TimeoutError):
-            log.debug("a probe's client left or did not read its answer")
+            log.debug("a probe's client disconnected or did not read its response")
         except Exception:
             log.exception("a probe failed")
         finally:
@@ -115,7 +117,7 @@ class Probe:
         except asyncio.IncompleteReadError as error:
             if not error.partial:
                 return
-            page = _refusal(HTTPStatus.BAD_REQUEST, "the request ends too early")
+            page = _refusal(HTTPStatus.BAD_REQUEST, "the request is incomplete")
         except asyncio.LimitOverrunError:
             reason = f"the request is longer than {REQUEST_BYTES_MAX} bytes"
             page = _refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, reason)
@@ -139,7 +141,7 @@ class Probe:
         method, target, _ = line
         path = target.partition("?")[0]
         if path not in ("/metrics", "/healthz", "/readyz"):
-            reason = "there are /metrics, /healthz and /readyz"
+            reason = "the paths are /metrics, /healthz and /readyz"
             return method, _refusal(HTTPStatus.NOT_FOUND, reason)
         if method not in ("GET", "HEAD"):
             return method, _refusal(HTTPStatus.METHOD_NOT_ALLOWED, "GET or HEAD")
@@ -147,7 +149,7 @@ class Probe:
             return method, Page(HTTPStatus.OK, await self._metrics(), CONTENT_TYPE)
         if path == "/healthz":
             return method, _json(HTTPStatus.OK, {"status": "ok"})
-        cause = self._ready()
+        cause = self._not_ready()
         if cause is not None:
             unready = {"ready": False, "reason": cause}
             return method, _json(HTTPStatus.SERVICE_UNAVAILABLE, unready)
@@ -164,11 +166,11 @@ class Probe:
                     lines_written += 1
                     if lines_written % LINES_PER_SLICE == 0:
                         await asyncio.sleep(0)
-            except Exception:  # one figure that can't be read must not hide the others
+            except Exception:  # one failing metric must not hide the others
                 del written[start:]
-                if family.name not in self._complaints:
-                    self._complaints.add(family.name)
-                    log.exception("the metric %s can't be read", family.name)
+                if family.name not in self._failed_metrics:
+                    self._failed_metrics.add(family.name)
+                    log.exception("can't read the metric %s", family.name)
         return "".join(written).encode("utf-8", "replace")
 
 

@@ -1,7 +1,7 @@
-"""Routes of topics over all brokers, as the NameServers know them.
+"""Queries the NameServers for routes of topics over all brokers.
 
-A broker knows its own queues only; who shares the queues of a topic among consumers has to know
-those of the others too. Answers are kept for a moment: a group of many consumers asks often.
+A broker knows only its own queues. To assign the queues of a topic to consumers it needs those of
+the other brokers too. Routes are cached briefly, because a group of many consumers asks often.
 """
 
 import asyncio
@@ -19,51 +19,51 @@ from penstock.wire.codes import RequestCode, ResponseCode
 log = logging.getLogger(__name__)
 
 CALL_MS = 3_000
-KEEP_MS = 2_000
-"""How long a route may be old; clients look for new queues every 20 s."""
-KEPT_MAX = 1_024
+CACHE_MS = 2_000
+"""How long a route is cached; clients look for new queues every 20 s."""
+CACHED_MAX = 1_024
 
 
-class NameServers(Protocol):
-    """Who can be asked."""
+class RouteServers(Protocol):
+    """The NameServers to query."""
 
     @property
     def peers(self) -> Sequence[Peer]:
-        """The best one first."""
+        """In the order of preference."""
 
 
-class Routes:
-    """Asks for routes."""
+class RouteQueries:
+    """Queries and caches routes."""
 
-    def __init__(self, servers: NameServers, clock: Clock | None = None) -> None:
+    def __init__(self, servers: RouteServers, clock: Clock | None = None) -> None:
         self._servers = servers
         self._clock = clock or LoopClock()
-        self._kept: dict[str, tuple[int, asyncio.Future[TopicRouteData | None]]] = {}
+        self._cache: dict[str, tuple[int, asyncio.Future[TopicRouteData | None]]] = {}
 
     def find(self, topic: str) -> asyncio.Future[TopicRouteData | None]:
-        """The route of a topic; None if it is not known, or nobody answers."""
+        """The route of a topic; None if it is unknown or no NameServer responds."""
         now_ms = self._clock.monotonic_ms()
-        kept = self._kept.get(topic)
-        if kept is not None and now_ms - kept[0] < KEEP_MS:
-            return kept[1]
-        if len(self._kept) >= KEPT_MAX:
-            self._kept.clear()
-        asking = asyncio.ensure_future(self._ask(topic))
-        self._kept[topic] = now_ms, asking
-        return asking
+        cached = self._cache.get(topic)
+        if cached is not None and now_ms - cached[0] < CACHE_MS:
+            return cached[1]
+        if len(self._cache) >= CACHED_MAX:
+            self._cache.clear()
+        query = asyncio.ensure_future(self._query(topic))
+        self._cache[topic] = now_ms, query
+        return query
 
-    async def _ask(self, topic: str) -> TopicRouteData | None:
+    async def _query(self, topic: str) -> TopicRouteData | None:
         for peer in self._servers.peers:
             try:
-                answer = await peer.call(
+                response = await peer.call(
                     RequestCode.GET_ROUTEINFO_BY_TOPIC,
                     {"topic": topic, "acceptStandardJsonOnly": "true"},
                     timeout_ms=CALL_MS,
                 )
-                if answer.code == ResponseCode.SUCCESS:
-                    return fastjson.decode(answer.body, TopicRouteData)
-                if answer.code == ResponseCode.TOPIC_NOT_EXIST:
+                if response.code == ResponseCode.SUCCESS:
+                    return fastjson.decode(response.body, TopicRouteData)
+                if response.code == ResponseCode.TOPIC_NOT_EXIST:
                     return None
             except PenstockError as error:
-                log.warning("no route of %s from a NameServer: %s", topic, error)
+                log.warning("can't query the route of %s: %s", topic, error)
         return None

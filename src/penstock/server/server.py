@@ -1,4 +1,4 @@
-"""A server: its listener, its connections, their limits, and the order of work of a turn."""
+"""A server: its listeners, its connections and their limits, and the order of work of a read."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Alarm, Clock, LoopClock, pause
 from penstock.config import Live, ServerConfig, Settings
-from penstock.errors import WireError
 from penstock.rpc.answers import EffectQueue, EncodedReply
-from penstock.server.answer_executor import AnswerExecutor, PendingResponse
+from penstock.server.answer_executor import AnswerExecutor, NameServerCalls
 from penstock.server.connection import ClientConnection
 from penstock.server.listener import Listener, listen
+from penstock.server.memory_limit import MemoryLimit
+from penstock.server.pending_response import PendingResponse, ResponseConnection
 from penstock.server.request_loop import RequestLoop, Service
-from penstock.wire.frame import Request
 
 if TYPE_CHECKING:
-    from penstock.broker.long_polling import LongPolling
+    from penstock.broker.long_polling import LongPolling, SuspendedRequest
     from penstock.rpc.persistence import Persistence
     from penstock.store.store import MessageStore
     from penstock.transport.tls import Tls
@@ -29,32 +29,30 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
-"""The shared buffer: as much as one read takes."""
+"""Size of the shared buffer, which limits one read."""
 TICK_MS = 1_000
-"""Time-driven parts are looked at this often, or when the first of them is due."""
+"""Longest time between two ticks; a tick is earlier if something is due."""
 SWEEP_MS = 5_000
-TURN_BYTES = 256 * 1024
-"""After so many bytes of answers other connections have their turn."""
-HELD_SHARE = 0.75
+RESPONSE_BYTES = 256 * 1024
+"""After this many bytes of responses to one connection, other connections are served."""
 DRAIN_MS = 10
-"""How often a stopping server looks whether everything has left."""
-LAG_MS = 20
-"""A turn longer than this is named in the log."""
+"""How often a stopping server checks whether everything is sent."""
+SLOW_READ_MS = 20
+"""The requests of one read that take longer than this are logged."""
 
 
 @dataclass(slots=True)
-class _Wait:
-    """Answers that leave when the log is flushed up to `offset`."""
+class _FlushWait:
+    """Responses that are sent when the log is flushed up to `offset`."""
 
     offset: int
     deadline_ms: int
-    connection: ClientConnection
-    answers: bytes
-    late: bytes
+    connection: ResponseConnection
+    reply: EncodedReply
 
 
 class Server:
-    """Serves one service on one port."""
+    """Serves one service on one port, or several."""
 
     def __init__(
         self,
@@ -67,6 +65,7 @@ class Server:
         store: MessageStore | None = None,
         long_polling: LongPolling | None = None,
         persistence: Persistence | None = None,
+        nameservers: NameServerCalls | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or LoopClock()
@@ -77,16 +76,22 @@ class Server:
         self._store = store
         self._long_polling = long_polling
         self._loop = asyncio.get_running_loop()
-        self.answer_executor = AnswerExecutor(self, submit, long_polling, persistence)
+        self.connections: dict[int, ClientConnection] = {}
+        self.memory = MemoryLimit(lambda: self.config().memory_bytes_max, self.connections)
+        self.answer_executor = AnswerExecutor(
+            self,
+            submit,
+            long_polling=long_polling,
+            persistence=persistence,
+            nameservers=nameservers,
+        )
         self.buffer = memoryview(bytearray(READ_BYTES))
         self.request_loop.bind(self.buffer, bytes(8))
-        self.connections: dict[int, ClientConnection] = {}
-        self.memory = 0
         self.bad_frames = 0
         self.refused_connections = 0
         self.lag_ms_max = 0.0
-        self._numbers = 0
-        self._waits: deque[_Wait] = deque()
+        self._last_client = 0
+        self._flush_waits: deque[_FlushWait] = deque()
         self._listeners: list[Listener] = []
         self._timer: Alarm | None = None
         self._timer_ms = 0
@@ -97,14 +102,14 @@ class Server:
         settings.listeners.append(self._settings_changed)
 
     async def start(self, host: str, port: int, tls: Tls | None = None) -> None:
-        """Listen; requests are served from now on."""
-        await self.listen_too(host, port, tls)
+        """Listen, and serve requests from now on."""
+        await self.listen_also(host, port, tls)
         if self._store is not None:
             self._loop.add_reader(self._store.flusher.notify_fd, self.after_work)
         self._sweep_ms = self.now_ms() + SWEEP_MS
         self._tick()
 
-    async def listen_too(self, host: str, port: int, tls: Tls | None = None) -> None:
+    async def listen_also(self, host: str, port: int, tls: Tls | None = None) -> None:
         """Serve the same on another port."""
         self._listeners.append(await listen(lambda: ClientConnection(self), host, port, tls=tls))
 
@@ -113,12 +118,12 @@ class Server:
         return self._listeners[0].port
 
     async def stop(self) -> None:
-        """Take no more connections, let answers leave, then close."""
+        """Stop listening, send the responses of requests in flight, close the connections."""
         self._stopping = True
         for listener in self._listeners:
             await listener.close()
         deadline_ms = self._clock.monotonic_ms() + self.config().stop_ms
-        while self._busy() and self._clock.monotonic_ms() < deadline_ms:
+        while self._is_busy() and self._clock.monotonic_ms() < deadline_ms:
             await pause(self._clock, DRAIN_MS)
         for connection in list(self.connections.values()):
             connection.close("the server stops")
@@ -126,7 +131,7 @@ class Server:
             await pause(self._clock, DRAIN_MS)
         for connection in list(self.connections.values()):
             connection.abort("the server has stopped")
-        while self.connections:  # an aborted one is gone at the next turn of the loop
+        while self.connections:  # aborted connections are gone after the next loop iteration
             await pause(self._clock, 1)
         self._stopped = True
         if self._timer is not None:
@@ -134,12 +139,13 @@ class Server:
         if self._store is not None:
             self._loop.remove_reader(self._store.flusher.notify_fd)
 
-    def _busy(self) -> bool:
-        waits = self._waits or self.answer_executor.pool_jobs or self.answer_executor.saving
-        return bool(waits) or any(c.unsent for c in self.connections.values())
+    def _is_busy(self) -> bool:
+        executor = self.answer_executor
+        busy = self._flush_waits or executor.thread_jobs or executor.tables.running
+        return bool(busy) or any(c.unsent for c in self.connections.values())
 
     def _settings_changed(self, settings: Settings) -> None:
-        self.request_loop.output_bytes_max = min(settings.server.output_bytes_max, TURN_BYTES)
+        self.request_loop.output_bytes_max = min(settings.server.output_bytes_max, RESPONSE_BYTES)
 
     # --- for connections
 
@@ -150,16 +156,11 @@ class Server:
         return self._clock.now_ms()
 
     def soon(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the next loop iteration."""
         self._loop.call_soon(call, *arguments)
 
-    def soon_from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
-        try:
-            self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:  # the loop is closed: nobody is left to answer
-            log.debug("work was done after the loop had ended")
-
-    def joined(self, connection: ClientConnection) -> None:
-        """Number a new connection, or refuse it."""
+    def connected(self, connection: ClientConnection) -> None:
+        """Accept a new connection, or refuse it."""
         limit = self.config().connections_max
         if self._stopping:
             connection.abort("the server stops")
@@ -168,42 +169,41 @@ class Server:
             self.refused_connections += 1
             connection.abort(f"there are {limit} connections already (connections_max)")
             return
-        self._numbers += 1
-        connection.client = self._numbers
+        self._last_client += 1
+        connection.client = self._last_client
         self.connections[connection.client] = connection
         self.service.connected(connection.client, connection.peer, connection.active_ms)
 
-    def left(self, connection: ClientConnection) -> None:
-        """A connection is gone."""
+    def disconnected(self, connection: ClientConnection) -> None:
+        """Forget a closed connection."""
         self.connections.pop(connection.client, None)
         if self._long_polling is not None:
             self._long_polling.drop(connection.client)
-        self.answer_executor.lost(connection.client)
+        self.answer_executor.client_calls.disconnected(connection.client)
         self.service.disconnected(connection.client, self.now_ms())
         self.after_work()
 
-    def after_turn(self, connection: ClientConnection, now_ms: int) -> None:
-        """Send what a turn has made, carry on what it left."""
+    def after_read(self, connection: ClientConnection) -> None:
+        """Send the responses of a read and execute its other answers."""
         request_loop = self.request_loop
         if request_loop.output.length:
             connection.write(request_loop.output.take())
         send = request_loop.send
         if send is not None and send.flush_pending.length:
             assert self._store is not None
-            encoded = EncodedReply(
+            reply = EncodedReply(
                 send.flush_pending.take(), send.flush_timeout.take(), self._store.log.end
             )
-            self.send_flushed(connection, encoded)
+            self.send_flushed(connection, reply)
         if request_loop.deferred:
             deferred, request_loop.deferred = request_loop.deferred, []
             for opaque, encoding, oneway, answer in deferred:
-                self.answer_executor.carry(
-                    PendingResponse(connection, opaque, encoding, oneway), answer
-                )
+                pending = PendingResponse(connection, opaque, encoding, oneway)
+                self.answer_executor.execute(pending, answer)
         if request_loop.responses:
             responses, request_loop.responses = request_loop.responses, []
-            for opaque, reply in responses:
-                self.answer_executor.answered(connection.client, opaque, reply)
+            for opaque, response in responses:
+                self.answer_executor.client_calls.responded(connection.client, opaque, response)
         if request_loop.arrivals:
             request_loop.arrivals = False
             assert self._store is not None
@@ -211,87 +211,53 @@ class Server:
         if self._effects.pending:
             self.answer_executor.perform(self._effects.take())
 
-    def held_max(self) -> int:
-        """Above this, who is stuck is cut off and large frames are refused: the rest of the memory
-        is for clients that do read and for requests that come in one piece."""
-        return int(self.config().memory_bytes_max * HELD_SHARE)
+    def wake(self, suspended: SuspendedRequest, last: bool) -> None:
+        self.answer_executor.wake(suspended, last)
 
-    def is_over(self, limit: int) -> bool:
-        """Whether more memory is held than this. What has left since a connection last wrote is not
-        known without asking it, so all are asked before anybody is refused for it."""
-        if self.memory > limit:
-            self.recount()
-        return self.memory > limit
-
-    def recount(self) -> None:
-        """Ask every connection how much it holds."""
-        for connection in self.connections.values():
-            connection.account()
-
-    def cut_slowest(self) -> bool:
-        """End the stuck connection that holds most; whether there was one."""
-        now_ms = self.now_ms()
-        slowest = max(self.connections.values(), key=lambda each: each.slowness(now_ms))
-        stuck, held = slowest.slowness(now_ms)
-        if stuck:
-            slowest.cut(
-                f"it holds {held} bytes and does not go on, and all clients together hold more "
-                f"than {self.held_max()} ({HELD_SHARE:.0%} of memory_bytes_max)"
-            )
-        return stuck
-
-    def send_flushed(self, connection: ClientConnection, answer: EncodedReply) -> None:
-        """Send what may leave when the log is flushed so far."""
-        if self._store is None or answer.offset <= self._store.flusher.flushed():
-            connection.write(answer.data)
-            return
-        deadline_ms = self.now_ms() + self._settings.current.broker.flush_timeout_ms
-        self.memory += len(answer.data)
-        self._waits.append(_Wait(answer.offset, deadline_ms, connection, answer.data, answer.late))
-
-    def after_work(self) -> None:
-        """Something happened outside a turn, or the flusher rang: release what waits for the disk,
-        wake listeners, carry out effects."""
-        if self._stopped:  # the store is being closed by another thread
-            return
-        if self._store is not None:
-            self._store.publish()
-            self._release()
-        if self._effects.pending:
-            self.answer_executor.perform(self._effects.take())
-
-    def peek_header(self, data: memoryview) -> tuple[int, int, bool] | None:
-        """(opaque, encoding, whether nobody waits) of a frame whose header has come, or None."""
-        if len(data) < 8:
-            return None
-        length = int.from_bytes(data[4:8], "big") & 0xFFFFFF
-        if len(data) < 8 + length:
-            return None
-        frame = bytearray(data[: 8 + length])
-        frame[0:4] = (4 + length).to_bytes(4, "big")
-        request = Request(self.config().frame_bytes_max, self.config().header_bytes_max)
-        request.bind(memoryview(frame))
-        try:
-            request.read(0, len(frame))
-        except WireError:
-            return None
-        return request.opaque, request.encoding, request.is_oneway() or request.is_response()
-
-    def note_lag(self, ns: int, code: int) -> None:
-        """Name a turn that took too long."""
+    def report_time(self, ns: int, code: int) -> None:
+        """Take the time of a read, whose last request had this code."""
         ms = ns / 1e6
         if ms > self.lag_ms_max:
             self.lag_ms_max = ms
-        if ms > LAG_MS:
-            log.warning("a turn took %.0f ms; its last request was of code %d", ms, code)
+        if ms > SLOW_READ_MS:
+            log.warning("the requests of one read took %.0f ms; the last code was %d", ms, code)
 
-    # --- time
+    # --- for the answer executor
 
-    def wake_at(self, ms: int) -> None:
-        """See to it that `tick` runs at this time at the latest."""
+    def soon_from_thread(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the event loop; called from another thread."""
+        try:
+            self._loop.call_soon_threadsafe(call, *arguments)
+        except RuntimeError:  # the loop is closed: there are no clients any more
+            log.debug("work finished after the event loop was closed")
+
+    def send_flushed(self, connection: ResponseConnection, reply: EncodedReply) -> None:
+        """Send a response when the log is flushed up to its offset."""
+        if self._store is None or reply.offset <= self._store.flusher.flushed():
+            connection.write(reply.data)
+            return
+        deadline_ms = self.now_ms() + self._settings.current.broker.flush_timeout_ms
+        self.memory.used += len(reply.data)
+        self._flush_waits.append(_FlushWait(reply.offset, deadline_ms, connection, reply))
+
+    def after_work(self) -> None:
+        """Called after work outside of a read, and by the flusher: send responses whose messages
+        are flushed, wake suspended requests, execute effects."""
+        if self._stopped:  # another thread closes the store
+            return
+        if self._store is not None:
+            self._store.publish()
+            self._send_flushed_responses()
+        if self._effects.pending:
+            self.answer_executor.perform(self._effects.take())
+
+    def tick_at(self, ms: int) -> None:
+        """Call `tick` at this time at the latest."""
         if ms < self._timer_ms and self._timer is not None:
             self._timer.cancel()
             self._schedule(ms)
+
+    # --- time
 
     def _schedule(self, ms: int) -> None:
         self._timer_ms = ms
@@ -299,31 +265,45 @@ class Server:
 
     def _tick(self) -> None:
         now_ms = self.now_ms()
-        # Set first: what runs below may ask to be woken earlier.
+        client_calls, long_polling = self.answer_executor.client_calls, self._long_polling
+        # First, because the steps below may ask for an earlier tick.
         self._schedule(now_ms + TICK_MS)
-        steps = [self.service.tick, self.answer_executor.tick, self._tick_waits, self._tick_sweep]
-        if self._long_polling is not None:
-            steps.append(self._long_polling.tick)
+        steps = [self.service.tick, client_calls.tick, self._tick_flush_waits, self._tick_sweep]
+        if long_polling is not None:
+            steps.append(long_polling.tick)
         for step in steps:
             try:
                 step(now_ms)
-            except Exception:  # one part's trouble must not stop the others
-                log.exception("a tick failed")
+            except Exception:  # the other steps must run
+                log.exception("a periodic task failed")
         self.after_work()
-        due = min(self.service.due(), self.answer_executor.due())
-        if self._long_polling is not None:
-            due = min(due, self._long_polling.due())
-        if self._waits:
-            due = min(due, self._waits[0].deadline_ms)
-        self.wake_at(max(due, now_ms + 1))
+        due = min(self.service.due(), client_calls.due())
+        if long_polling is not None:
+            due = min(due, long_polling.due())
+        if self._flush_waits:
+            due = min(due, self._flush_waits[0].deadline_ms)
+        self.tick_at(max(due, now_ms + 1))
 
-    def _tick_waits(self, now_ms: int) -> None:
+    def _tick_flush_waits(self, now_ms: int) -> None:
         if self._store is not None:
-            self._release()
-        while self._waits and self._waits[0].deadline_ms <= now_ms:
-            wait = self._waits.popleft()
-            self.memory -= len(wait.answers)
-            wait.connection.write(wait.late)
+            self._send_flushed_responses()
+        while self._flush_waits and self._flush_waits[0].deadline_ms <= now_ms:
+            wait = self._take_flush_wait()
+            wait.connection.write(wait.reply.late)
+
+    def _send_flushed_responses(self) -> None:
+        """Send the responses whose messages are flushed; after a failed flush, all as late."""
+        assert self._store is not None
+        flushed = self._store.flusher.flushed()
+        failed = self._store.flusher.failed()
+        while self._flush_waits and (failed or self._flush_waits[0].offset <= flushed):
+            wait = self._take_flush_wait()
+            wait.connection.write(wait.reply.late if wait.offset > flushed else wait.reply.data)
+
+    def _take_flush_wait(self) -> _FlushWait:
+        wait = self._flush_waits.popleft()
+        self.memory.used -= len(wait.reply.data)
+        return wait
 
     def _tick_sweep(self, now_ms: int) -> None:
         if now_ms >= self._sweep_ms or now_ms < self._sweep_ms - 2 * SWEEP_MS:
@@ -331,21 +311,11 @@ class Server:
             self._sweep(now_ms)
 
     def _sweep(self, now_ms: int) -> None:
-        """Close connections that are idle, or whose frame does not get finished."""
+        """Close connections that are idle, or whose frame is not finished."""
         idle_ms = self.config().idle_ms
         for connection in list(self.connections.values()):
-            connection.account()
+            connection.count_unsent()
             if now_ms - connection.active_ms > idle_ms:
                 connection.abort(f"idle for {idle_ms} ms (idle_ms)")
             elif connection.frame_since_ms and now_ms - connection.frame_since_ms > idle_ms:
                 connection.abort(f"a frame was not finished within {idle_ms} ms (idle_ms)")
-
-    def _release(self) -> None:
-        """Let answers leave whose messages are on the disk; late ones, if they never will be."""
-        assert self._store is not None
-        flushed = self._store.flusher.flushed()
-        failed = self._store.flusher.failed()
-        while self._waits and (failed or self._waits[0].offset <= flushed):
-            wait = self._waits.popleft()
-            self.memory -= len(wait.answers)
-            wait.connection.write(wait.late if wait.offset > flushed else wait.answers)

@@ -77,7 +77,7 @@ class ClockDriver:
         if not store.disk.threads:
             store.flusher.pump()
         self._clock.advance_to(now_ms)
-        self._server.wake_at(now_ms)
+        self._server.tick_at(now_ms)
         self._clock.advance_to(now_ms)
         await asyncio.sleep(0)
         return self._busy() or self._activity() != before
@@ -87,7 +87,8 @@ class ClockDriver:
         return self._server.request_loop.requests, self._broker.context.store.writer.puts
 
     def _busy(self) -> bool:
-        return bool(self._server.answer_executor.pool_jobs or self._server.answer_executor.saving)
+        executor = self._server.answer_executor
+        return bool(executor.thread_jobs or executor.tables.running)
 
     async def _wait_for_idle(self) -> None:
         """Wait until the broker and its consumers are idle."""

@@ -11,7 +11,7 @@ import pytest
 
 from penstock.clock import LoopClock
 from penstock.config import BrokerConfig, Live, Settings
-from penstock.server.nameserver_registration import Registrar, parse_nameservers
+from penstock.server.nameserver_registration import NameServerRegistration, parse_nameservers
 from penstock.testing.clock import VirtualClock
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
@@ -87,18 +87,26 @@ def settings(*addresses: str, **broker: Any) -> Live:
 
 
 @asynccontextmanager
-async def registrar_at(
-    *addresses: str, topics: Topics, clock: VirtualClock | None = None, **broker: Any
-) -> AsyncIterator[Registrar]:
-    registrar = Registrar(
-        settings(*addresses, **broker), topics.describe, "10.0.0.7:10911", "10.0.0.7:10912",
+async def registered_at(
+    *addresses: str,
+    topics: Topics,
+    clock: VirtualClock | None = None,
+    on_order_config: Callable[[Mapping[str, str]], None] | None = None,
+    **broker: Any,
+) -> AsyncIterator[NameServerRegistration]:
+    registration = NameServerRegistration(
+        settings(*addresses, **broker),
+        topics.describe,
+        "10.0.0.7:10911",
+        "10.0.0.7:10912",
+        on_order_config=on_order_config,
         clock=clock,
-    )  # fmt: skip
-    registrar.start()
+    )
+    registration.start()
     try:
-        yield registrar
+        yield registration
     finally:
-        await registrar.close()
+        await registration.close()
 
 
 async def until(condition: Callable[[], bool]) -> None:
@@ -109,16 +117,14 @@ async def until(condition: Callable[[], bool]) -> None:
 def test_registers_as_apache_does_and_leaves_at_stop() -> None:
     async def body() -> None:
         names = NameServer()
-        names.reply = {
-            "ext": {"masterAddr": "10.0.0.1:1", "haServerAddr": "10.0.0.1:2"},
-            "body": b'{"table":{"orders":"broker-a:8"}}',
-        }
+        names.reply = {"body": b'{"table":{"orders":"broker-a:8"}}'}
         async with serving(names.serve) as server:
             topics = Topics("a", "b")
-            async with registrar_at(server.address, topics=topics, id=1, cluster="C") as registrar:
-                taken: list[Mapping[str, str]] = []
-                registrar.take_order_config = taken.append
-                assert await registrar.first_round()
+            taken: list[Mapping[str, str]] = []
+            async with registered_at(
+                server.address, topics=topics, on_order_config=taken.append, id=1, cluster="C"
+            ) as registration:
+                assert await registration.first_round()
                 assert taken == [{"orders": "broker-a:8"}]
                 frame = names.frames[0]
                 assert frame.ext == {
@@ -128,11 +134,8 @@ def test_registers_as_apache_does_and_leaves_at_stop() -> None:
                     "bodyCrc32": str(body_crc32(frame.body)),
                 }  # fmt: skip
                 assert names.topics() == [{"a", "b"}]
-                assert registrar.order_config == {"orders": "broker-a:8"}
-                assert registrar.master_address == "10.0.0.1:1"
-                assert registrar.master_ha_address == "10.0.0.1:2"
-                assert registrar.not_ready() is None
-                (state,) = registrar.states
+                assert registration.not_ready() is None
+                (state,) = registration.states
                 assert state.registered
                 assert state.success_ms > 0
             assert names.frames[-1].code == UNREGISTER
@@ -149,16 +152,16 @@ def test_registers_every_period_with_one_encoding_per_version() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         async with (
             serving(names.serve) as server,
-            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+            registered_at(server.address, topics=topics, clock=clock) as registration,
         ):
-            await registrar.first_round()
+            await registration.first_round()
             for count in range(2, 5):
                 names.heard.clear()
                 await clock.elapse(30_001)
                 await names.next()
-                await until(lambda: not registrar.states[0].failures)
+                await until(lambda: not registration.states[0].failures)
                 assert len(names.frames) == count
-            assert registrar.registration()[1] is registrar.registration()[1]
+            assert registration.register_request()[1] is registration.register_request()[1]
 
     asyncio.run(body())
 
@@ -168,12 +171,12 @@ def test_change_is_registered_at_once_and_many_become_few() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         async with (
             serving(names.serve) as server,
-            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+            registered_at(server.address, topics=topics, clock=clock) as registration,
         ):
-            await registrar.first_round()
+            await registration.first_round()
             for n in range(100):
                 topics.add(f"t{n}")
-                registrar.soon()
+                registration.register_soon()
             await clock.elapse(0)
             await until(lambda: len(names.topics()[-1]) == 102)
             assert len(names.frames) <= 3
@@ -186,13 +189,15 @@ def test_few_topics_are_told_before_the_table_may_go_again() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         async with (
             serving(names.serve) as server,
-            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+            registered_at(server.address, topics=topics, clock=clock) as registration,
         ):
-            await registrar.first_round()
-            registrar._encode_ms = 1_000  # a large table: the next one has to wait 10 s
+            await registration.first_round()
+            registration._encode_ms = 1_000  # a large table: the next one has to wait 10 s
             for name in ("new", "newer"):
                 topics.add(name)
-            await registrar.tell(("new", "newer", "gone again"), clock.now_ms() + 3_000)
+            await registration.register_topics(
+                ("new", "newer", "gone again"), clock.now_ms() + 3_000
+            )
             singles = [frame for frame in names.frames if frame.code == SINGLE]
             assert [frame.ext for frame in singles] == [{"topic": "new"}, {"topic": "newer"}]
             route = fastjson.decode(singles[0].body, TopicRouteData)
@@ -210,9 +215,9 @@ def test_whole_table_is_told_where_single_topics_would_not_do(why: str) -> None:
         names, topics = NameServer(), Topics("a", "b")
         async with (
             serving(names.serve) as server,
-            registrar_at(server.address, topics=topics) as registrar,
+            registered_at(server.address, topics=topics) as registration,
         ):
-            await registrar.first_round()
+            await registration.first_round()
             new = [f"t{n}" for n in range(33 if why == "they are many" else 1)]
             for name in new:
                 topics.add(name)
@@ -220,7 +225,7 @@ def test_whole_table_is_told_where_single_topics_would_not_do(why: str) -> None:
                 names.codes[SINGLE] = 3
             told = () if why == "none are named" else tuple(new)
             deadline_ms = LoopClock().now_ms() + 20_000
-            calls = [registrar.tell(told, deadline_ms) for _ in range(5)]
+            calls = [registration.register_topics(told, deadline_ms) for _ in range(5)]
             await asyncio.gather(*calls)
             assert names.topics()[-1] == {"a", "b", *new}
             assert len(names.topics()) <= 3, "five who wait share a round"
@@ -233,15 +238,15 @@ def test_registration_under_way_is_not_the_one_that_is_waited_for() -> None:
         names, topics = NameServer(), Topics("a", "b")
         async with (
             serving(names.serve) as server,
-            registrar_at(server.address, topics=topics) as registrar,
+            registered_at(server.address, topics=topics) as registration,
         ):
-            await registrar.first_round()
+            await registration.first_round()
             names.silent = True
-            registrar.soon()
+            registration.register_soon()
             await until(lambda: len(names.frames) == 2)
             topics.names.remove("b")
             topics.version = topics.version.next(7)
-            told = registrar.tell((), LoopClock().now_ms() + 20_000)
+            told = registration.register_topics((), LoopClock().now_ms() + 20_000)
             names.silent = False
             server.wires[0].answer(names.frames[1])
             await told
@@ -256,14 +261,16 @@ def test_nameservers_that_do_not_answer_are_waited_for_until_the_deadline() -> N
         async with serving(alive.serve) as one, serving(mute.serve) as two:
             async with serving(alive.serve) as gone:
                 refused = gone.address
-            async with registrar_at(
+            async with registered_at(
                 refused, one.address, two.address, topics=topics, clock=clock
-            ) as registrar:
-                await registrar.first_round()
+            ) as registration:
+                await registration.first_round()
                 topics.add("c")
-                await registrar.tell(("c",), clock.now_ms() + 3_000)  # the refused one is passed by
+                await registration.register_topics(
+                    ("c",), clock.now_ms() + 3_000
+                )  # the refused one is passed by
                 mute.silent = True
-                told = registrar.tell(("c",), clock.now_ms() + 3_000)
+                told = registration.register_topics(("c",), clock.now_ms() + 3_000)
                 await until(lambda: len(mute.frames) == 3)
                 await clock.elapse(2_999)
                 assert not told.done()
@@ -278,16 +285,16 @@ def test_nobody_waits_for_a_registrar_that_is_closed() -> None:
     async def body() -> None:
         names, topics = NameServer(), Topics("a", "b")
         async with serving(names.serve) as server:
-            async with registrar_at(server.address, topics=topics) as registrar:
-                await registrar.first_round()
+            async with registered_at(server.address, topics=topics) as registration:
+                await registration.first_round()
                 names.silent = True
-                told = registrar.tell(("a",), LoopClock().now_ms() + 60_000)
+                told = registration.register_topics(("a",), LoopClock().now_ms() + 60_000)
                 await until(lambda: len(names.frames) == 2)
                 names.silent = False
             assert told.cancelled()
-            await registrar.tell(("a",), LoopClock().now_ms() + 60_000)
-        async with registrar_at(topics=topics) as lonely:
-            await lonely.tell(("a",), LoopClock().now_ms() + 60_000)
+            await registration.register_topics(("a",), LoopClock().now_ms() + 60_000)
+        async with registered_at(topics=topics) as lonely:
+            await lonely.register_topics(("a",), LoopClock().now_ms() + 60_000)
 
     asyncio.run(body())
 
@@ -300,21 +307,21 @@ def test_dead_nameserver_delays_nobody() -> None:
             async with serving(alive.serve) as gone:
                 refused = gone.address
             topics = Topics("a", "b")
-            async with registrar_at(
+            async with registered_at(
                 refused, two.address, one.address, topics=topics, clock=clock
-            ) as registrar:
+            ) as registration:
                 await alive.next()
                 await mute.next()
-                assert registrar.not_ready() is None or not registrar.states[2].registered
-                round_one = asyncio.ensure_future(registrar.first_round())
-                await until(lambda: registrar.states[2].registered)
-                await until(lambda: registrar.states[0].tried)
+                assert registration.not_ready() is None or not registration.states[2].registered
+                round_one = asyncio.ensure_future(registration.first_round())
+                await until(lambda: registration.states[2].registered)
+                await until(lambda: registration.states[0].tried)
                 assert not round_one.done()  # the mute one may still answer
                 await clock.elapse(6_001)
                 assert await round_one
-                assert [state.registered for state in registrar.states] == [False, False, True]
-                assert "refused" in registrar.states[0].error
-                assert "no answer" in registrar.states[1].error
+                assert [state.registered for state in registration.states] == [False, False, True]
+                assert "refused" in registration.states[0].error
+                assert "no answer" in registration.states[1].error
 
     asyncio.run(body())
 
@@ -327,18 +334,18 @@ def test_failures_are_said_once_and_tried_again_with_growing_waits(
         names.code, names.reply = 16, {"remark": "who are you"}
         async with (
             serving(names.serve) as server,
-            registrar_at(server.address, topics=topics, clock=clock) as registrar,
+            registered_at(server.address, topics=topics, clock=clock) as registration,
         ):
-            assert not await registrar.first_round()
-            assert "who are you" in (registrar.not_ready() or "")
+            assert not await registration.first_round()
+            assert "who are you" in (registration.not_ready() or "")
             for count, wait_ms in ((2, 1000), (3, 2000), (4, 4000), (5, 8000)):
                 await clock.elapse(wait_ms + 1)
-                await until(lambda: registrar.states[0].failures == count)  # noqa: B023
+                await until(lambda: registration.states[0].failures == count)  # noqa: B023
                 assert len(names.frames) == count
             names.code, names.reply = 0, {}
             await clock.elapse(16_001)
-            await until(lambda: registrar.states[0].registered)
-            assert registrar.not_ready() is None
+            await until(lambda: registration.states[0].registered)
+            assert registration.not_ready() is None
 
     with caplog.at_level(logging.INFO):
         asyncio.run(body())
@@ -355,15 +362,15 @@ def test_restarted_nameserver_is_registered_with_again_at_once() -> None:
         clock, names, topics = VirtualClock(), NameServer(), Topics("a", "b")
         server = Server(names.serve)
         await server.start()
-        async with registrar_at(server.address, topics=topics, clock=clock) as registrar:
-            await registrar.first_round()
+        async with registered_at(server.address, topics=topics, clock=clock) as registration:
+            await registration.first_round()
             await server.stop()
-            await until(lambda: not registrar.states[0].registered)
+            await until(lambda: not registration.states[0].registered)
             again = Server(names.serve)
             await again.start(server.port)
             await clock.elapse(2_000)  # far below the period
-            await until(lambda: registrar.states[0].registered)
-            await registrar.close()
+            await until(lambda: registration.states[0].registered)
+            await registration.close()
             await again.stop()
 
     asyncio.run(body())
@@ -380,7 +387,7 @@ def test_nameserver_that_hangs_up_on_us_is_tried_once_a_second() -> None:
 
         async with (
             serving(rude) as server,
-            registrar_at(server.address, topics=topics, clock=clock),
+            registered_at(server.address, topics=topics, clock=clock),
         ):
             for _ in range(5):
                 await clock.elapse(1000)
@@ -391,10 +398,10 @@ def test_nameserver_that_hangs_up_on_us_is_tried_once_a_second() -> None:
 
 def test_broker_without_nameservers_is_ready() -> None:
     async def body() -> None:
-        async with registrar_at(topics=Topics("a")) as registrar:
-            assert await registrar.first_round()
-            assert registrar.not_ready() is None
-            registrar.soon()
+        async with registered_at(topics=Topics("a")) as registration:
+            assert await registration.first_round()
+            assert registration.not_ready() is None
+            registration.register_soon()
 
     asyncio.run(body())
 
@@ -403,12 +410,12 @@ def test_stop_is_bounded_when_nobody_answers() -> None:
     async def body() -> None:
         clock, names = VirtualClock(), NameServer()
         async with serving(names.serve) as server:
-            registrar = Registrar(
+            registration = NameServerRegistration(
                 settings(server.address), Topics("a").describe, "h:1", "h:2", clock=clock
             )
-            await registrar.first_round()
+            await registration.first_round()
             names.silent = True
-            stopping = asyncio.ensure_future(registrar.close())
+            stopping = asyncio.ensure_future(registration.close())
             await until(lambda: len(names.frames) == 2)
             await clock.elapse(3_001)
             await clock.elapse(1_001)
@@ -420,7 +427,7 @@ def test_stop_is_bounded_when_nobody_answers() -> None:
 def test_period_keeps_within_what_nameservers_expect() -> None:
     for wanted, used in ((1, 10_000), (25_000, 25_000), (900_000, 60_000)):
         live = settings(register_ms=wanted)
-        assert Registrar(live, Topics().describe, "h:1", "h:2").period_ms == used
+        assert NameServerRegistration(live, Topics().describe, "h:1", "h:2").period_ms == used
 
 
 def test_addresses_are_separated_by_semicolons_and_count_once() -> None:
@@ -431,8 +438,8 @@ def test_addresses_are_separated_by_semicolons_and_count_once() -> None:
 
 def test_body_is_what_the_typed_encoder_would_send() -> None:
     body = Topics("a", "ü", "b").describe()
-    registrar = Registrar(settings(), lambda: body, "h:1", "h:2")
-    sent = registrar.registration()[1]
+    registration = NameServerRegistration(settings(), lambda: body, "h:1", "h:2")
+    sent = registration.register_request()[1]
     assert decode_register(sent, compressed=False, version=493) == body
     assert msgspec.json.decode(sent)["topicConfigSerializeWrapper"]["mappingDataVersion"]
 
@@ -450,13 +457,15 @@ def test_table_that_cannot_be_sent_is_said_and_tried_again(fails: bool, reason: 
             return msgspec.structs.replace(body, filter_server_list=["x" * (17 << 20)] * trouble)
 
         async with serving(names.serve) as server:
-            registrar = Registrar(settings(server.address), describe, "h:1", "h:2", clock=clock)
-            assert not await registrar.first_round()
-            assert reason in (registrar.not_ready() or "")
+            registration = NameServerRegistration(
+                settings(server.address), describe, "h:1", "h:2", clock=clock
+            )
+            assert not await registration.first_round()
+            assert reason in (registration.not_ready() or "")
             trouble = False
             topics.add("c")
             await clock.elapse(1_001)
-            await until(lambda: registrar.states[0].registered)
-            await registrar.close()
+            await until(lambda: registration.states[0].registered)
+            await registration.close()
 
     asyncio.run(body())

@@ -1,8 +1,8 @@
-"""Routes over all brokers: asked of the NameServer that knows us, kept for a moment."""
+"""Route queries: the order of NameServers, and the cache."""
 
 import asyncio
 
-from penstock.server.route_queries import KEEP_MS, Routes
+from penstock.server.route_queries import CACHE_MS, RouteQueries
 from penstock.testing.clock import VirtualClock
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson
@@ -45,11 +45,11 @@ def test_a_route_is_found_and_kept_for_a_moment(run: Run) -> None:
         names, clock = NameServer(), VirtualClock()
         async with serving(names.serve) as server:
             servers = Servers(server.address)
-            routes = Routes(servers, clock)
+            routes = RouteQueries(servers, clock)
             assert await routes.find("T") == ROUTE
             assert await routes.find("T") == ROUTE
             assert names.asked == 1
-            clock.advance(KEEP_MS)
+            clock.advance(CACHE_MS)
             assert await routes.find("T") == ROUTE
             assert names.asked == 2
             await servers.close()
@@ -62,7 +62,7 @@ def test_an_unknown_topic_has_no_route(run: Run) -> None:
         names = NameServer()
         async with serving(names.serve) as server:
             servers = Servers(server.address)
-            assert await Routes(servers).find("U") is None
+            assert await RouteQueries(servers).find("U") is None
             await servers.close()
 
     run(body())
@@ -73,7 +73,7 @@ def test_the_next_one_is_asked_if_the_first_is_gone_or_refuses(run: Run) -> None
         names, busy = NameServer(), NameServer(code=2)
         async with serving(names.serve) as server, serving(busy.serve) as other:
             servers = Servers("127.0.0.1:1", other.address, server.address)
-            assert await Routes(servers).find("T") == ROUTE
+            assert await RouteQueries(servers).find("T") == ROUTE
             assert busy.asked == 1
             await servers.close()
 
@@ -82,6 +82,6 @@ def test_the_next_one_is_asked_if_the_first_is_gone_or_refuses(run: Run) -> None
 
 def test_without_anybody_to_ask_there_is_no_route() -> None:
     async def body() -> None:
-        assert await Routes(Servers()).find("T") is None
+        assert await RouteQueries(Servers()).find("T") is None
 
     asyncio.run(body())
