@@ -10,6 +10,8 @@ The clients come from `penstock.client`. Each is loaded on first use.
 
 import os as _os
 
+from penstock import version as _version
+
 TYPE_CHECKING = False  # type checkers treat it as typing's; importing typing takes 8 ms
 if TYPE_CHECKING:
     from penstock.client import (
@@ -63,7 +65,7 @@ __all__ = [
     "compiled",
 ]
 
-__version__ = "0.1.0"
+__version__ = _version.VERSION
 
 if _os.environ.get("PENSTOCK_PURE") == "1":
     from penstock import purity as _purity

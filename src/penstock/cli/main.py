@@ -13,8 +13,8 @@ import sys
 
 import click
 
-from penstock import __version__
 from penstock.errors import PenstockError
+from penstock.version import VERSION
 
 # name → (module:attribute, short help)
 COMMANDS = {
@@ -59,7 +59,7 @@ class LazyGroup(click.Group):
 
 
 @click.command(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="penstock")
+@click.version_option(VERSION, prog_name="penstock")
 @click.option("--debug", is_flag=True, help="Log more, and print the traceback of an error.")
 def cli(debug: bool) -> None:
     """A message broker that is compatible with Apache RocketMQ's protocol and store."""

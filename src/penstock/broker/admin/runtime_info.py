@@ -1,6 +1,5 @@
 """What a running broker tells about itself: figures, replication, the timer."""
 
-from penstock import __version__
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.timers import Timers
 from penstock.rpc.answers import Answer, Reply
@@ -8,6 +7,7 @@ from penstock.rpc.command import Command
 from penstock.rpc.json_replies import reply_from_pool, reply_with
 from penstock.rpc.router import Row
 from penstock.store.store import MessageStore
+from penstock.version import VERSION
 from penstock.wire.bodies.client_bodies import KVTable
 from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
 from penstock.wire.codes import MASTER_ID, RequestCode
@@ -73,7 +73,7 @@ class RuntimeHandlers:
             "brokerVersionDesc": PROTOCOL,
             "commitLogMaxOffset": str(store.log.end),
             "commitLogMinOffset": str(store.log.begin()),
-            "penstockVersion": __version__,
+            "penstockVersion": VERSION,
             "remainHowManyDataToFlush": human_bytes(store.log.end - store.flusher.flushed()),
             "runtime": human_duration(command.now_ms - context.started_ms),
         }

@@ -18,7 +18,6 @@ import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Protocol
 
-from penstock import __version__
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.consume_rates import Rates
 from penstock.client.consumer.offset_store import Offsets
@@ -27,6 +26,7 @@ from penstock.client.consumer.rebalance import Rebalancer
 from penstock.clock import Clock
 from penstock.errors import BodyError
 from penstock.transport.peer import PeerRequest, Response
+from penstock.version import VERSION
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
     ConsumeMessageDirectlyResult,
@@ -181,7 +181,7 @@ def running_info(
             "PROP_THREADPOOL_CORE_SIZE": str(concurrency),
             "PROP_CONSUMEORDERLY": str(orderly).lower(),
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
-            "PROP_CLIENT_VERSION": f"penstock {__version__}",
+            "PROP_CLIENT_VERSION": f"penstock {VERSION}",
             "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
         },
         subscription_set=subscriptions,
