@@ -10,7 +10,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.broker_metrics import broker_metrics
-from penstock.broker.consumers.clients import Member
+from penstock.broker.consumers.clients import GroupMember
 from penstock.broker.stats import Flow
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.metrics import Registry, Sample
@@ -112,8 +112,8 @@ def fake_broker() -> Any:
         flusher=SimpleNamespace(flushed=lambda: 4900),
         min_offset=lambda topic, queue: 1, max_offset=lambda topic, queue: 7,
     )  # fmt: skip
-    java = Member(1, "c1", "h:1", 0, 493, 0)
-    go = Member(2, "c2", "h:2", 9, 317, 0)
+    java = GroupMember(1, "c1", "h:1", 0, 493, 0)
+    go = GroupMember(2, "c2", "h:2", 9, 317, 0)
     group = SimpleNamespace(name="pay", consume_type="CONSUME_PASSIVELY", members={1: java, 2: go})
     context = SimpleNamespace(
         settings=Live(Settings(broker=BrokerConfig(name="broker-b", cluster="C"))), store=store,

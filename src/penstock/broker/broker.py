@@ -24,12 +24,11 @@ from penstock.broker.auth.access_control import Access
 from penstock.broker.auth.users import AccessTable
 from penstock.broker.consumers.assignment import Assignments
 from penstock.broker.consumers.clients import Clients
-from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.heartbeats import HeartbeatHandlers
-from penstock.broker.consumers.lock_requests import LockingHandlers
-from penstock.broker.consumers.offset_requests import ProgressHandlers
-from penstock.broker.consumers.queue_locks import QueueLocks
+from penstock.broker.consumers.offset_requests import OffsetRequests
+from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
 from penstock.broker.delay.delay_redirect import DelayRedirect
@@ -166,8 +165,8 @@ class Broker:
             self.send,
             self.pull,
             HeartbeatHandlers(settings, clients, groups, topics, context.filters),
-            ProgressHandlers(store, context.offsets, groups, topics),
-            LockingHandlers(context.locks, groups, topics, effects),
+            OffsetRequests(store, context.offsets, groups, topics),
+            LockRequests(context.locks, groups, topics, effects),
             self.retry,
             Recall(settings, store, topics, self.timers, context.address),
             self.transactions,
@@ -325,7 +324,7 @@ def build_context(
         persistence=persistence,
         topics=topics,
         groups=groups,
-        offsets=Offsets(offset_table, store, settings),
+        offsets=ConsumerOffsets(offset_table, store, settings),
         clients=Clients(settings, groups, effects),
         locks=locks,
         access=access,

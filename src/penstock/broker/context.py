@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from penstock.broker.auth.access_control import Access
     from penstock.broker.consumers.clients import Clients
-    from penstock.broker.consumers.consumer_offsets import Offsets
+    from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
     from penstock.broker.consumers.groups import Groups
     from penstock.broker.consumers.queue_locks import QueueLocks
     from penstock.broker.delay.delay_levels import Delay
@@ -34,7 +34,7 @@ class BrokerContext:
     persistence: Persistence
     topics: Topics
     groups: Groups
-    offsets: Offsets
+    offsets: ConsumerOffsets
     clients: Clients
     locks: QueueLocks
     access: Access

@@ -160,7 +160,7 @@ class PullHandler:
             bytes_max,
             wanted,
         )
-        context.offsets.note_pull(group, topic, queue.queue_id, pull.offset)
+        context.offsets.record_pull(group, topic, queue.queue_id, pull.offset)
         return pull, wait_ms
 
     def _allowed(self, group: str, topic: str, queue_id: int, now_ms: int) -> ConsumeQueue:

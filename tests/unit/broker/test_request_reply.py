@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.consumers.clients import Member
+from penstock.broker.consumers.clients import GroupMember
 from penstock.config import Settings
 from penstock.errors import DiskFull
 from penstock.metrics import Registry
@@ -70,7 +70,7 @@ def ask(
     home: BrokerFixture, client: int = 77, client_id: str = "asker", group: str = "askers"
 ) -> None:
     """A producer is there, and waits for a reply."""
-    member = Member(client, client_id, "10.0.0.1:5", 0, 493, home.now_ms)
+    member = GroupMember(client, client_id, "10.0.0.1:5", 0, 493, home.now_ms)
     home.context.clients.register_producer(group, member)
 
 

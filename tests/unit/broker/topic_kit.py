@@ -10,7 +10,7 @@ import msgspec
 
 from penstock.broker.admin.group_admin import GroupHandlers
 from penstock.broker.admin.topic_admin import TopicHandlers
-from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.delay_levels import Delay
@@ -48,7 +48,7 @@ class TopicKit:
         self.persistence = Persistence(store.disk, store.paths.root)
         self.topics = Topics(TopicTable(), store, self.live, self.effects)
         self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects)
-        self.offsets = Offsets(ConsumerOffsetTable(), store, self.live)
+        self.offsets = ConsumerOffsets(ConsumerOffsetTable(), store, self.live)
         self.delay = Delay(
             DelayOffsetTable(),
             store,

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from penstock.broker.consumers.clients import Member
+from penstock.broker.consumers.clients import GroupMember
 from penstock.broker.context import BrokerContext
 from penstock.errors import BodyError, ConsumerNotOnline, Refused
 from penstock.rpc.answers import Answer, CallClient, InThread, Reply
@@ -156,7 +156,7 @@ class ConsumerHandlers:
         ext = {"topic": topic, "group": name}
         return _ask_each(asked, ext, {}, command.now_ms)
 
-    def _consumer(self, command: Command) -> Member:
+    def _consumer(self, command: Command) -> GroupMember:
         group, client_id = command.text("consumerGroup"), command.text_or("clientId")
         member = self._context.clients.find_consumer(group, client_id)
         if member is None:
@@ -176,7 +176,7 @@ class ConsumerHandlers:
         return ext
 
 
-def _pass_on(command: Command, member: Member, ext: dict[str, str], body: bytes) -> CallClient:
+def _pass_on(command: Command, member: GroupMember, ext: dict[str, str], body: bytes) -> CallClient:
     timeout = Reply(
         ResponseCode.CONSUME_MSG_TIMEOUT,
         remark=f"the consumer {member.client_id} did not answer within {RELAY_MS} ms",
@@ -191,7 +191,7 @@ def _as_is(reply: Reply) -> Answer:
 
 
 def _ask_each(
-    members: list[Member], ext: dict[str, str], told: OffsetsByClient, begun_ms: int
+    members: list[GroupMember], ext: dict[str, str], told: OffsetsByClient, begun_ms: int
 ) -> Answer:
     """Ask one member after the other; if one does not answer, what was told so far is given."""
     so_far = reply_with(GetConsumerStatusBody(consumer_table=told))
@@ -219,7 +219,7 @@ def _told(reply: Reply) -> dict[MessageQueue, int] | None:
         return None
 
 
-def _need_version(member: Member, version: int, what: str) -> None:
+def _need_version(member: GroupMember, version: int, what: str) -> None:
     if member.version < version:
         raise Refused(
             f"the client {member.client_id} is too old to {what}: version {member.version}",
@@ -227,7 +227,7 @@ def _need_version(member: Member, version: int, what: str) -> None:
         )
 
 
-def _connections(members: Iterable[Member]) -> list[Connection]:
+def _connections(members: Iterable[GroupMember]) -> list[Connection]:
     return [
         Connection(
             client_id=member.client_id,
@@ -239,7 +239,7 @@ def _connections(members: Iterable[Member]) -> list[Connection]:
     ]
 
 
-def _producer(member: Member) -> ProducerInfo:
+def _producer(member: GroupMember) -> ProducerInfo:
     return ProducerInfo(
         client_id=member.client_id,
         remote_ip=f"/{member.address}",  # Java's way to write an address without a name

@@ -1,8 +1,8 @@
-"""How the queues of a topic are shared among the consumers of a group: RocketMQ's arithmetic.
+"""Allocation of a topic's queues to the consumers of a group, with RocketMQ's strategies.
 
-Both lists are sorted, so that everybody comes to the same result: queues by broker name and number,
-consumers by client id. Shares are found by position; a topic may have a million queues, and only
-those of the asking consumer are made.
+Both lists are sorted, so that every broker gets the same result: queues by broker name and id,
+consumers by client id. Shares are computed by position: a topic may have a million queues, and only
+those of one consumer are created.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Final, TypeAlias, overload
 from penstock.wire.bodies.client_bodies import MessageQueue
 
 ALL_QUEUES: Final = -1
-"""In place of a queue's number: every queue of the broker."""
+"""In place of a queue id: all queues of the broker."""
 
 Strategy: TypeAlias = Callable[[int, int, int], range]
-"""The positions that belong to the consumer `index` of `consumers`, out of `queues`."""
+"""(index, consumers, queues) → the positions of the queues of the consumer with this index."""
 
 
 class TopicQueues(Sequence[MessageQueue]):
-    """The queues of a topic, sorted, by how many each broker has."""
+    """The sorted queues of a topic, from the number of queues per broker."""
 
     def __init__(self, topic: str, counts: Mapping[str, int]) -> None:
         self.topic = topic
@@ -48,30 +48,30 @@ class TopicQueues(Sequence[MessageQueue]):
         return MessageQueue(self.topic, self.brokers[broker], index - first)
 
     def whole_brokers(self) -> Iterator[MessageQueue]:
-        """One entry per broker, which stands for all of its queues."""
+        """One entry per broker that stands for all its queues."""
         return (MessageQueue(self.topic, broker, ALL_QUEUES) for broker in self.brokers)
 
 
 def _averagely(index: int, consumers: int, queues: int) -> range:
-    """Runs of neighbours; the first consumers get one more each where it does not come out even."""
-    share, more = divmod(queues, consumers)
-    first = index * share + min(index, more)
-    return range(first, first + share + (index < more))
+    """Consecutive queues; the first consumers get one more each if there is a remainder."""
+    share, remainder = divmod(queues, consumers)
+    first = index * share + min(index, remainder)
+    return range(first, first + share + (index < remainder))
 
 
 def _by_circle(index: int, consumers: int, queues: int) -> range:
-    """Dealt out one by one."""
+    """Queues in round robin."""
     return range(index, queues, consumers)
 
 
 STRATEGIES: Final[Mapping[str, Strategy]] = {"AVG": _averagely, "AVG_BY_CIRCLE": _by_circle}
-"""By the names that clients send; others can't be computed here, as in Apache's broker."""
+"""By the names that clients send; as in Apache's broker, there are no others."""
 
 
-def share_to_pull(
+def allocate_for_pull(
     strategy: Strategy, client_id: str, queues: TopicQueues, consumers: Sequence[str]
 ) -> list[MessageQueue] | None:
-    """The queues that only this consumer pulls; None if there is nothing to share."""
+    """The queues that this consumer pulls; None if there are no queues or consumers."""
     if not queues or not consumers:
         return None
     if client_id not in consumers:
@@ -79,22 +79,26 @@ def share_to_pull(
     return [queues[at] for at in strategy(consumers.index(client_id), len(consumers), len(queues))]
 
 
-def share_to_pop(
-    strategy: Strategy, client_id: str, queues: TopicQueues, consumers: Sequence[str], helpers: int
+def allocate_for_pop(
+    strategy: Strategy,
+    client_id: str,
+    queues: TopicQueues,
+    consumers: Sequence[str],
+    share_count: int,
 ) -> list[MessageQueue] | None:
-    """The queues that this consumer pops from, with others; None if there is nothing to share.
+    """The queues that this consumer pops, shared with others; None if there are no queues.
 
-    Each consumer takes part in the shares of the `helpers` consumers that follow it. With none
-    given, or so many that it would be all, everybody pops from every broker as a whole.
+    Each consumer also pops the queues of the `share_count` consumers that follow it. If that is 0,
+    or as many as all others, every consumer pops all queues of every broker.
     """
-    if helpers <= 0 or helpers >= len(consumers) - 1:
+    if share_count <= 0 or share_count >= len(consumers) - 1:
         return list(queues.whole_brokers())
     if not queues:
         return None
     if client_id not in consumers:
         return []
     index, count = consumers.index(client_id), len(consumers)
-    if count > len(queues):  # nobody shall be without a queue
+    if count > len(queues):  # every consumer gets a queue
         return [queues[index % len(queues)]]
-    places = ((index + step) % count for step in range(helpers + 1))
-    return [queues[at] for place in places for at in strategy(place, count, len(queues))]
+    owners = ((index + step) % count for step in range(share_count + 1))
+    return [queues[at] for owner in owners for at in strategy(owner, count, len(queues))]

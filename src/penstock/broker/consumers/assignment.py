@@ -1,13 +1,12 @@
-"""Which queues a client shall consume, and how: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE.
+"""Assignment of queues by the broker: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE.
 
-A consumer that leaves the sharing to the broker asks for each of its topics, some 20 s apart and
-whenever its group changes. It is told its queues, and for each whether to pull or to pop. An answer
-without queues makes it give up those it has; an answer without a list means that nothing is known
-now, and it goes on as before.
+A consumer with broker-side rebalance queries the assignment of each topic about every 20 s and
+whenever its group changes. The response has its queues, and for each whether to pull or to pop. A
+response with an empty list makes the consumer drop its queues; a response without a list means that
+nothing is known, and the consumer keeps its queues.
 
-The queues of a topic may lie on several brokers, so the route comes from the NameServers. The last
-one is kept for when none of them answers: a consumer must not lose the queues of other brokers
-because of that.
+A topic may have queues on several brokers, so the route comes from the NameServers. The last route
+is kept for the case that none of them responds, so that consumers keep the queues of other brokers.
 """
 
 from typing import ClassVar, Final
@@ -15,8 +14,8 @@ from typing import ClassVar, Final
 from penstock.broker.consumers.allocation import (
     STRATEGIES,
     TopicQueues,
-    share_to_pop,
-    share_to_pull,
+    allocate_for_pop,
+    allocate_for_pull,
 )
 from penstock.broker.consumers.clients import BROADCASTING, Clients
 from penstock.broker.consumers.groups import Groups
@@ -45,11 +44,11 @@ PULL: Final = "PULL"
 POP: Final = "POP"
 CLUSTERING: Final = "CLUSTERING"
 ROUTES_MAX: Final = 1_024
-"""Most topics whose last route is kept."""
+"""Maximum number of topics whose last route is kept."""
 
 
 class RequestModes:
-    """Which groups pull and which pop, by topic: only those that were told."""
+    """The request modes (PULL or POP) that were set, by topic and group."""
 
     FILE: ClassVar[str] = "config/messageRequestMode.json"
 
@@ -58,7 +57,7 @@ class RequestModes:
         self._modes: dict[str, dict[str, SetMessageRequestModeRequestBody]] = {}
 
     def load(self, file: ConfigFile) -> None:
-        """Take over what the file holds."""
+        """Load the file, if it exists."""
         found = file.load(lambda data: fastjson.decode(data, MessageRequestModeSerializeWrapper))
         if found is not None:
             self._modes = {
@@ -66,16 +65,16 @@ class RequestModes:
             }
 
     def get(self, topic: str, group: str) -> SetMessageRequestModeRequestBody | None:
-        """What the group was told to do on the topic."""
+        """The mode that was set for a group on a topic."""
         return self._modes.get(topic, {}).get(group)
 
     def put(self, mode: SetMessageRequestModeRequestBody) -> None:
-        """Tell a group what to do on a topic."""
+        """Set the mode of a group on a topic."""
         self._modes.setdefault(mode.topic, {})[mode.consumer_group] = mode
         self.dirty = True
 
     def wrapper(self) -> MessageRequestModeSerializeWrapper:
-        """The table as the typed value of its file."""
+        """The content of the file."""
         return MessageRequestModeSerializeWrapper(message_request_mode_map=self._modes)
 
     def snapshot(self) -> bytes:
@@ -84,7 +83,7 @@ class RequestModes:
 
 
 class Assignments:
-    """Shares queues among the members of a group."""
+    """Assigns queues to the members of a group."""
 
     def __init__(
         self,
@@ -101,7 +100,7 @@ class Assignments:
         self._topics = topics
         self.modes = RequestModes()
         self.modes.load(self._persistence.file(RequestModes.FILE))
-        self._counts: dict[str, dict[str, int]] = {}  # topic → broker → queues, as last heard
+        self._counts: dict[str, dict[str, int]] = {}  # topic → broker → queues, by the last route
 
     def rows(self) -> list[Row]:
         return [
@@ -114,56 +113,58 @@ class Assignments:
         return (self.modes,)
 
     def query(self, command: Command) -> Answer:
-        """The queues of one client on one topic."""
-        asked = command.body_as(QueryAssignmentRequestBody)
-        if not asked.topic or not asked.consumer_group or not asked.client_id:
-            raise InvalidParameter("an assignment is asked for by topic, consumerGroup, clientId")
-        if asked.message_model not in (CLUSTERING, BROADCASTING):
-            raise InvalidParameter(f"there is no message model {asked.message_model!r}")
-        if asked.topic.startswith(LMQ_PREFIX) and asked.message_model == CLUSTERING:
+        """QUERY_ASSIGNMENT: the queues of one client on one topic."""
+        request = command.body_as(QueryAssignmentRequestBody)
+        if not request.topic or not request.consumer_group or not request.client_id:
+            raise InvalidParameter("an assignment needs topic, consumerGroup and clientId")
+        if request.message_model not in (CLUSTERING, BROADCASTING):
+            raise InvalidParameter(
+                f"the message model {request.message_model!r} is not CLUSTERING or BROADCASTING"
+            )
+        if request.topic.startswith(LMQ_PREFIX) and request.message_model == CLUSTERING:
             own = {self._settings.current.broker.name: 1}
-            return self._answer(asked, TopicQueues(asked.topic, own))
+            return self._answer(request, TopicQueues(request.topic, own))
         return QueryRoute(
-            asked.topic, lambda route: self._answer(asked, self._queues(asked.topic, route))
+            request.topic, lambda route: self._answer(request, self._queues(request.topic, route))
         )
 
     def set_mode(self, command: Command) -> Answer:
-        """From now on a group pulls or pops a topic; answered when that is on the disk."""
-        wanted = command.body_as(SetMessageRequestModeRequestBody)
-        if wanted.topic.startswith(RETRY_TOPIC_PREFIX):
+        """SET_MESSAGE_REQUEST_MODE; the response is sent when the file is saved."""
+        mode = command.body_as(SetMessageRequestModeRequestBody)
+        if mode.topic.startswith(RETRY_TOPIC_PREFIX):
             raise NoPermission(
-                f"{wanted.topic} is a retry topic: consumers pull it",
-                hint="set the mode of the topic itself; its retries follow",
+                f"the mode of the retry topic {mode.topic} can't be set: it is always pulled",
+                hint="set the mode of the topic itself",
             )
-        if wanted.mode not in (PULL, POP):
-            raise InvalidParameter(f"the mode {wanted.mode!r} is neither PULL nor POP")
-        self._topics.need(wanted.topic)
-        self._groups.find(wanted.consumer_group, command.now_ms)
-        self.modes.put(wanted)
+        if mode.mode not in (PULL, POP):
+            raise InvalidParameter(f"the mode {mode.mode!r} is neither PULL nor POP")
+        self._topics.need(mode.topic)
+        self._groups.find(mode.consumer_group, command.now_ms)
+        self.modes.put(mode)
         return InThread(self._persistence.save(self.modes), lambda _: Reply())
 
     def get_modes(self, command: Command) -> Answer:
-        """Which groups were told to pull or to pop."""
+        """GET_ALL_MESSAGE_REQUEST_MODE: all modes that were set."""
         return reply_with(self.modes.wrapper())
 
-    def _answer(self, asked: QueryAssignmentRequestBody, queues: TopicQueues | None) -> Answer:
-        mode = self._mode(asked.topic, asked.consumer_group)
-        share = None if queues is None else self._share(asked, mode, queues)
-        if share is None:
+    def _answer(self, request: QueryAssignmentRequestBody, queues: TopicQueues | None) -> Answer:
+        mode = self._mode(request.topic, request.consumer_group)
+        allocated = None if queues is None else self._allocate(request, mode, queues)
+        if allocated is None:
             return reply_with(QueryAssignmentResponseBody())
         return reply_from_pool(
             lambda: QueryAssignmentResponseBody(
                 message_queue_assignments=[
                     MessageQueueAssignment(message_queue=queue, mode=mode.mode)
-                    for queue in dict.fromkeys(share)
+                    for queue in dict.fromkeys(allocated)
                 ]
             )
         )
 
     def _mode(self, topic: str, group: str) -> SetMessageRequestModeRequestBody:
-        told = self.modes.get(topic, group)
-        if told is not None:
-            return told
+        configured = self.modes.get(topic, group)
+        if configured is not None:
+            return configured
         broker = self._settings.current.broker
         retry = topic.startswith(RETRY_TOPIC_PREFIX)
         return SetMessageRequestModeRequestBody(
@@ -173,30 +174,30 @@ class Assignments:
             pop_share_queue_num=broker.default_pop_share_queues,
         )
 
-    def _share(
+    def _allocate(
         self,
-        asked: QueryAssignmentRequestBody,
+        request: QueryAssignmentRequestBody,
         mode: SetMessageRequestModeRequestBody,
         queues: TopicQueues,
     ) -> list[MessageQueue] | TopicQueues | None:
-        """The queues of the client; None if that can't be told."""
-        if asked.message_model == BROADCASTING:
+        """The queues of the client; None if they can't be computed."""
+        if request.message_model == BROADCASTING:
             return queues
         if not self._settings.current.broker.share_queues:
             return queues
-        group = self._clients.consumer_group(asked.consumer_group)
-        strategy = STRATEGIES.get(asked.strategy_name or "")
+        group = self._clients.consumer_group(request.consumer_group)
+        strategy = STRATEGIES.get(request.strategy_name or "")
         if group is None or strategy is None:
             return None
         consumers = sorted(group.connections)
         if mode.mode == POP:
-            helpers = mode.pop_share_queue_num
-            return share_to_pop(strategy, asked.client_id, queues, consumers, helpers)
-        return share_to_pull(strategy, asked.client_id, queues, consumers)
+            share_count = mode.pop_share_queue_num
+            return allocate_for_pop(strategy, request.client_id, queues, consumers, share_count)
+        return allocate_for_pull(strategy, request.client_id, queues, consumers)
 
     def _queues(self, topic: str, route: TopicRouteData | None) -> TopicQueues | None:
-        """The queues of a topic on all brokers; None if they are not known."""
-        counts = self._own(topic) if route is None else _count(route)
+        """The queues of a topic on all brokers; None if they are unknown."""
+        counts = self._known_queues(topic) if route is None else _count(route)
         if counts is None:
             self._counts.pop(topic, None)
             return None
@@ -206,9 +207,9 @@ class Assignments:
             self._counts[topic] = counts
         return TopicQueues(topic, counts)
 
-    def _own(self, topic: str) -> dict[str, int] | None:
-        """What is known without the NameServers: the last route, or this broker if it stands
-        alone. A topic that is not here either is gone."""
+    def _known_queues(self, topic: str) -> dict[str, int] | None:
+        """Queues per broker without a NameServer: by the last route, or of this broker if it has
+        no NameServers. None if the topic does not exist here either."""
         config, broker = self._topics.get(topic), self._settings.current.broker
         if config is None:
             return None
@@ -218,7 +219,7 @@ class Assignments:
 
 
 def _count(route: TopicRouteData) -> dict[str, int]:
-    """How many queues of a route may be read, by broker."""
+    """The number of readable queues of a route, by broker."""
     counts: dict[str, int] = {}
     for data in route.queue_datas:
         if data.perm & PERM_READ:

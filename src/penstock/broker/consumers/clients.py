@@ -1,14 +1,14 @@
-"""Who is connected: producers and consumers by group, from their heartbeats.
+"""Connected clients: producers and consumers by group, from their heartbeats.
 
-A member is a connection. It goes when it says so, when its connection closes, or when it is silent
-for `client_expire_ms`; the rest of a consumer group is then told to share the queues anew. They
-are told as well when a member comes or the group's topics change, but not in a group that
-broadcasts (nobody shares there), nor where the group's config forbids it.
+A member is a connection. It is removed when it unregisters, when its connection closes, or when it
+sends no heartbeat for `client_expire_ms`. The other members of a consumer group are then notified,
+so that they rebalance. They are also notified when a member is added or the group's topics change,
+except in a broadcasting group and where the group's config disables it.
 
-A client id may have several connections: two processes that broadcast are both `address@DEFAULT`,
-and the old connection of a client that came back may hang half-open for minutes. Each stays until
-it ends by itself. Among the consumers that share the queues the id counts once, so that no share
-is left unread, and the others are told only when its first connection comes or its last one goes.
+A client id may have several connections: two broadcasting processes are both `address@DEFAULT`, and
+the old connection of a reconnected client may stay half-open for minutes. Each connection stays
+until it ends. For rebalance the client id counts once, so that no queue is left unread, and the
+others are notified only about its first and last connection.
 """
 
 import logging
@@ -29,8 +29,8 @@ BROADCASTING = "BROADCASTING"
 
 
 @dataclass(slots=True)
-class Member:
-    """One client's connection."""
+class GroupMember:
+    """One connection of a client in a group."""
 
     client: ClientId
     client_id: str
@@ -45,29 +45,29 @@ class ClientGroup:
     """The connected members of a group."""
 
     name: str
-    members: dict[ClientId, Member] = field(default_factory=dict, kw_only=True)
+    members: dict[ClientId, GroupMember] = field(default_factory=dict, kw_only=True)
     connections: dict[str, dict[ClientId, None]] = field(default_factory=dict, kw_only=True)
-    """By client id, the newest connection last."""
+    """By client id; the newest connection is last."""
 
-    def find(self, client_id: str) -> Member | None:
+    def find(self, client_id: str) -> GroupMember | None:
         """The newest member with this client id."""
         clients = self.connections.get(client_id)
         return None if clients is None else self.members[next(reversed(clients))]
 
-    def enter(self, member: Member) -> bool:
-        """Let a member in, or see it again; True if the group has other client ids than before."""
+    def add(self, member: GroupMember) -> bool:
+        """Add or refresh a member; True if the set of client ids has changed."""
         old = self.members.get(member.client)
         if old is not None and old.client_id == member.client_id:
             self.members[member.client] = member
             return False
-        gone = old is not None and self.leave(old.client)
+        gone = old is not None and self.remove(old.client)
         came = member.client_id not in self.connections
         self.members[member.client] = member
         self.connections.setdefault(member.client_id, {})[member.client] = None
         return gone or came
 
-    def leave(self, client: ClientId) -> bool:
-        """Let a member go; True if its client id has gone with it."""
+    def remove(self, client: ClientId) -> bool:
+        """Remove a member; True if it was the last one with its client id."""
         client_id = self.members.pop(client).client_id
         clients = self.connections[client_id]
         del clients[client]
@@ -78,7 +78,7 @@ class ClientGroup:
 
 @dataclass(slots=True)
 class ConsumerGroup(ClientGroup):
-    """The connected consumers of a group and what they subscribe to, as the newest of them says."""
+    """The connected consumers of a group, and its subscriptions by the latest heartbeat."""
 
     consume_type: str
     message_model: str
@@ -86,13 +86,13 @@ class ConsumerGroup(ClientGroup):
     subscriptions: dict[str, SubscriptionData] = field(default_factory=dict)
 
     def describe(self, data: ConsumerData) -> None:
-        """Take over how the group consumes; clients of other languages may leave things out."""
+        """Set how the group consumes; clients in some languages omit fields."""
         self.consume_type = data.consume_type or self.consume_type
         self.message_model = data.message_model or self.message_model
         self.consume_from_where = data.consume_from_where or self.consume_from_where
 
     def subscribe(self, subscriptions: Iterable[SubscriptionData]) -> bool:
-        """Take over subscriptions that are newer, forget other topics; True if topics changed."""
+        """Set newer subscriptions, remove other topics; True if the topics have changed."""
         before = set(self.subscriptions)
         wanted = set()
         for subscription in subscriptions:
@@ -106,8 +106,8 @@ class ConsumerGroup(ClientGroup):
         return before != wanted
 
 
-class Seat(NamedTuple):
-    """A connection's membership in a group."""
+class Membership(NamedTuple):
+    """The membership of a connection in a group."""
 
     client: ClientId
     consumes: bool
@@ -124,25 +124,25 @@ class Clients:
         self._producers: dict[str, ClientGroup] = {}
         self._all_producers = ClientGroup("")
         self._consumers: dict[str, ConsumerGroup] = {}
-        self._seen_ms: dict[Seat, int] = {}  # longest silent first
-        self._seats: dict[ClientId, set[Seat]] = {}
+        self._seen_ms: dict[Membership, int] = {}  # oldest heartbeat first
+        self._memberships: dict[ClientId, set[Membership]] = {}
 
-    # --- coming and going
+    # --- registration
 
-    def register_producer(self, group: str, member: Member) -> None:
-        """Note a producer, or that it is still there."""
+    def register_producer(self, group: str, member: GroupMember) -> None:
+        """Add or refresh a producer."""
         producers = self._producers.get(group)
         if producers is None:
             producers = self._producers[group] = ClientGroup(group)
-        self._enter(producers, Seat(member.client, False, group), member)
-        self._all_producers.enter(member)
+        self._add(producers, Membership(member.client, False, group), member)
+        self._all_producers.add(member)
 
     def register_consumer(
-        self, data: ConsumerData, member: Member, *, with_subscriptions: bool = True
+        self, data: ConsumerData, member: GroupMember, *, with_subscriptions: bool = True
     ) -> bool:
-        """Returns whether members or subscriptions changed (members are told by Tell 40).
+        """Add or refresh a consumer; returns whether members or subscriptions have changed.
 
-        Without subscriptions those known stay.
+        Without subscriptions the known ones stay. Members are notified of changes.
         """
         group = self._consumers.get(data.group_name)
         if group is None:
@@ -150,7 +150,7 @@ class Clients:
                 data.group_name, "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET"
             )
         group.describe(data)
-        changed = self._enter(group, Seat(member.client, True, data.group_name), member)
+        changed = self._add(group, Membership(member.client, True, data.group_name), member)
         if with_subscriptions:
             changed = group.subscribe(data.subscription_data_set) or changed
         if changed:
@@ -158,44 +158,43 @@ class Clients:
         return changed
 
     def unregister(self, client: ClientId, producer_group: str, consumer_group: str) -> None:
-        """The client leaves these groups; an empty name means none."""
+        """Remove the client from these groups; an empty name means none."""
         if producer_group:
-            self._leave(Seat(client, False, producer_group))
+            self._remove(Membership(client, False, producer_group))
         if consumer_group:
-            self._leave(Seat(client, True, consumer_group))
+            self._remove(Membership(client, True, consumer_group))
 
     def disconnected(self, client: ClientId) -> None:
-        """The connection is gone: so are its memberships."""
-        for seat in list(self._seats.get(client, ())):
-            self._leave(seat)
+        """Remove all memberships of a closed connection."""
+        for membership in list(self._memberships.get(client, ())):
+            self._remove(membership)
 
-    # --- asking
+    # --- queries
 
     def consumer_group(self, group: str) -> ConsumerGroup | None:
         """The group, if any of its consumers is connected."""
         return self._consumers.get(group)
 
     def subscription(self, group: str, topic: str) -> SubscriptionData | None:
-        """What the connected group wants of the topic."""
+        """The subscription of a connected group to a topic."""
         consumers = self._consumers.get(group)
         return None if consumers is None else consumers.subscriptions.get(topic)
 
-    def find_consumer(self, group: str, client_id: str) -> Member | None:
-        """The connected consumer of this client id, over its newest connection."""
+    def find_consumer(self, group: str, client_id: str) -> GroupMember | None:
+        """The newest connection of the consumer with this client id."""
         consumers = self._consumers.get(group)
         return None if consumers is None else consumers.find(client_id)
 
-    def find_producer(self, client_id: str) -> Member | None:
-        """The connected producer of this client id, of whatever group, over its newest
-        connection."""
+    def find_producer(self, client_id: str) -> GroupMember | None:
+        """The newest connection of the producer with this client id, in any group."""
         return self._all_producers.find(client_id)
 
-    def producers(self, group: str) -> list[Member]:
+    def producers(self, group: str) -> list[GroupMember]:
         """The connected producers of a group."""
         producers = self._producers.get(group)
         return [] if producers is None else list(producers.members.values())
 
-    def producer_groups(self) -> dict[str, list[Member]]:
+    def producer_groups(self) -> dict[str, list[GroupMember]]:
         """All connected producers by group."""
         return {name: list(group.members.values()) for name, group in self._producers.items()}
 
@@ -210,59 +209,61 @@ class Clients:
     # --- time
 
     def due(self) -> int:
-        """When `tick` has something to do."""
+        """When `tick` has to be called."""
         for seen_ms in self._seen_ms.values():
             return seen_ms + self._settings.current.broker.client_expire_ms
         return NEVER_MS
 
     def tick(self, now_ms: int) -> None:
-        """Forget clients that were silent too long.
+        """Remove clients without a heartbeat for `client_expire_ms`.
 
-        A connection that is left without any membership is closed, so that a client that was only
-        stuck notices and begins again.
+        A connection without memberships is closed, so that a client that was only blocked notices
+        and reconnects.
         """
         before_ms = now_ms - self._settings.current.broker.client_expire_ms
-        silent = []
-        for seat, seen_ms in self._seen_ms.items():
+        expired = []
+        for membership, seen_ms in self._seen_ms.items():
             if seen_ms > before_ms:
                 break
-            silent.append(seat)
-        for seat in silent:
-            member = self._leave(seat)
+            expired.append(membership)
+        for membership in expired:
+            member = self._remove(membership)
             if member is not None:
                 log.warning(
-                    "%s of the group %s sent no heartbeat for %d ms (client_expire_ms): removed",
+                    "removed client %s of group %s: no heartbeat for %d ms (client_expire_ms)",
                     member.client_id,
-                    seat.group,
+                    membership.group,
                     now_ms - member.seen_ms,
                 )
-            if seat.client not in self._seats:
-                self._effects.put(CloseConnection(seat.client, "no heartbeat for client_expire_ms"))
+            if membership.client not in self._memberships:
+                self._effects.put(
+                    CloseConnection(membership.client, "no heartbeat for client_expire_ms")
+                )
 
     # --- inside
 
-    def _enter(self, group: ClientGroup, seat: Seat, member: Member) -> bool:
-        """Give a member its seat; True if the group has other client ids than before."""
-        self._seen_ms.pop(seat, None)  # to the end of the row
-        self._seen_ms[seat] = member.seen_ms
-        self._seats.setdefault(member.client, set()).add(seat)
-        return group.enter(member)
+    def _add(self, group: ClientGroup, membership: Membership, member: GroupMember) -> bool:
+        """Add or refresh a membership; True if the group's set of client ids has changed."""
+        self._seen_ms.pop(membership, None)  # moves to the end
+        self._seen_ms[membership] = member.seen_ms
+        self._memberships.setdefault(member.client, set()).add(membership)
+        return group.add(member)
 
-    def _leave(self, seat: Seat) -> Member | None:
-        if self._seen_ms.pop(seat, None) is None:
+    def _remove(self, membership: Membership) -> GroupMember | None:
+        if self._seen_ms.pop(membership, None) is None:
             return None
-        seats = self._seats[seat.client]
-        seats.remove(seat)
-        if not seats:
-            del self._seats[seat.client]
-        groups = self._consumers if seat.consumes else self._producers
-        group = groups[seat.group]
-        member = group.members[seat.client]
-        gone = group.leave(seat.client)
-        if not seat.consumes and all(other.consumes for other in seats):
-            self._all_producers.leave(seat.client)
+        memberships = self._memberships[membership.client]
+        memberships.remove(membership)
+        if not memberships:
+            del self._memberships[membership.client]
+        groups = self._consumers if membership.consumes else self._producers
+        group = groups[membership.group]
+        member = group.members[membership.client]
+        gone = group.remove(membership.client)
+        if not membership.consumes and all(other.consumes for other in memberships):
+            self._all_producers.remove(membership.client)
         if not group.members:
-            del groups[seat.group]
+            del groups[membership.group]
         if gone and isinstance(group, ConsumerGroup):
             self._notify(group)
         return member

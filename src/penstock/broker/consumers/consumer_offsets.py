@@ -1,8 +1,8 @@
-"""How far each group has consumed, with pending resets and remembered pull offsets.
+"""Consumer offsets, pending resets and the offsets of the last pulls.
 
-Only the offsets themselves are in the table and so in its file. A pending reset (the consumer has
-not been sent to its new offset yet) and the place of the last pull live in memory; a restart
-forgets them, and the offset that the reset has set stands.
+Only the offsets are in the table and its file. A pending reset (the consumer does not know its new
+offset yet) and the offset of the last pull are in memory only. After a restart they are gone; the
+offset that a reset has set stays.
 """
 
 import logging
@@ -17,8 +17,8 @@ log = logging.getLogger(__name__)
 Queues = dict[int, int]  # queue → offset
 
 
-class Offsets:
-    """Progress of consumer groups."""
+class ConsumerOffsets:
+    """The offsets of all consumer groups."""
 
     def __init__(self, table: ConsumerOffsetTable, store: MessageStore, settings: Live) -> None:
         self.table = table
@@ -30,21 +30,21 @@ class Offsets:
     # --- one queue
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The committed offset (a pending reset's, where there is one)."""
-        # A reset sets the offset too, and no commit passes it: the table says both.
+        """The committed offset, or that of a pending reset."""
+        # A reset sets the offset too, and no commit overrides it: the table has both.
         return self.table.get(topic, group, queue_id)
 
     def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> bool:
-        """Note progress; False while a reset of this queue is pending: a commit must not undo it.
+        """Set the offset; False while a reset of this queue is pending: a commit must not undo it.
 
-        An offset smaller than before is taken too: a consumer may go back by itself.
+        An offset may be smaller than before: a consumer may seek backwards.
         """
         if self._resets and self.has_reset(group, topic, queue_id):
             return False
         before = self.table.commit(topic, group, queue_id, offset, now_ms)
         if before is not None and offset < before:
             log.info(
-                "%s goes back from %d to %d on queue %d of %s",
+                "group %s moved back from offset %d to %d on queue %d of %s",
                 group,
                 before,
                 offset,
@@ -53,25 +53,25 @@ class Offsets:
             )
         return True
 
-    def note_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
-        """Remember where the group pulled last; in memory only."""
+    def record_pull(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Record the offset of the group's last pull, in memory only."""
         queues = self._pulled.get((group, topic))
         if queues is None:
             queues = self._pulled[group, topic] = {}
         queues[queue_id] = offset
 
     def pulled(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Where the group pulled last; its committed offset if it did not pull since the start."""
+        """The offset of the group's last pull; the committed one if there was none since start."""
         offset = self._pulled.get((group, topic), {}).get(queue_id)
         return self.get(group, topic, queue_id) if offset is None else offset
 
     def starts_young(self, topic: str, queue_id: int) -> Callable[[], bool] | None:
-        """Whether a group without progress begins this queue with its first message.
+        """Whether a group without an offset starts this queue at its first message.
 
-        It does while the queue is young: its message 0 exists and lies in the newest `hot_bytes` of
-        the log. RocketMQ asks whether that message is in the page cache; a distance in the log
-        means the same and stands across restarts, when a group that has not committed yet would
-        otherwise skip what it was about to consume. None means no; the work may read the disk.
+        It does while the queue is young: message 0 exists and is in the newest `hot_bytes` of the
+        log. RocketMQ checks whether that message is in the page cache. A distance in the log means
+        the same and survives restarts, after which a group that has not committed yet would skip
+        messages. None means no; the function may read the disk.
         """
         store = self._store
         queue = store.queue(topic, queue_id)
@@ -79,18 +79,18 @@ class Offsets:
             return None
         young_from = store.confirm_offset - self._settings.current.store.hot_bytes
 
-        def look() -> bool:
+        def is_young() -> bool:
             entry = queue.entry(0)
             return entry is not None and entry[0] >= max(young_from, store.log.begin())
 
-        return look
+        return is_young
 
     # --- resets
 
     def reset(self, group: str, topic: str, offsets: Mapping[int, int], now_ms: int) -> None:
-        """Set offsets; the next pull of each queue is sent there (`take_reset`).
+        """Set offsets; the next pull of each queue is directed there (`take_reset`).
 
-        Until then commits are ignored. Without `server_side_reset` consumers are to be told in
+        Until then commits are ignored. Without `server_side_reset` consumers are notified in
         another way, and nothing is pending.
         """
         for queue_id, offset in offsets.items():
@@ -106,7 +106,7 @@ class Offsets:
         return queue_id in self._resets.get((group, topic), ())
 
     def take_reset(self, group: str, topic: str, queue_id: int) -> int | None:
-        """The pending reset of a queue, which is done with this."""
+        """Take the pending reset of a queue."""
         if not self._resets:
             return None
         queues = self._resets.get((group, topic))
@@ -124,17 +124,17 @@ class Offsets:
         return self.table.queues(topic, group)
 
     def topics_of_group(self, group: str) -> list[str]:
-        """The topics on which the group has progress."""
+        """The topics on which the group has offsets."""
         return self.table.topics_of(group)
 
     def groups_of_topic(self, topic: str) -> list[str]:
-        """The groups that have progress on the topic."""
+        """The groups that have offsets on the topic."""
         return self.table.groups_of(topic)
 
     def clone(self, source: str, target: str, topic: str, now_ms: int) -> bool:
-        """Let a group stand where another one stands on a topic; False if that stands nowhere.
+        """Copy the offsets of a group on a topic to another group; False if it has none.
 
-        Progress of the target on queues where the source has none is forgotten.
+        Offsets of the target on queues where the source has none are removed.
         """
         offsets = dict(self.queues(source, topic))
         if not offsets:
@@ -145,13 +145,13 @@ class Offsets:
         return True
 
     def remove_topic(self, topic: str, now_ms: int) -> None:
-        """The topic is gone: forget the progress of all groups on it."""
+        """Remove the offsets of all groups on a deleted topic."""
         in_memory = {group for group, other in (*self._resets, *self._pulled) if other == topic}
         for group in in_memory.union(self.groups_of_topic(topic)):
             self._forget(group, topic, now_ms)
 
     def remove_group(self, group: str, now_ms: int) -> None:
-        """The group is gone: forget its progress on all topics."""
+        """Remove all offsets of a deleted group."""
         in_memory = {topic for other, topic in (*self._resets, *self._pulled) if other == group}
         for topic in in_memory.union(self.topics_of_group(group)):
             self._forget(group, topic, now_ms)

@@ -1,4 +1,4 @@
-"""Subscription groups: their configs, made on first sight where that is allowed."""
+"""Subscription groups: their configs, created on first use if that is allowed."""
 
 import logging
 
@@ -13,7 +13,7 @@ log = logging.getLogger(__name__)
 
 
 class Groups:
-    """The table of subscription groups and its rules."""
+    """The table of subscription groups."""
 
     def __init__(self, table: SubscriptionGroupTable, settings: Live, effects: EffectQueue) -> None:
         self.table = table
@@ -21,7 +21,7 @@ class Groups:
         self._effects = effects
 
     def seed(self) -> None:
-        """Make the groups every broker has."""
+        """Create the built-in groups."""
         for group in BUILT_IN_GROUPS:
             self.table.seed(SubscriptionGroupConfig(group_name=group))
         if self.table.dirty:
@@ -34,24 +34,24 @@ class Groups:
             return config
         fault = group_fault(group)
         if fault is not None:
-            raise GroupNotExist(fault, hint="give the group another name")
+            raise GroupNotExist(fault, hint="choose another name for the group")
         wanted = group.startswith(SYSTEM_GROUP_PREFIX)
         if not wanted and not self._settings.current.broker.auto_create_groups:
-            raise GroupNotExist(f"the subscription group {group} does not exist here")
+            raise GroupNotExist(f"the subscription group {group} does not exist on this broker")
         config = SubscriptionGroupConfig(group_name=group)
         self.put(config, now_ms)
         return config
 
     def get(self, group: str) -> SubscriptionGroupConfig | None:
-        """The group, if it is known."""
+        """The group, if it exists."""
         return self.table.get(group)
 
     def may_read(self, group: str, topic: str) -> bool:
-        """Whether the group is not forbidden to read the topic."""
+        """Whether the group may read the topic."""
         return not self.table.forbidden(group, topic) & FORBID_READ
 
     def allow_reading(self, group: str, topic: str, *, allowed: bool, now_ms: int) -> None:
-        """Forbid a group to read a topic, or allow it again: persisted soon."""
+        """Allow or forbid a group to read a topic; saved soon."""
         if allowed == self.may_read(group, topic):
             return
         bits = self.table.forbidden(group, topic)
@@ -60,18 +60,23 @@ class Groups:
         self._effects.put(PersistSoon(self.table))
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        """Create or change a group: persisted soon."""
+        """Create or change a group; saved soon."""
         before = self.table.get(config.group_name)
         self.table.put(config, now_ms)
-        if before is None:
-            log.info("group %s is created: %s", config.group_name, config)
-        else:
-            log.info("group %s is changed: %s, before: %s", config.group_name, config, before)
+        log.info(
+            "%s group %s (consume %s, broadcast %s, retries %d, retry queues %d)",
+            "created" if before is None else "changed",
+            config.group_name,
+            "on" if config.consume_enable else "off",
+            "on" if config.consume_broadcast_enable else "off",
+            config.retry_max_times,
+            config.retry_queue_nums,
+        )
         self._effects.put(PersistSoon(self.table))
 
     def delete(self, group: str, now_ms: int) -> None:
-        """Forget a group."""
+        """Delete a group; saved soon."""
         if self.table.remove(group, now_ms) is not None:
-            log.info("group %s is deleted", group)
+            log.info("deleted group %s", group)
         if self.table.dirty:
             self._effects.put(PersistSoon(self.table))

@@ -1,16 +1,16 @@
-"""Requests about who is there: heartbeats, goodbyes, the consumers of a group, filters.
+"""Heartbeats, unregistration, the consumers of a group, and the check of filters.
 
-Heartbeats of the second version leave out the subscriptions as long as these do not change, which
-a broker allows by answering IS_SUPPORT_HEART_BEAT_V2. We do not allow it: a full heartbeat costs a
-broker some 10 µs, and with full ones alone its picture of the subscriptions is right within one
-heartbeat after a restart or a lost connection, where the short form takes two and stops the
-group's pulls until then. A client that has learned the short form from another broker at this
-address is told by IS_SUB_CHANGE to send the full one; until it does, what we know stays.
+Heartbeats of version 2 omit unchanged subscriptions, if the broker responds with
+IS_SUPPORT_HEART_BEAT_V2. Penstock does not support them: a full heartbeat costs about 10 µs, and
+after a restart or a lost connection the subscriptions are correct after one full heartbeat. The
+short form needs two, and the group can't pull until then. A client that learned the short form from
+another broker at this address is told by IS_SUB_CHANGE to send the full form; until then its known
+subscriptions stay.
 """
 
 import logging
 
-from penstock.broker.consumers.clients import Clients, Member
+from penstock.broker.consumers.clients import Clients, GroupMember
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.filter.filters import TAG, Filters
 from penstock.broker.topics import Topics
@@ -37,17 +37,17 @@ from penstock.wire.codes import (
 log = logging.getLogger(__name__)
 
 BODY_BYTES_MAX = 4 * 1024 * 1024
-"""Longest heartbeat: reading it takes some 20 ms."""
+"""Maximum size of a heartbeat: decoding it takes about 20 ms."""
 GROUPS_MAX = 1_000
-"""Most groups of one client: a new one costs some 20 µs, and stays."""
+"""Maximum number of groups of one client: a new group costs about 20 µs, and stays."""
 SUBSCRIPTIONS_MAX = 10_000
-"""Most subscriptions of one client, each tag counted as one more."""
+"""Maximum number of subscriptions of one client; each tag counts as one more."""
 
 FULL_HEARTBEATS_ONLY = {EXT_SUPPORT_HEARTBEAT_V2: "false", EXT_SUB_CHANGE: "true"}
 
 
 class HeartbeatHandlers:
-    """Answers what clients say about themselves and ask about each other."""
+    """Handles heartbeats and the requests around them."""
 
     def __init__(
         self, settings: Live, clients: Clients, groups: Groups, topics: Topics, filters: Filters
@@ -67,12 +67,12 @@ class HeartbeatHandlers:
         ]
 
     def heartbeat(self, command: Command) -> Answer:
-        """Note all groups of a client."""
+        """HEART_BEAT: register a client in all its groups."""
         data = command.body_as(HeartbeatData, bytes_max=BODY_BYTES_MAX)
         if not data.client_id:
-            raise InvalidParameter("the heartbeat names no clientID")
+            raise InvalidParameter("the heartbeat has no clientID")
         _check_size(data)
-        member = Member(
+        member = GroupMember(
             command.client,
             data.client_id,
             command.peer,
@@ -82,17 +82,22 @@ class HeartbeatHandlers:
         )
         for consumer in data.consumer_data_set:
             try:
-                self._note_consumer(consumer, member, with_subscriptions=not data.without_sub)
+                self._register_consumer(consumer, member, with_subscriptions=not data.without_sub)
             except Refused as error:
-                # The client's other groups must not suffer; this one hears it from its pulls.
-                log.warning("%s: heartbeat not taken: %s", data.client_id, error.remark())
+                # The client's other groups are registered; pulls of this one report the error.
+                log.warning(
+                    "refused group %s in the heartbeat of client %s: %s",
+                    consumer.group_name,
+                    data.client_id,
+                    error.remark(),
+                )
         for producer in data.producer_data_set:
             if producer.group_name:
                 self._clients.register_producer(producer.group_name, member)
         return Reply(ext=FULL_HEARTBEATS_ONLY)
 
     def unregister(self, command: Command) -> Answer:
-        """A client leaves a group in order."""
+        """UNREGISTER_CLIENT."""
         command.text("clientID")
         self._clients.unregister(
             command.client, command.text_or("producerGroup"), command.text_or("consumerGroup")
@@ -100,19 +105,19 @@ class HeartbeatHandlers:
         return Reply()
 
     def list_consumers(self, command: Command) -> Answer:
-        """The client ids among which the queues of a group are shared."""
+        """GET_CONSUMER_LIST_BY_GROUP: the client ids of a group, for rebalance."""
         name = command.text("consumerGroup")
         group = self._clients.consumer_group(name)
         if group is None:
             raise Refused(
                 f"no consumer for this group, {name}",
-                hint="none is connected to this broker; consumers appear with their heartbeat",
+                hint="no consumer is connected to this broker; a heartbeat registers it",
             )
         body = GetConsumerListByGroupResponseBody(consumer_id_list=list(group.connections))
         return Reply(body=fastjson.encode(body))
 
     def check_filter(self, command: Command) -> Answer:
-        """Whether a consumer's filter is understood here."""
+        """CHECK_CLIENT_CONFIG: check a consumer's filter."""
         subscription = command.body_as(CheckClientRequestBody).subscription_data
         kind = subscription.expression_type if subscription is not None else TAG
         if subscription is not None and kind not in ("", TAG):
@@ -120,11 +125,11 @@ class HeartbeatHandlers:
             self._filters.get(subscription.sub_string or "")
         return Reply()
 
-    def _note_consumer(
-        self, data: ConsumerData, member: Member, *, with_subscriptions: bool
+    def _register_consumer(
+        self, data: ConsumerData, member: GroupMember, *, with_subscriptions: bool
     ) -> None:
         config = self._groups.find(data.group_name, member.seen_ms)
-        # Its route must be known as soon as the group is: tools find a group's brokers by it.
+        # mqadmin finds the brokers of a group by the route of its retry topic.
         self._topics.ensure(
             RETRY_TOPIC_PREFIX + data.group_name,
             config.retry_queue_nums,
@@ -133,12 +138,15 @@ class HeartbeatHandlers:
         )
         if self._clients.register_consumer(data, member, with_subscriptions=with_subscriptions):
             log.info(
-                "%s (%s) joins or changes %s", member.client_id, member.address, config.group_name
+                "client %s (%s) joined or changed group %s",
+                member.client_id,
+                member.address,
+                config.group_name,
             )
 
 
 def _check_size(data: HeartbeatData) -> None:
-    """Refuse what would keep everybody else waiting."""
+    """Refuse a heartbeat that would block the event loop for too long."""
     groups = len(data.consumer_data_set) + len(data.producer_data_set)
     if groups > GROUPS_MAX:
         raise InvalidParameter.over(
@@ -146,7 +154,7 @@ def _check_size(data: HeartbeatData) -> None:
             figure=groups,
             limit=GROUPS_MAX,
             unit="groups",
-            hint="spread them over several clients with instance names of their own",
+            hint="use several clients with different instance names",
         )
     subscriptions = sum(
         1 + max(len(subscription.tags_set), len(subscription.code_set))

@@ -1,6 +1,6 @@
-"""Requests about progress: consumer offsets, and where a queue begins, ends and was at a time."""
+"""Requests for offsets: those of consumers, and of a queue's start, end and any time."""
 
-from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.topics import Topics
 from penstock.errors import GroupNotExist, InvalidParameter, QueryNotFound
@@ -11,11 +11,11 @@ from penstock.store.store import MessageStore
 from penstock.wire.codes import RequestCode
 
 
-class ProgressHandlers:
-    """Answers questions about offsets, and notes commits."""
+class OffsetRequests:
+    """Handles queries and commits of offsets."""
 
     def __init__(
-        self, store: MessageStore, offsets: Offsets, groups: Groups, topics: Topics
+        self, store: MessageStore, offsets: ConsumerOffsets, groups: Groups, topics: Topics
     ) -> None:
         self._store = store
         self._offsets = offsets
@@ -27,15 +27,15 @@ class ProgressHandlers:
             Row(RequestCode.QUERY_CONSUMER_OFFSET, self.query),
             Row(RequestCode.UPDATE_CONSUMER_OFFSET, self.commit),
             Row(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, self.search),
-            Row(RequestCode.GET_MAX_OFFSET, self.tell_max),
-            Row(RequestCode.GET_MIN_OFFSET, self.tell_min),
-            Row(RequestCode.GET_EARLIEST_MSG_STORETIME, self.tell_earliest),
+            Row(RequestCode.GET_MAX_OFFSET, self.max_offset),
+            Row(RequestCode.GET_MIN_OFFSET, self.min_offset),
+            Row(RequestCode.GET_EARLIEST_MSG_STORETIME, self.earliest_store_time),
         ]
 
-    # --- of a group
+    # --- consumer offsets
 
     def query(self, command: Command) -> Answer:
-        """Where a group goes on; QUERY_NOT_FOUND lets the client decide where it begins."""
+        """QUERY_CONSUMER_OFFSET; on QUERY_NOT_FOUND the client chooses where to start."""
         offsets = self._offsets
         group, topic = command.text("consumerGroup"), command.text("topic")
         queue_id = command.i32("queueId")
@@ -43,11 +43,11 @@ class ProgressHandlers:
         if offset is not None and offset >= 0:
             return _offset(offset)
         nothing = QueryNotFound(
-            f"the group {group} has no progress on queue {queue_id} of {topic} yet",
-            hint="it begins where the consumer says (consumeFromWhere)",
+            f"the group {group} has no offset on queue {queue_id} of {topic}",
+            hint="the consumer starts by its consumeFromWhere",
         )
-        look = offsets.starts_young(topic, queue_id)
-        if look is None or not command.truth("setZeroIfNotFound", True):
+        is_young = offsets.starts_young(topic, queue_id)
+        if is_young is None or not command.truth("setZeroIfNotFound", True):
             raise nothing
 
         def begin(young: bool) -> Answer:
@@ -55,29 +55,29 @@ class ProgressHandlers:
                 raise nothing
             return _offset(0)
 
-        return InThread(look, begin)
+        return InThread(is_young, begin)
 
     def commit(self, command: Command) -> Answer:
-        """Note how far a group has come."""
+        """UPDATE_CONSUMER_OFFSET."""
         group, topic = command.text("consumerGroup"), command.text("topic")
         if self._groups.get(group) is None:
-            raise GroupNotExist(f"the group {group} does not exist here")
+            raise GroupNotExist(f"the group {group} does not exist on this broker")
         config = self._topics.need(topic)
         queue_id, offset = command.i32("queueId"), command.i64("commitOffset")
         count = max(config.read_queue_nums, config.write_queue_nums)
-        # A topic may have had more queues than now, and their consumers end what they began.
+        # The topic may have had more queues before, whose consumers finish their work.
         if queue_id < 0 or (queue_id >= count and self._store.queue(topic, queue_id) is None):
-            raise InvalidParameter(f"{topic} has no queue {queue_id}, only {count} of them")
+            raise InvalidParameter(f"{topic} has no queue {queue_id}: it has {count} queues")
         if offset < 0:
-            raise InvalidParameter(f"an offset is at least 0, not {offset}")
+            raise InvalidParameter(f"the offset must not be negative: {offset}")
         if self._offsets.commit(group, topic, queue_id, offset, command.now_ms):
             return Reply()
-        return Reply(remark="ignored: the offset was reset, and no consumer has pulled there yet")
+        return Reply(remark="ignored: an offset reset is pending until the next pull")
 
-    # --- of a queue
+    # --- offsets of a queue
 
     def search(self, command: Command) -> Answer:
-        """The offset at a time: the first message since (LOWER), or the last one until (UPPER)."""
+        """SEARCH_OFFSET_BY_TIMESTAMP: the first message since (LOWER) or last until (UPPER)."""
         store = self._store
         queue = store.queue(command.text("topic"), command.i32("queueId"))
         ms = command.i64("timestamp")
@@ -90,16 +90,16 @@ class ProgressHandlers:
             _offset,
         )
 
-    def tell_max(self, command: Command) -> Answer:
-        """One past the newest message that consumers may see."""
+    def max_offset(self, command: Command) -> Answer:
+        """GET_MAX_OFFSET: the offset after the newest visible message."""
         return _offset(self._store.max_offset(command.text("topic"), command.i32("queueId")))
 
-    def tell_min(self, command: Command) -> Answer:
-        """The oldest message that is still there."""
+    def min_offset(self, command: Command) -> Answer:
+        """GET_MIN_OFFSET: the offset of the oldest message."""
         return _offset(self._store.min_offset(command.text("topic"), command.i32("queueId")))
 
-    def tell_earliest(self, command: Command) -> Answer:
-        """Store time of the oldest message that is still there; -1 if there is none."""
+    def earliest_store_time(self, command: Command) -> Answer:
+        """GET_EARLIEST_MSG_STORETIME: store time of the oldest message; -1 if there is none."""
         store = self._store
         queue = store.queue(command.text("topic"), command.i32("queueId"))
         if queue is None:

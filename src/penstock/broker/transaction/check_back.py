@@ -22,7 +22,7 @@ from concurrent.futures import Future
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
-from penstock.broker.consumers.clients import Member
+from penstock.broker.consumers.clients import GroupMember
 from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     CHECKING,
@@ -410,7 +410,7 @@ class CheckBack:
         interval_ms = self._context.settings.current.broker.transaction_check_ms
         self._set_due(half, now_ms + interval_ms)
 
-    def _send_check(self, half: HalfMessage, member: Member, data: bytes) -> None:
+    def _send_check(self, half: HalfMessage, member: GroupMember, data: bytes) -> None:
         record = read_half(data)
         assert record is not None, "it was read as a half message before"
         port = int.from_bytes(self._host[-4:], "big")

@@ -10,8 +10,8 @@ import msgspec
 
 from penstock.broker.auth.access_control import Access
 from penstock.broker.auth.users import AccessTable
-from penstock.broker.consumers.clients import Clients, Member
-from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.clients import Clients, GroupMember
+from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.context import BrokerContext
@@ -99,7 +99,7 @@ class Bench:
 
     def __post_init__(self) -> None:
         groups = cast(Groups, self.groups)
-        self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
+        self.offsets = ConsumerOffsets(ConsumerOffsetTable(), self.store, self.live)
         self.clients = Clients(self.live, groups, self.effects)
         self.stats = Stats(self.store, self.topics.table, NOW_MS)
         rewriter = MessageRewriter(self.store, cast(Topics, self.topics))
@@ -144,7 +144,7 @@ class Bench:
         self.store.publish()
         return self.store.writer.offset
 
-    def consumer(self, group: str, *topics: str, client: int = 1, **fields: Any) -> Member:
+    def consumer(self, group: str, *topics: str, client: int = 1, **fields: Any) -> GroupMember:
         """A consumer connects and subscribes."""
         known = member(client, **fields)
         subscriptions = [SubscriptionData(topic=topic, sub_string="*") for topic in topics]
@@ -166,9 +166,11 @@ class Bench:
 
 def member(
     client: int, *, version: int = V5_4_0, language: int = LanguageCode.JAVA, name: str = ""
-) -> Member:
+) -> GroupMember:
     """A client's connection."""
-    return Member(client, name or f"id{client}", f"10.0.0.{client}:99", language, version, NOW_MS)
+    return GroupMember(
+        client, name or f"id{client}", f"10.0.0.{client}:99", language, version, NOW_MS
+    )
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def test_group_tells_how_far_it_is_in_its_topics(made: Bench) -> None:
     for ms in (NOW_MS, NOW_MS + 1, NOW_MS + 2):
         made.put("orders", ms=ms)
     made.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
-    made.offsets.note_pull("coupons", "orders", 0, 3)
+    made.offsets.record_pull("coupons", "orders", 0, 3)
     made.stats.got("coupons", "orders", 2, 200, 0)
     made.stats.tick(NOW_MS + 10_000)
     stats = consume_stats(made, consumerGroup="coupons")
@@ -126,7 +126,7 @@ def test_all_groups_tell_how_far_they_are(
     made.offsets.commit("coupons", "orders", 0, 1, NOW_MS)
     made.offsets.commit("mail", "sms", 0, 0, NOW_MS)
     made.offsets.commit("mail", "gone", 0, 9, NOW_MS)
-    made.offsets.note_pull("mail", "sms", 0, 1)
+    made.offsets.record_pull("mail", "sms", 0, 1)
     family, code = StatisticsHandlers(made.context), RequestCode.GET_BROKER_CONSUME_STATS
     body = told(family, ConsumeStatsList, code, isOrder="false")
     assert body.broker_addr == ADDRESS

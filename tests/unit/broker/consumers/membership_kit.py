@@ -1,4 +1,4 @@
-"""Those parts of a broker that membership and progress need, on a small store."""
+"""The parts of a broker that groups and offsets need, on a small store."""
 
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -6,8 +6,8 @@ from typing import Any
 
 import msgspec
 
-from penstock.broker.consumers.clients import Clients, Member
-from penstock.broker.consumers.consumer_offsets import Offsets
+from penstock.broker.consumers.clients import Clients, GroupMember
+from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.topics import Topics
@@ -35,7 +35,7 @@ NOTIFY = 40
 
 
 def settings(**broker: Any) -> Live:
-    """The defaults, save for these settings of the broker."""
+    """Default settings, except these of the broker."""
     plain = Settings()
     return Live(
         msgspec.structs.replace(plain, broker=msgspec.structs.replace(plain.broker, **broker))
@@ -43,38 +43,43 @@ def settings(**broker: Any) -> Live:
 
 
 def change(live: Live, **broker: Any) -> None:
-    """Give a running broker other settings."""
+    """Change settings of a running broker."""
     new = msgspec.structs.replace(live.current.broker, **broker)
     live.current = msgspec.structs.replace(live.current, broker=new)
 
 
-def member(client: int, client_id: str = "", seen_ms: int = NOW_MS) -> Member:
-    return Member(client, client_id or f"id{client}", f"10.0.0.{client}:99", 0, 479, seen_ms)
+def member(client: int, client_id: str = "", seen_ms: int = NOW_MS) -> GroupMember:
+    return GroupMember(client, client_id or f"id{client}", f"10.0.0.{client}:99", 0, 479, seen_ms)
 
 
 def consumer(group: str, *topics: str, version: int = 1, **fields: Any) -> ConsumerData:
-    """What a heartbeat says about a consumer group."""
+    """A consumer group in a heartbeat."""
     return ConsumerData(
-        group_name=group, consume_type="CONSUME_PASSIVELY",
+        group_name=group,
+        consume_type="CONSUME_PASSIVELY",
         message_model=fields.get("message_model", "CLUSTERING"),
         consume_from_where="CONSUME_FROM_LAST_OFFSET",
         subscription_data_set=[subscription(t, version=version) for t in topics],
-    )  # fmt: skip
+    )
 
 
 def subscription(topic: str, *, version: int = 1, text: str = "*") -> SubscriptionData:
     return SubscriptionData(topic=topic, sub_string=text, sub_version=version)
 
 
-def told(effects: EffectQueue) -> list[tuple[int, str]]:
-    """(client, group) of the notifications since the last call; clients were told nothing else."""
-    tells = [effect for effect in effects.take() if isinstance(effect, NotifyClient)]
-    assert all((tell.code, tell.body) == (NOTIFY, b"") for tell in tells)
-    return [(tell.client, tell.ext["consumerGroup"]) for tell in tells]
+def notified(effects: EffectQueue) -> list[tuple[int, str]]:
+    """(client, group) of the notifications since the last call."""
+    notifications = [effect for effect in effects.take() if isinstance(effect, NotifyClient)]
+    assert all(
+        (notification.code, notification.body) == (NOTIFY, b"") for notification in notifications
+    )
+    return [
+        (notification.client, notification.ext["consumerGroup"]) for notification in notifications
+    ]
 
 
 def save(persistence: Persistence, table: PersistentTable) -> bool:
-    """Write a table as a server does; whether that worked."""
+    """Save a table as a server does; returns whether it succeeded."""
     if table.dirty:
         try:
             persistence.save(table)()
@@ -84,8 +89,8 @@ def save(persistence: Persistence, table: PersistentTable) -> bool:
 
 
 @dataclass
-class Bench:
-    """Parts, and requests to them."""
+class ConsumerFixture:
+    """Parts of a broker, and requests to them."""
 
     store: MessageStore
     live: Live = field(default_factory=settings)
@@ -94,19 +99,20 @@ class Bench:
     def __post_init__(self) -> None:
         self.groups = Groups(SubscriptionGroupTable(), self.live, self.effects)
         self.topics = Topics(TopicTable(), self.store, self.live, self.effects)
-        self.offsets = Offsets(ConsumerOffsetTable(), self.store, self.live)
+        self.offsets = ConsumerOffsets(ConsumerOffsetTable(), self.store, self.live)
         self.clients = Clients(self.live, self.groups, self.effects)
         self.locks = QueueLocks(self.live)
         self.persistence = Persistence(self.store.disk, self.store.paths.root)
         self.router = Router([])
 
     def serve(self, *families: Any) -> None:
-        """Let these families answer."""
+        """Route requests to these handlers."""
         self.router = Router([family.rows() for family in families])
 
-    def ask(self, code: int, body: bytes = b"", *, now_ms: int = NOW_MS, client: int = 1,
-            **ext: object) -> Reply:  # fmt: skip
-        """The response to a request, work in the pool included."""
+    def ask(
+        self, code: int, body: bytes = b"", *, now_ms: int = NOW_MS, client: int = 1, **ext: object
+    ) -> Reply:
+        """The response to a request, including work in the thread pool."""
         named = {name: str(value) for name, value in ext.items()}
         command = Command(
             code, named, body, client=client, peer="10.0.0.1:99", now_ms=now_ms, version=479
@@ -123,13 +129,13 @@ class Bench:
         return answer
 
     def put(self, topic: str, queue_id: int, *bodies: bytes, ms: int = NOW_MS) -> None:
-        """Store messages that readers see at once."""
+        """Store messages and publish them."""
         for body in bodies:
             assert self.store.put(Message(topic, queue_id, body).record(), ms) == 0
         self.store.publish()
 
 
-def make_bench(root: Path) -> Bench:
-    """A bench on a new store without threads."""
+def make_fixture(root: Path) -> ConsumerFixture:
+    """A fixture on a new store without threads."""
     store = MessageStore(root, small_config(sync_flush=False), disk=WatchedDisk(), now_ms=NOW_MS)
-    return Bench(store)
+    return ConsumerFixture(store)

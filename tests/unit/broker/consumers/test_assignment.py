@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from penstock.broker.consumers.allocation import (
     STRATEGIES,
     TopicQueues,
-    share_to_pop,
-    share_to_pull,
+    allocate_for_pop,
+    allocate_for_pull,
 )
 from penstock.config import Settings
 from penstock.rpc.answers import QueryRoute, Reply
@@ -68,16 +68,16 @@ def spread(queues: int) -> TopicQueues:
 
 
 @pytest.mark.parametrize(("name", "queues", "consumers", "helpers", "expected"), JAVA)
-def test_shares_are_those_of_java(
+def test_allocation_matches_java(
     name: str, queues: int, consumers: int, helpers: int | None, expected: str
 ) -> None:
     ids = [f"c{number}" for number in range(consumers)]
     shares = []
     for client_id in ids:
         if helpers is None:
-            share = share_to_pull(STRATEGIES[name], client_id, spread(queues), ids)
+            share = allocate_for_pull(STRATEGIES[name], client_id, spread(queues), ids)
         else:
-            share = share_to_pop(STRATEGIES[name], client_id, spread(queues), ids, helpers)
+            share = allocate_for_pop(STRATEGIES[name], client_id, spread(queues), ids, helpers)
         shares.append(" ".join(f"{queue.broker_name}{queue.queue_id}" for queue in share or ()))
     assert "|".join(shares) == expected
 
@@ -88,41 +88,43 @@ strategies = st.sampled_from(sorted(STRATEGIES))
 @given(strategies, st.integers(1, 200), st.integers(1, 50))
 def test_pulled_queues_belong_to_one_consumer_each(name: str, queues: int, consumers: int) -> None:
     ids = [f"c{number:03}" for number in range(consumers)]
-    shares = [share_to_pull(STRATEGIES[name], one, spread(queues), ids) or [] for one in ids]
+    shares = [allocate_for_pull(STRATEGIES[name], one, spread(queues), ids) or [] for one in ids]
     assert sorted(queue for share in shares for queue in share) == list(spread(queues))
     assert max(map(len, shares)) - min(map(len, shares)) <= 1
 
 
 @given(strategies, st.integers(1, 60), st.integers(1, 50), st.integers(-1, 60))
-def test_popped_queues_all_have_a_consumer_and_nobody_is_idle(
+def test_every_popped_queue_and_every_consumer_is_used(
     name: str, queues: int, consumers: int, helpers: int
 ) -> None:
     ids = [f"c{number:03}" for number in range(consumers)]
     all_queues = spread(queues)
-    shares = [share_to_pop(STRATEGIES[name], one, all_queues, ids, helpers) or [] for one in ids]
+    shares = [
+        allocate_for_pop(STRATEGIES[name], one, all_queues, ids, helpers) or [] for one in ids
+    ]
     assert all(shares)
     taken = {queue for share in shares for queue in share}
     whole = {queue.broker_name for queue in taken if queue.queue_id == -1}
     assert all(queue in taken or queue.broker_name in whole for queue in all_queues)
 
 
-def test_a_topic_with_a_million_queues_is_shared_without_making_them() -> None:
+def test_a_topic_with_a_million_queues_is_allocated_lazily() -> None:
     queues = TopicQueues("T", {"a": 1 << 20, "b": 1 << 20, "empty": 0})
     assert len(queues) == 1 << 21
     assert queues[-1:] == [MessageQueue("T", "b", (1 << 20) - 1)]
     ids = [f"c{number:07}" for number in range(1 << 17)]
-    share = share_to_pull(STRATEGIES["AVG"], ids[-1], queues, ids)
+    share = allocate_for_pull(STRATEGIES["AVG"], ids[-1], queues, ids)
     assert share is not None
     assert len(share) == 16
 
 
-def test_a_stranger_gets_nothing() -> None:
+def test_a_client_outside_of_the_group_gets_nothing() -> None:
     for share in (
-        share_to_pull(STRATEGIES["AVG"], "stranger", spread(8), ["c0", "c1", "c2"]),
-        share_to_pop(STRATEGIES["AVG"], "stranger", spread(8), ["c0", "c1", "c2", "c3"], 1),
+        allocate_for_pull(STRATEGIES["AVG"], "stranger", spread(8), ["c0", "c1", "c2"]),
+        allocate_for_pop(STRATEGIES["AVG"], "stranger", spread(8), ["c0", "c1", "c2", "c3"], 1),
     ):
         assert share == []
-    assert share_to_pull(STRATEGIES["AVG"], "c0", spread(0), ["c0"]) is None
+    assert allocate_for_pull(STRATEGIES["AVG"], "c0", spread(0), ["c0"]) is None
 
 
 # --- the requests --------------------------------------------------------------------------------
@@ -169,11 +171,13 @@ def join(made: BrokerFixture, *client_ids: str) -> None:
 def question(topic: str = "T", client_id: str = "c1", **fields: str) -> bytes:
     return fastjson.encode(
         QueryAssignmentRequestBody(
-            topic=topic, consumer_group="G", client_id=client_id,
+            topic=topic,
+            consumer_group="G",
+            client_id=client_id,
             strategy_name=fields.get("strategy", "AVG"),
             message_model=fields.get("model", "CLUSTERING"),
         )
-    )  # fmt: skip
+    )
 
 
 def assigned(
@@ -186,8 +190,8 @@ def assigned(
     reply = made.finish(answer)
     assert isinstance(reply, Reply)
     assert reply.code == 0, reply
-    told = fastjson.decode(reply.body, QueryAssignmentResponseBody).message_queue_assignments
-    return None if told is None else [text(one) for one in told]
+    notified = fastjson.decode(reply.body, QueryAssignmentResponseBody).message_queue_assignments
+    return None if notified is None else [text(one) for one in notified]
 
 
 def text(assignment: MessageQueueAssignment) -> str:
@@ -212,24 +216,25 @@ def route(*brokers: tuple[str, int, int]) -> TopicRouteData:
     )
 
 
-def test_queues_are_shared_by_client_id(alone: BrokerFixture) -> None:
+def test_queues_are_allocated_by_client_id(alone: BrokerFixture) -> None:
     join(alone, "c2", "c1", "c3")
     assert assigned(alone, question(client_id="c1")) == ["PULL T broker-a 0", "PULL T broker-a 1"]
     assert assigned(alone, question(client_id="c2")) == ["PULL T broker-a 2"]
     assert assigned(alone, question(client_id="c3")) == ["PULL T broker-a 3"]
     assert assigned(alone, question(client_id="c1", strategy="AVG_BY_CIRCLE")) == [
-        "PULL T broker-a 0", "PULL T broker-a 3",
-    ]  # fmt: skip
+        "PULL T broker-a 0",
+        "PULL T broker-a 3",
+    ]
     assert assigned(alone, question(client_id="c9")) == [], "it has to give up what it has"
 
 
-def test_whoever_broadcasts_gets_all(alone: BrokerFixture) -> None:
+def test_a_broadcasting_client_gets_all_queues(alone: BrokerFixture) -> None:
     assert assigned(alone, question(model="BROADCASTING")) == [
         f"PULL T broker-a {number}" for number in range(4)
     ]
 
 
-def test_what_is_not_known_leaves_the_client_as_it_is(alone: BrokerFixture) -> None:
+def test_an_unknown_assignment_changes_nothing(alone: BrokerFixture) -> None:
     assert assigned(alone, question()) is None, "nobody of the group is connected"
     join(alone, "c1")
     assert assigned(alone, question(topic="unknown")) is None
@@ -240,7 +245,7 @@ def test_what_is_not_known_leaves_the_client_as_it_is(alone: BrokerFixture) -> N
     assert alone.ask(QUERY, {}, question(topic="unknown")).body == b"{}"
 
 
-def test_a_group_that_pops_shares_whole_brokers(alone: BrokerFixture) -> None:
+def test_a_pop_group_shares_whole_brokers(alone: BrokerFixture) -> None:
     join(alone, "c1", "c2", "c3", "c4")
     assert set_mode(alone).code == 0
     assert assigned(alone, question()) == ["POP T broker-a -1"]
@@ -250,7 +255,7 @@ def test_a_group_that_pops_shares_whole_brokers(alone: BrokerFixture) -> None:
     assert assigned(alone, question(client_id="c4")) == ["PULL T broker-a 3"]
 
 
-def test_retries_are_pulled_whatever_the_default(alone: BrokerFixture) -> None:
+def test_retry_topics_are_always_pulled(alone: BrokerFixture) -> None:
     alone.live.change({"broker.default_request_mode": "POP"})
     make_topic(alone, "%RETRY%G", 1)
     join(alone, "c1")
@@ -258,7 +263,7 @@ def test_retries_are_pulled_whatever_the_default(alone: BrokerFixture) -> None:
     assert assigned(alone, question(topic="%RETRY%G")) == ["PULL %RETRY%G broker-a 0"]
 
 
-def test_all_get_all_where_the_broker_shall_not_share(alone: BrokerFixture) -> None:
+def test_every_client_gets_all_queues_without_broker_side_allocation(alone: BrokerFixture) -> None:
     alone.live.change({"broker.share_queues": "false"})
     assert len(assigned(alone, question()) or ()) == 4
 
@@ -268,20 +273,24 @@ def test_a_light_queue_is_on_this_broker(member: BrokerFixture) -> None:
     assert assigned(member, question(topic="%LMQ%a")) == ["PULL %LMQ%a broker-a 0"]
 
 
-def test_queues_of_all_brokers_are_shared(member: BrokerFixture) -> None:
+def test_queues_of_all_brokers_are_allocated(member: BrokerFixture) -> None:
     join(member, "c1", "c2")
     three = route(("broker-b", 2, 6), ("broker-a", 4, 4), ("closed", 4, 2))
     assert assigned(member, question(), three) == [
-        "PULL T broker-a 0", "PULL T broker-a 1", "PULL T broker-a 2",
-    ]  # fmt: skip
+        "PULL T broker-a 0",
+        "PULL T broker-a 1",
+        "PULL T broker-a 2",
+    ]
     assert assigned(member, question(client_id="c2"), three) == [
-        "PULL T broker-a 3", "PULL T broker-b 0", "PULL T broker-b 1",
-    ]  # fmt: skip
+        "PULL T broker-a 3",
+        "PULL T broker-b 0",
+        "PULL T broker-b 1",
+    ]
     set_mode(member)
     assert assigned(member, question(), three) == ["POP T broker-a -1", "POP T broker-b -1"]
 
 
-def test_a_silent_nameserver_takes_no_queues_away(member: BrokerFixture) -> None:
+def test_an_unreachable_nameserver_takes_no_queues_away(member: BrokerFixture) -> None:
     join(member, "c1")
     assert assigned(member, question()) is None, "whether there are other brokers is not known"
     assert len(assigned(member, question(), route(("broker-b", 2, 6))) or ()) == 2
@@ -292,7 +301,7 @@ def test_a_silent_nameserver_takes_no_queues_away(member: BrokerFixture) -> None
     assert assigned(member, question()) is None, "the topic was gone meanwhile"
 
 
-def test_requests_that_can_not_be(alone: BrokerFixture) -> None:
+def test_invalid_requests_are_refused(alone: BrokerFixture) -> None:
     for body in (
         question(topic=""),
         question(client_id=""),
@@ -321,7 +330,7 @@ def test_modes_survive_a_restart(tmp_path: Path) -> None:
         b"\n\t\t}\n\t}\n}"
     )
     with broker_fixture(tmp_path) as made:
-        told = fastjson.decode(made.ask(GET_ALL).body, MessageRequestModeSerializeWrapper)
-        assert told.message_request_mode_map["T"]["G"].pop_share_queue_num == 3
+        notified = fastjson.decode(made.ask(GET_ALL).body, MessageRequestModeSerializeWrapper)
+        assert notified.message_request_mode_map["T"]["G"].pop_share_queue_num == 3
         join(made, "c1")
         assert assigned(made, question()) == ["POP T broker-a -1"]

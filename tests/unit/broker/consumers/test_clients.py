@@ -15,9 +15,9 @@ from tests.unit.broker.consumers.membership_kit import (
     change,
     consumer,
     member,
+    notified,
     settings,
     subscription,
-    told,
 )
 
 EXPIRE_MS = 120_000
@@ -48,36 +48,36 @@ def ids(clients: Clients, group: str) -> list[str]:
     return [] if found is None else sorted(m.client_id for m in found.members.values())
 
 
-def test_all_members_are_told_of_a_newcomer(clients: Clients, effects: EffectQueue) -> None:
+def test_all_members_are_notified_of_a_new_member(clients: Clients, effects: EffectQueue) -> None:
     assert clients.register_consumer(consumer("g", "T"), member(1))
-    assert told(effects) == [(1, "g")]
+    assert notified(effects) == [(1, "g")]
     assert clients.register_consumer(consumer("g", "T"), member(2))
-    assert told(effects) == [(1, "g"), (2, "g")]
+    assert notified(effects) == [(1, "g"), (2, "g")]
     assert not clients.register_consumer(consumer("g", "T"), member(2, seen_ms=NOW_MS + 9))
-    assert told(effects) == []
+    assert notified(effects) == []
     assert ids(clients, "g") == ["id1", "id2"]
     found = clients.find_consumer("g", "id2")
     assert found is not None
     assert (found.client, found.seen_ms) == (2, NOW_MS + 9)
 
 
-def test_the_rest_is_told_when_one_leaves(clients: Clients, effects: EffectQueue) -> None:
+def test_members_are_notified_when_one_leaves(clients: Clients, effects: EffectQueue) -> None:
     for client in (1, 2, 3):
         clients.register_consumer(consumer("g", "T"), member(client))
-    told(effects)
+    notified(effects)
     clients.unregister(2, "", "g")
-    assert told(effects) == [(1, "g"), (3, "g")]
+    assert notified(effects) == [(1, "g"), (3, "g")]
     clients.unregister(2, "", "g")
-    assert told(effects) == []
+    assert notified(effects) == []
     clients.disconnected(1)
-    assert told(effects) == [(3, "g")]
+    assert notified(effects) == [(3, "g")]
     clients.disconnected(3)
-    assert told(effects) == []
+    assert notified(effects) == []
     assert clients.consumer_group("g") is None
     assert list(clients.consumer_groups()) == []
 
 
-def test_broadcasters_and_silenced_groups_are_not_told(
+def test_broadcasting_groups_are_not_notified(
     clients: Clients, groups: Groups, effects: EffectQueue
 ) -> None:
     silent = SubscriptionGroupConfig(group_name="s", notify_consumer_ids_changed_enable=False)
@@ -87,16 +87,16 @@ def test_broadcasters_and_silenced_groups_are_not_told(
         assert clients.register_consumer(data, member(2))
         clients.unregister(1, "", data.group_name)
     clients.disconnected(2)
-    assert told(effects) == []
+    assert notified(effects) == []
 
 
-def test_topics_follow_the_newest_heartbeat(clients: Clients, effects: EffectQueue) -> None:
+def test_topics_follow_the_latest_heartbeat(clients: Clients, effects: EffectQueue) -> None:
     clients.register_consumer(consumer("g", "T", "U"), member(1))
     clients.register_consumer(consumer("h", "U"), member(1))
     assert clients.groups_of_topic("U") == {"g", "h"}
-    told(effects)
+    notified(effects)
     assert clients.register_consumer(consumer("g", "T", "V"), member(1))
-    assert told(effects) == [(1, "g")]
+    assert notified(effects) == [(1, "g")]
     assert clients.subscription("g", "U") is None
     assert clients.subscription("g", "V") is not None
     assert clients.groups_of_topic("U") == {"h"}
@@ -112,48 +112,54 @@ def test_subscriptions_change_by_version(clients: Clients, effects: EffectQueue)
         return clients.register_consumer(data, member(1))
 
     assert beat(5, "a")
-    told(effects)
+    notified(effects)
     assert not beat(4, "older")
     assert not beat(5, "same")
     assert clients.subscription("g", "T") == subscription("T", version=5, text="a")
     # The tags changed and not the topics: nobody has to share queues anew.
     assert not beat(6, "b")
     assert clients.subscription("g", "T") == subscription("T", version=6, text="b")
-    assert told(effects) == []
+    assert notified(effects) == []
 
 
-def test_known_subscriptions_stay_when_a_heartbeat_has_none(clients: Clients) -> None:
+def test_known_subscriptions_stay_without_new_ones(clients: Clients) -> None:
     clients.register_consumer(consumer("g", "T"), member(1))
     assert clients.register_consumer(consumer("g"), member(2), with_subscriptions=False)
     assert clients.subscription("g", "T") is not None
     assert ids(clients, "g") == ["id1", "id2"]
 
 
-def test_group_is_as_its_newest_member_says(clients: Clients) -> None:
+def test_the_latest_member_defines_the_group(clients: Clients) -> None:
     clients.register_consumer(ConsumerData(group_name="g"), member(1))
     group = clients.consumer_group("g")
     assert group is not None
     assert (group.consume_type, group.message_model, group.consume_from_where) == (
-        "CONSUME_PASSIVELY", "CLUSTERING", "CONSUME_FROM_LAST_OFFSET",
-    )  # fmt: skip
+        "CONSUME_PASSIVELY",
+        "CLUSTERING",
+        "CONSUME_FROM_LAST_OFFSET",
+    )
     clients.register_consumer(
         ConsumerData(
-            group_name="g", consume_type="CONSUME_ACTIVELY", message_model="BROADCASTING",
+            group_name="g",
+            consume_type="CONSUME_ACTIVELY",
+            message_model="BROADCASTING",
             consume_from_where="CONSUME_FROM_TIMESTAMP",
         ),
         member(2),
-    )  # fmt: skip
+    )
     assert (group.consume_type, group.message_model, group.consume_from_where) == (
-        "CONSUME_ACTIVELY", "BROADCASTING", "CONSUME_FROM_TIMESTAMP",
-    )  # fmt: skip
+        "CONSUME_ACTIVELY",
+        "BROADCASTING",
+        "CONSUME_FROM_TIMESTAMP",
+    )
 
 
-def test_client_id_over_a_new_connection_is_the_same_consumer(
+def test_a_new_connection_of_a_client_id_is_the_same_consumer(
     clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1, "me"))
     clients.register_producer("p", member(1, "me"))
-    told(effects)
+    notified(effects)
     assert not clients.register_consumer(consumer("g", "T"), member(2, "me"))
     clients.register_producer("p", member(2, "me"))
     group = clients.consumer_group("g")
@@ -166,12 +172,10 @@ def test_client_id_over_a_new_connection_is_the_same_consumer(
     assert found.client == 2, "a heartbeat over the old connection does not make it the newest"
     clients.disconnected(1)  # the half-open connection ends at last
     assert clients.find_consumer("g", "me") == found
-    assert told(effects) == []
+    assert notified(effects) == []
 
 
-def test_two_processes_with_one_client_id_do_not_displace_each_other(
-    clients: Clients, effects: EffectQueue
-) -> None:
+def test_two_processes_may_share_a_client_id(clients: Clients, effects: EffectQueue) -> None:
     data = consumer("b", "T", message_model="BROADCASTING")
     for beat in range(3):
         for client in (1, 2):
@@ -189,35 +193,35 @@ def test_two_processes_with_one_client_id_do_not_displace_each_other(
     assert clients.consumer_group("b") is None
 
 
-def test_the_rest_is_told_when_the_last_connection_of_a_client_id_goes(
+def test_members_are_notified_of_the_last_connection_of_a_client_id(
     clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1, "me"))
     clients.register_consumer(consumer("g", "T"), member(2, "me"))
     clients.register_consumer(consumer("g", "T"), member(3, "you"))
-    told(effects)
+    notified(effects)
     clients.unregister(2, "", "g")
-    assert told(effects) == []
+    assert notified(effects) == []
     clients.disconnected(1)
-    assert told(effects) == [(3, "g")]
+    assert notified(effects) == [(3, "g")]
 
 
-def test_connection_with_another_client_id_is_another_member(
+def test_a_connection_with_another_client_id_is_another_member(
     clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1, "a"))
     clients.register_consumer(consumer("g", "T"), member(2, "b"))
-    told(effects)
+    notified(effects)
     assert clients.register_consumer(consumer("g", "T"), member(1, "b"))
-    assert sorted(told(effects)) == [(1, "g"), (2, "g")]
+    assert sorted(notified(effects)) == [(1, "g"), (2, "g")]
     assert ids(clients, "g") == ["b", "b"]
     clients.disconnected(2)
-    assert told(effects) == []
+    assert notified(effects) == []
     clients.disconnected(1)
     assert clients.consumer_group("g") is None
 
 
-def test_producers_come_and_go(clients: Clients, effects: EffectQueue) -> None:
+def test_producers_are_added_and_removed(clients: Clients, effects: EffectQueue) -> None:
     clients.register_producer("p", member(1))
     clients.register_producer("p", member(2))
     clients.register_producer("q", member(1))
@@ -230,15 +234,17 @@ def test_producers_come_and_go(clients: Clients, effects: EffectQueue) -> None:
     clients.disconnected(2)
     assert clients.producers("p") == []
     assert set(clients.producer_groups()) == {"q"}
-    assert told(effects) == []
+    assert notified(effects) == []
 
 
-def test_silent_clients_are_forgotten_and_closed(clients: Clients, effects: EffectQueue) -> None:
+def test_clients_without_heartbeat_are_removed_and_closed(
+    clients: Clients, effects: EffectQueue
+) -> None:
     assert clients.due() == NEVER_MS
     clients.register_consumer(consumer("g", "T"), member(1))
     clients.register_producer("p", member(1))
     clients.register_consumer(consumer("g", "T"), member(2, seen_ms=NOW_MS + 1))
-    told(effects)
+    notified(effects)
     assert clients.due() == NOW_MS + EXPIRE_MS
     clients.tick(NOW_MS + EXPIRE_MS - 1)
     assert ids(clients, "g") == ["id1", "id2"]
@@ -248,25 +254,25 @@ def test_silent_clients_are_forgotten_and_closed(clients: Clients, effects: Effe
     taken = effects.take()
     assert [e.client for e in taken if isinstance(e, CloseConnection)] == [1]
     effects.pending = [e for e in taken if not isinstance(e, CloseConnection)]
-    assert told(effects) == [(2, "g")]
+    assert notified(effects) == [(2, "g")]
     assert clients.due() == NOW_MS + 1 + EXPIRE_MS
 
 
-def test_group_that_heartbeats_no_longer_name_leaves_the_connection_alone(
+def test_a_group_missing_in_heartbeats_expires_alone(
     clients: Clients, effects: EffectQueue
 ) -> None:
     clients.register_consumer(consumer("g", "T"), member(1))
     clients.register_producer("p", member(1))
     later = member(1, seen_ms=NOW_MS + 60_000)
     clients.register_producer("p", later)
-    told(effects)
+    notified(effects)
     clients.tick(NOW_MS + EXPIRE_MS)
     assert clients.consumer_group("g") is None
     assert clients.producers("p") == [later]
     assert effects.take() == []
 
 
-def test_time_of_expiry_may_change(clients: Clients, live: Live) -> None:
+def test_the_expiry_time_may_change(clients: Clients, live: Live) -> None:
     clients.register_producer("p", member(1))
     change(live, client_expire_ms=5_000)
     assert clients.due() == NOW_MS + 5_000
@@ -275,32 +281,30 @@ def test_time_of_expiry_may_change(clients: Clients, live: Live) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_nothing_is_left_of_clients_that_went(
-    clients: Clients, effects: EffectQueue, seed: int
-) -> None:
+def test_removed_clients_leave_nothing(clients: Clients, effects: EffectQueue, seed: int) -> None:
     """Whatever happens in whatever order, the tables agree with a plain model."""
     rng = random.Random(seed)
-    seats: dict[tuple[str, int], str] = {}  # (group, connection) → client id
+    memberships: dict[tuple[str, int], str] = {}  # (group, connection) → client id
     for step in range(300):
         client, name = rng.randrange(6), f"id{rng.randrange(4)}"
         group = rng.choice(("g", "h"))
-        before = {i for (g, _), i in seats.items() if g == group}
+        before = {i for (g, _), i in memberships.items() if g == group}
         act = rng.randrange(5)
         if act < 3:
             clients.register_consumer(consumer(group, "T"), member(client, name, NOW_MS + step))
-            seats[group, client] = name
+            memberships[group, client] = name
         elif act == 3:
             clients.unregister(client, "", group)
-            seats.pop((group, client), None)
+            memberships.pop((group, client), None)
         else:
             clients.disconnected(client)
-            seats = {(g, c): i for (g, c), i in seats.items() if c != client}
-        after = {i for (g, _), i in seats.items() if g == group}
-        notified = {g for _, g in told(effects)}
-        assert (group in notified) == (before != after and bool(after))
+            memberships = {(g, c): i for (g, c), i in memberships.items() if c != client}
+        after = {i for (g, _), i in memberships.items() if g == group}
+        groups = {g for _, g in notified(effects)}
+        assert (group in groups) == (before != after and bool(after))
         for one in ("g", "h"):
             found = clients.consumer_group(one)
-            model = {c: i for (g, c), i in seats.items() if g == one}
+            model = {c: i for (g, c), i in memberships.items() if g == one}
             assert ids(clients, one) == sorted(model.values())
             assert set(found.connections if found else ()) == set(model.values())
     clients.tick(NOW_MS + 10 * EXPIRE_MS)

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from penstock.store.tables import STALE_TEXTS_MAX, ConfigFile, ConsumerOffsetTable
 from penstock.wire import fastjson
 from penstock.wire.bodies.table_bodies import ConsumerOffsetSerializeWrapper
-from tests.unit.broker.consumers.membership_kit import NOW_MS, Bench, change, make_bench
+from tests.unit.broker.consumers.membership_kit import NOW_MS, ConsumerFixture, change, make_fixture
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = make_bench(tmp_path)
-    yield bench
-    bench.store.close()
+def fixture(tmp_path: Path) -> Iterator[ConsumerFixture]:
+    fixture = make_fixture(tmp_path)
+    yield fixture
+    fixture.store.close()
 
 
-def test_commits_may_go_back(bench: Bench) -> None:
-    offsets = bench.offsets
+def test_offsets_may_move_back(fixture: ConsumerFixture) -> None:
+    offsets = fixture.offsets
     assert offsets.get("g", "T", 0) is None
     assert offsets.commit("g", "T", 0, 10, NOW_MS)
     assert offsets.commit("g", "T", 0, 4, NOW_MS)
@@ -29,8 +29,8 @@ def test_commits_may_go_back(bench: Bench) -> None:
     assert offsets.table.dirty
 
 
-def test_reset_holds_against_commits_until_it_is_taken(bench: Bench) -> None:
-    offsets = bench.offsets
+def test_a_pending_reset_ignores_commits(fixture: ConsumerFixture) -> None:
+    offsets = fixture.offsets
     offsets.commit("g", "T", 0, 10, NOW_MS)
     offsets.commit("g", "T", 1, 10, NOW_MS)
     offsets.reset("g", "T", {0: 3, 2: 0}, NOW_MS)
@@ -49,26 +49,26 @@ def test_reset_holds_against_commits_until_it_is_taken(bench: Bench) -> None:
     assert not offsets.has_reset("g", "T", 2)
 
 
-def test_without_server_side_reset_nothing_is_pending(bench: Bench) -> None:
-    change(bench.live, server_side_reset=False)
-    bench.offsets.reset("g", "T", {0: 3}, NOW_MS)
-    assert bench.offsets.get("g", "T", 0) == 3
-    assert bench.offsets.take_reset("g", "T", 0) is None
+def test_without_server_side_reset_nothing_is_pending(fixture: ConsumerFixture) -> None:
+    change(fixture.live, server_side_reset=False)
+    fixture.offsets.reset("g", "T", {0: 3}, NOW_MS)
+    assert fixture.offsets.get("g", "T", 0) == 3
+    assert fixture.offsets.take_reset("g", "T", 0) is None
 
 
-def test_pulls_are_remembered_beside_the_commits(bench: Bench) -> None:
-    offsets = bench.offsets
+def test_pull_offsets_are_separate_from_commits(fixture: ConsumerFixture) -> None:
+    offsets = fixture.offsets
     assert offsets.pulled("g", "T", 0) is None
     offsets.commit("g", "T", 0, 4, NOW_MS)
     assert offsets.pulled("g", "T", 0) == 4
-    offsets.note_pull("g", "T", 0, 36)
+    offsets.record_pull("g", "T", 0, 36)
     assert (offsets.pulled("g", "T", 0), offsets.get("g", "T", 0)) == (36, 4)
     offsets.reset("g", "T", {0: 1}, NOW_MS)
     assert offsets.pulled("g", "T", 0) == 1
 
 
-def test_clone_puts_one_group_where_another_stands(bench: Bench) -> None:
-    offsets = bench.offsets
+def test_clone_copies_the_offsets_of_a_group(fixture: ConsumerFixture) -> None:
+    offsets = fixture.offsets
     assert not offsets.clone("g", "h", "T", NOW_MS)
     offsets.commit("g", "T", 0, 10, NOW_MS)
     offsets.commit("g", "T", 1, 20, NOW_MS)
@@ -83,13 +83,13 @@ def test_clone_puts_one_group_where_another_stands(bench: Bench) -> None:
     assert dict(offsets.queues("g", "T")) == {0: 10, 1: 20}
 
 
-def test_removed_topics_and_groups_leave_nothing(bench: Bench) -> None:
-    offsets = bench.offsets
+def test_removed_topics_and_groups_leave_nothing(fixture: ConsumerFixture) -> None:
+    offsets = fixture.offsets
     for group in ("g", "h"):
         for topic in ("T", "U"):
             offsets.reset(group, topic, {0: 1}, NOW_MS)
-            offsets.note_pull(group, topic, 0, 5)
-    offsets.note_pull("only-pulls", "T", 0, 5)
+            offsets.record_pull(group, topic, 0, 5)
+    offsets.record_pull("only-pulls", "T", 0, 5)
     assert offsets.groups_of_topic("T") == ["g", "h"]
     offsets.remove_topic("T", NOW_MS)
     assert offsets.groups_of_topic("T") == []
@@ -114,7 +114,7 @@ def check(table: ConsumerOffsetTable) -> None:
     assert table.body() == fastjson.encode(table.wrapper())
 
 
-def test_file_is_right_however_many_entries_are_stale() -> None:
+def test_the_file_is_correct_with_any_number_of_stale_entries() -> None:
     table = ConsumerOffsetTable()
     check(table)
     for turn in range(3):
@@ -132,7 +132,7 @@ def test_file_is_right_however_many_entries_are_stale() -> None:
     assert b'"offsetTable":{}' in table.snapshot()
 
 
-def test_snapshot_writes_only_what_is_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_encodes_only_stale_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     table = ConsumerOffsetTable()
     for number in range(10 * STALE_TEXTS_MAX):
         table.commit(f"T{number}", "g", 0, number, NOW_MS)
@@ -153,14 +153,14 @@ def test_snapshot_writes_only_what_is_stale(monkeypatch: pytest.MonkeyPatch) -> 
     check(table)
 
 
-def test_loaded_table_knows_its_topics_and_groups(tmp_path: Path, bench: Bench) -> None:
+def test_a_loaded_table_has_its_topics_and_groups(tmp_path: Path, fixture: ConsumerFixture) -> None:
     path = tmp_path / "offsets.json"
     path.write_bytes(
         b'{"future":"\\u0000","offsetTable":{"T@g":{0:1},"%RETRY%g@g":{},"T@h":{"1":2}}}'
     )
     table = ConsumerOffsetTable()
     table.commit("old", "old", 0, 1, NOW_MS)
-    assert table.load(ConfigFile(bench.store.disk, path))
+    assert table.load(ConfigFile(fixture.store.disk, path))
     assert not table.dirty
     assert (table.topics_of("g"), table.groups_of("T")) == (["T"], ["g", "h"])
     assert table.groups_of("old") == []
@@ -174,7 +174,7 @@ acts = st.tuples(st.integers(0, 5), names, names, st.integers(0, 2), st.integers
 
 
 @given(st.lists(acts, max_size=40))
-def test_file_follows_any_changes(steps: list[tuple[int, str, str, int, int]]) -> None:
+def test_the_file_follows_any_changes(steps: list[tuple[int, str, str, int, int]]) -> None:
     table = ConsumerOffsetTable()
     for act, topic, group, queue_id, offset in steps:
         if act < 3:

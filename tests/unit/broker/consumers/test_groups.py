@@ -18,14 +18,20 @@ def kit(tmp_path: Path) -> Iterator[TopicKit]:
         yield made
 
 
-def test_a_broker_has_the_groups_of_apache(kit: TopicKit) -> None:
+def test_built_in_groups_are_those_of_apache(kit: TopicKit) -> None:
     assert sorted(kit.groups.table.groups) == [
-        "CID_ONS-HTTP-PROXY", "CID_ONSAPI_OWNER", "CID_ONSAPI_PERMISSION", "CID_ONSAPI_PULL",
-        "CID_RMQ_SYS_TRANS", "FILTERSRV_CONSUMER", "SELF_TEST_C_GROUP", "TOOLS_CONSUMER",
-    ]  # fmt: skip
+        "CID_ONS-HTTP-PROXY",
+        "CID_ONSAPI_OWNER",
+        "CID_ONSAPI_PERMISSION",
+        "CID_ONSAPI_PULL",
+        "CID_RMQ_SYS_TRANS",
+        "FILTERSRV_CONSUMER",
+        "SELF_TEST_C_GROUP",
+        "TOOLS_CONSUMER",
+    ]
 
 
-def test_a_group_is_made_when_it_is_first_seen(kit: TopicKit) -> None:
+def test_a_group_is_created_on_first_use(kit: TopicKit) -> None:
     assert kit.groups.get("coupons") is None
     made = kit.groups.find("coupons", NOW_MS)
     assert made == SubscriptionGroupConfig(group_name="coupons")
@@ -35,7 +41,7 @@ def test_a_group_is_made_when_it_is_first_seen(kit: TopicKit) -> None:
     assert kit.effects.take() == []
 
 
-def test_without_auto_creation_only_system_groups_are_made(kit: TopicKit) -> None:
+def test_without_auto_creation_only_system_groups_are_created(kit: TopicKit) -> None:
     kit.set(auto_create_groups=False)
     with pytest.raises(GroupNotExist, match="coupons") as raised:
         kit.groups.find("coupons", NOW_MS)
@@ -44,7 +50,7 @@ def test_without_auto_creation_only_system_groups_are_made(kit: TopicKit) -> Non
 
 
 @pytest.mark.parametrize("group", ["", "a b", "g" * 121, "CID_RMQ_SYS_/"])
-def test_a_name_that_cant_be_makes_no_group(kit: TopicKit, group: str) -> None:
+def test_an_invalid_name_creates_no_group(kit: TopicKit, group: str) -> None:
     with pytest.raises(GroupNotExist):
         kit.groups.find(group, NOW_MS)
     assert kit.effects.take() == []
@@ -61,7 +67,7 @@ def test_reading_a_topic_can_be_forbidden_to_a_group(kit: TopicKit) -> None:
     assert not kit.groups.may_read("g", "u")
 
 
-def test_a_deleted_group_is_forgotten_with_what_was_forbidden(kit: TopicKit) -> None:
+def test_deleting_a_group_removes_its_restrictions(kit: TopicKit) -> None:
     kit.groups.find("g", NOW_MS)
     kit.groups.allow_reading("g", "t", allowed=False, now_ms=NOW_MS)
     kit.effects.take()

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
-from penstock.broker.consumers.lock_requests import LockingHandlers
-from penstock.broker.consumers.queue_locks import QueueLocks
+from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
 from penstock.config import Live
 from penstock.rpc.answers import Answer, InThread, PersistSoon, PersistTable, RegisterSoon
 from penstock.rpc.command import Command
@@ -23,7 +22,13 @@ from penstock.wire.bodies.client_bodies import (
     MessageQueue,
 )
 from tests.depth import rounds
-from tests.unit.broker.consumers.membership_kit import NOW_MS, Bench, change, make_bench, settings
+from tests.unit.broker.consumers.membership_kit import (
+    NOW_MS,
+    ConsumerFixture,
+    change,
+    make_fixture,
+    settings,
+)
 from tests.unit.store.conftest import WatchedDisk
 
 LEASE_MS = 60_000
@@ -48,7 +53,7 @@ def test_a_queue_has_one_owner_per_group(locks: QueueLocks) -> None:
     assert locks.lock("g", "me", [Q0, Q1, Q2], NOW_MS) == [Q0, Q1]
 
 
-def test_lease_ends_unless_it_is_renewed(locks: QueueLocks) -> None:
+def test_a_lease_expires_unless_it_is_renewed(locks: QueueLocks) -> None:
     locks.lock("g", "me", [Q0, Q1], NOW_MS)
     assert locks.lock("g", "me", [Q0], NOW_MS + LEASE_MS) == [Q0]
     assert locks.lock("g", "you", [Q0, Q1], NOW_MS + LEASE_MS) == []
@@ -66,7 +71,7 @@ def test_only_the_owner_unlocks(locks: QueueLocks) -> None:
     locks.unlock("nobody", "me", [Q0])
 
 
-def test_group_is_locked_while_any_lease_runs(locks: QueueLocks, live: Live) -> None:
+def test_a_group_is_locked_while_any_lease_is_valid(locks: QueueLocks, live: Live) -> None:
     assert not locks.is_locked("g", NOW_MS)
     locks.lock("g", "me", [Q0], NOW_MS)
     assert locks.is_locked("g", NOW_MS + LEASE_MS)
@@ -75,14 +80,14 @@ def test_group_is_locked_while_any_lease_runs(locks: QueueLocks, live: Live) -> 
     assert locks.is_locked("g", NOW_MS + LEASE_MS + 1)
 
 
-def test_locks_of_those_who_never_come_back_are_forgotten(locks: QueueLocks) -> None:
+def test_expired_locks_are_removed(locks: QueueLocks) -> None:
     for number in range(50):
         locks.lock(f"g{number}", "me", [Q0], NOW_MS + number)
     locks.lock("late", "me", [], NOW_MS + LEASE_MS + 50)
     assert locks._groups == {}
 
 
-def test_locks_are_forgotten_also_when_the_clock_was_far_ahead(locks: QueueLocks) -> None:
+def test_expired_locks_are_removed_after_the_clock_was_ahead(locks: QueueLocks) -> None:
     locks.lock("g", "me", [Q0], NOW_MS + 10 * 365 * 86_400_000)
     locks.lock("g", "you", [Q0], NOW_MS)
     locks.lock("late", "me", [], NOW_MS + LEASE_MS + 1)
@@ -124,8 +129,8 @@ class LockHistory(RuleBasedStateMachine):
     def lock(self, client: str, queues: list[MessageQueue]) -> None:
         got = self.locks.lock("g", client, queues, self.now_ms)
         answer = [(client, queue, self.now_ms) for queue in got]
-        if self.locks.are_noted("g", got):
-            self.tell(answer)
+        if self.locks.are_saved("g", got):
+            self.notification(answer)
         else:
             self.unsaved += answer
             self.write()
@@ -134,7 +139,7 @@ class LockHistory(RuleBasedStateMachine):
             # After a start a lease may last longer than its owner knows.
             assert self.now_ms <= max(self.held.get(queue, 0), self.started_ms + LEASE_MS)
 
-    def tell(self, answer: list[tuple[str, MessageQueue, int]]) -> None:
+    def notification(self, answer: list[tuple[str, MessageQueue, int]]) -> None:
         for client, queue, at_ms in answer:
             owner, until_ms = self.owners.get(queue, (client, 0))
             assert owner == client or at_ms > until_ms
@@ -148,8 +153,8 @@ class LockHistory(RuleBasedStateMachine):
         if self.locks.dirty:
             self.writing = self.locks.snapshot()
         elif self.waiting:
-            self.locks.note()
-            self.tell(self.waiting)
+            self.locks.mark_saved()
+            self.notification(self.waiting)
 
     @rule(fails=st.booleans())
     def end_the_write(self, fails: bool) -> None:
@@ -159,8 +164,8 @@ class LockHistory(RuleBasedStateMachine):
             self.locks.dirty = True
         else:
             self.file = self.writing
-            self.locks.note()
-            self.tell(self.waiting)
+            self.locks.mark_saved()
+            self.notification(self.waiting)
         self.writing = None
         if self.unsaved:
             self.write()
@@ -203,7 +208,7 @@ def load(live: Live, data: bytes, now_ms: int) -> QueueLocks:
     return locks
 
 
-def test_locks_outlive_the_broker(locks: QueueLocks, live: Live) -> None:
+def test_locks_survive_a_restart(locks: QueueLocks, live: Live) -> None:
     locks.lock("g", "me", [Q0, Q1], NOW_MS)
     assert locks.dirty
     again = load(live, locks.snapshot(), NOW_MS + 5_000)
@@ -214,9 +219,7 @@ def test_locks_outlive_the_broker(locks: QueueLocks, live: Live) -> None:
     assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS + 5_000 + 1) == [Q1]
 
 
-def test_leases_that_ended_while_the_broker_was_down_are_over(
-    locks: QueueLocks, live: Live
-) -> None:
+def test_leases_expire_while_the_broker_is_down(locks: QueueLocks, live: Live) -> None:
     locks.lock("g", "me", [Q0], NOW_MS)
     again = load(live, locks.snapshot(), NOW_MS + 2 * LEASE_MS)
     assert again._groups == {}
@@ -226,9 +229,9 @@ def test_the_file_follows_renewals(locks: QueueLocks, live: Live) -> None:
     writes = 0
     for ms in range(0, 10 * LEASE_MS, 10_000):
         locks.lock("g", "me", [Q0], NOW_MS + ms)
-        if not locks.are_noted("g", [Q0]):
+        if not locks.are_saved("g", [Q0]):
             data = locks.snapshot()
-            locks.note()
+            locks.mark_saved()
             writes += 1
     assert writes == 15  # every 40 s
     dead_ms = NOW_MS + ms
@@ -239,19 +242,19 @@ def test_the_file_follows_renewals(locks: QueueLocks, live: Live) -> None:
 def test_a_renewal_waits_for_a_file_that_is_far_behind(locks: QueueLocks, live: Live) -> None:
     locks.lock("g", "me", [Q0], NOW_MS)
     data = locks.snapshot()
-    assert not locks.are_noted("g", [Q0]), "it is not written yet"
-    locks.note()
+    assert not locks.are_saved("g", [Q0]), "it is not written yet"
+    locks.mark_saved()
     locks.lock("g", "me", [Q0], NOW_MS + LEASE_MS // 2)
-    assert locks.are_noted("g", [Q0])
+    assert locks.are_saved("g", [Q0])
     again = load(live, data, NOW_MS + LEASE_MS)
     again.lock("g", "me", [Q0], NOW_MS + LEASE_MS)
-    assert not again.are_noted("g", [Q0])
+    assert not again.are_saved("g", [Q0])
     once_more = load(live, again.snapshot(), NOW_MS + LEASE_MS + 1)
     assert once_more.lock("g", "you", [Q0], NOW_MS + 2 * LEASE_MS) == []
 
 
 @pytest.mark.parametrize("data", [b"[", b"{}", b'{"locks":[["g","t",0,"me"]]}'])
-def test_a_damaged_file_is_no_reason_not_to_start(tmp_path: Path, live: Live, data: bytes) -> None:
+def test_a_damaged_file_does_not_prevent_a_start(tmp_path: Path, live: Live, data: bytes) -> None:
     disk = WatchedDisk()
     path = tmp_path / "locks.json"
     path.write_bytes(data)
@@ -264,12 +267,12 @@ def test_a_damaged_file_is_no_reason_not_to_start(tmp_path: Path, live: Live, da
 
 
 @pytest.fixture
-def bench(tmp_path: Path) -> Iterator[Bench]:
-    bench = make_bench(tmp_path)
-    bench.serve(LockingHandlers(bench.locks, bench.groups, bench.topics, bench.effects))
-    bench.topics.ensure("T", 3, 6, NOW_MS)
-    yield bench
-    bench.store.close()
+def fixture(tmp_path: Path) -> Iterator[ConsumerFixture]:
+    fixture = make_fixture(tmp_path)
+    fixture.serve(LockRequests(fixture.locks, fixture.groups, fixture.topics, fixture.effects))
+    fixture.topics.ensure("T", 3, 6, NOW_MS)
+    yield fixture
+    fixture.store.close()
 
 
 def wanted(client_id: str, *queues: MessageQueue, group: str = "g") -> bytes:
@@ -277,122 +280,126 @@ def wanted(client_id: str, *queues: MessageQueue, group: str = "g") -> bytes:
     return fastjson.encode(body)
 
 
-def test_lock_request_answers_what_the_client_owns(bench: Bench) -> None:
-    bench.ask(LOCK, wanted("you", Q1))
-    reply = bench.ask(LOCK, wanted("me", Q0, Q1, Q2))
+def test_a_lock_request_returns_the_owned_queues(fixture: ConsumerFixture) -> None:
+    fixture.ask(LOCK, wanted("you", Q1))
+    reply = fixture.ask(LOCK, wanted("me", Q0, Q1, Q2))
     assert reply.code == 0
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0, Q2]
     assert b'"lockOKMQSet":[' in reply.body
-    assert bench.ask(LOCK, wanted("late", Q0)).body == b'{"lockOKMQSet":[]}'
+    assert fixture.ask(LOCK, wanted("late", Q0)).body == b'{"lockOKMQSet":[]}'
 
 
-def ask_to_lock(bench: Bench, client_id: str) -> Answer:
+def ask_to_lock(fixture: ConsumerFixture, client_id: str) -> Answer:
     body = wanted(client_id, Q0)
-    return bench.router.handle(
+    return fixture.router.handle(
         Command(LOCK, {}, body, client=1, peer="10.0.0.1:99", now_ms=NOW_MS, version=479)
     )
 
 
-def test_a_new_owner_is_on_the_disk_before_it_is_told(bench: Bench) -> None:
-    first = ask_to_lock(bench, "me")
-    write = bench.persistence.save(bench.locks)
-    renewal = ask_to_lock(bench, "me")  # while the first is being written
+def test_a_new_owner_is_saved_before_the_response(fixture: ConsumerFixture) -> None:
+    first = ask_to_lock(fixture, "me")
+    write = fixture.persistence.save(fixture.locks)
+    renewal = ask_to_lock(fixture, "me")  # while the first is being written
     for answer in (first, renewal):
         assert isinstance(answer, PersistTable)
-        assert answer.table is bench.locks
+        assert answer.table is fixture.locks
     write()
     assert isinstance(first, PersistTable)
     first.then(True)
-    again = QueueLocks(bench.live)
-    again.load(bench.persistence.file(QueueLocks.FILE), NOW_MS)
+    again = QueueLocks(fixture.live)
+    again.load(fixture.persistence.file(QueueLocks.FILE), NOW_MS)
     assert again.lock("g", "you", [Q0], NOW_MS) == []
-    assert not bench.locks.dirty
-    assert isinstance(ask_to_lock(bench, "me"), InThread), "nothing new: nothing is written"
+    assert not fixture.locks.dirty
+    assert isinstance(ask_to_lock(fixture, "me"), InThread), "nothing new: nothing is written"
 
 
-def test_a_queue_has_one_owner_whatever_the_broker_is_called(bench: Bench) -> None:
-    bench.ask(LOCK, wanted("me", Q0))
+def test_the_broker_name_in_a_lock_request_does_not_matter(fixture: ConsumerFixture) -> None:
+    fixture.ask(LOCK, wanted("me", Q0))
     alias = MessageQueue("T", "another-name", 0)
-    assert bench.ask(LOCK, wanted("you", alias)).body == b'{"lockOKMQSet":[]}'
-    reply = bench.ask(LOCK, wanted("me", alias))
+    assert fixture.ask(LOCK, wanted("you", alias)).body == b'{"lockOKMQSet":[]}'
+    reply = fixture.ask(LOCK, wanted("me", alias))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [alias]
-    assert len(bench.locks._groups["g"]) == 1
+    assert len(fixture.locks._groups["g"]) == 1
 
 
-def test_a_client_id_that_would_swell_the_file_is_refused(bench: Bench) -> None:
-    reply = bench.ask(LOCK, wanted("m" * 1_025, Q0))
-    assert (reply.code, bench.locks._groups) == (29, {})
-    assert bench.ask(LOCK, wanted("m" * 1_024, Q0)).code == 0
+def test_a_client_id_that_is_too_long_is_refused(fixture: ConsumerFixture) -> None:
+    reply = fixture.ask(LOCK, wanted("m" * 1_025, Q0))
+    assert (reply.code, fixture.locks._groups) == (29, {})
+    assert fixture.ask(LOCK, wanted("m" * 1_024, Q0)).code == 0
 
 
-def test_owners_are_told_also_when_the_disk_fails(bench: Bench, monkeypatch: Any) -> None:
+def test_locks_are_confirmed_also_when_the_disk_fails(
+    fixture: ConsumerFixture, monkeypatch: Any
+) -> None:
     def fail(path: Path, data: bytes) -> None:
         raise OSError(28, "no space left on device")
 
-    monkeypatch.setattr(bench.store.disk, "replace", fail)
-    reply = bench.ask(LOCK, wanted("me", Q0))
+    monkeypatch.setattr(fixture.store.disk, "replace", fail)
+    reply = fixture.ask(LOCK, wanted("me", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
-    assert bench.locks.dirty  # to be tried again
-    assert isinstance(ask_to_lock(bench, "me"), PersistTable)
+    assert fixture.locks.dirty  # to be tried again
+    assert isinstance(ask_to_lock(fixture, "me"), PersistTable)
 
 
-def test_unlock_request_gives_queues_back(bench: Bench) -> None:
-    bench.ask(LOCK, wanted("me", Q0))
-    bench.effects.take()
-    assert bench.ask(UNLOCK, wanted("me", Q0)).code == 0
-    assert bench.effects.take() == [PersistSoon(bench.locks)]
-    assert bench.ask(UNLOCK, wanted("me", Q0)).code == 0
-    assert bench.effects.take() == []
-    reply = bench.ask(LOCK, wanted("you", Q0))
+def test_an_unlock_request_releases_queues(fixture: ConsumerFixture) -> None:
+    fixture.ask(LOCK, wanted("me", Q0))
+    fixture.effects.take()
+    assert fixture.ask(UNLOCK, wanted("me", Q0)).code == 0
+    assert fixture.effects.take() == [PersistSoon(fixture.locks)]
+    assert fixture.ask(UNLOCK, wanted("me", Q0)).code == 0
+    assert fixture.effects.take() == []
+    reply = fixture.ask(LOCK, wanted("you", Q0))
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0]
 
 
 @pytest.mark.parametrize("code", [LOCK, UNLOCK])
-def test_locks_without_a_name_are_refused(bench: Bench, code: int) -> None:
-    assert bench.ask(code, wanted("", Q0)).code == 29
-    assert bench.ask(code, wanted("me", Q0, group="")).code == 29
-    assert bench.ask(code, b"[").code == 29
+def test_locks_without_a_name_are_refused(fixture: ConsumerFixture, code: int) -> None:
+    assert fixture.ask(code, wanted("", Q0)).code == 29
+    assert fixture.ask(code, wanted("me", Q0, group="")).code == 29
+    assert fixture.ask(code, b"[").code == 29
 
 
-def test_queues_that_are_not_there_are_nobodys(bench: Bench) -> None:
-    bench.topics.ensure("%RETRY%g", 1, 6, NOW_MS)
+def test_queues_that_do_not_exist_are_not_locked(fixture: ConsumerFixture) -> None:
+    fixture.topics.ensure("%RETRY%g", 1, 6, NOW_MS)
     retry = MessageQueue("%RETRY%g", "broker-a", 0)
     strangers = [MessageQueue("unknown", "broker-a", 0), MessageQueue("T", "broker-a", 3)]
-    reply = bench.ask(LOCK, wanted("me", *strangers, Q0, retry, MessageQueue("T", "broker-a", -1)))
+    reply = fixture.ask(
+        LOCK, wanted("me", *strangers, Q0, retry, MessageQueue("T", "broker-a", -1))
+    )
     assert fastjson.decode(reply.body, LockBatchResponseBody).lock_ok_mq_set == [Q0, retry]
-    bench.ask(LOCK, wanted("me", *strangers, group="other"))
-    assert not bench.locks.is_locked("other", NOW_MS)
+    fixture.ask(LOCK, wanted("me", *strangers, group="other"))
+    assert not fixture.locks.is_locked("other", NOW_MS)
 
 
-def test_groups_that_may_not_be_made_lock_nothing(bench: Bench) -> None:
-    change(bench.live, auto_create_groups=False)
-    assert bench.ask(LOCK, wanted("me", Q0)).code == 26
-    assert not bench.locks.is_locked("g", NOW_MS)
+def test_groups_that_can_not_be_created_lock_nothing(fixture: ConsumerFixture) -> None:
+    change(fixture.live, auto_create_groups=False)
+    assert fixture.ask(LOCK, wanted("me", Q0)).code == 26
+    assert not fixture.locks.is_locked("g", NOW_MS)
 
 
 @pytest.mark.parametrize("code", [LOCK, UNLOCK])
-def test_too_many_queues_at_once_are_refused(bench: Bench, code: int) -> None:
+def test_too_many_queues_at_once_are_refused(fixture: ConsumerFixture, code: int) -> None:
     queues = [MessageQueue("T", "broker-a", n) for n in range(10_001)]
-    reply = bench.ask(code, wanted("me", *queues))
+    reply = fixture.ask(code, wanted("me", *queues))
     assert reply.code == 29
     assert "10001 queues, the limit is 10000" in (reply.remark or "")
-    assert bench.ask(code, wanted("me", *queues[:-1])).code == 0
+    assert fixture.ask(code, wanted("me", *queues[:-1])).code == 0
 
 
 # --- ordered topics
 
 
-def test_topics_with_an_order_config_are_ordered(bench: Bench) -> None:
-    bench.topics.ensure("U", 1, 6, NOW_MS)
-    bench.effects.take()
-    version = bench.topics.table.version
-    bench.topics.mark_ordered({"T": "broker-a:2", "unknown": "broker-a:1"}, NOW_MS)
-    assert [bench.topics.need(name).order for name in "TU"] == [True, False]
-    assert bench.topics.get("unknown") is None
-    assert bench.topics.table.version != version
-    assert bench.effects.take() == [PersistSoon(bench.topics.table), RegisterSoon()]
+def test_topics_with_an_order_config_are_ordered(fixture: ConsumerFixture) -> None:
+    fixture.topics.ensure("U", 1, 6, NOW_MS)
+    fixture.effects.take()
+    version = fixture.topics.table.version
+    fixture.topics.mark_ordered({"T": "broker-a:2", "unknown": "broker-a:1"}, NOW_MS)
+    assert [fixture.topics.need(name).order for name in "TU"] == [True, False]
+    assert fixture.topics.get("unknown") is None
+    assert fixture.topics.table.version != version
+    assert fixture.effects.take() == [PersistSoon(fixture.topics.table), RegisterSoon()]
     # Each registration tells it again, and a config may be gone: nothing changes.
-    bench.topics.mark_ordered({"T": "broker-a:2"}, NOW_MS)
-    bench.topics.mark_ordered({}, NOW_MS)
-    assert bench.topics.need("T").order
-    assert bench.effects.take() == []
+    fixture.topics.mark_ordered({"T": "broker-a:2"}, NOW_MS)
+    fixture.topics.mark_ordered({}, NOW_MS)
+    assert fixture.topics.need("T").order
+    assert fixture.effects.take() == []

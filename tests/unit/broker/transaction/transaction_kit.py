@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from penstock.broker.consumers.clients import Member
+from penstock.broker.consumers.clients import GroupMember
 from penstock.broker.transaction.transactions import Transactions
 from penstock.config import Settings
 from penstock.errors import PenstockError
@@ -157,7 +157,7 @@ class TransactionFixture(BrokerFixture):
 
     def connect(self, client: int = PRODUCER, group: str = "P") -> None:
         """A producer connects, or sends a heartbeat."""
-        member = Member(client, f"p{client}", "10.0.0.1:1", 0, 493, self.now_ms)
+        member = GroupMember(client, f"p{client}", "10.0.0.1:1", 0, 493, self.now_ms)
         self.context.clients.register_producer(group, member)
 
     def disconnect(self, client: int = PRODUCER) -> None:
