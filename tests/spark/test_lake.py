@@ -1,4 +1,4 @@
-"""The pipeline `lake` on real servers, files and processes; its steps alone are in tests/unit."""
+"""The pipeline `lake` with real servers, files and processes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, Pipeline
 from penstock.spark.pipelines.batch_progress import BatchProgress
 from penstock.spark.pipelines.lake.lake_compaction import compact_lake
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
-from penstock.spark.pipelines.lake.lake_pipeline import LakeSettings, LakeWriter, write_lake
+from penstock.spark.pipelines.lake.lake_writer import LakeSettings, LakeWriter, write_lake
 from penstock.spark.pipelines.query_errors import translate_errors
 from penstock.spark.pipelines.running import Trigger, find_pipeline, run_pipeline
 from tests.compat.penstock import Up
@@ -42,7 +42,7 @@ def fill(
     spark: SparkSession, house: Up, lake: Path, topics: str, *, checkpoint: Path | None = None,
     **options: Any,
 ) -> list[BatchProgress]:  # fmt: skip
-    """Run the pipeline on all that is there; what it told."""
+    """Run the pipeline on all existing messages; returns the reported batches."""
     batches: list[BatchProgress] = []
     run_pipeline(
         find_pipeline("lake"),
@@ -57,7 +57,7 @@ def fill(
 
 
 def rows_in(lake: Path, table: str = "data") -> list[dict[str, Any]]:
-    """All rows as a plain reader of Parquet sees them."""
+    """All rows of a table, read by PyArrow."""
     found: list[dict[str, Any]] = (
         ds.dataset(lake / table, format="parquet", partitioning="hive").to_table().to_pylist()
     )
@@ -72,7 +72,7 @@ def files_in(lake: Path, table: str = "data") -> list[Path]:
     return sorted((lake / table).rglob("*.parquet"))
 
 
-def test_each_message_is_in_the_lake_once_by_date_and_topic(
+def test_each_message_is_written_once_by_date_and_topic(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     first, second = create_topic(house, f"{fresh}-1", 2), create_topic(house, f"{fresh}%2", 1)
@@ -101,28 +101,30 @@ def test_each_message_is_in_the_lake_once_by_date_and_topic(
     assert bodies_in(lake) == Counter([*sent, *more, b"other"])
 
 
-def test_json_bodies_become_columns_and_bad_ones_are_kept_apart(
+def test_json_bodies_become_columns_and_bad_rows_are_written_separately(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 1)
     good = [{"id": "a", "amount": 1.5, "extra": 1}, {"id": "b", "lines": [{"n": 1}, {"n": 2}]}]
     bad = {
-        b"nonsense": "the body is no JSON",
-        b'{"id": "c", "amount": "much"}': "amount is no double",
+        b"nonsense": "the body is not JSON",
+        b'{"id": "c", "amount": "much"}': "amount is not of type double",
         b'{"amount": 2}': "id is missing",
-        b'[{"id": "d"}]': "the body is no JSON object",
-        b'{"id": "e"} {"id": "f"}': "something follows the JSON object",
-        b'{"id": "\xff"}': "the body is no UTF-8",
-        b'{"id": "h"} x}': "something follows the JSON object",
-        b'{"id": "i"}]{"id": "j"}': "something follows the JSON object",
-        b"{'id': 'k'}": "the body is no JSON",
+        b'[{"id": "d"}]': "the body is not a JSON object",
+        b'{"id": "e"} {"id": "f"}': "data follows the JSON object",
+        b'{"id": "\xff"}': "the body is not UTF-8",
+        b'{"id": "h"} x}': "data follows the JSON object",
+        b'{"id": "i"}]{"id": "j"}': "data follows the JSON object",
+        b"{'id': 'k'}": "the body is not JSON",
     }
     send(house, [Message(topic, json.dumps(body)) for body in good])
     send(house, [Message(topic, body) for body in bad])
     schema = "id STRING NOT NULL, amount DOUBLE, lines ARRAY<STRUCT<n: INT>>"
     columns = "store_timestamp,message_id"
     batches = fill(spark, house, tmp_path, topic, schema=schema, columns=columns)
-    assert sum(batch.rows for batch in batches) == len(good) + len(bad), "they are read twice"
+    assert sum(batch.rows for batch in batches) == len(good) + len(bad), (
+        "rows that are read twice count once"
+    )
     rows = {row["id"]: row for row in rows_in(tmp_path)}
     assert rows.keys() == {"a", "b"}
     assert rows["a"].keys() == {
@@ -132,16 +134,16 @@ def test_json_bodies_become_columns_and_bad_ones_are_kept_apart(
     assert rows["b"]["lines"] == [{"n": 1}, {"n": 2}]
     assert {row["body"]: row["reason"] for row in rows_in(tmp_path, "bad")} == bad
 
-    send(house, [Message(topic, '{"id": "g", "amount": 2}')])  # none is bad in this batch
+    send(house, [Message(topic, '{"id": "g", "amount": 2}')])  # a batch without bad rows
     bad_files = files_in(tmp_path, "bad")
     fill(spark, house, tmp_path, topic, schema=schema, columns=columns)
     assert sorted(row["id"] for row in rows_in(tmp_path)) == ["a", "b", "g"]
     assert files_in(tmp_path, "bad") == bad_files
-    with pytest.raises(LakeRefused, match=r"column amount double .* would be amount int"):
+    with pytest.raises(LakeRefused, match=r"column amount double .* would become amount int"):
         fill(spark, house, tmp_path, topic, schema="id STRING NOT NULL, amount INT")
 
 
-def test_another_checkpoint_is_refused_or_goes_on_where_the_lake_ends(
+def test_another_checkpoint_is_refused_or_continues_where_the_lake_ends(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 2)
@@ -149,7 +151,7 @@ def test_another_checkpoint_is_refused_or_goes_on_where_the_lake_ends(
     sent = send_numbers(house, topic, 50)
     fill(spark, house, lake, topic)
     sent += send_numbers(house, topic, range(50, 80))
-    with pytest.raises(LakeRefused, match="belongs to the query with checkpoint") as refused:
+    with pytest.raises(LakeRefused, match="belongs to the checkpoint") as refused:
         fill(spark, house, lake, topic, checkpoint=new)
     assert "--adopt" in refused.value.hint
     batches = fill(spark, house, lake, topic, checkpoint=new, adopt=True)
@@ -162,7 +164,7 @@ def test_another_checkpoint_is_refused_or_goes_on_where_the_lake_ends(
     assert bodies_in(lake) == Counter(sent)
 
 
-def test_of_two_runs_the_second_has_the_lake(
+def test_the_second_of_two_runs_takes_over_the_lake(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 1)
@@ -174,7 +176,10 @@ def test_of_two_runs_the_second_has_the_lake(
     try:
         second = LakeWriter(spark, str(tmp_path), LakeSettings())
         sent += send_numbers(house, topic, range(20, 30))
-        with pytest.raises(LakeRefused, match="another run has taken the lake"), translate_errors():
+        with (
+            pytest.raises(LakeRefused, match="another run has taken over the lake"),
+            translate_errors(),
+        ):
             first.awaitTermination()
     finally:
         first.stop()
@@ -184,7 +189,7 @@ def test_of_two_runs_the_second_has_the_lake(
     assert bodies_in(tmp_path) == Counter(sent)
 
 
-def test_a_checkpoint_writes_nothing_beside_itself(spark: SparkSession, tmp_path: Path) -> None:
+def test_temporary_files_stay_inside_the_checkpoint(spark: SparkSession, tmp_path: Path) -> None:
     moves = []
 
     class Watched(HadoopFiles):
@@ -199,7 +204,7 @@ def test_a_checkpoint_writes_nothing_beside_itself(spark: SparkSession, tmp_path
     assert [move.rpartition("/")[0] for move in moves] == [files.url()]
 
 
-def test_closed_dates_are_compacted_while_the_lake_grows(
+def test_past_dates_are_compacted_while_the_lake_is_written(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 2)
@@ -209,7 +214,7 @@ def test_closed_dates_are_compacted_while_the_lake_grows(
     small = len(files_in(tmp_path))
     assert small >= 3
     done = compact_lake(spark, str(tmp_path))
-    assert done.files_before == 0, "today is not over"
+    assert done.files_before == 0, "today is not compacted"
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
     done = compact_lake(spark, str(tmp_path), before=tomorrow)
     assert (done.files_before, done.files_after) == (small, 1)
@@ -224,7 +229,7 @@ def test_closed_dates_are_compacted_while_the_lake_grows(
     assert dict(rows_in(tmp_path)[0]["properties"])["n"]
 
 
-def test_a_function_writes_any_stream_of_messages(
+def test_write_lake_writes_a_filtered_stream(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 1)
@@ -238,10 +243,12 @@ def test_a_function_writes_any_stream_of_messages(
     assert rows_in(tmp_path)[0].keys() == {"body", "date", "topic"}
 
 
-# --- what goes wrong -----------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
-def test_errors_are_for_people(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
+def test_errors_have_no_traceback(
+    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+) -> None:
     with pytest.raises(NoRoute, match=fresh) as missing:
         fill(spark, house, tmp_path / "a", fresh)
     assert "Traceback" not in missing.value.remark()
@@ -249,9 +256,9 @@ def test_errors_are_for_people(spark: SparkSession, house: Up, fresh: str, tmp_p
     create_topic(house, fresh, 1)
     for options, text in (
         ({"schema": "id STRNG"}, "can't be read"),
-        ({"schema": "topic STRING"}, "as the messages themselves have"),
-        ({"prefix": "x"}, "--prefix is for"),
-        ({"columns": "nonsense"}, "no column of a message"),
+        ({"schema": "topic STRING"}, "which are columns of messages"),
+        ({"prefix": "x"}, "--prefix needs --schema"),
+        ({"columns": "nonsense"}, "a message has no column"),
         ({"files_per_batch": 0}, "less than 1"),
         ({"start": "yesterday"}, "startingOffsets"),
         ({"nonsense": 1}, "no option 'nonsense'"),
@@ -260,7 +267,7 @@ def test_errors_are_for_people(spark: SparkSession, house: Up, fresh: str, tmp_p
             fill(spark, house, tmp_path / "b", fresh, **options)
 
 
-def test_a_batch_that_fails_ends_the_query_with_its_reason(
+def test_a_failed_batch_ends_the_query_with_its_reason(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 1)
@@ -274,7 +281,7 @@ def test_a_batch_that_fails_ends_the_query_with_its_reason(
     assert files_in(tmp_path) == []
 
 
-def test_messages_that_are_gone_end_the_lake_or_are_left_out(
+def test_lost_messages_end_the_pipeline_or_are_skipped(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 1)
@@ -295,7 +302,7 @@ def test_messages_that_are_gone_end_the_lake_or_are_left_out(
 
 
 class Sender:
-    """Sends without a pause, and knows what was acknowledged."""
+    """Sends messages continuously and records which are acknowledged."""
 
     def __init__(self, house: Up, topic: str) -> None:
         self.acknowledged: set[bytes] = set()
@@ -324,7 +331,7 @@ class Sender:
 
 @contextmanager
 def driver(house: Up, lake: Path, topic: str, log: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
-    """`penstock pipeline run lake` as a process; whatever is left of it is killed at the end."""
+    """`penstock pipeline run lake` as a process, which is killed at the end."""
     process = subprocess.Popen(
         [
             str(Path(sys.executable).with_name("penstock")), "pipeline", "run", "lake",
@@ -337,14 +344,14 @@ def driver(house: Up, lake: Path, topic: str, log: IO[bytes]) -> Iterator[subpro
     try:
         yield process
     finally:
-        with_group(process, signal.SIGKILL)
+        signal_group(process, signal.SIGKILL)
         process.wait()
         if process.stdout:
             process.stdout.close()
 
 
-def with_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Signal the driver and its JVM, if any of them is left."""
+def signal_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Send a signal to the driver and its JVM, if they still run."""
     try:
         os.killpg(process.pid, number)
     except ProcessLookupError:
@@ -361,7 +368,7 @@ def wait_for_batches(process: subprocess.Popen[str], count: int) -> None:
 
 
 @pytest.mark.timeout(rounds(ci=600, proof=1800))
-def test_a_killed_driver_neither_loses_nor_repeats_a_message(
+def test_a_killed_driver_neither_loses_nor_duplicates_messages(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 2)
@@ -372,12 +379,12 @@ def test_a_killed_driver_neither_loses_nor_repeats_a_message(
         for number in range(rounds(ci=1, proof=5)):
             with driver(house, lake, topic, log) as process:
                 wait_for_batches(process, chance.randrange(1, 6))
-                time.sleep(chance.uniform(0, 1.5))  # so that it dies anywhere in a batch
+                time.sleep(chance.uniform(0, 1.5))  # kill it at any step of a batch
                 if chance.random() < 0.5 or number == 0:
-                    process.kill()  # its JVM goes on for a while
+                    process.kill()  # its JVM continues for a while
                     process.wait()
                 else:
-                    with_group(process, signal.SIGKILL)
+                    signal_group(process, signal.SIGKILL)
         with driver(house, lake, topic, log) as process:
             wait_for_batches(process, 1)
             process.send_signal(signal.SIGTERM)

@@ -13,7 +13,7 @@ import pytest
 
 from penstock import Message
 from penstock.errors import BadSetting, LakeDamaged, LakeRefused, NoRoute, PipelineFailed
-from penstock.spark.pipelines.lake.publication import Ledger
+from penstock.spark.pipelines.lake.batch_commits import BatchCommitter
 from penstock.spark.pipelines.registration import event_tables as tables
 from penstock.spark.pipelines.registration import events
 from penstock.spark.pipelines.registration.events import RegistrationEvent, StepEvent, encode_event
@@ -220,9 +220,9 @@ def test_what_is_no_event_is_kept_apart_with_the_reason(spark: SparkSession) -> 
     assert found.keys() == {1, 2, 3, 4}
     assert "lies ahead" in found[1].reason
     assert bytes(found[1].body) == body(happened[1])
-    assert found[2].reason == "the body is no JSON"
+    assert found[2].reason == "the body is not JSON"
     assert "done_at is missing" in found[3].reason
-    assert "done_at is no timestamp" in found[4].reason
+    assert "done_at is not of type timestamp" in found[4].reason
     assert [row.id for row in events.registrations_of(read).collect()] == ["good"]
     assert events.steps_of(read).count() == 0
 
@@ -304,7 +304,7 @@ def test_minutes_come_out_once_over_restarts(site: Site) -> None:
     site.run()
     assert site.alerted(2) == {"b": 1, "late": 1}
     assert site.read("counts", *COUNTS)[2:] == [(300.0, "web", "ok", 1)]
-    assert site.read("unreadable", "topic", "reason") == [(site.steps, "the body is no JSON")]
+    assert site.read("unreadable", "topic", "reason") == [(site.steps, "the body is not JSON")]
 
 
 @pytest.mark.proof
@@ -314,15 +314,16 @@ def test_a_crash_between_alerts_and_table_repeats_nothing(
     """The batch of the latencies fails after its alerts were sent; it is run again."""
     site.run(delivery="transactional")
     site.send([user("stuck", 1), user("good", 2), *done("good", 3), user("mover", 400)])
-    publish = Ledger.publish
+    commit = BatchCommitter.commit
 
-    def fail(ledger: Ledger, query: str, batch: int, attempt: str, *rest: Any) -> Any:
-        if "latencies" in ledger.files.url() and ledger.files.walk(attempt):  # type: ignore[attr-defined]
-            raise PipelineFailed("the disk is gone")
-        return publish(ledger, query, batch, attempt, *rest)
+    def fail(committer: BatchCommitter, query: str, batch: int, attempt: str, *rest: Any) -> Any:
+        files = committer.files
+        if "latencies" in files.url() and files.walk(attempt):  # type: ignore[attr-defined]
+            raise PipelineFailed("the disk is full")
+        return commit(committer, query, batch, attempt, *rest)
 
-    monkeypatch.setattr(Ledger, "publish", fail)
-    with pytest.raises(PipelineFailed, match="the disk is gone"):
+    monkeypatch.setattr(BatchCommitter, "commit", fail)
+    with pytest.raises(PipelineFailed, match="the disk is full"):
         site.run(delivery="transactional")
     monkeypatch.undo()
     site.run(delivery="transactional")

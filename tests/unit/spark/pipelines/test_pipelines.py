@@ -5,16 +5,15 @@ import os
 import signal
 import threading
 import uuid
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.cli.main import main
-from penstock.errors import BadSetting, DataLost, LakeRefused, NoRoute, PipelineFailed
+from penstock.errors import BadSetting, DataLost, NoRoute, PipelineFailed
 from penstock.spark.pipelines.batch_progress import BatchProgress, lag_of, parse_progress
-from penstock.spark.pipelines.lake.lake_owner import Deed
-from penstock.spark.pipelines.lake.lake_pipeline import check_topics, starting_offsets
 from penstock.spark.pipelines.query_errors import as_penstock_error
 from penstock.spark.pipelines.running import (
     PIPELINES,
@@ -27,7 +26,6 @@ from penstock.spark.pipelines.running import (
     run_pipeline,
     stop_signals,
 )
-from penstock.wire.bodies.client_bodies import MessageQueue
 
 # --- options and triggers ------------------------------------------------------------------------
 
@@ -42,11 +40,30 @@ def test_every_pipeline_can_be_described(name: str) -> None:
     Trigger.parse(found.trigger)
 
 
-def test_every_option_of_the_lake_is_documented() -> None:
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_option_is_documented(name: str) -> None:
     page = Path(__file__).parents[4] / "docs" / "pipelines.md"
-    section = page.read_text().partition("\n## lake\n")[2].partition("\n## ")[0]
-    for option in find_pipeline("lake").options:
-        assert f"| `{option.flag}` |" in section
+    section = page.read_text().partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+    for option in find_pipeline(name).options:
+        assert f"`{option.flag}`" in section
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("compaction", "lake.lake_compaction"),
+        ("insight_dead", "insight.dead_letters"),
+        ("insight_profiles", "insight.profiles"),
+        ("insight_traces", "insight.trace_latency"),
+        ("registration_events", "registration.events"),
+        ("registration_tables", "registration.event_tables"),
+        ("replay_pace", "replay.pace"),
+        ("replay_rows", "replay.selection"),
+    ],
+)
+def test_an_old_module_name_imports_the_new_module(old: str, new: str) -> None:
+    package = "penstock.spark.pipelines"
+    assert import_module(f"{package}.{old}") is import_module(f"{package}.{new}")
 
 
 def test_an_unknown_pipeline_is_refused_with_a_list_of_pipelines() -> None:
@@ -106,9 +123,9 @@ def test_an_invalid_trigger_is_refused(text: str) -> None:
 @pytest.mark.parametrize(
     ("args", "text"),
     [
-        (("--topics", "a", "--pattern", "b"), "exclude each other"),
-        ((), "no topics are named"),
-        (("--topics", "a", "--prefix", "x"), "--prefix is for"),
+        (("--topics", "a", "--pattern", "b"), "can't be combined"),
+        ((), "no topics are given"),
+        (("--topics", "a", "--prefix", "x"), "--prefix needs --schema"),
         (("--topics", "a", "--columns", "nonsense"), "a message has no column"),
         (("--topics", "a", "--max-rows", "0"), "less than 1"),
         (("--topics", "a", "--start", "yesterday"), "startingOffsets"),
@@ -303,28 +320,3 @@ def test_errors_of_spark_are_shown_without_their_stack(text: str, message: str, 
     assert isinstance(error, PipelineFailed)
     assert error.message == message
     assert hint in error.hint
-
-
-# --- where an adopted lake goes on ---------------------------------------------------------------
-
-
-def test_topics_that_come_back_after_an_adoption_are_refused() -> None:
-    ends = [json.dumps({topic: {"a": {"0": 7}} for topic in topics}) for topics in ("ab", "a")]
-    deed = Deed("q", "c", (ends[0],))
-    check_topics(deed, [ends[1]], [MessageQueue("a", "a", 0), MessageQueue("new", "a", 0)])
-    with pytest.raises(LakeRefused, match="has had b from the query before"):
-        check_topics(deed, [ends[1]], [MessageQueue("a", "a", 0), MessageQueue("b", "a", 0)])
-    check_topics(Deed("q", "c"), [ends[1]], [MessageQueue("b", "a", 0)])
-
-
-def test_an_adopted_lake_goes_on_in_each_queue() -> None:
-    ended = {"orders": {"a": {"0": 7}}, "bills": {"a": {"0": 1}}, "$initial": {}}
-    deed = Deed("q", "c", (json.dumps(ended),))
-    queues = [MessageQueue("orders", "a", 0), MessageQueue("orders", "b", 0),
-              MessageQueue("new", "a", 0)]  # fmt: skip
-    found = starting_offsets(deed, queues, others=-1)
-    assert found is not None
-    assert json.loads(found) == {"orders": {"a": {"0": 7}, "b": {"0": -2}}, "new": {"a": {"0": -1}}}
-    assert starting_offsets(Deed("q", "c"), queues) is None
-    with pytest.raises(BadSetting, match="2 sources"):
-        starting_offsets(Deed("q", "c", ("{}", "{}")), queues)

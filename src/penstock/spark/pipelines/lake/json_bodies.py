@@ -1,8 +1,8 @@
-"""JSON bodies as columns: rows that fit a schema, and those that do not with the reason.
+"""Parses JSON bodies into columns, and separates rows that do not match the schema.
 
-A row is bad if its body is no UTF-8, no JSON object, has a value that is not of the column's type,
-or lacks what a column declared NOT NULL needs. Nothing is guessed, and nothing becomes null in
-silence; fields that the schema does not name are left out.
+A row is bad if its body is not UTF-8 or not a JSON object, if a value has the wrong type, or if a
+column declared NOT NULL is missing. A value that does not match is never replaced by null. Fields
+that the schema does not name are dropped.
 """
 
 from collections.abc import Collection
@@ -20,21 +20,21 @@ _JSON: Final = "_penstock_json"
 _TEXT: Final = "_penstock_text"
 _CORRUPT: Final = "_penstock_corrupt"
 BAD: Final = "_penstock_bad"
-_OURS: Final = (_JSON, _TEXT, BAD)
-_MORE: Final = r"[}\]](?:[\s,]*\{|\s*[^\s,\]}])"
-"""One object ends and something begins: also inside of a JSON text, but rarely."""
+_HELPER_COLUMNS: Final = (_JSON, _TEXT, BAD)
+_TRAILING_DATA: Final = r"[}\]](?:[\s,]*\{|\s*[^\s,\]}])"
+"""Data after the end of an object; rarely matches inside of a valid JSON text, too."""
 
 
 @dataclass(frozen=True)
 class BodySchema:
-    """The columns that a body is taken apart into."""
+    """The columns of a JSON body."""
 
     fields: "tuple[StructField, ...]"
     prefix: str = ""
 
     @classmethod
     def parse(cls, ddl: str, *, prefix: str = "", taken: Collection[str] = ()) -> "BodySchema":
-        """From `id STRING NOT NULL, amount DOUBLE`; `taken` are names that other columns have."""
+        """From `id STRING NOT NULL, amount DOUBLE`; `taken` are the names of other columns."""
         from pyspark.errors import PySparkException
         from pyspark.sql.types import StructType
 
@@ -51,22 +51,22 @@ class BodySchema:
         clash = [name for name in names if name.lower() in lower]
         if clash:
             raise BadSetting(
-                f"the schema has {', '.join(clash)}, as the messages themselves have",
-                hint="leave those columns out (--columns), or put a --prefix before the schema's",
+                f"the schema names {', '.join(clash)}, which are columns of messages",
+                hint="leave these columns out with --columns, or use --prefix",
             )
         if len({name.lower() for name in names}) < len(names):
             raise BadSetting(f"the schema {ddl!r} names a column twice")
         return cls(tuple(schema.fields), prefix)
 
     def parsed(self, messages: "DataFrame") -> "DataFrame":
-        """The messages with what was made of their bodies; the column `BAD` tells if it fits."""
+        """The messages with their parsed bodies; the column `BAD` marks rows that do not match."""
         from pyspark.sql import functions as f
 
         text = messages.withColumn(_TEXT, f.col("body").cast("string"))
         options = {
             "mode": "PERMISSIVE",
             "columnNameOfCorruptRecord": _CORRUPT,
-            "allowSingleQuotes": "false",  # JSON has none
+            "allowSingleQuotes": "false",  # not valid in JSON
         }
         parsed = text.withColumn(_JSON, f.from_json(_TEXT, self._with_corrupt(), options))
         return parsed.withColumn(BAD, self._is_bad())
@@ -78,9 +78,9 @@ class BodySchema:
             f.col(_JSON).isNull()
             | f.col(f"{_JSON}.{_CORRUPT}").isNotNull()
             | ~f.is_valid_utf8(_TEXT)
-            # Of an array, or of several objects, Spark takes the first and forgets the rest.
+            # Spark takes the first object of an array or of several objects and drops the rest.
             | f.ltrim(_TEXT).startswith("[")
-            | self._has_more()
+            | self._has_trailing_data()
         )
         for field in self.fields:
             if not field.nullable:
@@ -88,36 +88,41 @@ class BodySchema:
         return bad
 
     def good(self, parsed: "DataFrame") -> "DataFrame":
-        """Rows that fit: the other columns, and one for each field instead of the body."""
+        """The rows that match, with one column for each field instead of the body."""
         from pyspark.sql import functions as f
 
         columns = {self.prefix + field.name: self.value(field) for field in self.fields}
         rows = parsed.where(~f.col(BAD)).drop("body")
         return rows.select(
-            *(f.col(f"`{name}`") for name in rows.columns if name not in _OURS),
+            *(f.col(f"`{name}`") for name in rows.columns if name not in _HELPER_COLUMNS),
             *(column.alias(name) for name, column in columns.items()),
         )
 
     def bad(self, parsed: "DataFrame") -> "DataFrame":
-        """Rows that do not fit, as they came, with the reason."""
+        """The rows that do not match, unchanged, with the reason."""
         from pyspark.sql import functions as f
 
         rows = parsed.where(BAD).withColumn(REASON, self.reason())
-        return rows.select(*(f.col(f"`{name}`") for name in rows.columns if name not in _OURS))
+        return rows.select(
+            *(f.col(f"`{name}`") for name in rows.columns if name not in _HELPER_COLUMNS)
+        )
 
     def value(self, field: "StructField") -> "Column":
+        """The parsed value of a field; null if it is missing or does not match."""
         from pyspark.sql import functions as f
 
         return f.col(_JSON)[field.name]
 
-    def _has_more(self) -> "Column":
-        """Whether something follows the first object; only where it looks so is it parsed again,
-        with a 0 behind it that has to be the second."""
+    def _has_trailing_data(self) -> "Column":
+        """Whether data follows the first object.
+
+        A body that looks so is parsed again as an array in which a 0 must be the second element.
+        """
         from pyspark.sql import functions as f
 
         as_list = f.from_json(f.concat(f.lit("["), f.col(_TEXT), f.lit(",0]")), "array<string>")
-        looks_so = ~f.rtrim(_TEXT).endswith("}") | f.col(_TEXT).rlike(_MORE)
-        return f.when(looks_so, f.coalesce(f.size(as_list), f.lit(0)) != 2).otherwise(f.lit(False))
+        is_suspect = ~f.rtrim(_TEXT).endswith("}") | f.col(_TEXT).rlike(_TRAILING_DATA)
+        return f.when(is_suspect, f.coalesce(f.size(as_list), f.lit(0)) != 2).otherwise(False)
 
     def _with_corrupt(self) -> "StructType":
         from pyspark.sql.types import StringType, StructField, StructType
@@ -125,25 +130,25 @@ class BodySchema:
         return StructType([*self.fields, StructField(_CORRUPT, StringType())])
 
     def reason(self) -> "Column":
-        """In words. Bad rows are few, so this may parse them once more."""
+        """Why a row is bad. There are few bad rows, so they may be parsed again."""
         from pyspark.sql import functions as f
 
-        faults = []
+        problems = []
         for field in self.fields:
-            there = f.get_json_object(_TEXT, f"$['{field.name}']").isNotNull()
-            misfit = self.value(field).isNull() & there
+            exists = f.get_json_object(_TEXT, f"$['{field.name}']").isNotNull()
+            mismatch = self.value(field).isNull() & exists
             kind = field.dataType.simpleString()
-            faults.append(f.when(misfit, f.lit(f"{field.name} is no {kind}")))
+            problems.append(f.when(mismatch, f.lit(f"{field.name} is not of type {kind}")))
             if not field.nullable:
-                missing = self.value(field).isNull() & ~there
-                faults.append(f.when(missing, f.lit(f"{field.name} is missing")))
-        found = f.concat_ws(", ", *faults)
+                missing = self.value(field).isNull() & ~exists
+                problems.append(f.when(missing, f.lit(f"{field.name} is missing")))
+        found = f.concat_ws(", ", *problems)
         return (
-            f.when(~f.is_valid_utf8(_TEXT), f.lit("the body is no UTF-8"))
+            f.when(~f.is_valid_utf8(_TEXT), f.lit("the body is not UTF-8"))
             .when(f.trim(_TEXT) == "", f.lit("the body is empty"))
-            .when(f.try_parse_json(_TEXT).isNull(), f.lit("the body is no JSON"))
-            .when(f.json_object_keys(_TEXT).isNull(), f.lit("the body is no JSON object"))
-            .when(self._has_more(), f.lit("something follows the JSON object"))
-            .when(found == "", f.lit("the body does not fit the schema"))
+            .when(f.try_parse_json(_TEXT).isNull(), f.lit("the body is not JSON"))
+            .when(f.json_object_keys(_TEXT).isNull(), f.lit("the body is not a JSON object"))
+            .when(self._has_trailing_data(), f.lit("data follows the JSON object"))
+            .when(found == "", f.lit("the body does not match the schema"))
             .otherwise(found)
         )

@@ -1,4 +1,4 @@
-"""The messages of a lake, for the pipelines that read one."""
+"""Reads the messages of a lake, for other pipelines."""
 
 from typing import TYPE_CHECKING
 
@@ -17,18 +17,19 @@ def lake_rows(spark: "SparkSession", lake: str) -> "DataFrame":
     files = HadoopFiles(spark, lake)
     if files.size("data") is None:
         raise BadSetting(
-            f"{lake} is no lake: it has no directory data", hint="give what --lake was of `lake`"
+            f"{lake} is not a lake: it has no directory data",
+            hint="use the directory that --lake of the pipeline `lake` names",
         )
     url = files.url("data")
-    try:  # columns may have been added later
+    try:  # later files may have more columns
         found = spark.read.option("mergeSchema", "true").parquet(url).schema
     except AnalysisException as error:
         if error.getCondition() != "UNABLE_TO_INFER_SCHEMA":
             raise
         raise PipelineFailed(
-            f"the lake {lake} has no messages yet", hint="fill it by pipeline `lake` first"
+            f"the lake {lake} has no messages yet", hint="run the pipeline `lake` first"
         ) from error
-    # A topic called 007 is no number, whatever Spark guesses from the names of directories.
+    # Spark would infer from the directory names that a topic `007` is a number.
     fields = [
         StructField(each.name, StringType() if each.name == "topic" else each.dataType)
         for each in found.fields

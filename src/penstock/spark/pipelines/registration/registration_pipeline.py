@@ -70,7 +70,7 @@ def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
         table: TableWriter(spark, f"{job['output'].rstrip('/')}/{table}", _checkpoint(job, table))
         for table in (COUNTS, LATENCIES, UNREADABLE)
     }
-    writers[LATENCIES].hold_to(
+    writers[LATENCIES].check_settings(
         {
             "--delivery": job["delivery"],
             "--names": ",".join(names),
@@ -89,7 +89,7 @@ def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
     return start_queries(
         lambda: writers[COUNTS].start(tables.counts(counted, late_ms=late_ms), job.trigger, COUNTS),
         lambda: writers[LATENCIES].start(
-            users, job.trigger, LATENCIES, make=tables.latencies, announce=alerting.send
+            users, job.trigger, LATENCIES, transform=tables.latencies, before_commit=alerting.send
         ),
         lambda: writers[UNREADABLE].start(unreadable, job.trigger, UNREADABLE),
     )

@@ -5,13 +5,13 @@ from typing import Final
 
 from penstock.errors import BadSetting
 from penstock.spark.message_schema import DEFAULT_COLUMNS
-from penstock.spark.pipelines.lake.publication import ROOM
+from penstock.spark.pipelines.lake.batch_commits import METADATA_DIR
 from penstock.spark.pipelines.replay.pace import FAST, ORIGINAL, STEP_MS, Pace
 from penstock.spark.pipelines.replay.selection import Selection
 from penstock.spark.pipelines.running import PipelineJob
 
 DELIVERIES: Final = ("at-least-once", "transactional")
-REPLAYS: Final = f"{ROOM}/replays"
+REPLAYS: Final = f"{METADATA_DIR}/replays"
 _RUN: Final = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _FIXED: Final = (
     "lake",

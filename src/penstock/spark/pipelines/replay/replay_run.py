@@ -25,7 +25,7 @@ import msgspec
 
 from penstock.errors import BadSetting, PipelineFailed
 from penstock.spark.pipelines.job_cancel import cancel_on_stop
-from penstock.spark.pipelines.lake.lake_files import Files, HadoopFiles
+from penstock.spark.pipelines.lake.lake_files import HadoopFiles, LakeFiles
 from penstock.spark.pipelines.replay.pace import SLICES_MAX, Pace, Pacer, Slice, time_text
 from penstock.spark.pipelines.replay.selection import (
     ORDER,
@@ -69,7 +69,7 @@ class Plan(msgspec.Struct, frozen=True):
 class Book:
     """The plan of a run, and how far it is."""
 
-    def __init__(self, files: Files, run: str) -> None:
+    def __init__(self, files: LakeFiles, run: str) -> None:
         self._files = files
         self._run = run
 

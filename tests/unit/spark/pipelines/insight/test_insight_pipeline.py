@@ -43,11 +43,9 @@ def job(**options: Any) -> PipelineJob:
 # --- options -------------------------------------------------------------------------------------
 
 
-def test_every_table_and_option_is_on_the_page() -> None:
-    page = Path(__file__).parents[4] / "docs" / "pipelines.md"
+def test_every_table_is_documented() -> None:
+    page = Path(__file__).parents[5] / "docs" / "pipelines.md"
     section = page.read_text().partition("\n## insight\n")[2].partition("\n## ")[0]
-    for option in PIPELINE.options:
-        assert f"| `{option.flag}` |" in section
     for table in TABLES:
         assert f"| `{table}` |" in section
         assert any(each.where == f"{{output}}/{table}" for each in PIPELINE.outputs)

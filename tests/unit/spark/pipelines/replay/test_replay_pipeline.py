@@ -1,6 +1,5 @@
 """The pipeline `replay` without Spark: options, paces, slices, and the books of a run."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,7 +8,6 @@ from hypothesis import strategies as st
 
 from penstock.cli.main import main
 from penstock.errors import BadSetting, PipelineFailed
-from penstock.spark.pipelines.lake.lake_files import File
 from penstock.spark.pipelines.replay.options import (
     about,
     check_run,
@@ -23,6 +21,7 @@ from penstock.spark.pipelines.replay.replay_pipeline import PIPELINE, check_rout
 from penstock.spark.pipelines.replay.replay_run import DONE, PLAN, Book, Plan, slices_of
 from penstock.spark.pipelines.replay.selection import Group, Selection, Survey
 from penstock.spark.pipelines.running import PipelineJob, Trigger
+from tests.unit.spark.pipelines.lake.lake_kit import MemoryFiles
 
 
 def job(checkpoint: str | None = None, **options: Any) -> PipelineJob:
@@ -36,13 +35,6 @@ def at(first_ms: int, *, rows: int = 10, number: int = 0) -> Slice:
 
 
 # --- options -------------------------------------------------------------------------------------
-
-
-def test_every_option_is_on_the_page() -> None:
-    page = Path(__file__).parents[4] / "docs" / "pipelines.md"
-    section = page.read_text().partition("\n## replay\n")[2].partition("\n## ")[0]
-    for option in PIPELINE.options:
-        assert f"`{option.flag}`" in section
 
 
 LAKE = ("--lake", "/nowhere")
@@ -197,34 +189,6 @@ def test_no_message_comes_before_its_time(times: list[int], speed: float, took: 
 # --- slices and books ----------------------------------------------------------------------------
 
 
-class MemoryFiles:
-    """A directory in memory."""
-
-    def __init__(self) -> None:
-        self.held: dict[str, bytes] = {}
-
-    def size(self, path: str) -> int | None:
-        return len(self.held[path]) if path in self.held else None
-
-    def walk(self, path: str) -> list[File]:
-        return [File(name, len(data)) for name, data in self.held.items() if name.startswith(path)]
-
-    def read(self, path: str) -> bytes:
-        return self.held[path]
-
-    def write_new(self, path: str, data: bytes) -> bool:
-        if path in self.held:
-            return False
-        self.held[path] = data
-        return True
-
-    def move(self, source: str, target: str) -> None:
-        self.held[target] = self.held.pop(source)
-
-    def remove(self, path: str) -> None:
-        self.held.pop(path, None)
-
-
 def test_slices_are_numbered_in_order_and_know_their_window() -> None:
     found: list[Any] = [
         {"file": "a", "window": 0, "rows": 2, "bytes": 20, "first": 1000, "last": 1400},
@@ -249,7 +213,7 @@ def test_a_run_goes_on_with_its_plan_after_the_last_slice_that_was_sent() -> Non
         book.mark(number)
         assert book.done() == number + 1
     assert [file.path for file in files.walk(DONE)] == [f"{DONE}/00000010"], "one file is enough"
-    files.held[f"{DONE}/.00000011.abcd"] = b""  # left by a crash before the rename
+    files.files[f"{DONE}/.00000011.abcd"] = b""  # left by a crash before the rename
     assert book.done() == 11
 
 
@@ -263,7 +227,7 @@ def test_a_run_is_not_gone_on_with_for_something_else() -> None:
         book.plan({"--target": "t"})
     with pytest.raises(BadSetting, match="begun with --keys not given, this is k"):
         book.plan({"--target": "t", "--limit": "3", "--keys": "k"})
-    files.held[PLAN] = b"{"
+    files.files[PLAN] = b"{"
     with pytest.raises(PipelineFailed, match="plan of the run r1 can't be read"):
         book.plan({})
 
