@@ -1,4 +1,4 @@
-"""Pipeline `registration`: its functions on ordinary DataFrames, and the whole of it on streams."""
+"""Pipeline `registration`: its functions on ordinary DataFrames, and the pipeline on streams."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def body(event: Event) -> bytes:
     return event if isinstance(event, bytes) else encode_event(event)
 
 
-def table(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
-    """Messages as the source gives them."""
+def table(spark: SparkSession, sent_events: Sequence[Event]) -> DataFrame:
+    """Messages with the columns of the source."""
     rows = [
-        (topic_of(event), "broker", 0, place, f"id-{place}", body(event), at(3600))
-        for place, event in enumerate(happened)
+        (topic_of(event), "broker", 0, number, f"id-{number}", body(event), at(3600))
+        for number, event in enumerate(sent_events)
     ]
     ddl = (
         "topic string, broker string, queue_id int, queue_offset long, message_id string, "
@@ -67,7 +67,7 @@ def table(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
 
 
 def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
-    """Sorted; times as seconds after noon."""
+    """The rows, sorted; times are seconds after noon."""
     return sorted(
         tuple(
             (value.astimezone(UTC) - NOON).total_seconds() if isinstance(value, datetime) else value
@@ -77,20 +77,20 @@ def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     )
 
 
-def happenings(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
-    return events.events_of(table(spark, happened))
+def event_rows(spark: SparkSession, sent_events: Sequence[Event]) -> DataFrame:
+    return events.events_of(table(spark, sent_events))
 
 
-def journeys(spark: SparkSession, happened: Sequence[Event]) -> DataFrame:
-    return tables.journeys(happenings(spark, happened), stuck_after_ms=120_000, late_ms=30_000)
+def journeys(spark: SparkSession, sent_events: Sequence[Event]) -> DataFrame:
+    return tables.journeys(event_rows(spark, sent_events), stuck_after_ms=120_000, late_ms=30_000)
 
 
-def test_each_id_counts_once_in_its_minute(spark: SparkSession) -> None:
-    happened = [
+def test_each_id_is_counted_once_in_its_minute(spark: SparkSession) -> None:
+    sent_events = [
         user("a", 10), user("a", 10), user("b", 59.999), user("c", 60, channel="app"),
         user("d", 61, outcome="rejected"), user("a", 10),
     ]  # fmt: skip
-    counted = tables.counts(events.registrations_of(happenings(spark, happened)), late_ms=1)
+    counted = tables.counts(events.registrations_of(event_rows(spark, sent_events)), late_ms=1)
     assert rows_of(counted, "minute", "channel", "outcome", "registrations") == [
         (0.0, "web", "ok", 2),
         (60.0, "app", "ok", 1),
@@ -98,9 +98,9 @@ def test_each_id_counts_once_in_its_minute(spark: SparkSession) -> None:
     ]
 
 
-def test_a_journey_knows_what_was_done_what_failed_and_what_is_missing(spark: SparkSession) -> None:
-    happened: list[Event] = [
-        *done("early", 9, "sms"),  # a clock that is a second behind
+def test_a_journey_has_done_failed_and_missing_steps(spark: SparkSession) -> None:
+    sent_events: list[Event] = [
+        *done("early", 9, "sms"),  # the clock of the service is a second behind
         user("early", 10),
         *done("early", 11, "push", "coupon"),
         user("again", 20),
@@ -115,7 +115,7 @@ def test_a_journey_knows_what_was_done_what_failed_and_what_is_missing(spark: Sp
         user("no", 40, outcome="rejected"),
         *done("unknown", 41),
     ]
-    found = {row.id: row for row in journeys(spark, happened).collect()}
+    found = {row.id: row for row in journeys(spark, sent_events).collect()}
     assert found.keys() == {"early", "again", "stuck", "no"}
     assert found["early"].took == {"sms": 0, "push": 1000, "coupon": 1000}
     assert found["again"].took == {"sms": 4000, "push": 2000, "coupon": 2000}
@@ -125,21 +125,21 @@ def test_a_journey_knows_what_was_done_what_failed_and_what_is_missing(spark: Sp
     assert found["no"].missing == []
 
 
-def test_a_user_is_in_time_until_the_minute_is_stuck_after_past(spark: SparkSession) -> None:
-    happened = [
+def test_steps_count_until_stuck_after_the_end_of_the_minute(spark: SparkSession) -> None:
+    sent_events = [
         user("last", 0), *done("last", 179.999), user("next", 0), *done("next", 180.5),
         user("edge", 0), *done("edge", 180),
     ]  # fmt: skip
-    found = journeys(spark, happened)
+    found = journeys(spark, sent_events)
     stuck = {row.id: bool(row.missing) for row in found.collect()}
     assert stuck == {"last": False, "next": True, "edge": True}
     assert rows_of(found, "minute", "id") == [(0.0, "edge"), (0.0, "last"), (0.0, "next")]
 
 
-def test_step_names_may_have_dots_and_differ_by_case(spark: SparkSession) -> None:
-    happened = [user("a", 0), *done("a", 1, "sms.v2"), *done("a", 2, "SMS.v2")]
+def test_step_names_can_have_dots_and_differ_in_case(spark: SparkSession) -> None:
+    sent_events = [user("a", 0), *done("a", 1, "sms.v2"), *done("a", 2, "SMS.v2")]
     found = tables.journeys(
-        happenings(spark, happened), stuck_after_ms=1000, late_ms=1000,
+        event_rows(spark, sent_events), stuck_after_ms=1000, late_ms=1000,
         names=("sms.v2", "SMS.v2", "a`b"),
     )  # fmt: skip
     row = found.first()
@@ -147,15 +147,15 @@ def test_step_names_may_have_dots_and_differ_by_case(spark: SparkSession) -> Non
     assert row.took == {"sms.v2": 1000, "SMS.v2": 2000, "a`b": None}
 
 
-def test_latencies_are_by_minute_and_step(spark: SparkSession) -> None:
-    happened: list[Event] = []
+def test_latencies_are_grouped_by_minute_and_step(spark: SparkSession) -> None:
+    sent_events: list[Event] = []
     for number in range(100):
-        happened += [
+        sent_events += [
             user(f"u{number}", number / 2),
             *done(f"u{number}", number / 2 + number, "sms"),
         ]
-    happened += [user("other", 70), *done("other", 71, "sms", ok=False)]
-    found = tables.latencies(journeys(spark, happened))
+    sent_events += [user("other", 70), *done("other", 71, "sms", ok=False)]
+    found = tables.latencies(journeys(spark, sent_events))
     columns = ("minute", "step", "users", "done", "failed", "missing")
     assert rows_of(found, *columns) == [
         (0.0, "coupon", 100, 0, 0, 100),
@@ -169,12 +169,12 @@ def test_latencies_are_by_minute_and_step(spark: SparkSession) -> None:
     assert rows_of(sms, *tables.PERCENTILES) == [(49_000, 94_000, 98_000)]
 
 
-def test_an_alert_names_user_and_steps(spark: SparkSession) -> None:
-    happened: list[Event] = [
+def test_an_alert_names_the_user_and_the_missing_steps(spark: SparkSession) -> None:
+    sent_events: list[Event] = [
         user("one", 1), *done("one", 2, "sms", "push"), user("all", 3), user("good", 4),
         *done("good", 5), user("no", 6, outcome="rejected"),
     ]  # fmt: skip
-    found = {row["keys"]: row for row in tables.alerts(journeys(spark, happened)).collect()}
+    found = {row["keys"]: row for row in tables.alerts(journeys(spark, sent_events)).collect()}
     assert {name: row.tags for name, row in found.items()} == {
         "one": "coupon",
         "all": tables.SEVERAL,
@@ -185,15 +185,17 @@ def test_an_alert_names_user_and_steps(spark: SparkSession) -> None:
     }  # fmt: skip
 
 
-def test_the_time_in_an_alert_is_right_where_clocks_are_put_forward(spark: SparkSession) -> None:
-    """At 02:30 UTC of this day there is no 02:30 in Berlin."""
+def test_the_time_in_an_alert_is_right_when_daylight_saving_time_starts(
+    spark: SparkSession,
+) -> None:
+    """On this day 02:30 does not exist in Berlin."""
     at_half_past_two = datetime(2026, 3, 29, 2, 30, tzinfo=UTC)
     zone = spark.conf.get("spark.sql.session.timeZone")
     assert zone is not None
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
     try:
-        happened = [RegistrationEvent("a", "web", "ok", at_half_past_two)]
-        row = tables.alerts(journeys(spark, happened)).first()
+        sent_events = [RegistrationEvent("a", "web", "ok", at_half_past_two)]
+        row = tables.alerts(journeys(spark, sent_events)).first()
     finally:
         spark.conf.set("spark.sql.session.timeZone", zone)
     assert row is not None
@@ -201,25 +203,23 @@ def test_the_time_in_an_alert_is_right_where_clocks_are_put_forward(spark: Spark
 
 
 @pytest.mark.parametrize("name", ["", " ", "a\x01b", "a\nb", "x" * 300])
-def test_an_id_that_can_be_no_key_of_a_message_is_unreadable(
-    spark: SparkSession, name: str
-) -> None:
-    read = happenings(spark, [user(name, 1), *done(name, 2, "sms")])
+def test_an_id_that_is_not_a_valid_key_is_unreadable(spark: SparkSession, name: str) -> None:
+    read = event_rows(spark, [user(name, 1), *done(name, 2, "sms")])
     reasons = [row.reason for row in events.unreadable(read).collect()]
     assert reasons == ["id is blank, longer than 255 characters, or has control characters"] * 2
     assert events.registrations_of(read).count() == 0
 
 
-def test_what_is_no_event_is_kept_apart_with_the_reason(spark: SparkSession) -> None:
-    happened: list[Event] = [
+def test_invalid_events_are_stored_separately_with_the_reason(spark: SparkSession) -> None:
+    sent_events: list[Event] = [
         user("good", 1), user("future", 3600 * 10), b"{nonsense", b'{"id": "x", "step": "sms"}',
         b'{"id": "x", "step": "sms", "done_at": "soon", "ok": true}',
     ]  # fmt: skip
-    read = happenings(spark, happened)
+    read = event_rows(spark, sent_events)
     found = {row.queue_offset: row for row in events.unreadable(read).collect()}
     assert found.keys() == {1, 2, 3, 4}
-    assert "lies ahead" in found[1].reason
-    assert bytes(found[1].body) == body(happened[1])
+    assert "is in the future" in found[1].reason
+    assert bytes(found[1].body) == body(sent_events[1])
     assert found[2].reason == "the body is not JSON"
     assert "done_at is missing" in found[3].reason
     assert "done_at is not of type timestamp" in found[4].reason
@@ -227,23 +227,21 @@ def test_what_is_no_event_is_kept_apart_with_the_reason(spark: SparkSession) -> 
     assert events.steps_of(read).count() == 0
 
 
-def test_a_row_that_is_there_twice_is_an_error_and_not_one_row(
-    spark: SparkSession, tmp_path: Path
-) -> None:
-    happened = [user("a", 0), *done("a", 1)]
-    users = journeys(spark, happened)
-    counted = tables.counts(events.registrations_of(happenings(spark, happened)), late_ms=1)
+def test_duplicate_rows_are_an_error(spark: SparkSession, tmp_path: Path) -> None:
+    sent_events = [user("a", 0), *done("a", 1)]
+    users = journeys(spark, sent_events)
+    counted = tables.counts(events.registrations_of(event_rows(spark, sent_events)), late_ms=1)
     counted.write.parquet(table_path(str(tmp_path), "counts"))
     tables.latencies(users).write.parquet(table_path(str(tmp_path), "latencies"))
     assert sum(read_statistics(spark, str(tmp_path)).counts.values()) == 1
     for name, rows in (("latencies", tables.latencies(users)), ("counts", counted)):
         rows.write.mode("append").parquet(table_path(str(tmp_path), name))
-        with pytest.raises(LakeDamaged, match=f"{name}.*twice"):
+        with pytest.raises(LakeDamaged, match=f"{name}.*duplicate"):
             read_statistics(spark, str(tmp_path))
 
 
-class Site:
-    """The topics of one test, and the pipeline over them."""
+class RegistrationFixture:
+    """The topics of one test, and the pipeline that reads them."""
 
     def __init__(self, spark: SparkSession, house: Up, name: str, folder: Path) -> None:
         self.spark, self.house, self.output = spark, house, str(folder / "out")
@@ -251,9 +249,9 @@ class Site:
         for topic in (self.users, self.steps, self.alerts):
             create_topic(house, topic, queues=2)
 
-    def send(self, happened: Iterable[Event]) -> None:
+    def send(self, sent_events: Iterable[Event]) -> None:
         topics = {events.REGISTRATIONS: self.users, events.STEPS: self.steps}
-        send(self.house, [Message(topics[topic_of(each)], body(each)) for each in happened])
+        send(self.house, [Message(topics[topic_of(each)], body(each)) for each in sent_events])
 
     def run(self, **options: Any) -> None:
         given = {
@@ -275,45 +273,47 @@ class Site:
 
 
 @pytest.fixture
-def site(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> Site:
-    return Site(spark, house, fresh, tmp_path)
+def fixture(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> RegistrationFixture:
+    return RegistrationFixture(spark, house, fresh, tmp_path)
 
 
 COUNTS = ("minute", "channel", "outcome", "registrations")
 
 
-def test_minutes_come_out_once_over_restarts(site: Site) -> None:
-    site.send([user("a", 10), user("a", 10), user("b", 20), b"nonsense", *done("a", 12)])
-    site.run()
-    site.send([*done("b", 50, "sms"), user("c", 70), *done("c", 75), user("a", 10)])
-    site.run()
-    assert list(Path(table_path(site.output, "latencies")).glob("*")) == []
-    site.send([user("d", 300), user("late", 15), *done("d", 301)])
-    site.run()
-    assert site.read("counts", *COUNTS) == [(0.0, "web", "ok", 2), (60.0, "web", "ok", 1)]
-    assert site.read("latencies", "minute", "step", "users", "done", "missing") == [
-        (0.0, "coupon", 3, 1, 2),  # too late to be counted, and in time for this
+def test_minutes_are_written_once_across_restarts(fixture: RegistrationFixture) -> None:
+    fixture.send([user("a", 10), user("a", 10), user("b", 20), b"nonsense", *done("a", 12)])
+    fixture.run()
+    fixture.send([*done("b", 50, "sms"), user("c", 70), *done("c", 75), user("a", 10)])
+    fixture.run()
+    assert list(Path(table_path(fixture.output, "latencies")).glob("*")) == []
+    fixture.send([user("d", 300), user("late", 15), *done("d", 301)])
+    fixture.run()
+    assert fixture.read("counts", *COUNTS) == [(0.0, "web", "ok", 2), (60.0, "web", "ok", 1)]
+    assert fixture.read("latencies", "minute", "step", "users", "done", "missing") == [
+        (0.0, "coupon", 3, 1, 2),  # the late user is not counted, but has latencies
         (0.0, "push", 3, 1, 2),
         (0.0, "sms", 3, 2, 1),
         (60.0, "coupon", 1, 1, 0),
         (60.0, "push", 1, 1, 0),
         (60.0, "sms", 1, 1, 0),
     ]
-    assert site.alerted(2) == {"b": 1, "late": 1}
-    site.send([user("e", 900)])
-    site.run()
-    assert site.alerted(2) == {"b": 1, "late": 1}
-    assert site.read("counts", *COUNTS)[2:] == [(300.0, "web", "ok", 1)]
-    assert site.read("unreadable", "topic", "reason") == [(site.steps, "the body is not JSON")]
+    assert fixture.alerted(2) == {"b": 1, "late": 1}
+    fixture.send([user("e", 900)])
+    fixture.run()
+    assert fixture.alerted(2) == {"b": 1, "late": 1}
+    assert fixture.read("counts", *COUNTS)[2:] == [(300.0, "web", "ok", 1)]
+    assert fixture.read("unreadable", "topic", "reason") == [
+        (fixture.steps, "the body is not JSON")
+    ]
 
 
 @pytest.mark.proof
-def test_a_crash_between_alerts_and_table_repeats_nothing(
-    site: Site, monkeypatch: pytest.MonkeyPatch
+def test_a_crash_between_alerts_and_table_duplicates_nothing(
+    fixture: RegistrationFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The batch of the latencies fails after its alerts were sent; it is run again."""
-    site.run(delivery="transactional")
-    site.send([user("stuck", 1), user("good", 2), *done("good", 3), user("mover", 400)])
+    """The batch of the latencies fails after its alerts were sent, and is run again."""
+    fixture.run(delivery="transactional")
+    fixture.send([user("stuck", 1), user("good", 2), *done("good", 3), user("mover", 400)])
     commit = BatchCommitter.commit
 
     def fail(committer: BatchCommitter, query: str, batch: int, attempt: str, *rest: Any) -> Any:
@@ -324,30 +324,32 @@ def test_a_crash_between_alerts_and_table_repeats_nothing(
 
     monkeypatch.setattr(BatchCommitter, "commit", fail)
     with pytest.raises(PipelineFailed, match="the disk is full"):
-        site.run(delivery="transactional")
+        fixture.run(delivery="transactional")
     monkeypatch.undo()
-    site.run(delivery="transactional")
-    assert site.alerted(1) == {"stuck": 1}
-    found = site.read("latencies", "minute", "step", "users", "missing")
+    fixture.run(delivery="transactional")
+    assert fixture.alerted(1) == {"stuck": 1}
+    found = fixture.read("latencies", "minute", "step", "users", "missing")
     assert found == [(0.0, "coupon", 2, 1), (0.0, "push", 2, 1), (0.0, "sms", 2, 1)]
 
 
 @pytest.mark.proof
-def test_a_minute_has_one_row_though_the_watermark_stops_at_its_very_end(site: Site) -> None:
-    site.send([user("a", 0), *done("a", 1), user("edge", 0), *done("edge", 180)])
-    site.run()
-    site.send([*done("mover", 210)])  # less 30 s: the end of the first minute's time
-    site.run()
-    site.send([*done("mover", 400)])
-    site.run()
-    found = site.read("latencies", "minute", "step", "users", "done")
+def test_a_minute_is_written_once_if_the_watermark_stops_exactly_at_its_end(
+    fixture: RegistrationFixture,
+) -> None:
+    fixture.send([user("a", 0), *done("a", 1), user("edge", 0), *done("edge", 180)])
+    fixture.run()
+    fixture.send([*done("mover", 210)])  # minus 30 s: the end of the first minute
+    fixture.run()
+    fixture.send([*done("mover", 400)])
+    fixture.run()
+    found = fixture.read("latencies", "minute", "step", "users", "done")
     assert found == [(0.0, "coupon", 2, 1), (0.0, "push", 2, 1), (0.0, "sms", 2, 1)]
-    assert site.alerted(1) == {"edge": 1}
+    assert fixture.alerted(1) == {"edge": 1}
 
 
-def test_odd_events_stop_nothing(site: Site) -> None:
+def test_unusual_events_do_not_stop_the_pipeline(fixture: RegistrationFixture) -> None:
     go_zero = datetime(1, 1, 1, tzinfo=UTC)
-    site.send(
+    fixture.send(
         [
             user("a\x01b", 1),
             RegistrationEvent("ancient", "web", "ok", go_zero),
@@ -358,34 +360,36 @@ def test_odd_events_stop_nothing(site: Site) -> None:
             user("mover", 400),
         ]
     )
-    site.run()
-    assert "ü 1" in site.alerted(1)
+    fixture.run()
+    assert "ü 1" in fixture.alerted(1)
 
 
 @pytest.mark.proof
-def test_what_the_state_was_made_for_can_not_be_changed(site: Site) -> None:
-    site.send([user("a", 0), *done("a", 1, "sms")])
-    site.run()
+def test_settings_of_the_state_cannot_be_changed(fixture: RegistrationFixture) -> None:
+    fixture.send([user("a", 0), *done("a", 1, "sms")])
+    fixture.run()
     for change in (
         {"delivery": "transactional"}, {"names": "push,sms,coupon"}, {"stuck_after": "10m"},
     ):  # fmt: skip
         with pytest.raises(LakeRefused, match=next(iter(change)).replace("_", "-")):
-            site.run(**change)
-    site.send([user("mover", 400)])
-    site.run(stuck_after="120s", late="20s")
-    assert site.alerted(1) == {"a": 1}
+            fixture.run(**change)
+    fixture.send([user("mover", 400)])
+    fixture.run(stuck_after="120s", late="20s")
+    assert fixture.alerted(1) == {"a": 1}
 
 
-def test_what_can_not_be_is_refused_at_the_start(site: Site, tmp_path: Path) -> None:
+def test_invalid_options_are_refused_at_the_start(
+    fixture: RegistrationFixture, tmp_path: Path
+) -> None:
     with pytest.raises(NoRoute, match="NoSuchAlerts"):
-        site.run(alerts="NoSuchAlerts")
+        fixture.run(alerts="NoSuchAlerts")
     with pytest.raises(BadSetting, match="different topics"):
-        site.run(alerts=site.steps)
+        fixture.run(alerts=fixture.steps)
     with pytest.raises(BadSetting, match="late"):
-        site.run(late="soon")
+        fixture.run(late="soon")
     with pytest.raises(BadSetting, match="names"):
-        site.run(names="sms,,push")
-    site.send([user("a", 1)])
-    site.run()
-    with pytest.raises(LakeRefused, match="another"):
-        site.run(checkpoint=str(tmp_path / "elsewhere"))
+        fixture.run(names="sms,,push")
+    fixture.send([user("a", 1)])
+    fixture.run()
+    with pytest.raises(LakeRefused, match="belongs to the checkpoint"):
+        fixture.run(checkpoint=str(tmp_path / "elsewhere"))

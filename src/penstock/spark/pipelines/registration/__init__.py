@@ -1,1 +1,1 @@
-"""The `registration` pipeline: registrations, their follow-up steps and stuck users."""
+"""Pipeline `registration`: registrations, their follow-up steps, and users who are stuck."""

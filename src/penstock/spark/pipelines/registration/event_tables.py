@@ -1,13 +1,13 @@
-"""What is made of registrations and their steps: counts, latencies, and users who are stuck.
+"""Tables from registrations and their steps: counts, latencies, and users who are stuck.
 
-These functions work on streams and on ordinary DataFrames alike. The state of a stream is held by
-Spark's own operators in the JVM: batches of 5,000 users took them 0.6 to 0.9 s where the quickest
-keyed state in Python took 3.8 to 5.7 s (seen on two busy cores).
+These functions work on streams and on ordinary DataFrames. The state of a stream is kept by Spark's
+built-in operators in the JVM: batches of 5,000 users took 0.6 to 0.9 s, with the fastest keyed
+state in Python 3.8 to 5.7 s (on two busy cores).
 
-A *journey* is all that is known of a user when his time is up. It is a session: his registration
-spans from the moment until just before `stuck_after` past the end of its minute, and each step lies
-within, at a point. So all journeys of a minute end at the same instant, are closed by the same move
-of the watermark, and come out in the same batch: figures of that minute need no further state.
+A *journey* is a user's registration with the steps that were done in time. It is a session window:
+the registration lasts until just before `stuck_after` past the end of its minute, and each step is
+a point inside. So all journeys of a minute end at the same time, are closed by the same watermark,
+and are in the same batch. The latencies of a minute therefore need no further state.
 """
 
 from collections.abc import Sequence
@@ -20,28 +20,28 @@ if TYPE_CHECKING:
 
 MINUTE: Final = "1 minute"
 EARLY_MS: Final = 5_000
-"""A service's clock may be so far behind the one of the registration."""
+"""How far the clock of a service may be behind the clock of the registration."""
 PERCENTILES: Final = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99}
 SEVERAL: Final = "several"
-"""The tag of an alert for a user who misses more than one step."""
+"""The tag of an alert about a user with more than one missing step."""
 _ACCURACY: Final = 10_000
 _MINUTE_US: Final = 60_000_000
-_SHORT_US: Final = 500
-"""So long before its time is up a journey ends. Steps go by whole milliseconds, as watermarks do:
-none at the very end can touch the journey and draw it out past the others of its minute."""
+_END_MARGIN_US: Final = 500
+"""A journey ends this long before its time limit. Steps and watermarks have whole milliseconds, so
+that no step at the very end can extend the journey beyond the others of its minute."""
 
 
 def counts(registrations: "DataFrame", *, late_ms: int) -> "DataFrame":
-    """Registrations for each minute, channel and outcome, each id once.
+    """The number of distinct ids for each minute, channel and outcome.
 
-    As a stream: a minute comes out, once, when the watermark has passed it; events that are more
-    than `late_ms` behind the newest one are left out.
+    In a stream, a minute is output once, when the watermark has passed it. Events that are more
+    than `late_ms` behind the newest event are dropped.
     """
     from pyspark.sql import functions as f
 
     if registrations.isStreaming:
-        timed = registrations.withWatermark("registered_at", f"{late_ms} milliseconds")
-        once = timed.dropDuplicatesWithinWatermark(["id"])
+        with_watermark = registrations.withWatermark("registered_at", f"{late_ms} milliseconds")
+        once = with_watermark.dropDuplicatesWithinWatermark(["id"])
     else:
         once = registrations.dropDuplicates(["id"])
     minutes = once.groupBy(f.window("registered_at", MINUTE), "channel", "outcome")
@@ -57,12 +57,12 @@ def journeys(
     late_ms: int,
     names: Sequence[str] = STEP_NAMES,
 ) -> "DataFrame":
-    """One row for each user, when the minute of his registration is `stuck_after_ms` past.
+    """One row per user, `stuck_after_ms` after the minute of the registration has ended.
 
-    `events` are those of `events_of`. Columns: minute, id, channel, outcome, registered_at; `took`
-    (step → milliseconds), `failed` and `missing` (steps). Only accepted users miss steps. One
-    watermark goes by the events of both kinds, so that services that have all fallen silent are
-    noticed.
+    `events` come from `events_of`. Columns: minute, id, channel, outcome, registered_at, `took`
+    (step to milliseconds), `failed` and `missing` (lists of steps). Only accepted users have
+    missing steps. Events of both topics advance the watermark, so that users are reported even if
+    all services have stopped.
     """
     from pyspark.sql import functions as f
 
@@ -73,15 +73,17 @@ def journeys(
     first = [f.min(f.when(f.col("name") == name, f.col("done_at"))) for name in names]
     grouped = users.agg(
         f.min("registration").alias("registration"),
-        f.collect_set(f.when(~f.col("ok"), f.col("name"))).alias("tried"),
-        *(column.alias(f"first_{place}") for place, column in enumerate(first)),
+        f.collect_set(f.when(~f.col("ok"), f.col("name"))).alias("failed_steps"),
+        *(column.alias(f"first_{number}") for number, column in enumerate(first)),
     )
     began = f.col("registration.registered_at")
-    took = {name: _milliseconds(began, f.col(f"first_{place}")) for place, name in enumerate(names)}
-    is_open = f.col("registration.outcome") == ACCEPTED
-    lacking = [f.when(is_open & took[name].isNull(), f.lit(name)) for name in names]
-    # By the end rather than by registered_at: if an id comes again minutes later with another time,
-    # the journey ends with that minute.
+    took = {
+        name: _milliseconds(began, f.col(f"first_{number}")) for number, name in enumerate(names)
+    }
+    is_accepted = f.col("registration.outcome") == ACCEPTED
+    missing = [f.when(is_accepted & took[name].isNull(), f.lit(name)) for name in names]
+    # From the end, not from registered_at: if an id is registered again minutes later, its journey
+    # ends with the later minute.
     minute = _minute(f.unix_micros("session_window.end") - stuck_after_ms * 1000)
     return grouped.where(f.col("registration").isNotNull()).select(
         f.timestamp_micros(minute).alias("minute"),
@@ -92,15 +94,15 @@ def journeys(
         f.map_from_arrays(f.array(*(f.lit(name) for name in names)), f.array(*took.values())).alias(
             "took"
         ),
-        f.array_sort("tried").alias("failed"),
-        f.array_compact(f.array(*lacking)).alias("missing"),
+        f.array_sort("failed_steps").alias("failed"),
+        f.array_compact(f.array(*missing)).alias("missing"),
     )
 
 
 def latencies(users: "DataFrame") -> "DataFrame":
-    """For each minute and step: accepted users, how many have it, and how long it took them.
+    """For each minute and step: accepted users, users with the step, and percentiles of its time.
 
-    `users` are whole minutes of journeys: an ordinary DataFrame, as a batch of a stream is.
+    `users` are journeys of complete minutes in an ordinary DataFrame, such as a batch of a stream.
     """
     from pyspark.sql import functions as f
 
@@ -109,26 +111,26 @@ def latencies(users: "DataFrame") -> "DataFrame":
     )
     found = f.percentile_approx("took_ms", list(PERCENTILES.values()), _ACCURACY)
     done = f.count("took_ms")
-    figures = each.groupBy("minute", "step").agg(
+    grouped = each.groupBy("minute", "step").agg(
         f.count(f.lit(1)).alias("users"),
         done.alias("done"),
         f.count_if(f.array_contains("failed", f.col("step"))).alias("failed"),
         (f.count(f.lit(1)) - done).alias("missing"),
         found.alias("found"),
     )
-    return figures.select(
+    return grouped.select(
         "minute",
         "step",
         "users",
         "done",
         "failed",
         "missing",
-        *(f.col("found")[place].alias(name) for place, name in enumerate(PERCENTILES)),
+        *(f.col("found")[number].alias(name) for number, name in enumerate(PERCENTILES)),
     )
 
 
 def alerts(users: "DataFrame") -> "DataFrame":
-    """A message for each journey that misses a step: body, tag (the step) and key (the user)."""
+    """A message for each journey with a missing step: body, tag (the step) and key (the user)."""
     from pyspark.sql import functions as f
 
     stuck = users.where(f.size("missing") > 0)
@@ -141,18 +143,18 @@ def alerts(users: "DataFrame") -> "DataFrame":
 
 
 def _spans(events: "DataFrame", names: Sequence[str], stuck_after_ms: int) -> "DataFrame":
-    """Registrations and steps as spans of time: `at` and how long, as session_window takes it."""
+    """Registrations and steps with start and length, as session_window needs them."""
     from pyspark.sql import functions as f
 
     is_user = f.col("registration").isNotNull()
     registered = f.unix_micros("registration.registered_at")
     begin = registered - EARLY_MS * 1000
-    length = _minute(registered) + _MINUTE_US + stuck_after_ms * 1000 - _SHORT_US - begin
+    length = _minute(registered) + _MINUTE_US + stuck_after_ms * 1000 - _END_MARGIN_US - begin
     done_at = f.col("step.done_at")
-    whole = f.timestamp_millis(f.unix_millis(done_at))
+    done_at_ms = f.timestamp_millis(f.unix_millis(done_at))
     return events.where(is_user | f.col("step.step").isin(*names)).select(
         f.when(is_user, f.col("registration.id")).otherwise(f.col("step.id")).alias("id"),
-        f.when(is_user, f.timestamp_micros(begin)).otherwise(whole).alias("at"),
+        f.when(is_user, f.timestamp_micros(begin)).otherwise(done_at_ms).alias("at"),
         _interval(f.when(is_user, length).otherwise(1)).alias("span"),
         f.when(
             is_user,
@@ -165,7 +167,7 @@ def _spans(events: "DataFrame", names: Sequence[str], stuck_after_ms: int) -> "D
 
 
 def _minute(us: "Column") -> "Column":
-    """The beginning of the minute that a time in microseconds lies in."""
+    """The start of the minute of a time in microseconds."""
     from pyspark.sql import functions as f
 
     return us - f.pmod(us, f.lit(_MINUTE_US))
@@ -178,7 +180,7 @@ def _interval(us: "Column") -> "Column":
 
 
 def _milliseconds(begin: "Column", end: "Column") -> "Column":
-    """Between two times, not less than 0: clocks differ. Null if one of them is."""
+    """The time between two timestamps, at least 0 because clocks differ; null if one is null."""
     from pyspark.sql import functions as f
 
     took = f.floor((f.unix_micros(end) - f.unix_micros(begin)) / 1000)

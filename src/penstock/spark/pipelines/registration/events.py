@@ -1,15 +1,15 @@
-"""The events of a registration: their topics, their fields, and how messages become rows.
+"""The events of registrations: topics, fields, and the conversion of messages to rows.
 
     UserRegistered       {"id": "u17", "channel": "web", "outcome": "ok",
                           "registered_at": "2026-08-01T12:00:00.123Z"}
     RegistrationSteps    {"id": "u17", "step": "sms", "done_at": "2026-08-01T12:00:01.500Z",
-                          "ok": true}                                        tagged with the step
+                          "ok": true}                                      the tag is the step
     RegistrationAlerts   {"id": "u17", "channel": "web", "registered_at": "…",
-                          "missing": ["sms"], "failed": []}                 what the pipeline sends
+                          "missing": ["sms"], "failed": []}               sent by the pipeline
 
-A message that is not like that, or that claims to come from the future, is unreadable. One event
-from next year would otherwise move the watermark there, and all real ones would be too late. So is
-one whose id can't be the key of a message: its alert would be refused, and end the query each time.
+Other messages are unreadable, and so are events from the future: one event from next year would
+advance the watermark, and all other events would be too late. An event whose id can't be the key of
+a message is unreadable as well, because its alert would be refused and the query would fail.
 """
 
 from datetime import UTC, datetime
@@ -27,7 +27,7 @@ STEPS: Final = "RegistrationSteps"
 ALERTS: Final = "RegistrationAlerts"
 STEP_NAMES: Final = ("sms", "push", "coupon")
 ACCEPTED: Final = "ok"
-"""The outcome after which a user waits for the steps."""
+"""The outcome of a registration that expects the steps."""
 
 REGISTRATION_FIELDS: Final = (
     "id STRING NOT NULL, channel STRING NOT NULL, outcome STRING NOT NULL, "
@@ -37,15 +37,15 @@ STEP_FIELDS: Final = (
     "id STRING NOT NULL, step STRING NOT NULL, done_at TIMESTAMP NOT NULL, ok BOOLEAN NOT NULL"
 )
 MESSAGE_COLUMNS: Final = "topic,broker,queue_id,queue_offset,message_id,body,store_timestamp"
-"""What the functions here need of a message, and what tells where an unreadable one is."""
+"""The columns that are needed, and those that locate an unreadable message."""
 AHEAD_SECONDS_MAX: Final = 600
-"""So far an event may be ahead of the time at which the broker stored it."""
+"""How far the time of an event may be ahead of its store time."""
 _ID: Final = r"\A(?=.*\S)\P{Cntrl}{1,255}\z"
-_NO_ID: Final = "id is blank, longer than 255 characters, or has control characters"
+_INVALID_ID: Final = "id is blank, longer than 255 characters, or has control characters"
 
 
 class RegistrationEvent(msgspec.Struct, frozen=True):
-    """A user has registered, or was rejected."""
+    """A user has registered or was rejected."""
 
     id: str
     channel: str
@@ -54,7 +54,7 @@ class RegistrationEvent(msgspec.Struct, frozen=True):
 
 
 class StepEvent(msgspec.Struct, frozen=True):
-    """A service has done its part for a user, or has failed at it."""
+    """A service has completed a step for a user, or has failed."""
 
     id: str
     step: str
@@ -63,37 +63,37 @@ class StepEvent(msgspec.Struct, frozen=True):
 
 
 def encode_event(event: RegistrationEvent | StepEvent) -> bytes:
-    """The body of the message that tells of it."""
+    """The body of the message for an event."""
     return msgspec.json.encode(event)
 
 
 def event_time(seconds: float) -> datetime:
-    """A time as events have it, in UTC and whole milliseconds."""
+    """A time for an event, in UTC and whole milliseconds."""
     return datetime.fromtimestamp(round(seconds * 1000) / 1000, UTC)
 
 
 def registrations_of(events: "DataFrame") -> "DataFrame":
-    """The registrations among events, with the columns of `REGISTRATION_FIELDS`."""
+    """The registrations, with the columns of `REGISTRATION_FIELDS`."""
     return events.where("registration IS NOT NULL").select("registration.*")
 
 
 def steps_of(events: "DataFrame") -> "DataFrame":
-    """The steps among events, with the columns of `STEP_FIELDS`."""
+    """The steps, with the columns of `STEP_FIELDS`."""
     return events.where("step IS NOT NULL").select("step.*")
 
 
 def unreadable(events: "DataFrame") -> "DataFrame":
-    """Messages of both topics that are no events, as they came, with the reason."""
+    """The messages that are not valid events, unchanged, with the reason."""
     return events.where(f"{REASON} IS NOT NULL").drop("registration", "step")
 
 
 def events_of(
     messages: "DataFrame", registrations: str = REGISTRATIONS, steps: str = STEPS
 ) -> "DataFrame":
-    """The messages with three more columns, of which one is not null: `registration` and `step`
-    with the fields of one, and the `reason` why it is neither.
+    """The messages with the columns `registration`, `step` and `reason`; one of them is not null.
 
-    All in one pass: a stream is read once, whatever is taken from it.
+    `registration` and `step` contain the fields of the event, `reason` says why a message is
+    neither. A single DataFrame for all three, so that a stream is read once.
     """
     from pyspark.sql import functions as f
 
@@ -104,21 +104,23 @@ def events_of(
     rows = messages
     for kind, (topic, fields, time) in kinds.items():
         schema = BodySchema.parse(fields)
-        is_one = f.col("topic") == topic
+        is_kind = f.col("topic") == topic
         values = {field.name: schema.value(field) for field in schema.fields}
-        told = f.unix_micros(values[time])
-        ahead = told > f.unix_micros("store_timestamp") + AHEAD_SECONDS_MAX * 1_000_000
-        is_named = values["id"].rlike(_ID)
+        ahead = (
+            f.unix_micros(values[time])
+            > f.unix_micros("store_timestamp") + AHEAD_SECONDS_MAX * 1_000_000
+        )
+        has_valid_id = values["id"].rlike(_ID)
         reason = (
             f.when(f.col(BAD), schema.reason())
-            .when(~is_named, f.lit(_NO_ID))
-            .when(ahead, f.concat(f.lit(f"{time} lies ahead: "), values[time].cast("string")))
+            .when(~has_valid_id, f.lit(_INVALID_ID))
+            .when(ahead, f.concat(f.lit(f"{time} is in the future: "), values[time].cast("string")))
         )
-        fits = is_one & ~f.col(BAD) & is_named & ~ahead
+        is_valid = is_kind & ~f.col(BAD) & has_valid_id & ~ahead
         rows = schema.parsed(rows).withColumns(
             {
-                kind: f.when(fits, f.struct(*(v.alias(name) for name, v in values.items()))),
-                f"{REASON}_{kind}": f.when(is_one, reason),
+                kind: f.when(is_valid, f.struct(*(v.alias(name) for name, v in values.items()))),
+                f"{REASON}_{kind}": f.when(is_kind, reason),
             }
         )
     reasons = [f.col(f"{REASON}_{kind}") for kind in kinds]

@@ -1,4 +1,4 @@
-"""The tables of pipeline `registration` as a picture: registrations, latencies, stuck users."""
+"""A chart of the tables of pipeline `registration`: counts, latencies, stuck users."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,12 +28,12 @@ _WIDTH: Final = 10
 
 @dataclass(frozen=True, slots=True)
 class RegistrationStatistics:
-    """What the tables say, by minute."""
+    """The tables of counts and latencies, by minute."""
 
     counts: Mapping[tuple[datetime, str, str], int]
-    """Minute, channel and outcome → registrations."""
+    """Registrations by minute, channel and outcome."""
     latencies: Mapping[tuple[datetime, str], Mapping[str, Any]]
-    """Minute and step → the other columns."""
+    """The other columns by minute and step."""
 
     @property
     def minutes(self) -> list[datetime]:
@@ -41,7 +41,7 @@ class RegistrationStatistics:
 
 
 def read_statistics(spark: "SparkSession", output: str) -> RegistrationStatistics:
-    """The tables below `output`, which must have rows; raises LakeDamaged for doubled ones."""
+    """Read the tables below `output`; raises LakeDamaged if rows are duplicated."""
     counts = _read(spark, output, COUNTS, "channel", "outcome")
     latencies = _read(spark, output, LATENCIES, "step")
     return RegistrationStatistics(
@@ -51,15 +51,15 @@ def read_statistics(spark: "SparkSession", output: str) -> RegistrationStatistic
 
 
 def _read(spark: "SparkSession", output: str, table: str, *key: str) -> dict[Any, dict[str, Any]]:
-    """Rows by minute and the other columns of their key."""
+    """The rows of a table by minute and the other key columns."""
     from pyspark.sql import functions as f
 
     path = table_path(output, table)
-    # As a number: a time would be taken for one of the session's zone.
+    # As a number, because a timestamp would be converted to the time zone of the session.
     rows = spark.read.parquet(path).withColumn("minute", f.unix_seconds("minute")).collect()
     found = {(_time(row.minute), *(row[name] for name in key)): row.asDict() for row in rows}
     if len(found) < len(rows):
-        raise LakeDamaged(f"{path} has rows twice: {len(rows):,} rows, {len(found):,} keys")
+        raise LakeDamaged(f"{path} has duplicate rows: {len(rows):,} rows, {len(found):,} keys")
     return found
 
 
@@ -70,44 +70,46 @@ def _time(seconds: int) -> datetime:
 def draw(
     statistics: RegistrationStatistics, path: Path, *, title: str, steps: Sequence[str] = STEP_NAMES
 ) -> None:
-    """Write the picture; the name's ending says in which format (png, svg, pdf)."""
+    """Write the chart; the suffix of the path selects the format (png, svg, pdf)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     figure = Figure(figsize=(_WIDTH, _HEIGHT), layout="constrained")
     FigureCanvasAgg(figure)
-    above, middle, below = figure.subplots(3, 1, sharex=True, height_ratios=(3, 3, 1.4))
+    counts_axes, latency_axes, stuck_axes = figure.subplots(
+        3, 1, sharex=True, height_ratios=(3, 3, 1.4)
+    )
     minutes = statistics.minutes
     labels = [f"{minute:%H:%M}" for minute in minutes]
-    places = range(len(minutes))
+    positions = range(len(minutes))
 
     heights = [0] * len(minutes)
     for label, color, values in _bars(statistics):
-        above.bar(places, values, bottom=heights, color=color, label=label)
+        counts_axes.bar(positions, values, bottom=heights, color=color, label=label)
         heights = [sum(pair) for pair in zip(heights, values, strict=True)]
-    above.set_ylabel("registrations per minute")
-    above.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
+    counts_axes.set_ylabel("registrations per minute")
+    counts_axes.yaxis.set_major_formatter(StrMethodFormatter("{x:,.0f}"))
 
     for color, step in zip(cycle(STEP_COLORS), steps, strict=False):
         for percentile, style in (("p50_ms", ":"), ("p95_ms", "-"), ("p99_ms", "--")):
             values_s = [_seconds(statistics, minute, step, percentile) for minute in minutes]
             name = f"{step}, {percentile.removesuffix('_ms')}"
-            middle.plot(places, values_s, style, marker=".", color=color, label=name)
-        missing = [_figure(statistics, minute, step, "missing") for minute in minutes]
+            latency_axes.plot(positions, values_s, style, marker=".", color=color, label=name)
+        missing = [_value(statistics, minute, step, "missing") for minute in minutes]
         shift = (steps.index(step) - (len(steps) - 1) / 2) * 0.8 / len(steps)
-        bars = [place + shift for place in places]
-        below.bar(bars, missing, width=0.8 / len(steps), color=color, label=step)
-    middle.set_yscale("log")
-    middle.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    middle.yaxis.set_minor_formatter(NullFormatter())
-    middle.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
-    middle.set_ylabel("seconds until the step is done")
-    below.set_ylabel("users stuck")
-    below.yaxis.get_major_locator().set_params(integer=True)
-    below.set_xticks(places, labels, rotation=45)
-    below.set_xlabel("minute of the registration (UTC)")
-    for axes in (above, middle, below):
+        bars = [position + shift for position in positions]
+        stuck_axes.bar(bars, missing, width=0.8 / len(steps), color=color, label=step)
+    latency_axes.set_yscale("log")
+    latency_axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    latency_axes.yaxis.set_minor_formatter(NullFormatter())
+    latency_axes.yaxis.set_major_locator(LogLocator(subs=(1, 3)))
+    latency_axes.set_ylabel("seconds until the step is done")
+    stuck_axes.set_ylabel("users stuck")
+    stuck_axes.yaxis.get_major_locator().set_params(integer=True)
+    stuck_axes.set_xticks(positions, labels, rotation=45)
+    stuck_axes.set_xlabel("minute of the registration (UTC)")
+    for axes in (counts_axes, latency_axes, stuck_axes):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", alpha=0.3)
         axes.legend(fontsize="x-small", ncols=3, loc="upper right")
@@ -116,7 +118,7 @@ def draw(
 
 
 def _bars(statistics: RegistrationStatistics) -> Iterator[tuple[str, str, list[int]]]:
-    """Accepted users by channel, all others by outcome: a label, a colour and the heights."""
+    """Label, colour and heights: accepted users by channel, all others by outcome."""
     kinds: dict[tuple[bool, str], Counter[datetime]] = {}
     for (minute, channel, outcome), count in statistics.counts.items():
         key = (False, channel) if outcome == ACCEPTED else (True, outcome)
@@ -126,12 +128,12 @@ def _bars(statistics: RegistrationStatistics) -> Iterator[tuple[str, str, list[i
         yield label, next(colors[is_other]), [minutes[minute] for minute in statistics.minutes]
 
 
-def _figure(statistics: RegistrationStatistics, minute: datetime, step: str, column: str) -> float:
-    """NaN where there is none: nothing is drawn there."""
+def _value(statistics: RegistrationStatistics, minute: datetime, step: str, column: str) -> float:
+    """A value of a table, or NaN, which is not drawn."""
     row = statistics.latencies.get((minute, step))
     value = None if row is None else row[column]
     return float("nan") if value is None else float(value)
 
 
 def _seconds(statistics: RegistrationStatistics, minute: datetime, step: str, column: str) -> float:
-    return max(_figure(statistics, minute, step, column) / 1000, 0.001)
+    return max(_value(statistics, minute, step, column) / 1000, 0.001)

@@ -1,14 +1,14 @@
-"""Pipeline `registration`: who registers, how long the steps after it take, and who is stuck.
+"""Pipeline `registration`: counts registrations, measures their steps, and sends alerts.
 
     <output>/counts       registrations for each minute, channel and outcome
     <output>/latencies    for each minute and step: users, done, failed, missing, p50, p95, p99
-    <output>/unreadable   messages that are no events, with the reason
+    <output>/unreadable   messages that are not valid events, with the reason
     RegistrationAlerts    a message for each accepted user whose steps are not all done in time
 
-Three queries: each table belongs to one, and alerts are sent by the one of the latencies. All go by
-the time in the events. A minute is counted `late` after its end, and its latencies and alerts come
-`stuck_after` later. Each row of a table is there exactly once, whatever is killed when. Alerts come
-at least once, or with `delivery=transactional` exactly once.
+Each table has its own query; the query of the latencies also sends the alerts. All use the time in
+the events. A minute is counted `late` after its end, and its latencies and alerts follow
+`stuck_after` later. Each row of a table is written exactly once. Alerts are sent at least once, or
+exactly once with `delivery=transactional`.
 """
 
 from collections.abc import Mapping
@@ -41,15 +41,15 @@ DELIVERIES: Final = ("at-least-once", "transactional")
 
 
 def table_path(output: str, table: str) -> str:
-    """Where a table's Parquet files are."""
+    """The directory of a table's Parquet files."""
     return f"{output.rstrip('/')}/{table}/data"
 
 
 @dataclass(frozen=True, slots=True)
-class Alerting:
-    """Sends alerts for the users of a batch that are stuck.
+class AlertSender:
+    """Sends an alert for each user of a batch who is stuck.
 
-    Batch 0 has none, and is written all the same: with it a transactional sink chooses its home.
+    Batch 0 is sent even without alerts, because a transactional sink then chooses its broker.
     """
 
     sink: Mapping[str, str]
@@ -61,11 +61,10 @@ class Alerting:
 
 
 def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
-    """The pipeline's function."""
+    """Start the three queries."""
     late_ms, stuck_after_ms = _duration_ms(job, "late"), _duration_ms(job, "stuck_after")
     names = _step_names(job)
-    of_users, of_steps = job["registrations"], job["steps"]
-    both = f"{of_users},{of_steps}"
+    topics = f"{job['registrations']},{job['steps']}"
     writers = {
         table: TableWriter(spark, f"{job['output'].rstrip('/')}/{table}", _checkpoint(job, table))
         for table in (COUNTS, LATENCIES, UNREADABLE)
@@ -77,26 +76,28 @@ def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
             "--stuck-after": f"{stuck_after_ms} ms",
         }
     )
-    counted = events.registrations_of(_events(spark, job, of_users))
+    registrations = events.registrations_of(_events(spark, job, job["registrations"]))
     users = tables.journeys(
-        _events(spark, job, both, progress=True),
+        _events(spark, job, topics, commit=True),
         stuck_after_ms=stuck_after_ms,
         late_ms=late_ms,
         names=names,
     )
-    alerting = Alerting(_sink_options(job, writers[LATENCIES].query))
-    unreadable = events.unreadable(_events(spark, job, both))
+    alerts = AlertSender(_sink_options(job, writers[LATENCIES].query))
+    unreadable = events.unreadable(_events(spark, job, topics))
     return start_queries(
-        lambda: writers[COUNTS].start(tables.counts(counted, late_ms=late_ms), job.trigger, COUNTS),
+        lambda: writers[COUNTS].start(
+            tables.counts(registrations, late_ms=late_ms), job.trigger, COUNTS
+        ),
         lambda: writers[LATENCIES].start(
-            users, job.trigger, LATENCIES, transform=tables.latencies, before_commit=alerting.send
+            users, job.trigger, LATENCIES, transform=tables.latencies, before_commit=alerts.send
         ),
         lambda: writers[UNREADABLE].start(unreadable, job.trigger, UNREADABLE),
     )
 
 
 def verify(job: PipelineJob) -> None:
-    """Raise what is wrong with options, servers or topics."""
+    """Raise errors in options, servers or topics."""
     for name in ("late", "stuck_after"):
         _duration_ms(job, name)
     _step_names(job)
@@ -110,10 +111,10 @@ def verify(job: PipelineJob) -> None:
 
 
 def _events(
-    spark: "SparkSession", job: PipelineJob, topics: str, *, progress: bool = False
+    spark: "SparkSession", job: PipelineJob, topics: str, *, commit: bool = False
 ) -> "DataFrame":
     options = _source_options(job, topics)
-    if progress and job["group"] is not None:
+    if commit and job["group"] is not None:
         options["commitGroup"] = job["group"]
     return events.events_of(job.stream(spark, **options), job["registrations"], job["steps"])
 
@@ -140,7 +141,7 @@ def _sink_options(job: PipelineJob, query: str) -> dict[str, str]:
 
 
 def _check_alerts(job: PipelineJob) -> None:
-    """Raise NoRoute where the topic is missing: without it the first alert would end the query."""
+    """Raise NoRoute if the topic of the alerts does not exist; the first alert would fail."""
     with connect_admin(job.connection) as admin:
         admin.route(job["alerts"])
 
@@ -152,7 +153,7 @@ def _duration_ms(job: PipelineJob, name: str) -> int:
 def _step_names(job: PipelineJob) -> tuple[str, ...]:
     names = tuple(name.strip() for name in job["names"].split(","))
     if "" in names or len(set(names)) < len(names):
-        raise BadSetting(f"--names: {job['names']!r} has an empty name or one twice")
+        raise BadSetting(f"--names: {job['names']!r} has an empty or a duplicate name")
     return names
 
 
@@ -162,32 +163,34 @@ def _checkpoint(job: PipelineJob, table: str) -> str | None:
 
 PIPELINE: Final = Pipeline(
     name="registration",
-    summary="Registrations by minute, latencies of the steps after them, alerts for stuck users.",
+    summary="Count registrations, measure the steps that follow them, and send alerts.",
     options=(
-        Option("output", "Directory of the tables: a path, or hdfs://…, s3a://….", required=True),
+        Option("output", "Directory of the tables: a path, hdfs://… or s3a://….", required=True),
         Option("registrations", "Topic of the registrations.", default=events.REGISTRATIONS),
         Option("steps", "Topic of the steps.", default=events.STEPS),
-        Option("alerts", "Topic that alerts go to; it must exist.", default=events.ALERTS),
+        Option("alerts", "Topic for alerts; it must exist.", default=events.ALERTS),
         Option(
             "names",
-            "The steps that every accepted user should come to, commas between.",
+            "Steps that every accepted user should complete, separated by commas.",
             default=",".join(events.STEP_NAMES),
         ),
-        Option("late", "So far an event may be behind the newest one: 30s, 2m, 1h.", default=LATE),
         Option(
-            "stuck_after", "An accepted user may wait so long for the steps.", default=STUCK_AFTER
+            "late", "How far an event may be behind the newest event: 30s, 2m, 1h.", default=LATE
         ),
-        Option("delivery", "Of the alerts.", default=DELIVERIES[0], choices=DELIVERIES),
+        Option(
+            "stuck_after", "How long an accepted user may wait for the steps.", default=STUCK_AFTER
+        ),
+        Option("delivery", "Delivery of the alerts.", default=DELIVERIES[0], choices=DELIVERIES),
         Option(
             "start",
             "Where new tables begin: earliest, latest, or offsets as JSON.",
             default="earliest",
         ),
-        Option("max_rows", "At most so many messages in a batch.", kind=int),
-        Option("group", "Show progress as this consumer group."),
+        Option("max_rows", "Maximum number of messages per batch.", kind=int),
+        Option("group", "Commit the progress as this consumer group."),
         Option(
             "skip_lost",
-            "Go on where messages were deleted before they were read.",
+            "Continue if messages were deleted before they were read.",
             kind=bool,
             default=False,
         ),
@@ -199,9 +202,11 @@ PIPELINE: Final = Pipeline(
             "Users, done, failed, missing and percentiles in "
             "milliseconds, by minute of the registration and step.",
         ),
-        PipelineOutput("{output}/unreadable/data", "Messages that are no events, with the reason."),
         PipelineOutput(
-            "topic {alerts}", "Accepted users with a step missing; the tag is the step."
+            "{output}/unreadable/data", "Messages that are not valid events, with the reason."
+        ),
+        PipelineOutput(
+            "topic {alerts}", "Accepted users with a missing step; the tag is the step."
         ),
     ),
     start=start,
