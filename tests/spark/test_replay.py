@@ -1,4 +1,4 @@
-"""The pipeline `replay` on real servers; what needs no Spark is in tests/unit."""
+"""The pipeline `replay` with real servers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from penstock import Admin, Message, ReceivedMessage
 from penstock.errors import BadSetting, NoRoute, PipelineFailed
 from penstock.spark.pipelines.replay import replay_run, selection
-from penstock.spark.pipelines.replay.pace import Pace, Pacer, Slice
+from penstock.spark.pipelines.replay.pace import Pace, Pacer, ReplaySlice
 from penstock.spark.pipelines.replay.replay_pipeline import replay
 from penstock.spark.pipelines.running import find_pipeline, run_pipeline
 from tests.compat.penstock import Up
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 CLOCK_MS = 20
-"""A wait may end so much early."""
+"""A wait may end this much early."""
 
 
 def run(
     spark: SparkSession, house: Up, checkpoint: Path | None = None, *, ctrl_c_at: str = "never",
     **options: Any,
 ) -> list[str]:  # fmt: skip
-    """Run the pipeline to its end, or until Ctrl-C as it says something; what it said."""
+    """Run the pipeline, with Ctrl-C at a given line if there is one; returns its lines."""
     said: list[str] = []
 
     def say(line: str) -> None:
@@ -62,7 +62,7 @@ def run(
 def driver(
     house: Up, checkpoint: Path, *flags: str, **options: str
 ) -> Iterator[subprocess.Popen[str]]:
-    """`penstock pipeline run replay` as a process that is sending; killed at the end."""
+    """`penstock pipeline run replay` as a process that has started to send; killed at the end."""
     command = [
         *(str(Path(sys.executable).with_name("penstock")), "pipeline", "run", "replay"),
         *("-n", house.address, "--master", "local[1]", "--checkpoint", str(checkpoint)),
@@ -86,11 +86,11 @@ def driver(
 
 
 def origins(messages: list[ReceivedMessage]) -> Counter[str]:
-    """By the mark that tells which message each of them is a copy of."""
+    """How often each original was sent."""
     return Counter(each.properties[selection.PROPERTY_MESSAGE_ID] for each in messages)
 
 
-def test_a_topic_is_replayed_with_marks_and_each_queue_in_its_order(
+def test_a_topic_is_replayed_with_properties_and_each_queue_in_order(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     source, target = create_topic(house, fresh, 3), create_topic(house, f"{fresh}-to", 4)
@@ -112,15 +112,15 @@ def test_a_topic_is_replayed_with_marks_and_each_queue_in_its_order(
         at[f"{broker}:{queue}"].append((copy.queue_id, int(offset)))
     assert len(at) == 3
     for places in at.values():
-        assert len({queue for queue, _ in places}) == 1, "a queue stays together"
+        assert len({queue for queue, _ in places}) == 1, "messages of a queue go to one queue"
         assert [offset for _, offset in places] == sorted(offset for _, offset in places)
-    assert "run r1: all 120 messages are sent" in said
+    assert "run r1: all 120 messages were sent" in said
     assert not (tmp_path / "r1" / "rows").exists()
 
     again = run(spark, house, tmp_path, topics=source, target=target, run="r1")
-    assert again[-1] == "run r1: all 120 messages are sent"
-    assert len(read_topic(house, target, 120)) == 120, "a run that is done sends nothing more"
-    with pytest.raises(BadSetting, match="was begun with --tags not given, this is even"):
+    assert again[-1] == "run r1: all 120 messages were sent"
+    assert len(read_topic(house, target, 120)) == 120, "a finished run sends nothing"
+    with pytest.raises(BadSetting, match="without --tags, but is continued with --tags even"):
         run(spark, house, tmp_path, topics=source, target=target, run="r1", tags="even")
 
 
@@ -154,13 +154,13 @@ def test_a_lake_is_replayed_by_time_key_tag_and_condition(
     assert "21 messages, " in text
     assert f"  {source}  " in text and "  odd  21 rows" in text  # noqa: PT018
     assert "body='keys'" in text
-    assert "2 times as fast as it was" in said[-1] and "nothing was sent" in said[-1]  # noqa: PT018
+    assert "at 2 times the original pace" in said[-1] and "nothing was sent" in said[-1]  # noqa: PT018
     assert len(read_topic(house, target, sent)) == sent
-    with pytest.raises(PipelineFailed, match=r"none of the messages is chosen; there are 41 mess"):
+    with pytest.raises(PipelineFailed, match="no message is selected; the source has 41 mess"):
         run(spark, house, **common, keys="nobody")
     with pytest.raises(BadSetting, match=r"condition 'nonsense = 1'.*nonsense"):
         run(spark, house, **common, where="nonsense = 1")
-    with pytest.raises(BadSetting, match="is no lake"):
+    with pytest.raises(BadSetting, match="is not a lake"):
         run(spark, house, lake=str(tmp_path), target=target)
     (tmp_path / "data").mkdir()
     with pytest.raises(PipelineFailed, match="has no messages yet"):
@@ -170,13 +170,13 @@ def test_a_lake_is_replayed_by_time_key_tag_and_condition(
 
 
 @pytest.mark.proof
-def test_a_log_is_replayed_and_a_topic_does_not_feed_itself_by_accident(
+def test_a_log_is_replayed_and_sending_to_the_own_topic_needs_same_topic(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topic = create_topic(house, fresh, 2)
     send_numbers(house, topic, 20)
     store = store_of(house)
-    with pytest.raises(BadSetting, match=f"messages of {topic} would go to the topic"):
+    with pytest.raises(BadSetting, match=f"messages of {topic} would be sent to the topic"):
         run(spark, house, tmp_path, log=str(store), where=f"topic = '{topic}'", target=topic)
     run(
         spark, house, tmp_path, log=str(store), topics=topic, same_topic=True,
@@ -190,33 +190,33 @@ def test_a_log_is_replayed_and_a_topic_does_not_feed_itself_by_accident(
 @pytest.mark.parametrize(
     "delivery", ["at-least-once", pytest.param("transactional", marks=pytest.mark.proof)]
 )
-def test_a_run_that_failed_between_sending_and_noting_it_goes_on(
+def test_a_run_that_failed_before_recording_a_slice_is_continued(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     delivery: str,
 ) -> None:  # fmt: skip
     source, target = create_topic(house, fresh, 2), create_topic(house, f"{fresh}-to", 2)
     send_numbers(house, source, 30)
-    mark = replay_run.Book.mark
+    mark_sent = replay_run.RunState.mark_sent
 
-    def fail(self: replay_run.Book, number: int) -> None:
+    def fail(self: replay_run.RunState, number: int) -> None:
         if number == 1:
-            raise PipelineFailed("the power is gone")
-        mark(self, number)
+            raise PipelineFailed("simulated failure")
+        mark_sent(self, number)
 
     options = {"topics": source, "target": target, "run": fresh, "delivery": delivery}
     with monkeypatch.context() as patch:
-        patch.setattr(replay_run.Book, "mark", fail)
-        with pytest.raises(PipelineFailed, match="the power is gone"):
+        patch.setattr(replay_run.RunState, "mark_sent", fail)
+        with pytest.raises(PipelineFailed, match="simulated failure"):
             run(spark, house, tmp_path, **options, slice_rows=10)
-    send_numbers(house, source, 5)  # they are not the run's: it has chosen
+    send_numbers(house, source, 5)  # not part of the run, which has already selected its messages
     said = run(spark, house, tmp_path, **options)
-    assert "going on after 1 of 3 slices" in said
+    assert "continuing after 1 of 3 slices" in said
     copies = origins(read_topic(house, target, 30))
     assert len(copies) == 30
     twice = 0 if delivery == "transactional" else 10
     assert sum(copies.values()) == 30 + twice
 
-    run(spark, house, tmp_path / "elsewhere", **options)  # the same name, and not the same run
+    run(spark, house, tmp_path / "elsewhere", **options)  # the same name, but a different run
     assert len(read_topic(house, target, 65 + twice)) == 65 + twice
 
 
@@ -224,7 +224,7 @@ def test_a_run_that_failed_between_sending_and_noting_it_goes_on(
 @pytest.mark.parametrize(
     "delivery", ["transactional", pytest.param("at-least-once", marks=pytest.mark.proof)]
 )
-def test_a_killed_driver_goes_on_without_the_source(
+def test_a_killed_run_is_continued_without_the_source(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path, delivery: str
 ) -> None:
     source, target = create_topic(house, fresh, 2), create_topic(house, f"{fresh}-to", 2)
@@ -236,20 +236,20 @@ def test_a_killed_driver_goes_on_without_the_source(
     chance = random.Random(seed)
     for _ in range(kills):
         with driver(house, tmp_path, "--slice-rows", "50", **options):
-            time.sleep(chance.uniform(0, 1))  # so that it dies anywhere in a slice
+            time.sleep(chance.uniform(0, 1))  # kill it at any step of a slice
     with Admin(house.address) as admin:
         admin.delete_topic(source)
     said = run(spark, house, tmp_path, **options)
-    assert any(line.startswith("going on after ") for line in said), f"seed {seed}"
+    assert any(line.startswith("continuing after ") for line in said), f"seed {seed}"
     found = origins(read_topic(house, target, count))
     assert found.keys() == originals, f"seed {seed}"
     if delivery == "at-least-once":
-        assert found.total() <= count + 50 * kills, f"seed {seed}: a slice each is sent again"
+        assert found.total() <= count + 50 * kills, f"seed {seed}: one slice per kill"
         return
     assert found.total() == count, f"seed {seed}"
 
 
-def test_ctrl_c_ends_the_choosing(
+def test_ctrl_c_cancels_the_selection(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
@@ -257,13 +257,13 @@ def test_ctrl_c_ends_the_choosing(
     slow = "reflect('java.lang.Thread', 'sleep', 150000L) IS NULL"  # longer than a test may take
     said = run(
         spark, house, tmp_path, topics=source, target=target, run="slow", where=slow,
-        ctrl_c_at="choosing messages",
+        ctrl_c_at="selecting messages",
     )  # fmt: skip
-    assert said[-1] == "stopped before the messages were chosen; nothing was sent"
+    assert said[-1] == "stopped before the messages were selected; nothing was sent"
     assert not (tmp_path / "slow" / "plan.json").exists()
 
 
-def test_a_limit_takes_the_first_of_what_is_sent_and_rows_need_a_time(
+def test_a_limit_takes_the_first_rows_and_rows_need_a_time(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = spark.sql(
@@ -271,19 +271,21 @@ def test_a_limit_takes_the_first_of_what_is_sent_and_rows_need_a_time(
         "cast(string(id) AS binary) body, timestamp_millis(1000 * (9 - id)) store_timestamp "
         "FROM range(10)"
     )
-    sent = selection.outgoing(rows, run="r", target="to", limit=4)
+    sent = selection.outgoing_rows(rows, run="r", target="to", limit=4)
     shown = selection.first_rows(rows, 4)
     wanted = [row.body for row in sent.collect()]
     assert [row.body for row in shown.collect()] == wanted
     monkeypatch.setattr(selection, "LIMIT_IN_MEMORY", 3)
     assert [row.body for row in selection.first_rows(rows, 4).collect()] == wanted
-    timeless = rows.selectExpr("* except (store_timestamp)", "timestamp(null) AS store_timestamp")
-    with pytest.raises(BadSetting, match="10 of the rows have no time"):
-        selection.survey(timeless)
+    without_time = rows.selectExpr(
+        "* except (store_timestamp)", "timestamp(null) AS store_timestamp"
+    )
+    with pytest.raises(BadSetting, match="10 rows have no timestamp"):
+        selection.survey(without_time)
 
 
 @pytest.mark.proof
-def test_gaps_are_kept_and_the_rate_too(
+def test_the_original_pace_and_the_rate_are_kept(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
@@ -294,13 +296,13 @@ def test_gaps_are_kept_and_the_rate_too(
         "timestamp_millis(1700000000000 + 120000 * (queue_offset div 3)) AS store_timestamp",
     )  # fmt: skip
     sent: list[tuple[float, int]] = []
-    began = Pacer.began
+    slice_started = Pacer.slice_started
 
-    def note(self: Pacer, each: Slice, now_ms: float) -> None:
+    def record(self: Pacer, each: ReplaySlice, now_ms: float) -> None:
         sent.append((now_ms, each.rows))
-        began(self, each, now_ms)
+        slice_started(self, each, now_ms)
 
-    monkeypatch.setattr(Pacer, "began", note)
+    monkeypatch.setattr(Pacer, "slice_started", record)
     sink, said = {"nameserver": house.address}, list[str]()
     pace = Pace(speed=100, step_ms=500)
     assert replay(
@@ -327,7 +329,7 @@ def test_gaps_are_kept_and_the_rate_too(
 
 
 @pytest.mark.proof
-def test_messages_can_be_sent_ahead_of_their_time(
+def test_messages_can_be_sent_as_timer_messages(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
@@ -343,11 +345,11 @@ def test_messages_can_be_sent_ahead_of_their_time(
     copies = read_topic(house, target, 3)
     assert [each.body for each in copies] == [b"0", b"1", b"2"]
     first, last = copies[0].store_ms, copies[-1].store_ms
-    assert last - first >= 3000, "they were delivered with the gaps, which the timer keeps"
+    assert last - first >= 3000, "the timer keeps the time between messages"
 
 
 @pytest.mark.proof
-def test_born_times_that_go_back_do_not_change_the_order_of_a_queue(
+def test_decreasing_born_times_do_not_change_the_order_of_a_queue(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
@@ -364,7 +366,7 @@ def test_born_times_that_go_back_do_not_change_the_order_of_a_queue(
 
 
 @pytest.mark.proof
-def test_ctrl_c_ends_a_replay_and_a_second_start_goes_on(
+def test_a_run_stopped_by_ctrl_c_is_continued(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     source, target = create_topic(house, fresh, 1), create_topic(house, f"{fresh}-to", 1)
@@ -375,8 +377,8 @@ def test_ctrl_c_ends_a_replay_and_a_second_start_goes_on(
         assert job.stderr is not None
         text = job.stderr.read()
         assert job.wait() == 0
-    assert "run stopped is stopped; the same with --run stopped goes on" in text, text
+    assert "run stopped was stopped; to continue it" in text, text
     assert len(origins(read_topic(house, target, 1))) < 40
     said = run(spark, house, tmp_path, **options)
-    assert any(line.startswith("going on after ") for line in said)
+    assert any(line.startswith("continuing after ") for line in said)
     assert origins(read_topic(house, target, 40)).total() == 40

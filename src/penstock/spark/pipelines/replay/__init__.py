@@ -1,4 +1,4 @@
-"""The `replay` pipeline: messages of a lake, a log or a topic sent again."""
+"""Pipeline `replay`: sends messages of a lake, a commit log or a topic again."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The options of pipeline `replay` as values: what is chosen, at which pace, into which topics."""
+"""The options of pipeline `replay` as values: selection, pace, source and sink."""
 
 import re
 from typing import Final
@@ -29,19 +29,20 @@ _FIXED: Final = (
     "delivery",
     "deliver",
 )
-"""The options that a run keeps for ever; its pace may change."""
+"""The options that can't be changed when a run is continued; the pace can."""
 
 
 def check_run(run: str) -> None:
-    """Raise BadSetting for what is no name of a run."""
+    """Raise BadSetting if this is not a valid name of a run."""
     if not _RUN.fullmatch(run) or run.startswith("."):
         raise BadSetting(
-            f"{run!r} is no name of a run", hint="up to 64 letters, digits, dots, - and _"
+            f"{run!r} is not a valid name of a run",
+            hint="use up to 64 letters, digits, '.', '-' and '_'; the first is not a dot",
         )
 
 
-def selection(job: PipelineJob) -> Selection:
-    """The options as a selection; raises BadSetting."""
+def selection_of(job: PipelineJob) -> Selection:
+    """The selected messages; raises BadSetting."""
     option_reader = job.option_reader("from", "until")
     return Selection(
         topics=_names(job, "topics", ","),
@@ -54,19 +55,19 @@ def selection(job: PipelineJob) -> Selection:
     )
 
 
-def _names(job: PipelineJob, option: str, between: str) -> tuple[str, ...]:
+def _names(job: PipelineJob, option: str, separator: str) -> tuple[str, ...]:
     if job[option] is None:
         return ()
-    names = tuple(name.strip() for name in job[option].split(between))
+    names = tuple(name.strip() for name in job[option].split(separator))
     if "" in names:
         raise BadSetting(f"--{option}: {job[option]!r} has an empty name")
     return names
 
 
 def pace_of(job: PipelineJob) -> Pace:
-    """The options as a pace; raises BadSetting."""
+    """The pace; raises BadSetting."""
     if job["speed"] is not None and job["pace"] == FAST:
-        raise BadSetting("--pace fast has no --speed", hint="leave one of them out")
+        raise BadSetting("--pace fast and --speed can't be combined", hint="remove one of them")
     is_original = job["pace"] == ORIGINAL or job["speed"] is not None
     speed = (job["speed"] if job["speed"] is not None else 1.0) if is_original else None
     return Pace(
@@ -78,24 +79,24 @@ def pace_of(job: PipelineJob) -> Pace:
 
 
 def sink_options(job: PipelineJob) -> dict[str, str]:
-    """What every slice is written with."""
+    """The options of the sink for every slice."""
     return {**job.connection, "delivery": job["delivery"]}
 
 
-def directory(job: PipelineJob, run: str) -> str:
-    """Where the run keeps its rows and notes."""
+def run_directory(job: PipelineJob, run: str) -> str:
+    """The directory of the run, for its rows and its progress."""
     if job.checkpoint is not None:
         return f"{job.checkpoint.rstrip('/')}/{run}"
     if job["lake"] is not None:
         return f"{job['lake'].rstrip('/')}/{REPLAYS}/{run}"
     raise BadSetting(
-        "--checkpoint is missing: a directory for the chosen messages and for what was sent",
-        hint="it needs room for the messages until they are sent; only a --lake has its own",
+        "--checkpoint is missing: a directory for the selected messages and the progress",
+        hint="it needs enough space for the messages; with --lake it is optional",
     )
 
 
-def about(job: PipelineJob) -> dict[str, str]:
-    """What a second start of a run must ask for too."""
+def fixed_options(job: PipelineJob) -> dict[str, str]:
+    """The options that must be the same when the run is continued."""
     return {
         "--" + name.replace("_", "-"): str(job[name])
         for name in _FIXED
@@ -104,9 +105,9 @@ def about(job: PipelineJob) -> dict[str, str]:
 
 
 def source_options(job: PipelineJob, chosen: Selection) -> dict[str, str]:
-    """What format `penstock` is asked for, narrowed as far as it can do that."""
+    """The options of the source, with as much of the selection as the source can apply."""
     options: dict[str, str] = {
-        # Only a condition can need more columns than are sent.
+        # Only a condition can need columns that are not sent.
         "columns": "*" if chosen.where is not None else ",".join((*DEFAULT_COLUMNS, "flag")),
     }
     if chosen.topics:

@@ -1,8 +1,8 @@
-"""How fast a replay goes: slices of messages, and when each of them is due.
+"""The pace of a replay: slices of messages, and when each slice is due.
 
-A slice is what one Spark job sends: at most so many rows, and where gaps are kept, those of one
-step of time. Slices go one after another, so within a slice messages go as fast as they can, and
-the step is how finely gaps are kept.
+A slice is sent by one Spark job. It has a maximum number of rows and, with the original pace, the
+messages of one time step. Slices are sent one after another, and the messages of a slice as fast as
+possible, so the step is the precision of the pace.
 """
 
 from dataclasses import dataclass
@@ -17,102 +17,105 @@ ORIGINAL: Final = "original"
 PACES: Final = (FAST, ORIGINAL)
 SLICE_ROWS: Final = 100_000
 STEP_MS: Final = 2_000
-"""A job of Spark's takes a few tenths of a second, so shorter steps would only fall behind."""
+"""A Spark job takes a few tenths of a second, so a replay with shorter steps would be late."""
 SLICES_MAX: Final = 500_000
 
 
-class Slice(msgspec.Struct, frozen=True):
-    """Messages that are sent by one job."""
+class ReplaySlice(msgspec.Struct, frozen=True):
+    """The messages that one Spark job sends; a part of `plan.json`."""
 
     number: int
     file: str
-    """The name of the staged file that has them."""
+    """The name of the staged file that contains them."""
     rows: int
     bytes: int
     first_ms: int
-    """The time of the first message, as the gaps count it."""
+    """The time of the first message, by which the pace is calculated."""
     last_ms: int
     begin_ms: int | None = None
-    """Only rows of the file from this time on, and before `end_ms`; None: all of them."""
+    """Only rows of the file from this time until before `end_ms`; None for all rows."""
     end_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What is kept of the time between messages."""
+    """How fast messages are sent."""
 
     speed: float | None = None
-    """1: gaps as they were, 2: half as long; None: no gaps, as fast as it goes."""
+    """Factor for the original pace; None to send as fast as possible."""
     rate: int | None = None
-    """At most so many rows in a second."""
+    """Maximum number of rows per second."""
     step_ms: int = STEP_MS
     slice_rows: int = SLICE_ROWS
 
     def __post_init__(self) -> None:
         if self.speed is not None and not 0 < self.speed <= 1_000_000:
             raise BadSetting(
-                f"the speed is {self.speed}", hint="1 keeps gaps as they were, 10 is ten times so"
+                f"the speed {self.speed} is out of range",
+                hint="1 is the original pace, 10 is ten times as fast",
             )
         for name in ("rate", "step_ms", "slice_rows"):
             value = getattr(self, name)
             if value is not None and value < 1:
-                raise BadSetting(f"{name} is {value}", hint="give 1 or more")
+                raise BadSetting(f"{name} is {value}", hint="it must be at least 1")
 
     @property
     def rows_max(self) -> int:
-        """The rows of a slice at most."""
+        """The maximum number of rows of a slice."""
         if self.rate is None:
             return self.slice_rows
         return max(1, min(self.slice_rows, self.rate * self.step_ms // 1000))
 
     @property
     def window_ms(self) -> int | None:
-        """The time of messages that a slice spans at most; None if it does not matter."""
+        """The maximum time span of the messages of a slice; None if there is no limit."""
         return None if self.speed is None else max(1, round(self.step_ms * self.speed))
 
-    def shifted_ms(self, time_ms: int, origin_ms: int) -> float:
-        """When a message is due after one of `origin_ms`."""
+    def delay_ms(self, time_ms: int, origin_ms: int) -> float:
+        """How long after a message of `origin_ms` a message of `time_ms` is due."""
         return 0.0 if self.speed is None else (time_ms - origin_ms) / self.speed
 
-    def takes_ms(self, *, rows: int, span_ms: int) -> float:
-        """How long so many rows over such a time take at least."""
+    def duration_min_ms(self, *, rows: int, span_ms: int) -> float:
+        """The minimum duration of a replay of this many rows over this time span."""
         by_rate = 0.0 if self.rate is None else rows / self.rate * 1000
-        return max(by_rate, self.shifted_ms(span_ms, 0))
+        return max(by_rate, self.delay_ms(span_ms, 0))
 
     def __str__(self) -> str:
         if self.speed is None:
-            text = "as fast as it goes"
+            text = "as fast as possible"
         elif self.speed == 1:
-            text = "with the gaps as they were"
+            text = "at the original pace"
         else:
-            text = f"{self.speed:g} times as fast as it was"
+            text = f"at {self.speed:g} times the original pace"
         return text if self.rate is None else f"{text}, at most {self.rate:,} rows/s"
 
 
 class Pacer:
-    """Says how long to wait before a slice. A replay that has fallen behind catches up with the
-    gaps, and never exceeds the rate."""
+    """Calculates how long to wait before each slice.
 
-    def __init__(self, pace: Pace, first: Slice, now_ms: float) -> None:
-        """`first` is the first slice that is sent now: its time is now."""
+    A replay that is late catches up with the original pace, but never exceeds the rate.
+    """
+
+    def __init__(self, pace: Pace, first: ReplaySlice, now_ms: float) -> None:
+        """`first` is the first slice to send, which is due now."""
         self._pace = pace
         self._origin_ms = first.first_ms
-        self._begun_ms = now_ms
-        self._free_ms = now_ms
+        self._started_ms = now_ms
+        self._next_ms = now_ms
 
-    def wait_ms(self, each: Slice, now_ms: float) -> float:
-        """Negative where it is late."""
-        due_ms = self._begun_ms + self._pace.shifted_ms(each.first_ms, self._origin_ms)
-        return max(due_ms, self._free_ms) - now_ms
+    def wait_ms(self, each: ReplaySlice, now_ms: float) -> float:
+        """How long to wait before this slice; negative if it is late."""
+        due_ms = self._started_ms + self._pace.delay_ms(each.first_ms, self._origin_ms)
+        return max(due_ms, self._next_ms) - now_ms
 
-    def began(self, each: Slice, now_ms: float) -> None:
-        """This slice is being sent."""
+    def slice_started(self, each: ReplaySlice, now_ms: float) -> None:
+        """Record that the sending of this slice has started."""
         if self._pace.rate is not None:
-            self._free_ms = now_ms + each.rows / self._pace.rate * 1000
+            self._next_ms = now_ms + each.rows / self._pace.rate * 1000
 
 
-def time_text(ms: float) -> str:
-    """A span for people."""
+def duration_text(ms: float) -> str:
+    """A duration as text."""
     seconds = ms / 1000
     if seconds < 60:
         return f"{seconds:.1f} s"

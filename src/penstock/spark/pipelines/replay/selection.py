@@ -1,8 +1,7 @@
-"""The rows of a replay, as functions on DataFrames: which are chosen, what they are, what is sent.
+"""Selects, counts and prepares the rows of a replay.
 
-They work on rows with the source's columns, wherever those come from. `topic`, `body` and the time
-that counts are needed. Without `broker`, `queue_id` and `queue_offset` nothing is known of queues,
-and the order is that of time.
+The functions work on any rows with the columns of the source. `topic`, `body` and the timestamp are
+required. Without `broker`, `queue_id` and `queue_offset` rows are ordered by time only.
 """
 
 from collections.abc import Sequence
@@ -11,26 +10,26 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.errors import BadSetting
-from penstock.spark.pipelines.replay.pace import time_text
+from penstock.spark.pipelines.replay.pace import duration_text
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
 TIMES: Final = {"store": "store_timestamp", "born": "born_timestamp"}
-MARK: Final = "PENSTOCK_REPLAY_"
-PROPERTY_RUN: Final = f"{MARK}RUN"
-PROPERTY_TOPIC: Final = f"{MARK}TOPIC"
-PROPERTY_MESSAGE_ID: Final = f"{MARK}MESSAGE_ID"
-PROPERTY_OFFSET: Final = f"{MARK}OFFSET"
+PROPERTY_PREFIX: Final = "PENSTOCK_REPLAY_"
+PROPERTY_RUN: Final = f"{PROPERTY_PREFIX}RUN"
+PROPERTY_TOPIC: Final = f"{PROPERTY_PREFIX}TOPIC"
+PROPERTY_MESSAGE_ID: Final = f"{PROPERTY_PREFIX}MESSAGE_ID"
+PROPERTY_OFFSET: Final = f"{PROPERTY_PREFIX}OFFSET"
 """`broker:queue:offset` of the original."""
-PROPERTY_STORED: Final = f"{MARK}STORED"
-"""When the original was stored, in milliseconds since 1970."""
+PROPERTY_STORED: Final = f"{PROPERTY_PREFIX}STORED"
+"""The store time of the original, in milliseconds since 1970."""
 
 TIME: Final = "replay_time"
-PLACE: Final = "replay_place"
+POSITION: Final = "replay_place"
 ORIGIN: Final = "replay_origin"
-ORDER: Final = (TIME, "queue_key", PLACE)
-"""The order of a whole replay. Times never go back within a queue, so it is a queue's order too."""
+ORDER: Final = (TIME, "queue_key", POSITION)
+"""The order of a replay. Within a queue the time never decreases, so queues keep their order."""
 SENT: Final = ("topic", "body", "tags", "keys", "properties", "flag")
 _QUEUE: Final = ("broker", "queue_id", "queue_offset")
 _DAY_US: Final = 86_400_000_000
@@ -42,37 +41,37 @@ _BODY_CHARS: Final = 60
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """Which messages; what is not given does not matter."""
+    """Which messages are replayed; conditions that are not given do not apply."""
 
     topics: tuple[str, ...] = ()
     from_ms: int | None = None
     until_ms: int | None = None
-    """Before this moment."""
+    """End of the time range, exclusive."""
     by: str = "store"
-    """Which time counts: one of `TIMES`."""
+    """The time of a message: one of `TIMES`."""
     keys: tuple[str, ...] = ()
-    """Messages with one of these among their keys."""
+    """Only messages that have one of these keys."""
     tags: tuple[str, ...] = ()
     where: str | None = None
     """An SQL condition on the columns."""
 
     def __post_init__(self) -> None:
         if self.by not in TIMES:
-            raise BadSetting(f"the time is {self.by!r}", hint=f"one of {', '.join(TIMES)}")
+            raise BadSetting(f"{self.by!r} is not a time", hint=f"use one of {', '.join(TIMES)}")
         if self.from_ms is not None and self.until_ms is not None and self.from_ms >= self.until_ms:
             raise BadSetting(
-                f"the range is empty: it begins {moment(self.from_ms)} and ends "
-                f"{moment(self.until_ms)}",
-                hint="the end is after the beginning, and does not belong to the range",
+                f"the time range from {time_text(self.from_ms)} until "
+                f"{time_text(self.until_ms)} is empty",
+                hint="the end must be after the start; it is exclusive",
             )
 
     @property
     def time(self) -> str:
-        """The column with the time that counts."""
+        """The column with the time of a message."""
         return TIMES[self.by]
 
     def of(self, rows: "DataFrame") -> "DataFrame":
-        """The rows that are chosen; raises BadSetting for columns that are missing."""
+        """The selected rows; raises BadSetting if columns are missing."""
         from pyspark.errors import AnalysisException, ParseException
         from pyspark.sql import functions as f
 
@@ -95,8 +94,8 @@ class Selection:
             except (AnalysisException, ParseException) as error:
                 reason = str(error).strip().partition("\n")[0]
                 raise BadSetting(
-                    f"the condition {self.where!r}: {reason}",
-                    hint=f"an SQL condition on {', '.join(rows.columns)}",
+                    f"the condition {self.where!r} is not valid: {reason}",
+                    hint=f"use an SQL condition on {', '.join(rows.columns)}",
                 ) from error
         return rows
 
@@ -105,95 +104,100 @@ def _check_columns(rows: "DataFrame", needed: Sequence[str]) -> None:
     for name in needed:
         if name not in rows.columns:
             raise BadSetting(
-                f"the rows have no column {name!r}, they have {', '.join(rows.columns)}",
-                hint="a lake must have been written with it; bodies that --schema took apart can "
-                "be put together by to_json in Python and replayed from there",
+                f"the rows have no column {name!r}; they have {', '.join(rows.columns)}",
+                hint="a lake must have been written with this column; rows that were written with "
+                "--schema can be replayed from Python after to_json",
             )
 
 
-def outgoing(
+def outgoing_rows(
     rows: "DataFrame", *, run: str, target: str | None, by: str = "store", limit: int | None = None
 ) -> "DataFrame":
-    """What is sent for these rows, marked, in columns of the sink and with `ORDER`; `target` None
-    sends each row to its own topic. Delays that were over are not repeated."""
+    """The rows to send, with the columns of the sink and of `ORDER`.
+
+    Properties of the replay are added. Without `target` each row is sent to its own topic. Delays
+    are not repeated.
+    """
     from pyspark.sql import functions as f
 
     columns = set(rows.columns)
-    made = _placed(rows, by).select(
+    prepared = _with_order(rows, by).select(
         f.lit(target).alias("topic") if target is not None else f.col("topic"),
         f.col("topic").alias(ORIGIN),
         *(name for name in SENT if name in columns - {"topic", "properties"}),
         _properties(columns, run).alias("properties"),
         *ORDER,
     )
-    return made.orderBy(*ORDER) if limit is None else _first(made, limit)
+    return prepared.orderBy(*ORDER) if limit is None else _first(prepared, limit)
 
 
 def first_rows(rows: "DataFrame", limit: int, *, by: str = "store") -> "DataFrame":
-    """Those that `outgoing` sends with the same limit, as they are."""
-    return _first(_placed(rows, by), limit).select(*rows.columns)
+    """The rows that `outgoing_rows` sends with the same limit, unchanged."""
+    return _first(_with_order(rows, by), limit).select(*rows.columns)
 
 
-def _first(placed: "DataFrame", limit: int) -> "DataFrame":
-    """Spark holds as many as a limit in memory. Numbering them takes disk instead, and one task."""
+def _first(ordered: "DataFrame", limit: int) -> "DataFrame":
+    """The first rows. Spark keeps a limit in memory; numbering uses one task and disk instead."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
     if limit <= LIMIT_IN_MEMORY:
-        return placed.orderBy(*ORDER).limit(limit)
+        return ordered.orderBy(*ORDER).limit(limit)
     number = f.row_number().over(Window.orderBy(*ORDER))
-    numbered = placed.withColumn("replay_number", number).where(f.col("replay_number") <= limit)
+    numbered = ordered.withColumn("replay_number", number).where(f.col("replay_number") <= limit)
     return numbered.drop("replay_number").orderBy(*ORDER)
 
 
-def _placed(rows: "DataFrame", by: str) -> "DataFrame":
+def _with_order(rows: "DataFrame", by: str) -> "DataFrame":
     """The rows with the columns of `ORDER`."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
-    is_placed = set(rows.columns).issuperset(_QUEUE)
-    place = f.col("queue_offset") if is_placed else f.lit(0).cast("bigint")
-    key = f.concat_ws("|", "topic", "broker", "queue_id") if is_placed else f.lit(None)
-    made = rows.withColumns({"queue_key": key.cast("string"), PLACE: place, TIME: f.col(TIMES[by])})
-    if not is_placed:
-        return made
-    so_far = Window.partitionBy("queue_key").orderBy(PLACE)
-    return made.withColumn(TIME, f.max(TIME).over(so_far))
+    has_queue = set(rows.columns).issuperset(_QUEUE)
+    position = f.col("queue_offset") if has_queue else f.lit(0).cast("bigint")
+    key = f.concat_ws("|", "topic", "broker", "queue_id") if has_queue else f.lit(None)
+    ordered = rows.withColumns(
+        {"queue_key": key.cast("string"), POSITION: position, TIME: f.col(TIMES[by])}
+    )
+    if not has_queue:
+        return ordered
+    so_far = Window.partitionBy("queue_key").orderBy(POSITION)
+    return ordered.withColumn(TIME, f.max(TIME).over(so_far))
 
 
 def check_times(missing: int) -> None:
-    """Raise BadSetting for rows whose place in time nobody knows."""
+    """Raise BadSetting if rows have no time."""
     if missing:
         raise BadSetting(
-            f"{missing:,} of the rows have no time to be sent by",
-            hint="leave them out by a condition: store_timestamp IS NOT NULL",
+            f"{missing:,} rows have no timestamp",
+            hint="exclude them by a condition: store_timestamp IS NOT NULL",
         )
 
 
 def _properties(columns: set[str], run: str) -> "Column":
-    """Those of the original, without marks of a replay before, and with this one's."""
+    """The properties of the original with those of this replay, without those of earlier ones."""
     from pyspark.sql import functions as f
 
-    marks = {PROPERTY_RUN: f.lit(run), PROPERTY_TOPIC: f.col("topic")}
+    added = {PROPERTY_RUN: f.lit(run), PROPERTY_TOPIC: f.col("topic")}
     if "message_id" in columns:
-        marks[PROPERTY_MESSAGE_ID] = f.col("message_id")
+        added[PROPERTY_MESSAGE_ID] = f.col("message_id")
     if columns.issuperset(_QUEUE):
         broker = f.coalesce("broker", f.lit(""))
-        marks[PROPERTY_OFFSET] = f.concat_ws(":", broker, "queue_id", "queue_offset")
+        added[PROPERTY_OFFSET] = f.concat_ws(":", broker, "queue_id", "queue_offset")
     if "store_timestamp" in columns:
-        marks[PROPERTY_STORED] = f.unix_millis("store_timestamp").cast("string")
-    pairs = [part for name, value in marks.items() for part in (f.lit(name), value)]
-    own = f.map_filter(f.create_map(*pairs), lambda _, value: value.isNotNull())
+        added[PROPERTY_STORED] = f.unix_millis("store_timestamp").cast("string")
+    pairs = [part for name, value in added.items() for part in (f.lit(name), value)]
+    added_map = f.map_filter(f.create_map(*pairs), lambda _, value: value.isNotNull())
     if "properties" not in columns:
-        return own
-    kept = f.map_filter("properties", lambda name, _: ~name.startswith(MARK))
+        return added_map
+    kept = f.map_filter("properties", lambda name, _: ~name.startswith(PROPERTY_PREFIX))
     empty = f.expr("cast(map() as map<string,string>)")
-    return f.map_concat(f.coalesce(kept, empty), own)
+    return f.map_concat(f.coalesce(kept, empty), added_map)
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """The messages of one topic, date and tag."""
+class MessageGroup:
+    """The number of messages of one topic, date and tag."""
 
     topic: str
     date: str
@@ -206,42 +210,42 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What there is to send."""
+    """A summary of the selected messages."""
 
     rows: int
     bytes: int
     first_ms: int
     last_ms: int
     topics: tuple[str, ...]
-    groups: tuple[Group, ...]
-    """The largest ones, `GROUPS_MAX` at most."""
+    groups: tuple[MessageGroup, ...]
+    """The largest groups, up to `GROUPS_MAX`."""
     groups_count: int
     samples: tuple[str, ...]
-    """The first few, a line each."""
+    """The first messages, one line each."""
 
     @property
     def span(self) -> str:
-        """For people."""
+        """The number, size and time range of the messages."""
         return (
-            f"{self.rows:,} messages, {self.bytes:,} bytes, from {moment(self.first_ms)} to "
-            f"{moment(self.last_ms)} ({time_text(self.last_ms - self.first_ms)})"
+            f"{self.rows:,} messages, {self.bytes:,} bytes, from {time_text(self.first_ms)} to "
+            f"{time_text(self.last_ms)} ({duration_text(self.last_ms - self.first_ms)})"
         )
 
     def lines(self) -> list[str]:
-        """All of it for people."""
+        """The summary as lines of text."""
         lines = [self.span, *(f"  {group}" for group in self.groups)]
         if self.groups_count > len(self.groups):
             lines.append(f"  and {self.groups_count - len(self.groups):,} smaller groups")
-        return [*lines, "the first ones:", *(f"  {line}" for line in self.samples)]
+        return [*lines, "the first messages:", *(f"  {line}" for line in self.samples)]
 
 
 def survey(rows: "DataFrame", by: str = "store") -> Survey | None:
-    """Count rows with the source's columns, and show a few; None if there are none."""
+    """Summarize rows with the columns of the source; None if there are none."""
     from pyspark.sql import functions as f
 
     time = TIMES[by]
     tags = f.col("tags") if "tags" in rows.columns else f.lit(None).cast("string")
-    # Arithmetic instead of to_date(), which takes the session's time zone.
+    # Arithmetic instead of to_date(), which uses the time zone of the session.
     date = f.expr(f"date_from_unix_date(cast(unix_micros({time}) div {_DAY_US} as int))")
     grouped = (
         rows.groupBy("topic", date.cast("string").alias("date"), tags.alias("tags"))
@@ -250,7 +254,7 @@ def survey(rows: "DataFrame", by: str = "store") -> Survey | None:
             f.sum(f.octet_length("body")).alias("bytes"),
             f.unix_millis(f.min(time)).alias("first"),
             f.unix_millis(f.max(time)).alias("last"),
-            f.count_if(f.col(time).isNull()).alias("timeless"),
+            f.count_if(f.col(time).isNull()).alias("without_time"),
         )
         .persist()
     )
@@ -262,7 +266,7 @@ def survey(rows: "DataFrame", by: str = "store") -> Survey | None:
             f.max("last"),
             f.count(f.lit(1)),
             f.sort_array(f.collect_set("topic")),
-            f.sum("timeless"),
+            f.sum("without_time"),
         ).first()
         if whole is None or not whole[0]:
             return None
@@ -278,7 +282,7 @@ def survey(rows: "DataFrame", by: str = "store") -> Survey | None:
         last_ms=whole[3],
         topics=tuple(whole[5]),
         groups_count=whole[4],
-        groups=tuple(Group(g["topic"], g["date"], g["tags"], g["rows"]) for g in groups),
+        groups=tuple(MessageGroup(g["topic"], g["date"], g["tags"], g["rows"]) for g in groups),
         samples=tuple(_samples(rows, time)),
     )
 
@@ -298,10 +302,10 @@ def _samples(rows: "DataFrame", time: str) -> list[str]:
 def _sample(row: dict[str, Any], shown: Sequence[str]) -> str:
     head = row["head"]
     text = bytes(head).decode(errors="replace") if isinstance(head, bytes | bytearray) else head
-    told = [f"{name}={row[name]}" for name in shown if row[name] is not None]
-    return " ".join([moment(row["ms"]), *told, f"body={text!r}"])
+    fields = [f"{name}={row[name]}" for name in shown if row[name] is not None]
+    return " ".join([time_text(row["ms"]), *fields, f"body={text!r}"])
 
 
-def moment(ms: int) -> str:
-    """A time for people, in UTC."""
+def time_text(ms: int) -> str:
+    """A time as text, in UTC."""
     return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="milliseconds")
