@@ -1,4 +1,4 @@
-"""Pipeline `insight`: each analysis on ordinary DataFrames, and the whole of it on all sources."""
+"""Pipeline `insight`: each analysis on DataFrames, and the pipeline on all sources."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import pytest
 from penstock import Admin, Consumer, Message, Producer, ReceivedMessage
 from penstock.client.trace.trace_records import ConsumeCode, encode_record
 from penstock.errors import BadSetting, GroupNotExist, NoRoute, PipelineFailed
-from penstock.spark.pipelines.insight import dead_letters, findings, profiles
+from penstock.spark.pipelines.insight import dead_letters, profiles, report_data
 from penstock.spark.pipelines.insight import trace_latency as traces
-from penstock.spark.pipelines.insight.findings import ROWS_MAX
 from penstock.spark.pipelines.insight.group_lag import LAG_COLUMNS, group_lag
 from penstock.spark.pipelines.insight.insight_pipeline import PIPELINE, TABLES
+from penstock.spark.pipelines.insight.report_data import ROWS_MAX
 from penstock.spark.pipelines.running import run_pipeline
 from penstock.wire.bodies.client_bodies import MessageQueue
 from tests.spark.kit import create_topic, reader, send_numbers
@@ -53,7 +53,7 @@ def messages(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
 
 
 def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
-    """In their order; times as seconds after noon."""
+    """The rows in order; times are seconds after noon."""
     return [
         tuple(
             (value.astimezone(UTC) - NOON).total_seconds() if isinstance(value, datetime) else value
@@ -63,7 +63,7 @@ def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
     ]
 
 
-def test_profiles_tell_rates_sizes_queues_and_keys(spark: SparkSession) -> None:
+def test_profiles_have_rates_sizes_queues_and_keys(spark: SparkSession) -> None:
     frame = messages(
         spark,
         ("a", 0, "hot x", 10, 0, 0.5), ("a", 0, "hot", 20, 0, 1), ("a", 1, "hot  hot", 30, 0, 61),
@@ -83,7 +83,7 @@ def test_profiles_tell_rates_sizes_queues_and_keys(spark: SparkSession) -> None:
         ("a", 4, 100, 25.0, 20, 40, 62.0), ("b", 1, 0, 0.0, 0, 0, 3.0),
     ]  # fmt: skip
     known = [MessageQueue("a", "b", queue) for queue in range(4)]
-    balance = profiles.queue_balance(profiles.essence(frame), known)
+    balance = profiles.queue_balance(profiles.without_bodies(frame), known)
     assert rows_of(balance, "topic", "queue_id", "messages", "share", "load") == [
         ("a", 0, 3, 0.75, 3.0), ("a", 1, 1, 0.25, 1.0), ("a", 2, 0, 0.0, 0.0),
         ("a", 3, 0, 0.0, 0.0), ("b", 0, 1, 1.0, 1.0),
@@ -119,12 +119,12 @@ def after(
     return ("SubAfter", request, name, cost, ok, None, code, NOON_MS + time, "g")
 
 
-def test_traces_tell_how_long_each_stage_takes(spark: SparkSession) -> None:
+def test_traces_give_the_latency_of_each_stage(spark: SparkSession) -> None:
     bodies = [
         trace(pub("id0", 0), before("id0", 100), after("id0", 140, 40)),
         trace(pub("id1", 0), before("id1", 200), before("id1", 900, "r2", 1)),
         trace(after("id1", 250, 50, code=ConsumeCode.TIMEOUT), after("id1", 910, 10, "r2")),
-        trace(pub("failed", 0, ok=False), before("stranger", 5)) + b"Pub\x01nonsense\x02\xff",
+        trace(pub("failed", 0, ok=False), before("unknown", 5)) + b"Pub\x01nonsense\x02\xff",
         trace(before("id2", 300), after("id2", 310, 10, code=ConsumeCode.EXCEPTION)),
     ]
     records = traces.trace_records(spark.createDataFrame([(b,) for b in bodies], "body binary"))
@@ -148,7 +148,7 @@ def test_traces_tell_how_long_each_stage_takes(spark: SparkSession) -> None:
     assert [row.type for row in kept.collect()] == ["SubBefore", "SubAfter"]
 
 
-def test_dead_letters_have_origin_and_cause(spark: SparkSession) -> None:
+def test_dead_letters_have_an_origin_and_a_cause(spark: SparkSession) -> None:
     ddl = (
         "topic string, broker string, queue_id int, queue_offset long, message_id string, "
         "tags string, keys string, body binary, properties map<string,string>, "
@@ -156,9 +156,9 @@ def test_dead_letters_have_origin_and_cause(spark: SparkSession) -> None:
     )
 
     def letter(name: str, seconds: float, topic: str = "%DLQ%g", **properties: str) -> Any:
-        told = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": f"o-{name}", **properties}
+        all_properties = {"RETRY_TOPIC": "orders", "ORIGIN_MESSAGE_ID": f"o-{name}", **properties}
         return (
-            topic, "b", 0, 0, name, "t", None, b"\xffbody", told, at(0), at(seconds), 3
+            topic, "b", 0, 0, name, "t", None, b"\xffbody", all_properties, at(0), at(seconds), 3
         )  # fmt: skip
 
     given = [
@@ -175,13 +175,13 @@ def test_dead_letters_have_origin_and_cause(spark: SparkSession) -> None:
     assert rows_of(dead.orderBy("store_timestamp"), *columns) == [
         ("one", "g", "orders", "o-one", "ValueError: x", "property"),
         ("two", "g", "first", "o-two", "timeout", "trace"),
-        ("three", "g", "orders", "o-three", dead_letters.NO_CAUSE, None),
-        ("four", "g", "orders", "o-four", dead_letters.NO_CAUSE, None),
+        ("three", "g", "orders", "o-three", dead_letters.UNKNOWN_CAUSE, None),
+        ("four", "g", "orders", "o-four", dead_letters.UNKNOWN_CAUSE, None),
     ]
     counts = dead_letters.dead_letter_counts(dead)
     assert rows_of(counts, "time", "origin_topic", "tags", "cause", "messages", "tries_max") == [
         (0.0, "orders", "t", "ValueError: x", 1, 3), (3600.0, "first", "t", "timeout", 1, 3),
-        (3600.0, "orders", "t", dead_letters.NO_CAUSE, 2, 3),
+        (3600.0, "orders", "t", dead_letters.UNKNOWN_CAUSE, 2, 3),
     ]  # fmt: skip
     samples = dead_letters.dead_letter_samples(dead, each=1)
     assert sorted(rows_of(samples, "message_id", "body_start")) == [
@@ -189,7 +189,7 @@ def test_dead_letters_have_origin_and_cause(spark: SparkSession) -> None:
     ]
 
 
-def test_lag_is_by_moment_group_and_topic(spark: SparkSession) -> None:
+def test_lag_is_grouped_by_time_group_and_topic(spark: SparkSession) -> None:
     rows = [
         (at(0), "g", "a", "b", 0, 10, 4, 6, 100, None),
         (at(0), "g", "a", "b", 1, 10, 9, 1, 900, None),
@@ -202,37 +202,37 @@ def test_lag_is_by_moment_group_and_topic(spark: SparkSession) -> None:
     ]  # fmt: skip
 
 
-def test_a_report_has_something_of_each(spark: SparkSession) -> None:
+def test_report_data_has_rows_of_each_stage_and_topic(spark: SparkSession) -> None:
     many = [("born to store", f"t{n}", None, at(0), 5) for n in range(ROWS_MAX + 5)]
     took = spark.createDataFrame(
         [*many, (traces.SEND, "a", None, at(0), 1)],
         "stage string, topic string, group string, time timestamp, took_ms long",
     )
-    slowest = findings._latencies(profiles.latencies(took))
+    slowest = report_data._latencies(profiles.latencies(took))
     stages = [row["stage"] for row in slowest.rows]
-    assert set(stages) == {profiles.BORN_TO_STORE, traces.SEND}, "one has not pushed out the other"
-    assert stages == sorted(stages, key=findings.STAGES.index)
+    assert set(stages) == {profiles.BORN_TO_STORE, traces.SEND}, "each stage is included"
+    assert stages == sorted(stages, key=report_data.STAGES.index)
     assert slowest.total == ROWS_MAX + 6
 
     hot = spark.createDataFrame(
         [("few", 1, "only", 1, 1.0), ("busy", 1, "k", 900, 0.9), ("busy", 6, "cold", 5, 0.01)],
         "topic string, rank int, key string, messages long, share double",
     )
-    assert [row["key"] for row in findings._keys(hot).rows] == ["k", "only"]
+    assert [row["key"] for row in report_data._keys(hot).rows] == ["k", "only"]
 
     year = [("g", "timeout", at(3600 * hour), 1) for hour in range(0, 24 * 365, 12)]
     dead = spark.createDataFrame(year, "group string, cause string, time timestamp, messages long")
-    step = findings._dead_bucket_ms(dead)
-    bars = findings._dead_times(dead, step).rows
+    step = report_data._dead_bucket_ms(dead)
+    bars = report_data._dead_times(dead, step).rows
     assert sum(row["messages"] for row in bars) == len(year)
-    assert 60 <= len(bars) <= 121, "bars that can be seen"
+    assert 60 <= len(bars) <= 121, "bars are wide enough to be visible"
     assert step % (24 * 3_600_000) == 0
 
 
 def run(
     spark: SparkSession, house: Up, output: Path, *, signal_at: str = "never", **options: Any
 ) -> list[str]:
-    """Run the pipeline to its end, or until SIGTERM as it says something; what it said."""
+    """Run the pipeline, with SIGTERM at a given line if there is one; returns its lines."""
     lines: list[str] = []
 
     def say(line: str) -> None:
@@ -247,8 +247,8 @@ def run(
     return lines
 
 
-def give_up(house: Up, topic: str, count: int) -> None:
-    """A traced group that has all messages of a topic, and gives up every second one at once."""
+def consume_and_fail(house: Up, topic: str, count: int) -> None:
+    """Consume all messages of a topic with traces; every second one becomes a dead letter."""
     seen: set[str] = set()
     done = threading.Event()
     with Consumer(
@@ -267,7 +267,7 @@ def give_up(house: Up, topic: str, count: int) -> None:
         assert done.wait(WAIT_SECONDS)
 
 
-def test_a_run_over_brokers_logs_and_lake(
+def test_a_run_reads_brokers_logs_and_a_lake(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(house, fresh, queues=2)
@@ -275,8 +275,8 @@ def test_a_run_over_brokers_logs_and_lake(
         for n in range(20):
             tag = "odd" if n % 2 else "even"
             producer.send(Message(fresh, "x" * (n + 1), tag, [f"<b>{n % 3}</b>"]))
-        producer.send(Message(create_topic(house, f"{fresh}-other"), "not looked at"))
-    give_up(house, fresh, 20)
+        producer.send(Message(create_topic(house, f"{fresh}-other"), "not analysed"))
+    consume_and_fail(house, fresh, 20)
 
     output = tmp_path / "out"
     lines = run(spark, house, output, topics=fresh, groups=fresh)
@@ -303,12 +303,12 @@ def test_a_run_over_brokers_logs_and_lake(
     assert "<b>" not in page
     assert "&lt;b&gt;0&lt;/b&gt;" in page
 
-    run(spark, house, output, pattern=fresh, groups=fresh, skip_traces=True)  # as cron would
-    moments = {row.sampled for row in table("lag").collect()}
-    assert len(moments) == 2
+    run(spark, house, output, pattern=fresh, groups=fresh, skip_traces=True)
+    times = {row.sampled for row in table("lag").collect()}
+    assert len(times) == 2
 
     (commit_log,) = house.log.parent.glob("data/**/commitlog")
-    copy = tmp_path / "backup"  # the log alone, without what a store has beside it
+    copy = tmp_path / "backup"  # the log without the other files of the store
     copy.symlink_to(commit_log)
     log = tmp_path / "of_log"
     run(spark, house, log, topics=fresh, log=str(copy))
@@ -316,7 +316,7 @@ def test_a_run_over_brokers_logs_and_lake(
     assert sorted(rows_of(copied, "message_id")) == sorted(
         rows_of(table("dead_letters"), "message_id")
     )
-    assert "No group was looked at" in (log / "report.html").read_text()
+    assert "The lag has not been measured yet." in (log / "report.html").read_text()
 
     lake = tmp_path / "lake"
     reader(spark, house, fresh).load().withColumnRenamed("topic", "t").selectExpr(
@@ -327,16 +327,16 @@ def test_a_run_over_brokers_logs_and_lake(
     assert rows_of(found, "topic", "messages", "bytes") == [("007", 20, 210)]
 
 
-def test_a_signal_ends_a_run(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
+def test_a_signal_stops_a_run(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
     create_topic(house, fresh, queues=1)
     send_numbers(house, fresh, 5)
     said = run(spark, house, tmp_path / "out", topics=fresh, signal_at="reading ")
-    assert said[-1].startswith("stopped; not all tables are of this run")
+    assert said[-1].startswith("stopped; some tables may be from the previous run")
     assert not (tmp_path / "out" / "report.html").exists()
 
 
 @pytest.mark.proof
-def test_a_trace_topic_of_ones_own_is_not_among_the_messages(
+def test_a_custom_trace_topic_is_not_among_the_messages(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     topics = [create_topic(house, f"{fresh}-{n}", queues=1) for n in range(2)]
@@ -352,7 +352,7 @@ def test_a_trace_topic_of_ones_own_is_not_among_the_messages(
 
 
 @pytest.mark.proof
-def test_a_run_without_anything_has_a_page(
+def test_a_run_without_messages_writes_a_report(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(house, fresh, queues=1)
@@ -370,7 +370,7 @@ def test_a_run_without_anything_has_a_page(
 
 
 @pytest.mark.proof
-def test_only_the_time_that_is_wanted(
+def test_only_messages_of_the_time_range_are_read(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     create_topic(house, fresh, queues=1)
@@ -384,7 +384,7 @@ def test_only_the_time_that_is_wanted(
     assert sum(row.messages for row in found) == early
 
 
-def test_what_can_not_be_is_refused(
+def test_invalid_options_are_refused(
     spark: SparkSession, house: Up, fresh: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
@@ -392,7 +392,7 @@ def test_what_can_not_be_is_refused(
         run(spark, house, output, topics=fresh)
     with pytest.raises(NoRoute, match="no topic matches"):
         run(spark, house, output, pattern=fresh)
-    with pytest.raises(BadSetting, match="is no lake"):
+    with pytest.raises(BadSetting, match="is not a lake"):
         run(spark, house, output, lake=str(tmp_path / "nowhere"))
     (tmp_path / "lake" / "data").mkdir(parents=True)
     with pytest.raises(PipelineFailed, match="has no messages yet"):
@@ -402,6 +402,6 @@ def test_what_can_not_be_is_refused(
         run(spark, house, output, topics=fresh, groups="no-such-group")
     other = tmp_path / "other"
     other.mkdir()
-    (other / "thesis.txt").write_text("years of work")
-    with pytest.raises(BadSetting, match="not of this pipeline"):
+    (other / "notes.txt").write_text("text")
+    with pytest.raises(BadSetting, match="contains files of other programs"):
         run(spark, house, other, topics=fresh)

@@ -1,1 +1,1 @@
-"""The `insight` pipeline: a report about topics, keys and consumers."""
+"""Pipeline `insight`: a report about topics, keys and consumers."""

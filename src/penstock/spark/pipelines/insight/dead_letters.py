@@ -1,7 +1,7 @@
-"""What pipeline `insight` tells of dead letters: whose, of which topic, since when and why.
+"""Analyses dead letters: by group, topic, time and cause.
 
-A broker notes no cause. It is taken from a property, if a consumer or a tool has left one, and
-otherwise from the traces of the last try (`exception`, `timeout`, …).
+Brokers do not record why a message became a dead letter. The cause is taken from a property, if a
+program has set one, or from the trace of the last attempt (`exception`, `timeout`, …).
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ DEAD_COLUMNS: Final = (
 )
 CAUSE_PROPERTIES: Final = ("EXCEPTION", "exception", "error")
 HOUR_MS: Final = 3_600_000
-NO_CAUSE: Final = "not known"
+UNKNOWN_CAUSE: Final = "not known"
 CAUSE_CHARS_MAX: Final = 200
 _PREVIEW_BYTES: Final = 200
 
@@ -48,9 +48,9 @@ def dead_letters(
     *,
     properties: Sequence[str] = CAUSE_PROPERTIES,
 ) -> "DataFrame":
-    """A row for each message of topics %DLQ%…: group, original topic and id, tries, cause.
+    """One row per message of the topics %DLQ%…: group, original topic and id, attempts, cause.
 
-    `outcomes` are `last_outcomes` of traces; `properties` name those that may have the cause.
+    `outcomes` come from `last_outcomes`. `properties` are those that can contain the cause.
     """
     from pyspark.sql import functions as f
 
@@ -69,7 +69,7 @@ def dead_letters(
         "broker",
         "queue_id",
         "queue_offset",
-        _told(properties).alias("told"),
+        _cause_property(properties).alias("property_cause"),
         _preview(messages).alias("body_start"),
     )
     if outcomes is None:
@@ -77,18 +77,18 @@ def dead_letters(
     else:
         failed = outcomes.where(f.col("outcome") != ConsumeCode.SUCCESS.name.lower())
         dead = dead.join(failed, ["message_id", "group"], "left")
-    source = f.when(f.col("told").isNotNull(), "property").when(
+    source = f.when(f.col("property_cause").isNotNull(), "property").when(
         f.col("outcome").isNotNull(), "trace"
     )
     return dead.select(
-        *(name for name in dead.columns if name not in ("told", "outcome")),
-        f.coalesce("told", "outcome", f.lit(NO_CAUSE)).alias("cause"),
+        *(name for name in dead.columns if name not in ("property_cause", "outcome")),
+        f.coalesce("property_cause", "outcome", f.lit(UNKNOWN_CAUSE)).alias("cause"),
         source.alias("cause_from"),
     )
 
 
 def dead_letter_counts(dead: "DataFrame", *, bucket_ms: int = HOUR_MS) -> "DataFrame":
-    """By group, original topic, tag, cause and hour: how many, after how many tries."""
+    """The number of dead letters and attempts by group, original topic, tag, cause and hour."""
     from pyspark.sql import functions as f
 
     by = ["group", "origin_topic", "tags", "cause"]
@@ -104,7 +104,7 @@ def dead_letter_counts(dead: "DataFrame", *, bucket_ms: int = HOUR_MS) -> "DataF
 
 
 def dead_letter_samples(dead: "DataFrame", *, each: int = 3) -> "DataFrame":
-    """The newest few of each group, original topic and cause."""
+    """The latest dead letters of each group, original topic and cause."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -119,14 +119,14 @@ def dead_letter_samples(dead: "DataFrame", *, each: int = 3) -> "DataFrame":
 
 
 def _property(*names: str) -> "Column":
-    """The first of these properties that is there."""
+    """The first of these properties that a message has."""
     from pyspark.sql import functions as f
 
     return f.coalesce(*(f.col("properties")[name] for name in names))
 
 
-def _told(names: Sequence[str]) -> "Column":
-    """What a property says of the cause: its first line, within reason. Causes are counted."""
+def _cause_property(names: Sequence[str]) -> "Column":
+    """The first line of the property with the cause, shortened because causes are counted."""
     from pyspark.sql import functions as f
 
     if not names:
@@ -136,10 +136,10 @@ def _told(names: Sequence[str]) -> "Column":
 
 
 def _preview(messages: "DataFrame") -> "Column":
-    """How the body begins; a replacement mark stands for what is no text."""
+    """The start of the body; bytes that are not UTF-8 are replaced."""
     from pyspark.sql import functions as f
 
     if "body" not in messages.columns:
         return f.lit(None).cast("string")
-    begin = f.substring("body", 1, _PREVIEW_BYTES)
-    return f.make_valid_utf8(begin.cast("string"))
+    start = f.substring("body", 1, _PREVIEW_BYTES)
+    return f.make_valid_utf8(start.cast("string"))

@@ -1,7 +1,7 @@
-"""What pipeline `insight` tells of consumer groups: how far they are behind, run after run.
+"""Measures the lag of consumer groups.
 
-Brokers know only how far a group is now. So each run adds what it finds as a file of its own to a
-table, which becomes a series over time.
+Brokers know only the current lag. Each run adds one measurement to a table, so that the table shows
+the lag over time.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ LAG_COLUMNS: Final = (
 
 @dataclass(frozen=True, slots=True)
 class LagSample:
-    """How far groups are at one moment; `unknown` says of which that could not be told, and why."""
+    """The lag of groups at one time; `unknown` lists groups without a result, and why."""
 
     rows: tuple[tuple[object, ...], ...]
     unknown: tuple[str, ...]
@@ -37,39 +37,41 @@ class LagSample:
 def sample_lag(
     connection: "Mapping[str, str]", *, groups: Sequence[str] = (), now: datetime
 ) -> LagSample:
-    """Ask the brokers about these groups, or about all; `connection` as options of the source.
+    """Ask the brokers for the lag of these groups, or of all groups.
 
-    Raises GroupNotExist for one that is named and not there.
+    `connection` has the connection options of the source. Raises GroupNotExist if one of the given
+    groups does not exist.
     """
     rows: list[tuple[object, ...]] = []
     unknown: list[str] = []
     with connect_admin(connection) as admin:
-        there = [group.name for group in admin.groups()]
+        existing = [group.name for group in admin.groups()]
         for name in groups:
-            if name not in there:
+            if name not in existing:
                 raise GroupNotExist(
-                    f"no broker knows the group {name}", hint="`penstock group list` shows all"
+                    f"the group {name} does not exist",
+                    hint="`penstock group list` lists all groups",
                 )
-        for name in groups or there:
+        for name in groups or existing:
             try:
                 progress = admin.progress(name)
-            except PenstockError as error:  # others can still be told
+            except PenstockError as error:  # continue with the other groups
                 unknown.append(f"{name}: {error.message}")
                 continue
             unknown += [f"{name}: {broker} does not answer" for broker in progress.unreachable]
-            for at in progress.queues:
-                consumed = None if at.consumed_ms is None else _time(at.consumed_ms)
+            for each in progress.queues:
+                consumed = None if each.consumed_ms is None else _time(each.consumed_ms)
                 rows.append(
                     (
                         now,
                         name,
-                        at.queue.topic,
-                        at.queue.broker_name,
-                        at.queue.queue_id,
-                        at.max_offset,
-                        at.committed,
-                        at.lag,
-                        at.lag_ms,
+                        each.queue.topic,
+                        each.queue.broker_name,
+                        each.queue.queue_id,
+                        each.max_offset,
+                        each.committed,
+                        each.lag,
+                        each.lag_ms,
                         consumed,
                     )
                 )
@@ -77,9 +79,9 @@ def sample_lag(
 
 
 def group_lag(lag: "DataFrame") -> "DataFrame":
-    """By group, topic and moment: messages behind, and the age of the oldest of them.
+    """The lag by measurement, group and topic, in messages and as the age of the oldest message.
 
-    Queues in which a group has never committed are not behind by any number: `unknown` counts them.
+    A group that has never committed in a queue has no lag there; `unknown` counts such queues.
     """
     from pyspark.sql import functions as f
 

@@ -1,11 +1,11 @@
-"""Pipeline `insight`: what the messages of a span of time tell of topics, keys and consumers.
+"""Pipeline `insight`: analyses the messages of a time range, and writes tables and a report.
 
-    <output>/<table>       Parquet, of the last run
-    <output>/lag/run=…     Parquet, a file for each run: how far groups were then
-    <output>/report.html   all of it on one page
+    <output>/<table>       Parquet files of the last run
+    <output>/lag/run=…     one Parquet file per run: the lag of groups
+    <output>/report.html   the report
 
-Each message is read once; all tables of a run are made of the same messages. The tables are written
-anew by each run, only `lag` grows.
+Messages are read once, so that all tables of a run have the same input. Each run replaces the
+tables, except `lag`, to which it adds.
 """
 
 import re
@@ -18,16 +18,17 @@ from typing import TYPE_CHECKING, Final
 from penstock.errors import BadSetting
 from penstock.spark.pipelines.insight import dead_letters, profiles
 from penstock.spark.pipelines.insight import trace_latency as traces
-from penstock.spark.pipelines.insight.findings import gather
 from penstock.spark.pipelines.insight.group_lag import LAG_COLUMNS, group_lag, sample_lag
 from penstock.spark.pipelines.insight.message_sources import (
-    Choice,
     Inputs,
+    InsightSelection,
     open_inputs,
     wanted_queues,
 )
 from penstock.spark.pipelines.insight.report import report
+from penstock.spark.pipelines.insight.report_data import collect_report_data
 from penstock.spark.pipelines.job_cancel import Stopped, cancel_on_stop
+from penstock.spark.pipelines.lake.batch_commits import METADATA_DIR
 from penstock.spark.pipelines.lake.lake_files import HadoopFiles
 from penstock.spark.pipelines.running import (
     Option,
@@ -45,7 +46,8 @@ if TYPE_CHECKING:
 
 REPORT: Final = "report.html"
 LAG: Final = "lag"
-MARK: Final = "_penstock/insight"
+MARKER: Final = f"{METADATA_DIR}/insight"
+"""A file that marks the output directory of this pipeline."""
 BUCKET: Final = "1m"
 TOP: Final = 20
 TABLES: Final = (
@@ -60,62 +62,62 @@ TABLES: Final = (
     "dead_letter_counts",
     "dead_letter_samples",
 )
-_AGO: Final = re.compile(r"\d+\s*(ms|s|m|min|h|d)")
+_AGE: Final = re.compile(r"\d+\s*(ms|s|m|min|h|d)")
 
 
 def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
-    """The pipeline's function: all is done, or stopped, when it returns."""
+    """Run the analysis until it is finished or stopped; starts no queries."""
     with stop_signals() as stop:
         try:
             with cancel_on_stop(spark, stop):
                 _run(spark, job)
         except Stopped:
-            job.say("stopped; not all tables are of this run, and the next one writes all of them")
+            job.say("stopped; some tables may be from the previous run, until the next run")
     return []
 
 
 def _run(spark: "SparkSession", job: PipelineJob) -> None:
-    choice, bucket_ms = _choice(job), _bucket_ms(job)
+    selection, bucket_ms = _selection(job), _bucket_ms(job)
     now = datetime.now(UTC)
     files = _output(spark, job["output"])
-    inputs = open_inputs(spark, job, choice)
+    inputs = open_inputs(spark, job, selection)
     notes = list(inputs.notes)
-    with _microseconds(spark):
+    with _microsecond_timestamps(spark):
         if _is_live(job):
-            notes += _append_lag(spark, files, job, choice, now)
+            notes += _append_lag(spark, files, job, selection, now)
         job.say(f"reading {inputs.origin}")
-        with _read_once(inputs, job, choice) as read:
-            about = _about(inputs, choice, read, now)
+        with _cache_inputs(inputs, job, selection) as read:
+            about = _about(inputs, selection, read, now)
             for name, frame in _tables(job, inputs, read, bucket_ms).items():
                 frame.coalesce(1).write.mode("overwrite").parquet(files.url(name))
     tables = {name: spark.read.parquet(files.url(name)) for name in TABLES}
     tables["group_lag"] = group_lag(_all_lag(spark, files))
-    findings = gather(tables, bucket_ms=bucket_ms, about=about, notes=notes)
-    page = report(findings, title=job["title"])
+    data = collect_report_data(tables, bucket_ms=bucket_ms, about=about, notes=notes)
+    page = report(data, title=job["title"])
     files.remove(REPORT)
     files.write_new(REPORT, page.encode())
-    job.say(f"{', '.join(f'{name}: {value}' for name, value in about[2:])}")
-    job.say(f"the report is {files.url(REPORT)}")
+    job.say(", ".join(f"{name}: {value}" for name, value in about[2:]))
+    job.say(f"report: {files.url(REPORT)}")
 
 
 def verify(job: PipelineJob) -> None:
-    """Raise what is wrong with options, servers or topics."""
-    choice = _choice(job)
+    """Raise errors in options, servers or topics."""
+    selection = _selection(job)
     _bucket_ms(job)
     if job.trigger.text != PIPELINE.trigger or job.checkpoint is not None:
         raise BadSetting(
             "insight has neither --trigger nor --checkpoint",
-            hint="it reads once and ends: let cron start it again",
+            hint="it reads once and ends; use cron to run it regularly",
         )
     if _is_live(job):
-        wanted_queues(job, choice)
+        wanted_queues(job, selection)
     elif job["log"] is not None:
         plan_scan(job["log"], LogScan(columns=("topic",)))
 
 
 @dataclass(frozen=True, slots=True)
-class _Read:
-    """What was read, kept by Spark until all tables are made."""
+class _CachedInputs:
+    """The input, cached by Spark until all tables are written."""
 
     messages: "DataFrame"
     took: "DataFrame"
@@ -124,38 +126,40 @@ class _Read:
 
 
 @contextmanager
-def _read_once(inputs: Inputs, job: PipelineJob, choice: Choice) -> Iterator[_Read]:
-    """Messages without bodies, how long they took, dead letters with their causes."""
+def _cache_inputs(
+    inputs: Inputs, job: PipelineJob, selection: InsightSelection
+) -> Iterator[_CachedInputs]:
+    """Cache messages without bodies, latencies, and dead letters with their causes."""
     from pyspark import StorageLevel
 
     level = StorageLevel.MEMORY_AND_DISK
     with ExitStack() as undo:
 
-        def keep(frame: "DataFrame") -> "DataFrame":
-            kept = frame.persist(level)
-            undo.callback(kept.unpersist)
-            return kept
+        def cache(frame: "DataFrame") -> "DataFrame":
+            cached = frame.persist(level)
+            undo.callback(cached.unpersist)
+            return cached
 
-        messages = keep(profiles.essence(inputs.messages))
+        messages = cache(profiles.without_bodies(inputs.messages))
         took, outcomes, count = profiles.store_latencies(messages), None, 0
         if inputs.traces is not None:
-            records = keep(traces.trace_records(inputs.traces, choice.includes))
+            records = cache(traces.trace_records(inputs.traces, selection.includes))
             count = records.count()
-            if count:  # plans of joins take their time, also without rows
+            if count:  # planning the joins takes a while, even without rows
                 outcomes = traces.last_outcomes(records)
                 traced = traces.trace_latencies(records, messages)
-                if choice.names_topics:
+                if selection.names_topics:
                     traced = traced.where("topic is not null")
-                took = keep(took.union(traced))
+                took = cache(took.union(traced))
         causes = [name.strip() for name in job["causes"].split(",") if name.strip()]
-        dead = keep(dead_letters.dead_letters(inputs.dead, outcomes, properties=causes))
-        yield _Read(messages, took, dead, count)
+        dead = cache(dead_letters.dead_letters(inputs.dead, outcomes, properties=causes))
+        yield _CachedInputs(messages, took, dead, count)
 
 
 def _tables(
-    job: PipelineJob, inputs: Inputs, read: _Read, bucket_ms: int
+    job: PipelineJob, inputs: Inputs, read: _CachedInputs, bucket_ms: int
 ) -> "dict[str, DataFrame]":
-    """The tables by their names."""
+    """The tables by name."""
     messages, took, dead = read.messages, read.took, read.dead
     tables = (
         profiles.rates(messages, bucket_ms=bucket_ms),
@@ -173,53 +177,57 @@ def _tables(
 
 
 def _about(
-    inputs: Inputs, choice: Choice, read: _Read, now: datetime
+    inputs: Inputs, selection: InsightSelection, read: _CachedInputs, now: datetime
 ) -> tuple[tuple[str, str], ...]:
-    """What stands above the report; counting also reads what is to be kept."""
-    begin = "the beginning" if choice.since_ms is None else _moment(choice.since_ms)
-    end = "now" if choice.until_ms is None else _moment(choice.until_ms)
+    """The head of the report; counting the rows also fills the cache."""
+    since = "the beginning" if selection.since_ms is None else _time_text(selection.since_ms)
+    until = "now" if selection.until_ms is None else _time_text(selection.until_ms)
     return (
-        ("Made", f"{now:%Y-%m-%d %H:%M:%S} UTC"),
-        ("From", f"{inputs.origin}, stored from {begin} until {end}"),
+        ("Created", f"{now:%Y-%m-%d %H:%M:%S} UTC"),
+        ("Source", f"{inputs.origin}, stored from {since} until {until}"),
         ("Messages", f"{read.messages.count():,}"),
-        ("Records of traces", f"{read.trace_records:,}"),
+        ("Trace records", f"{read.trace_records:,}"),
         ("Dead letters", f"{read.dead.count():,}"),
     )
 
 
 def _output(spark: "SparkSession", output: str) -> HadoopFiles:
-    """The directory; one that holds something else is not written over."""
+    """The output directory; raises BadSetting if it contains other files."""
     files = HadoopFiles(spark, output)
-    if files.size(MARK) is None:
+    if files.size(MARKER) is None:
         if files.walk(""):
             raise BadSetting(
-                f"--output {output} has files that are not of this pipeline",
-                hint="name an empty or a new directory",
+                f"--output {output} contains files of other programs",
+                hint="use a new or an empty directory",
             )
-        files.write_new(MARK, b"Tables and report of `penstock pipeline run insight`.\n")
+        files.write_new(MARKER, b"Tables and report of `penstock pipeline run insight`.\n")
     return files
 
 
 def _append_lag(
-    spark: "SparkSession", files: HadoopFiles, job: PipelineJob, choice: Choice, now: datetime
+    spark: "SparkSession",
+    files: HadoopFiles,
+    job: PipelineJob,
+    selection: InsightSelection,
+    now: datetime,
 ) -> list[str]:
-    """Add how far groups are now to the table; the notes on those of which nobody knows."""
-    sample = sample_lag(job.connection, groups=choice.groups, now=now)
+    """Add the current lag to the table; returns notes about groups without a result."""
+    sample = sample_lag(job.connection, groups=selection.groups, now=now)
     run = f"{LAG}/run={now:%Y%m%dT%H%M%S%f}"
     sample.frame(spark).coalesce(1).write.mode("overwrite").parquet(files.url(run))
-    return [f"Not all is known of the lag of {text}." for text in sample.unknown]
+    return [f"The lag is incomplete for {text}." for text in sample.unknown]
 
 
 def _all_lag(spark: "SparkSession", files: HadoopFiles) -> "DataFrame":
-    """The lag of this run and of all before it."""
+    """The lag of this run and of all earlier runs."""
     if files.size(LAG) is None:
         return spark.createDataFrame([], LAG_COLUMNS)
     return spark.read.schema(LAG_COLUMNS).parquet(files.url(LAG))
 
 
 @contextmanager
-def _microseconds(spark: "SparkSession") -> Iterator[None]:
-    """Times in Parquet as all readers know them; the session may be somebody else's."""
+def _microsecond_timestamps(spark: "SparkSession") -> Iterator[None]:
+    """Write timestamps that all Parquet readers support, and restore the setting afterwards."""
     name = "spark.sql.parquet.outputTimestampType"
     before = spark.conf.get(name)
     spark.conf.set(name, "TIMESTAMP_MICROS")
@@ -230,15 +238,15 @@ def _microseconds(spark: "SparkSession") -> Iterator[None]:
 
 
 def _is_live(job: PipelineJob) -> bool:
-    """Whether brokers are asked, and not files."""
+    """Whether messages are read from brokers."""
     return job["lake"] is None and job["log"] is None
 
 
-def _choice(job: PipelineJob) -> Choice:
-    """What is to be looked at; raises BadSetting."""
+def _selection(job: PipelineJob) -> InsightSelection:
+    """What to analyse; raises BadSetting."""
     for one, other in (("topics", "pattern"), ("lake", "log")):
         if job[one] is not None and job[other] is not None:
-            raise BadSetting(f"--{one} and --{other} exclude each other")
+            raise BadSetting(f"--{one} and --{other} can't be combined")
     if job["top"] < 1:
         raise BadSetting(f"--top: {job['top']} is less than 1")
     topics = _names(job, "topics")
@@ -247,14 +255,14 @@ def _choice(job: PipelineJob) -> Choice:
             re.compile(job["pattern"])
         except re.error as error:
             raise BadSetting(
-                f"--pattern: {job['pattern']!r} is no regular expression: {error}",
-                hint="it has to match whole names of topics",
+                f"--pattern: {job['pattern']!r} is not a regular expression: {error}",
+                hint="it must match whole topic names",
             ) from None
     now_ms = round(datetime.now(UTC).timestamp() * 1000)
-    since_ms, until_ms = (_moment_ms(job, name, now_ms) for name in ("since", "until"))
+    since_ms, until_ms = (_time_ms(job, name, now_ms) for name in ("since", "until"))
     if since_ms is not None and until_ms is not None and since_ms >= until_ms:
         raise BadSetting(f"--since {job['since']} is not before --until {job['until']}")
-    return Choice(
+    return InsightSelection(
         topics=topics,
         pattern=job["pattern"],
         groups=_names(job, "groups"),
@@ -269,17 +277,17 @@ def _names(job: PipelineJob, option: str) -> tuple[str, ...]:
         return ()
     names = tuple(dict.fromkeys(name.strip() for name in job[option].split(",") if name.strip()))
     if not names:
-        raise BadSetting(f"--{option}: {job[option]!r} has no name")
+        raise BadSetting(f"--{option}: {job[option]!r} contains no name")
     return names
 
 
-def _moment_ms(job: PipelineJob, name: str, now_ms: int) -> int | None:
-    """A moment, or how long before now it was."""
+def _time_ms(job: PipelineJob, name: str, now_ms: int) -> int | None:
+    """A time, given as such or as an age."""
     text = job[name]
     if text is None:
         return None
     option_reader = job.option_reader(name)
-    if _AGO.fullmatch(text.strip().lower()):
+    if _AGE.fullmatch(text.strip().lower()):
         return now_ms - option_reader.duration_ms(name, default=0)
     return option_reader.timestamp_ms(name)
 
@@ -288,56 +296,70 @@ def _bucket_ms(job: PipelineJob) -> int:
     return job.option_reader("bucket").duration_ms("bucket", default=profiles.MINUTE_MS)
 
 
-def _moment(ms: int) -> str:
+def _time_text(ms: int) -> str:
     return f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S} UTC"
 
 
 PIPELINE: Final = Pipeline(
     name="insight",
-    summary="Dead letters, hot keys, rates, sizes, latencies and lag: Parquet tables and a report.",
+    summary="Report dead letters, hot keys, rates, sizes, latencies and lag.",
     options=(
         Option(
-            "output", "Directory of tables and report: a path, or hdfs://…, s3a://….", required=True
+            "output",
+            "Directory of the tables and of report.html: a path, hdfs://… or s3a://….",
+            required=True,
         ),
-        Option("topics", "Topics to look at, with commas between."),
-        Option("pattern", "Or a regular expression that names match; without both, all topics."),
-        Option("since", "Messages stored then or later: a time, or how long ago (24h)."),
-        Option("until", "Messages stored before: a time, or how long ago."),
-        Option("lake", "Read a lake instead of the brokers."),
-        Option("log", "Read log files instead: a store's directory, or its directory commitlog."),
-        Option("groups", "Only lag and dead letters of these groups, with commas between."),
-        Option("trace_topic", "Where clients write traces.", default=TOPIC_TRACE),
-        Option("skip_traces", "Leave traces out.", kind=bool, default=False),
+        Option("topics", "Topics, separated by commas; all application topics by default."),
+        Option(
+            "pattern",
+            "Instead of --topics: regular expression that matches whole topic names.",
+        ),
+        Option("since", "Messages stored at this time or later: a time, or an age such as 24h."),
+        Option("until", "Messages stored before this time: a time, or an age."),
+        Option("lake", "Read this lake instead of the brokers."),
+        Option(
+            "log", "Read the log files of this store instead: its directory, or commitlog in it."
+        ),
+        Option("groups", "Only dead letters and lag of these groups, separated by commas."),
+        Option("trace_topic", "Topic of the message traces.", default=TOPIC_TRACE),
+        Option("skip_traces", "Ignore traces.", kind=bool, default=False),
         Option(
             "causes",
-            "Properties that may tell why a message was given up, commas between.",
+            "Properties that can contain the cause of a dead letter, separated by commas.",
             default=",".join(dead_letters.CAUSE_PROPERTIES),
         ),
-        Option("top", "So many hot keys for each topic.", kind=int, default=TOP),
-        Option("bucket", "Length of the spans of time in the tables: 10s, 1m, 1h.", default=BUCKET),
-        Option("title", "Stands above the report.", default="Insight"),
+        Option("top", "Number of hot keys per topic.", kind=int, default=TOP),
+        Option("bucket", "Length of the time buckets in the tables: 10s, 1m, 1h.", default=BUCKET),
+        Option("title", "Title of the report.", default="Insight"),
         Option(
             "skip_lost",
-            "Go on where messages are deleted before they are read.",
+            "Continue if messages are deleted before they are read.",
             kind=bool,
             default=False,
         ),
     ),
     outputs=(
-        PipelineOutput("{output}/report.html", "All of it on one page, with plots."),
-        PipelineOutput("{output}/rates", "Messages and bytes by topic and span of time."),
-        PipelineOutput("{output}/sizes", "Percentiles of the size of bodies by topic."),
-        PipelineOutput("{output}/queues", "Messages by queue, and times an even share."),
-        PipelineOutput("{output}/hot_keys", "The keys that most messages of a topic have."),
-        PipelineOutput("{output}/key_skew", "How messages spread over keys, by topic."),
-        PipelineOutput("{output}/latencies", "Percentiles by stage, topic and group."),
-        PipelineOutput("{output}/latency_times", "The same by span of time."),
-        PipelineOutput("{output}/dead_letters", "Each dead letter with its origin and cause."),
-        PipelineOutput("{output}/dead_letter_counts", "By group, topic, tag, cause and hour."),
+        PipelineOutput("{output}/report.html", "The report, with charts."),
+        PipelineOutput("{output}/rates", "Messages and bytes by topic and time bucket."),
+        PipelineOutput("{output}/sizes", "Body sizes by topic."),
         PipelineOutput(
-            "{output}/dead_letter_samples", "The newest of each group, topic and cause."
+            "{output}/queues", "Messages by queue, and the load relative to an even share."
         ),
-        PipelineOutput("{output}/lag/run=…", "How far groups were, run after run."),
+        PipelineOutput("{output}/hot_keys", "The most frequent keys of each topic."),
+        PipelineOutput("{output}/key_skew", "Distribution of messages over keys, by topic."),
+        PipelineOutput("{output}/latencies", "Latencies by stage, topic and group."),
+        PipelineOutput(
+            "{output}/latency_times", "Latencies by stage, topic, group and time bucket."
+        ),
+        PipelineOutput("{output}/dead_letters", "Each dead letter with its origin and cause."),
+        PipelineOutput(
+            "{output}/dead_letter_counts", "Dead letters by group, topic, tag, cause and hour."
+        ),
+        PipelineOutput(
+            "{output}/dead_letter_samples",
+            "The latest dead letters of each group, topic and cause.",
+        ),
+        PipelineOutput("{output}/lag/run=…", "The lag of groups, one directory per run."),
     ),
     start=start,
     trigger="once",

@@ -1,4 +1,4 @@
-"""Where pipeline `insight` has its messages from: brokers, a lake, or the log files of a store."""
+"""The input of pipeline `insight`: messages of brokers, of a lake, or of log files."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -27,8 +27,8 @@ _LAKE_NEEDED: Final = ("topic", "store_timestamp")
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
-    """What is to be looked at; times are those of the store, `until_ms` not included."""
+class InsightSelection:
+    """The topics, groups and store times to analyse; `until_ms` is exclusive."""
 
     topics: tuple[str, ...]
     pattern: str | None
@@ -39,32 +39,41 @@ class Choice:
 
     @property
     def names_topics(self) -> bool:
-        """Whether it is said which topics are looked at."""
+        """Whether topics were selected."""
         return bool(self.topics) or self.pattern is not None
 
     @property
-    def machinery(self) -> tuple[str, ...]:
-        """Topics that no pattern means, though their names are like those of others."""
+    def internal_topics(self) -> tuple[str, ...]:
+        """Topics that no pattern includes, although their names look like application topics."""
         return (CONTROL_TOPIC, *([] if self.trace_topic is None else [self.trace_topic]))
 
     def includes(self, topic: str) -> bool:
-        """Whether messages of this topic are looked at; a pattern means topics of applications,
-        and those of groups if it begins as their names do."""
+        """Whether messages of this topic are analysed.
+
+        A pattern matches application topics. It matches retry and dead-letter topics only if it
+        begins with their prefix.
+        """
         if self.topics:
             return topic in self.topics
         pattern = self.pattern or ALL
-        may = kind_of(topic) is TopicKind.NORMAL or topic.startswith(group_topic_prefixes(pattern))
-        return may and topic not in self.machinery and re.fullmatch(pattern, topic) is not None
+        is_eligible = kind_of(topic) is TopicKind.NORMAL or topic.startswith(
+            group_topic_prefixes(pattern)
+        )
+        return (
+            is_eligible
+            and topic not in self.internal_topics
+            and re.fullmatch(pattern, topic) is not None
+        )
 
-    def includes_dead(self, topic: str) -> bool:
-        """Whether it is a topic of dead letters that are looked at."""
+    def includes_dead_letters(self, topic: str) -> bool:
+        """Whether this is a dead-letter topic of a selected group."""
         group = topic.removeprefix(DLQ_TOPIC_PREFIX)
         return topic != group and (not self.groups or group in self.groups)
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """Messages, dead letters and messages of traces; empty where there are none."""
+    """DataFrames of messages, dead letters and traces; empty if there are none."""
 
     origin: str
     messages: "DataFrame"
@@ -74,62 +83,66 @@ class Inputs:
     notes: tuple[str, ...] = ()
 
 
-def open_inputs(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
-    """What to read, by the options; nothing is read yet."""
+def open_inputs(spark: "SparkSession", job: PipelineJob, selection: InsightSelection) -> Inputs:
+    """The input that the options select; nothing is read yet."""
     if job["lake"] is not None:
-        return _of_lake(spark, job["lake"], choice)
+        return _lake_inputs(spark, job["lake"], selection)
     if job["log"] is not None:
-        return _of_log(spark, job, choice)
-    return _of_brokers(spark, job, choice)
+        return _log_inputs(spark, job, selection)
+    return _broker_inputs(spark, job, selection)
 
 
-def wanted_queues(job: PipelineJob, choice: Choice) -> "frozenset[MessageQueue]":
-    """The queues of the topics; raises NoRoute for one that is not there."""
-    if choice.topics:
-        return frozenset(job.queues(subscribe=",".join(choice.topics)))
-    by_pattern = job.queues(subscribePattern=choice.pattern or ALL)
-    found = frozenset(queue for queue in by_pattern if choice.includes(queue.topic))
-    if choice.pattern is not None and not found:
+def wanted_queues(job: PipelineJob, selection: InsightSelection) -> "frozenset[MessageQueue]":
+    """The queues of the selected topics; raises NoRoute if a topic does not exist."""
+    if selection.topics:
+        return frozenset(job.queues(subscribe=",".join(selection.topics)))
+    by_pattern = job.queues(subscribePattern=selection.pattern or ALL)
+    found = frozenset(queue for queue in by_pattern if selection.includes(queue.topic))
+    if selection.pattern is not None and not found:
         raise NoRoute(
-            f"no topic matches {choice.pattern}", hint="`penstock topic list` shows those there are"
+            f"no topic matches {selection.pattern}", hint="`penstock topic list` lists all topics"
         )
     return found
 
 
-def _of_brokers(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
-    queues = wanted_queues(job, choice)
-    by_group = f"{DLQ_TOPIC_PREFIX}{ALL}"
-    dead = {q.topic for q in job.queues(subscribePattern=by_group) if choice.includes_dead(q.topic)}
+def _broker_inputs(spark: "SparkSession", job: PipelineJob, selection: InsightSelection) -> Inputs:
+    queues = wanted_queues(job, selection)
+    dead_letter_topics = f"{DLQ_TOPIC_PREFIX}{ALL}"
+    dead = {
+        q.topic
+        for q in job.queues(subscribePattern=dead_letter_topics)
+        if selection.includes_dead_letters(q.topic)
+    }
     notes = []
-    has_traces = choice.trace_topic is not None
-    if choice.trace_topic is not None:
+    has_traces = selection.trace_topic is not None
+    if selection.trace_topic is not None:
         try:
-            job.queues(subscribe=choice.trace_topic)
+            job.queues(subscribe=selection.trace_topic)
         except NoRoute:
             has_traces = False
-            notes.append(f"There is no topic {choice.trace_topic}: nothing is known from traces.")
+            notes.append(f"There are no traces: the topic {selection.trace_topic} does not exist.")
 
     def read(topics: Iterable[str], columns: Sequence[str]) -> "DataFrame":
-        return _read(spark, job, choice, ",".join(sorted(topics)), columns)
+        return _read(spark, job, selection, ",".join(sorted(topics)), columns)
 
     return Inputs(
-        origin=f"brokers of {job.connection.get('nameserver', 'the NameServers by environment')}",
+        origin=f"brokers of {job.connection.get('nameserver', 'the default NameServers')}",
         messages=read({queue.topic for queue in queues}, MESSAGE_COLUMNS),
         dead=read(dead, DEAD_COLUMNS),
-        traces=read([choice.trace_topic or ""], TRACE_COLUMNS) if has_traces else None,
+        traces=read([selection.trace_topic or ""], TRACE_COLUMNS) if has_traces else None,
         queues=queues,
         notes=tuple(notes),
     )
 
 
-def _of_log(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
+def _log_inputs(spark: "SparkSession", job: PipelineJob, selection: InsightSelection) -> Inputs:
     from pyspark.sql import functions as f
 
     def read(topics: Sequence[str], pattern: str, columns: Sequence[str]) -> "DataFrame":
         return _read(
             spark,
             job,
-            choice,
+            selection,
             ",".join(topics),
             columns,
             pattern=None if topics else pattern,
@@ -137,13 +150,13 @@ def _of_log(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
             path=job["log"],
         )
 
-    messages = read(choice.topics, choice.pattern or ALL, MESSAGE_COLUMNS)
-    if not choice.topics:
-        messages = messages.where(~f.col("topic").isin(*choice.machinery))
+    messages = read(selection.topics, selection.pattern or ALL, MESSAGE_COLUMNS)
+    if not selection.topics:
+        messages = messages.where(~f.col("topic").isin(*selection.internal_topics))
     traces = None
-    if choice.trace_topic is not None:
-        traces = read([choice.trace_topic], ALL, TRACE_COLUMNS)
-    groups = [DLQ_TOPIC_PREFIX + group for group in choice.groups]
+    if selection.trace_topic is not None:
+        traces = read([selection.trace_topic], ALL, TRACE_COLUMNS)
+    groups = [DLQ_TOPIC_PREFIX + group for group in selection.groups]
     return Inputs(
         origin=f"log files in {job['log']}",
         messages=messages,
@@ -155,7 +168,7 @@ def _of_log(spark: "SparkSession", job: PipelineJob, choice: Choice) -> Inputs:
 def _read(
     spark: "SparkSession",
     job: PipelineJob,
-    choice: Choice,
+    selection: InsightSelection,
     topics: str,
     columns: Sequence[str],
     *,
@@ -167,16 +180,16 @@ def _read(
     options |= {"subscribe": topics} if pattern is None else {"subscribePattern": pattern}
     options |= {"columns": ",".join(columns)}
     options |= {"failOnDataLoss": "false" if job["skip_lost"] else "true"}
-    if choice.since_ms is not None:
-        options["startingTimestamp"] = str(choice.since_ms)
-    if choice.until_ms is not None:
-        options["endingTimestamp"] = str(choice.until_ms)
+    if selection.since_ms is not None:
+        options["startingTimestamp"] = str(selection.since_ms)
+    if selection.until_ms is not None:
+        options["endingTimestamp"] = str(selection.until_ms)
     frame = spark.read.format("penstock").options(**job.connection, **options).load()
-    return _within(frame, choice)
+    return _in_time_range(frame, selection)
 
 
-def _of_lake(spark: "SparkSession", lake: str, choice: Choice) -> Inputs:
-    """Dead letters and traces are in a lake if it was written from their topics too."""
+def _lake_inputs(spark: "SparkSession", lake: str, selection: InsightSelection) -> Inputs:
+    """Messages of a lake; dead letters and traces only if their topics were written to it."""
     from pyspark.sql import functions as f
 
     found = lake_rows(spark, lake)
@@ -184,26 +197,26 @@ def _of_lake(spark: "SparkSession", lake: str, choice: Choice) -> Inputs:
         if name not in found.columns:
             raise BadSetting(
                 f"the lake {lake} has no column {name!r}",
-                hint="name a lake that pipeline `lake` writes",
+                hint="use a lake that the pipeline `lake` has written",
             )
-    rows = _within(found, choice)
+    rows = _in_time_range(found, selection)
     topics = [row.topic for row in rows.select("topic").distinct().collect()]
-    missing = [name for name in choice.topics if name not in topics]
-    notes = [f"The lake has no messages of {name} in this time." for name in missing]
-    has_traces = choice.trace_topic is not None and "body" in rows.columns
+    missing = [name for name in selection.topics if name not in topics]
+    notes = [f"The lake has no messages of {name} in this time range." for name in missing]
+    has_traces = selection.trace_topic is not None and "body" in rows.columns
     return Inputs(
         origin=f"lake {lake}",
-        messages=_chosen(rows, filter(choice.includes, topics), MESSAGE_COLUMNS),
-        dead=_chosen(rows, filter(choice.includes_dead, topics), DEAD_COLUMNS),
-        traces=rows.where(f.col("topic") == f.lit(choice.trace_topic)).select(*TRACE_COLUMNS)
+        messages=_select(rows, filter(selection.includes, topics), MESSAGE_COLUMNS),
+        dead=_select(rows, filter(selection.includes_dead_letters, topics), DEAD_COLUMNS),
+        traces=rows.where(f.col("topic") == f.lit(selection.trace_topic)).select(*TRACE_COLUMNS)
         if has_traces
         else None,
         notes=tuple(notes),
     )
 
 
-def _chosen(rows: "DataFrame", topics: Iterable[str], columns: Sequence[str]) -> "DataFrame":
-    """Rows of these topics; columns that the lake does not keep are null, bodies left out."""
+def _select(rows: "DataFrame", topics: Iterable[str], columns: Sequence[str]) -> "DataFrame":
+    """Rows of these topics; missing columns are null, except the body."""
     from pyspark.sql import functions as f
 
     wanted = []
@@ -215,13 +228,13 @@ def _chosen(rows: "DataFrame", topics: Iterable[str], columns: Sequence[str]) ->
     return rows.where(f.col("topic").isin(list(topics))).select(*wanted)
 
 
-def _within(rows: "DataFrame", choice: Choice) -> "DataFrame":
-    """Only what was stored in the time: brokers find its ends by whole index entries."""
+def _in_time_range(rows: "DataFrame", selection: InsightSelection) -> "DataFrame":
+    """The rows within the time range; brokers find its ends only approximately."""
     from pyspark.sql import functions as f
 
     stored = f.unix_millis("store_timestamp")
-    if choice.since_ms is not None:
-        rows = rows.where(stored >= choice.since_ms)
-    if choice.until_ms is not None:
-        rows = rows.where(stored < choice.until_ms)
+    if selection.since_ms is not None:
+        rows = rows.where(stored >= selection.since_ms)
+    if selection.until_ms is not None:
+        rows = rows.where(stored < selection.until_ms)
     return rows

@@ -1,7 +1,7 @@
-"""What pipeline `insight` tells of messages: rates, sizes, queues, hot keys, store times.
+"""Analyses messages: rates, sizes, queues, hot keys, latencies.
 
-Each function takes messages as the source gives them, or as `essence` leaves them, and gives a
-small DataFrame. All is done by Spark's own expressions. Times are the broker's store times.
+Each function takes messages with the columns of the source, or the result of `without_bodies`, and
+returns a small DataFrame. Only Spark's built-in expressions are used. Times are store times.
 """
 
 from collections.abc import Iterable
@@ -28,14 +28,14 @@ BORN_TO_STORE: Final = "born to store"
 _ACCURACY: Final = 10_000
 
 
-def essence(messages: "DataFrame") -> "DataFrame":
-    """Without bodies, only their lengths: little enough to be kept while all tables are made."""
-    there = [name for name in MESSAGE_COLUMNS if name != "body" and name in messages.columns]
-    return messages.select(*there, _bytes(messages).alias("bytes"))
+def without_bodies(messages: "DataFrame") -> "DataFrame":
+    """The messages with the length of their bodies only, small enough to be cached."""
+    columns = [name for name in MESSAGE_COLUMNS if name != "body" and name in messages.columns]
+    return messages.select(*columns, _bytes(messages).alias("bytes"))
 
 
 def rates(messages: "DataFrame", *, bucket_ms: int = MINUTE_MS) -> "DataFrame":
-    """For each topic and span of time: messages, bytes of their bodies, messages per minute."""
+    """For each topic and time bucket: messages, bytes of their bodies, messages per minute."""
     from pyspark.sql import functions as f
 
     grouped = messages.groupBy("topic", time_bucket("store_timestamp", bucket_ms).alias("time"))
@@ -48,7 +48,7 @@ def rates(messages: "DataFrame", *, bucket_ms: int = MINUTE_MS) -> "DataFrame":
 
 
 def sizes(messages: "DataFrame") -> "DataFrame":
-    """For each topic: messages, bytes of bodies in all, mean, percentiles, least and most."""
+    """For each topic: messages, bytes of bodies in total, mean, percentiles, minimum, maximum."""
     from pyspark.sql import functions as f
 
     sized = messages.select("topic", "store_timestamp", _bytes(messages).alias("size"))
@@ -74,9 +74,9 @@ def sizes(messages: "DataFrame") -> "DataFrame":
 def queue_balance(
     messages: "DataFrame", known: "Iterable[MessageQueue] | None" = None
 ) -> "DataFrame":
-    """For each queue: messages, bytes, its share of the topic, and `load`: 1 is an even share.
+    """For each queue: messages, bytes, its share of the topic, and `load` (1 is an even share).
 
-    Queues that are `known` and had no messages are in it as well.
+    Queues in `known` are included even if they have no messages.
     """
     from pyspark.sql import Window
     from pyspark.sql import functions as f
@@ -100,7 +100,7 @@ def queue_balance(
 
 
 def hot_keys(messages: "DataFrame", *, top: int = 20) -> "DataFrame":
-    """The keys that most messages of each topic have: rank, messages, share of the topic's."""
+    """The most frequent keys of each topic: rank, messages, share of the topic's messages."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -119,9 +119,9 @@ def hot_keys(messages: "DataFrame", *, top: int = 20) -> "DataFrame":
 
 
 def key_skew(messages: "DataFrame") -> "DataFrame":
-    """For each topic how its messages spread over keys.
+    """For each topic, how its messages are distributed over keys.
 
-    `skew` is how many times as many messages the hottest key has as the average one: 1 is even.
+    `skew` is the number of messages of the hottest key, relative to the average key.
     """
     from pyspark.sql import functions as f
 
@@ -156,8 +156,10 @@ def key_skew(messages: "DataFrame") -> "DataFrame":
 
 
 def store_latencies(messages: "DataFrame") -> "DataFrame":
-    """How long each message took from its birth in the client to the store, as `latencies` takes
-    it. Waiting by delay or transaction is part of that; clocks of two machines are compared."""
+    """The time of each message from its creation to its storage, as input for `latencies`.
+
+    It includes waiting for a delay or a transaction, and compares the clocks of two machines.
+    """
     from pyspark.sql import functions as f
 
     took = f.unix_millis("store_timestamp") - f.unix_millis("born_timestamp")
@@ -171,10 +173,10 @@ def store_latencies(messages: "DataFrame") -> "DataFrame":
 
 
 def latencies(took: "DataFrame", *, bucket_ms: int | None = None) -> "DataFrame":
-    """Percentiles by stage, topic and group (and span of time, if its length is given).
+    """Percentiles by stage, topic and group, and by time bucket if its length is given.
 
-    `took` has the columns stage, topic, group, time, took_ms. Times below 0, which come of clocks
-    that differ, count as 0, and `negative` says how many there were.
+    `took` has the columns stage, topic, group, time, took_ms. A negative time, which is possible
+    because clocks differ, counts as 0; `negative` is the number of such times.
     """
     from pyspark.sql import functions as f
 
@@ -183,14 +185,14 @@ def latencies(took: "DataFrame", *, bucket_ms: int | None = None) -> "DataFrame"
     if bucket_ms is not None:
         frame = frame.withColumn("time", time_bucket("time", bucket_ms))
         by.append("time")
-    least = f.greatest(f.col("took_ms"), f.lit(0))
-    found = f.percentile_approx(least, list(PERCENTILES.values()), _ACCURACY).alias("found")
+    duration = f.greatest(f.col("took_ms"), f.lit(0))
+    found = f.percentile_approx(duration, list(PERCENTILES.values()), _ACCURACY).alias("found")
     return (
         frame.groupBy(*by)
         .agg(
             f.count(f.lit(1)).alias("count"),
             found,
-            f.max(least).alias("max_ms"),
+            f.max(duration).alias("max_ms"),
             f.count_if(f.col("took_ms") < 0).alias("negative"),
         )
         .select(*by, "count", *percentile_columns("ms"), "max_ms", "negative")
@@ -199,15 +201,19 @@ def latencies(took: "DataFrame", *, bucket_ms: int | None = None) -> "DataFrame"
 
 
 def percentile_columns(unit: str) -> "list[Column]":
-    """The elements of a column `found` as columns of their own."""
+    """The elements of the column `found` as separate columns."""
     from pyspark.sql import functions as f
 
-    return [f.col("found")[at].alias(f"{name}_{unit}") for at, name in enumerate(PERCENTILES)]
+    return [
+        f.col("found")[number].alias(f"{name}_{unit}") for number, name in enumerate(PERCENTILES)
+    ]
 
 
 def time_bucket(column: str, bucket_ms: int) -> "Column":
-    """The beginning of the span of time that a moment lies in. By arithmetic: functions for dates
-    go by the session's zone."""
+    """The start of the time bucket of a timestamp.
+
+    Calculated by arithmetic, because date functions use the time zone of the session.
+    """
     from pyspark.sql import functions as f
 
     ms = f.unix_millis(column)
@@ -215,7 +221,7 @@ def time_bucket(column: str, bucket_ms: int) -> "Column":
 
 
 def _by_key(messages: "DataFrame") -> "DataFrame":
-    """How many messages have each key; one with several keys counts for each of them once."""
+    """The number of messages of each key; a message with several keys counts for each of them."""
     from pyspark.sql import functions as f
 
     each = f.explode(f.array_distinct(f.split("keys", " +"))).alias("key")

@@ -1,6 +1,6 @@
-"""The report of pipeline `insight`: one HTML page with all in it, no script and no other file.
+"""The report of pipeline `insight`: a single HTML page without scripts or external resources.
 
-Whatever comes from messages is escaped, and the page forbids itself to load or to run anything.
+Values from messages are escaped, and a content security policy forbids loading and scripts.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,13 +9,6 @@ from html import escape
 from typing import TYPE_CHECKING, Any, Final
 
 from penstock.spark.pipelines.insight import plots
-from penstock.spark.pipelines.insight.findings import (
-    KEYS_MAX,
-    SERIES_MAX,
-    STAGE_ROWS_MAX,
-    Findings,
-    Listing,
-)
 from penstock.spark.pipelines.insight.headlines import (
     DEAD,
     KEYS,
@@ -25,14 +18,21 @@ from penstock.spark.pipelines.insight.headlines import (
     RATES,
     headlines,
 )
-from penstock.spark.pipelines.insight.plots import span_text
+from penstock.spark.pipelines.insight.plots import duration_text
+from penstock.spark.pipelines.insight.report_data import (
+    KEYS_MAX,
+    SERIES_MAX,
+    STAGE_ROWS_MAX,
+    ReportData,
+    TableExcerpt,
+)
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _CELL_CHARS_MAX: Final = 200
 _LINE_CHARS_MAX: Final = 400
-_NOTHING: Final = "-"
+_EMPTY_CELL: Final = "-"
 _CSS: Final = """
 :root{color-scheme:light dark;--ink:#1c2430;--soft:#5a6675;--line:#d7dde5;--page:#fff;--row:#f4f6f9;
 --mark:#3b82c4}
@@ -58,8 +58,8 @@ dt{color:var(--soft)}dd{margin:0}
 Format = Callable[[Any], str]
 
 
-def report(findings: Findings, *, title: str = "Insight") -> str:
-    """The page."""
+def report(data: ReportData, *, title: str = "Insight") -> str:
+    """The report as an HTML page."""
     head = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta http-equiv="Content-Security-Policy" '
@@ -67,68 +67,68 @@ def report(findings: Findings, *, title: str = "Insight") -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{_text(title)}</title><style>{_CSS}</style></head><body>"
     )
-    about = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in findings.about)
-    notes = "".join(f"<li>{_text(note)}</li>" for note in findings.notes)
+    about = "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in data.about)
+    notes = "".join(f"<li>{_text(note)}</li>" for note in data.notes)
     parts = [
         head,
         f"<h1>{_text(title)}</h1>",
-        _headlines(findings),
+        _headlines(data),
         f"<dl>{about}<dt>Times</dt><dd>UTC</dd></dl>",
         f'<ul class="notes">{notes}</ul>' if notes else "",
-        _dead(findings),
-        _lag(findings),
-        _latencies(findings),
-        _keys(findings),
-        _queues(findings),
-        _rates(findings),
-        _sizes(findings),
+        _dead(data),
+        _lag(data),
+        _latencies(data),
+        _keys(data),
+        _queues(data),
+        _rates(data),
+        _sizes(data),
         "</body></html>\n",
     ]
     return "\n".join(part for part in parts if part)
 
 
-def _headlines(findings: Findings) -> str:
+def _headlines(data: ReportData) -> str:
     items = "".join(
-        f'<li><a href="#{part}">{escape(plots.plain(text, _LINE_CHARS_MAX))}</a></li>'
-        for part, text in headlines(findings)
+        f'<li><a href="#{part}">{escape(plots.one_line(text, _LINE_CHARS_MAX))}</a></li>'
+        for part, text in headlines(data)
     )
     return f'<ul class="findings">{items}</ul>'
 
 
-def _rates(findings: Findings) -> str:
-    says = (
-        f"Messages stored per minute, and bytes of their bodies, in spans of "
-        f"{span_text(findings.bucket_ms)}: the {SERIES_MAX} topics with most messages."
+def _rates(data: ReportData) -> str:
+    caption = (
+        f"Messages stored per minute and bytes of their bodies, by "
+        f"{duration_text(data.bucket_ms)}, for the {SERIES_MAX} topics with the most messages."
     )
     return _section(
         RATES,
         "Rates",
-        findings.rates,
+        data.rates,
         "No messages were found.",
-        _plot("rates", findings.rates, plots.draw_rates(findings), says, height=4.8),
+        _plot("rates", data.rates, plots.draw_rates(data), caption, height=4.8),
     )
 
 
-def _sizes(findings: Findings) -> str:
-    measured = any(row["p50_bytes"] is not None for row in findings.sizes.rows)
-    says = (
-        "Bytes of bodies as consumers get them: a bar from the median to the 99th percentile, "
-        f"a mark for the largest. The {SERIES_MAX} topics with most messages."
+def _sizes(data: ReportData) -> str:
+    measured = any(row["p50_bytes"] is not None for row in data.sizes.rows)
+    caption = (
+        "Sizes of uncompressed bodies: a bar from the median to the 99th percentile, and a mark "
+        f"for the largest, for the {SERIES_MAX} topics with the most messages."
     )
     return _section(
         "sizes",
         "Sizes",
-        findings.sizes,
+        data.sizes,
         "No messages were found.",
-        _plot("sizes", findings.sizes, plots.draw_sizes(findings), says, names=SERIES_MAX)
+        _plot("sizes", data.sizes, plots.draw_sizes(data), caption, names=SERIES_MAX)
         if measured
-        else '<p class="none">There are no bodies whose size could be told.</p>',
+        else '<p class="none">The input has no bodies.</p>',
         _table(
-            findings.sizes,
+            data.sizes,
             {
                 "topic": ("Topic", _text),
                 "messages": ("Messages", _count),
-                "bytes": ("In all", _size),
+                "bytes": ("Total", _size),
                 "mean_bytes": ("Mean", _size),
                 "p50_bytes": ("p50", _size),
                 "p95_bytes": ("p95", _size),
@@ -141,45 +141,45 @@ def _sizes(findings: Findings) -> str:
     )
 
 
-def _queues(findings: Findings) -> str:
-    says = (
-        "How messages spread over the queues of a topic: 1 is an even share. A full queue holds up "
-        "its consumer: no other one can help, since a queue has one at a time."
+def _queues(data: ReportData) -> str:
+    caption = (
+        "How messages are distributed over the queues of a topic; 1 is an even share. Only one "
+        "consumer of a group reads a queue, so a group is as slow as its fullest queue."
     )
     return _section(
         QUEUES,
-        "Balance of queues",
-        findings.queues,
+        "Queue balance",
+        data.queues,
         "No messages were found.",
-        _plot("queues", findings.queues, plots.draw_balance(findings), says, names=SERIES_MAX),
+        _plot("queues", data.queues, plots.draw_balance(data), caption, names=SERIES_MAX),
         _table(
-            findings.queues,
+            data.queues,
             {
                 "topic": ("Topic", _text),
                 "queues": ("Queues", _count),
                 "empty": ("Empty", _count),
-                "least": ("Least share", _times),
-                "most": ("Most share", _times),
+                "least": ("Smallest share", _times),
+                "most": ("Largest share", _times),
                 "fullest": ("Fullest queue", _text),
             },
         ),
     )
 
 
-def _keys(findings: Findings) -> str:
-    says = (
-        "The keys that most messages have, and their share of their topics; a topic's first "
-        f"{KEYS_MAX} at most."
+def _keys(data: ReportData) -> str:
+    caption = (
+        f"The most frequent keys, at most {KEYS_MAX} per topic, and their share of the topic's "
+        "messages."
     )
     return _section(
         KEYS,
         "Hot keys",
-        findings.keys,
+        data.keys,
         "No message has a key.",
-        _plot("keys", findings.keys, plots.draw_keys(findings), says, names=15),
+        _plot("keys", data.keys, plots.draw_keys(data), caption, names=15),
         "<h3>By topic</h3>",
         _table(
-            findings.skew,
+            data.skew,
             {
                 "topic": ("Topic", _text),
                 "messages": ("Messages", _count),
@@ -187,12 +187,12 @@ def _keys(findings: Findings) -> str:
                 "keys": ("Keys", _count),
                 "hottest": ("Hottest key", _text),
                 "hottest_share": ("Its share", _percent),
-                "skew": ("Times the average key", _times),
+                "skew": ("Relative to average", _times),
             },
         ),
         "<h3>By key</h3>",
         _table(
-            findings.keys,
+            data.keys,
             {
                 "topic": ("Topic", _text),
                 "rank": ("Rank", _count),
@@ -204,21 +204,20 @@ def _keys(findings: Findings) -> str:
     )
 
 
-def _latencies(findings: Findings) -> str:
-    says = (
-        f"95th percentile of each stage in spans of {span_text(findings.bucket_ms)}; each point "
-        "is the worst of all topics and groups. Born to store comes from the messages, the others "
-        "from traces. The table has the slowest "
-        f"{STAGE_ROWS_MAX} of each stage."
+def _latencies(data: ReportData) -> str:
+    caption = (
+        f"The 95th percentile of each stage by {duration_text(data.bucket_ms)}; each point is the "
+        "largest of all topics and groups. 'Born to store' comes from messages, the other stages "
+        f"from traces. The table shows the {STAGE_ROWS_MAX} slowest rows of each stage."
     )
     return _section(
         LATENCY,
         "Latency",
-        findings.latencies,
-        "There are neither messages nor traces.",
-        _plot("latencies", findings.latency_times, plots.draw_latencies(findings), says),
+        data.latencies,
+        "There are no messages and no traces.",
+        _plot("latencies", data.latency_times, plots.draw_latencies(data), caption),
         _table(
-            findings.latencies,
+            data.latencies,
             {
                 "stage": ("Stage", _text),
                 "topic": ("Topic", _text),
@@ -227,130 +226,130 @@ def _latencies(findings: Findings) -> str:
                 "p50_ms": ("p50 ms", _count),
                 "p95_ms": ("p95 ms", _count),
                 "p99_ms": ("p99 ms", _count),
-                "max_ms": ("Longest ms", _count),
-                "negative": ("Below 0", _count),
+                "max_ms": ("Max ms", _count),
+                "negative": ("Negative", _count),
             },
         ),
     )
 
 
-def _dead(findings: Findings) -> str:
-    says = (
-        "Messages that were given up, by the time at which they became dead letters and by cause: "
-        f"the {SERIES_MAX} causes with most."
+def _dead(data: ReportData) -> str:
+    caption = (
+        "Messages by the time at which they became dead letters, for the "
+        f"{SERIES_MAX} most frequent causes."
     )
     return _section(
         DEAD,
         "Dead letters",
-        findings.dead,
-        "There are none.",
-        _plot("dead", findings.dead_times, plots.draw_dead(findings), says),
+        data.dead,
+        "There are no dead letters.",
+        _plot("dead", data.dead_times, plots.draw_dead(data), caption),
         _table(
-            findings.dead,
+            data.dead,
             {
                 "group": ("Group", _text),
                 "origin_topic": ("Topic", _text),
                 "tags": ("Tag", _text),
                 "cause": ("Cause", _long),
                 "messages": ("Messages", _count),
-                "tries": ("Tries", _count),
+                "tries": ("Attempts", _count),
                 "first_hour": ("First hour", _when),
                 "last_hour": ("Last hour", _when),
             },
         ),
         "<h3>Samples</h3>",
         _table(
-            findings.samples,
+            data.samples,
             {
                 "group": ("Group", _text),
                 "origin_topic": ("Topic", _text),
                 "cause": ("Cause", _long),
                 "message_id": ("Id", _long),
                 "keys": ("Keys", _text),
-                "reconsume_times": ("Tries", _count),
-                "store_timestamp": ("Given up", _when),
-                "body_start": ("Body begins", _long),
+                "reconsume_times": ("Attempts", _count),
+                "store_timestamp": ("Dead since", _when),
+                "body_start": ("Start of body", _long),
             },
         ),
     )
 
 
-def _lag(findings: Findings) -> str:
-    says = (
-        "Messages that groups had still to consume, a point for each run of this pipeline: the "
-        f"{SERIES_MAX} groups that were furthest behind."
+def _lag(data: ReportData) -> str:
+    caption = (
+        "Messages not yet consumed, one point per run of this pipeline, for the "
+        f"{SERIES_MAX} groups with the largest lag."
     )
     return _section(
         LAG,
-        "Lag of groups",
-        findings.lag,
-        "No group was looked at so far.",
-        _plot("lag", findings.lag_times, plots.draw_lag(findings), says),
+        "Consumer lag",
+        data.lag,
+        "The lag has not been measured yet.",
+        _plot("lag", data.lag_times, plots.draw_lag(data), caption),
         _table(
-            findings.lag,
+            data.lag,
             {
                 "group": ("Group", _text),
                 "topic": ("Topic", _text),
                 "queues": ("Queues", _count),
-                "lag": ("Behind", _count),
-                "lag_ms": ("Oldest waits", _duration),
+                "lag": ("Lag", _count),
+                "lag_ms": ("Age of oldest", _duration),
                 "unknown": ("Never committed", _count),
-                "sampled": ("At", _when),
+                "sampled": ("Measured", _when),
             },
         ),
     )
 
 
-def _section(part: str, title: str, listing: Listing, nothing: str, *parts: str) -> str:
-    body = "".join(parts) if listing.rows else f'<p class="none">{_text(nothing)}</p>'
+def _section(part: str, title: str, excerpt: TableExcerpt, if_empty: str, *parts: str) -> str:
+    body = "".join(parts) if excerpt.rows else f'<p class="none">{_text(if_empty)}</p>'
     return f'<section id="{part}"><h2>{_text(title)}</h2>{body}</section>'
 
 
 def _plot(
     name: str,
-    listing: Listing,
+    excerpt: TableExcerpt,
     draw: "Callable[[Figure], None]",
-    says: str,
+    caption: str,
     *,
     names: int = 0,
     height: float = 3.0,
 ) -> str:
-    """A plot with its sentence; one with names on its side grows with them."""
-    if not listing.rows:
+    """A chart with its caption; the height depends on the number of names on its axis."""
+    if not excerpt.rows:
         return ""
     if names:
-        height = 1.1 + 0.3 * min(names, len(listing.rows))
+        height = 1.1 + 0.3 * min(names, len(excerpt.rows))
     drawn = plots.svg(name, draw, height=height)
-    return f"<figure>{drawn}<figcaption>{escape(says)}</figcaption></figure>"
+    return f"<figure>{drawn}<figcaption>{escape(caption)}</figcaption></figure>"
 
 
-def _table(listing: Listing, columns: Mapping[str, tuple[str, Format]]) -> str:
+def _table(excerpt: TableExcerpt, columns: Mapping[str, tuple[str, Format]]) -> str:
     kinds = {name: _KINDS.get(form, "") for name, (_, form) in columns.items()}
     head = "".join(f"<th{kinds[n]}>{_text(title)}</th>" for n, (title, _) in columns.items())
     body = "".join(
         "<tr>"
         + "".join(f"<td{kinds[name]}>{form(row[name])}</td>" for name, (_, form) in columns.items())
         + "</tr>"
-        for row in listing.rows
+        for row in excerpt.rows
     )
-    left = listing.total - len(listing.rows)
+    left = excerpt.total - len(excerpt.rows)
     more = f'<p class="more">{left:,} more rows are in the Parquet table.</p>' if left > 0 else ""
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return f'<div class="scroll">{table}</div>{more}'
 
 
 def _text(value: object) -> str:
-    return _NOTHING if value is None else escape(plots.plain(value, _CELL_CHARS_MAX))
+    return _EMPTY_CELL if value is None else escape(plots.one_line(value, _CELL_CHARS_MAX))
 
 
 def _long(value: object) -> str:
-    """Text that may be broken anywhere; names are rather left whole."""
+    """Text that may be wrapped anywhere; names are kept in one line."""
     return _text(value)
 
 
 def _size(value: float | None) -> str:
     if value is None:
-        return _NOTHING
+        return _EMPTY_CELL
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
         if value >= size:
             return f"{value / size:,.1f} {unit}"
@@ -358,23 +357,25 @@ def _size(value: float | None) -> str:
 
 
 def _count(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:,.0f}"
+    return _EMPTY_CELL if value is None else f"{value:,.0f}"
 
 
 def _times(value: float | None) -> str:
-    return _NOTHING if value is None else f"{value:,.2f}"
+    return _EMPTY_CELL if value is None else f"{value:,.2f}"
 
 
 def _percent(value: float | None) -> str:
-    return _NOTHING if value is None else f"{100 * value:.2f} %"
+    return _EMPTY_CELL if value is None else f"{100 * value:.2f} %"
 
 
 def _when(ms: int | None) -> str:
-    return _NOTHING if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    return (
+        _EMPTY_CELL if ms is None else f"{datetime.fromtimestamp(ms / 1000, UTC):%Y-%m-%d %H:%M:%S}"
+    )
 
 
 def _duration(ms: int | None) -> str:
-    return _NOTHING if ms is None else span_text(ms)
+    return _EMPTY_CELL if ms is None else duration_text(ms)
 
 
 _NUMBER: Final = ' class="n"'

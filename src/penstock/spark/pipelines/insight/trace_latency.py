@@ -1,6 +1,6 @@
-"""What pipeline `insight` tells by message traces: how long messages take on their whole way.
+"""Latencies from message traces, from the send to the end of the handler.
 
-Records are read by the client's own decoder, batch by batch: the format is known in one place.
+The records are decoded by the client's decoder, so that the format is known in one place.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -44,8 +44,11 @@ _INT_MAX: Final = 2**31
 def trace_records(
     messages: "DataFrame", wanted: Callable[[str], bool] | None = None
 ) -> "DataFrame":
-    """A row for each record in messages of a trace topic; what is no record is passed over, and
-    what names a topic that is not `wanted`. Records of consumers name none."""
+    """One row per record in the messages of a trace topic.
+
+    Invalid records are skipped, and so are records of topics that are not `wanted`. Records of
+    consumers have no topic.
+    """
 
     def decode(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
@@ -61,33 +64,33 @@ def trace_records(
 
 
 def trace_latencies(records: "DataFrame", messages: "DataFrame | None" = None) -> "DataFrame":
-    """How long each traced message took in each stage, as `latencies` takes it.
+    """The time of each traced message in each stage, as input for `latencies`.
 
-    `send`: until the broker's answer. `send to consume`: from then the send began until a handler
-    got it for the first time. `send to done`: until one had success. `handle`: each time in a
-    handler. `store to consume` needs the messages too. Topics of consumed messages are those that
-    they were sent to: where neither a send's trace nor the message is there, none is known.
+    `send` ends with the broker's response, `send to consume` when a handler first receives the
+    message, and `send to done` when a handler succeeds. `handle` is the time of each attempt in a
+    handler. `store to consume` needs the messages, too. The topic of a consumed message is known
+    only from the trace of its send or from the message.
     """
     from pyspark.sql import functions as f
 
     sent = _sent(records)
-    tried = _tries(records)
+    attempts = _attempts(records)
     known = sent.select("message_id", "topic")
     if messages is not None:
         stored = _stored(messages)
         known = known.union(stored.select("message_id", "topic"))
     topics = known.groupBy("message_id").agg(f.min("topic").alias("topic"))
-    firsts = tried.groupBy("message_id", "group").agg(
+    firsts = attempts.groupBy("message_id", "group").agg(
         f.min("began_ms").alias("first_ms"),
         f.min(f.when(f.col("success"), f.col("ended_ms"))).alias("done_ms"),
     )
-    ways = sent.drop("group").join(firsts, "message_id")
+    consumed = sent.drop("group").join(firsts, "message_id")
     stages = [
         _stage(sent, SEND, f.col("sent_ms"), f.col("cost_ms"), grouped=False),
-        _stage(ways, SEND_TO_CONSUME, f.col("first_ms"), f.col("first_ms") - f.col("sent_ms")),
-        _stage(ways, SEND_TO_DONE, f.col("done_ms"), f.col("done_ms") - f.col("sent_ms")),
+        _stage(consumed, SEND_TO_CONSUME, f.col("first_ms"), f.col("first_ms") - f.col("sent_ms")),
+        _stage(consumed, SEND_TO_DONE, f.col("done_ms"), f.col("done_ms") - f.col("sent_ms")),
         _stage(
-            tried.join(topics, "message_id", "left"), HANDLE, f.col("began_ms"), f.col("cost_ms")
+            attempts.join(topics, "message_id", "left"), HANDLE, f.col("began_ms"), f.col("cost_ms")
         ),
     ]
     if messages is not None:
@@ -101,12 +104,12 @@ def trace_latencies(records: "DataFrame", messages: "DataFrame | None" = None) -
 
 
 def last_outcomes(records: "DataFrame") -> "DataFrame":
-    """For each message and group how the last try ended: message_id, group, outcome."""
+    """The outcome of the last attempt: message_id, group, outcome."""
     from pyspark.sql import functions as f
 
     ended = f.struct("ended_ms", "outcome")
     return (
-        _tries(records)
+        _attempts(records)
         .where(f.col("outcome").isNotNull())
         .groupBy("message_id", "group")
         .agg(f.max(ended).alias("last"))
@@ -115,7 +118,7 @@ def last_outcomes(records: "DataFrame") -> "DataFrame":
 
 
 def _sent(records: "DataFrame") -> "DataFrame":
-    """The first send of each message that had success."""
+    """The first successful send of each message."""
     from pyspark.sql import functions as f
 
     pubs = records.where((f.col("type") == "Pub") & f.col("success"))
@@ -132,9 +135,11 @@ def _sent(records: "DataFrame") -> "DataFrame":
     )
 
 
-def _tries(records: "DataFrame") -> "DataFrame":
-    """Each time that a handler had a message. Older clients do not say when it came back: then
-    that is the beginning and how long it took."""
+def _attempts(records: "DataFrame") -> "DataFrame":
+    """Each attempt of a handler to process a message.
+
+    Older clients do not record when an attempt ended; then it is the start plus the duration.
+    """
     from pyspark.sql import functions as f
 
     begun = (
@@ -149,12 +154,12 @@ def _tries(records: "DataFrame") -> "DataFrame":
             f.max("cost_ms").alias("cost_ms"),
             f.bool_or("success").alias("success"),
             f.max("outcome").alias("outcome"),
-            f.max("time_ms").alias("told_ms"),
+            f.max("time_ms").alias("recorded_ms"),
         )
     )
     both = begun.join(ended, ["request_id", "message_id"], "left")
-    ended_ms = f.coalesce("told_ms", f.col("began_ms") + f.col("cost_ms"))
-    return both.withColumn("ended_ms", ended_ms).drop("told_ms")
+    ended_ms = f.coalesce("recorded_ms", f.col("began_ms") + f.col("cost_ms"))
+    return both.withColumn("ended_ms", ended_ms).drop("recorded_ms")
 
 
 def _stored(messages: "DataFrame") -> "DataFrame":
@@ -181,7 +186,7 @@ def _stage(
 
 
 def _row(record: TraceRecord) -> dict[str, object]:
-    """Anybody may write to the topic: numbers that no clock shows are left out."""
+    """A record as a row. Any client can write to the topic, so impossible numbers are dropped."""
     return {
         "type": record.type,
         "message_id": record.message_id,

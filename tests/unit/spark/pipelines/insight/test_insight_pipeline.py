@@ -1,4 +1,4 @@
-"""Pipeline `insight` without Spark: what is chosen, what is refused, plots and page."""
+"""Pipeline `insight` without Spark: selection, options, charts and report."""
 
 import os
 import re
@@ -15,19 +15,29 @@ import pytest
 from penstock.cli.main import main
 from penstock.client.trace.trace_records import ConsumeCode, decode_traces, encode_record
 from penstock.errors import BadSetting
-from penstock.spark.pipelines.insight.findings import POINTS_MAX, Findings, Listing, coarser
 from penstock.spark.pipelines.insight.headlines import headlines
-from penstock.spark.pipelines.insight.insight_pipeline import PIPELINE, TABLES, _bucket_ms, _choice
-from penstock.spark.pipelines.insight.message_sources import Choice
+from penstock.spark.pipelines.insight.insight_pipeline import (
+    PIPELINE,
+    TABLES,
+    _bucket_ms,
+    _selection,
+)
+from penstock.spark.pipelines.insight.message_sources import InsightSelection
 from penstock.spark.pipelines.insight.plots import (
     draw_dead,
     draw_lag,
     draw_latencies,
     draw_rates,
     figure,
-    plain,
+    one_line,
 )
 from penstock.spark.pipelines.insight.report import report
+from penstock.spark.pipelines.insight.report_data import (
+    POINTS_MAX,
+    ReportData,
+    TableExcerpt,
+    coarser_bucket_ms,
+)
 from penstock.spark.pipelines.insight.trace_latency import _row
 from penstock.spark.pipelines.running import PipelineJob
 from penstock.spark.source.log_slices import LogScan
@@ -51,55 +61,55 @@ def test_every_table_is_documented() -> None:
         assert any(each.where == f"{{output}}/{table}" for each in PIPELINE.outputs)
 
 
-def test_times_are_moments_or_how_long_ago() -> None:
-    choice = _choice(job(since="2026-08-01T12:00:00+00:00", until=str(NOON_MS + 5)))
-    assert (choice.since_ms, choice.until_ms) == (NOON_MS, NOON_MS + 5)
-    choice = _choice(job(since="2h", until="30m"))
-    assert choice.since_ms is not None
-    assert choice.until_ms is not None
-    assert choice.until_ms - choice.since_ms == 90 * 60_000
+def test_times_are_given_as_times_or_ages() -> None:
+    selection = _selection(job(since="2026-08-01T12:00:00+00:00", until=str(NOON_MS + 5)))
+    assert (selection.since_ms, selection.until_ms) == (NOON_MS, NOON_MS + 5)
+    selection = _selection(job(since="2h", until="30m"))
+    assert selection.since_ms is not None
+    assert selection.until_ms is not None
+    assert selection.until_ms - selection.since_ms == 90 * 60_000
     assert _bucket_ms(job(bucket="10s")) == 10_000
 
 
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"topics": "a", "pattern": "b"}, "--topics and --pattern exclude"),
-        ({"lake": "a", "log": "b"}, "--lake and --log exclude"),
-        ({"pattern": "("}, "no regular expression"),
-        ({"topics": " , "}, "has no name"),
+        ({"topics": "a", "pattern": "b"}, "--topics and --pattern can't be combined"),
+        ({"lake": "a", "log": "b"}, "--lake and --log can't be combined"),
+        ({"pattern": "("}, "not a regular expression"),
+        ({"topics": " , "}, "contains no name"),
         ({"since": "1h", "until": "2h"}, "is not before"),
         ({"since": "yesterday"}, "since"),
         ({"top": 0}, "--top"),
     ],
 )
-def test_options_that_can_not_be_are_refused(options: dict[str, Any], text: str) -> None:
+def test_invalid_options_are_refused(options: dict[str, Any], text: str) -> None:
     with pytest.raises(BadSetting, match=re.escape(text)):
-        _choice(job(**options))
+        _selection(job(**options))
 
 
-def test_a_pattern_means_topics_of_applications() -> None:
-    def choice(**given: Any) -> Choice:
-        return _choice(job(**given))
+def test_a_pattern_matches_application_topics() -> None:
+    def selection(**given: Any) -> InsightSelection:
+        return _selection(job(**given))
 
-    every = choice()
+    every = selection()
     assert every.includes("orders")
     others = ("%DLQ%g", "%RETRY%g", "RMQ_SYS_TRACE_TOPIC", "PENSTOCK_SINK_CONTROL")
     assert not any(map(every.includes, others))
-    assert choice(pattern="ord.*").includes("orders")
-    assert not choice(pattern="ord").includes("orders")
-    assert choice(topics="a,%RETRY%g").includes("%RETRY%g")
-    assert choice(pattern="%DLQ%g.*").includes("%DLQ%g1")
-    assert not choice(pattern="%DLQ%g.*").includes("%DLQ%h")
-    assert not choice(pattern="(%DLQ%)?g").includes("%DLQ%g")
-    assert every.includes_dead("%DLQ%g")
-    assert not every.includes_dead("g")
-    assert not choice(groups="h").includes_dead("%DLQ%g")
-    assert choice(skip_traces=True).trace_topic is None
-    assert not choice(trace_topic="MyTraces").includes("MyTraces")
+    assert selection(pattern="ord.*").includes("orders")
+    assert not selection(pattern="ord").includes("orders")
+    assert selection(topics="a,%RETRY%g").includes("%RETRY%g")
+    assert selection(pattern="%DLQ%g.*").includes("%DLQ%g1")
+    assert not selection(pattern="%DLQ%g.*").includes("%DLQ%h")
+    assert not selection(pattern="(%DLQ%)?g").includes("%DLQ%g")
+    assert every.includes_dead_letters("%DLQ%g")
+    assert not every.includes_dead_letters("g")
+    assert not selection(groups="h").includes_dead_letters("%DLQ%g")
+    assert selection(skip_traces=True).trace_topic is None
+    assert not selection(trace_topic="MyTraces").includes("MyTraces")
 
 
-def test_a_log_has_topics_of_groups_for_a_pattern_that_begins_as_their_names_do() -> None:
+def test_a_pattern_with_their_prefix_matches_topics_of_groups_in_a_log() -> None:
     def wanted(pattern: str, *topics: str) -> list[str]:
         chosen = LogScan(columns=("body",), pattern=pattern).filter().topics
         assert chosen is not None
@@ -120,18 +130,18 @@ def test_a_log_has_topics_of_groups_for_a_pattern_that_begins_as_their_names_do(
         (("--log", "/nowhere"), "/nowhere does not exist"),
     ],
 )
-def test_options_are_wrong_before_spark_starts(
+def test_invalid_options_are_refused_before_spark_starts(
     args: tuple[str, ...], text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["pipeline", "run", "insight", "-n", "127.0.0.1:1", "--output", "/tmp/out", *args]
     assert main(command) == 2
-    said = " ".join(capsys.readouterr().err.split())
-    assert text in said
-    assert "starting Spark" not in said
+    printed = " ".join(capsys.readouterr().err.split())
+    assert text in printed
+    assert "starting Spark" not in printed
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_spark_starts_does_not_leave_it_behind(
+def test_a_signal_during_the_start_stops_spark(
     number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     session = MagicMock()
@@ -147,10 +157,10 @@ def test_a_signal_while_spark_starts_does_not_leave_it_behind(
     session.stop.assert_called_once_with()
 
 
-def test_buckets_of_plots_are_whole_ones_of_the_tables() -> None:
-    assert coarser(60_000, 0) == 60_000
+def test_buckets_of_charts_are_multiples_of_those_of_the_tables() -> None:
+    assert coarser_bucket_ms(60_000, 0) == 60_000
     for span_ms in (1, 3_600_000, 86_400_000, 86_400_000 * 365):
-        wide = coarser(60_000, span_ms)
+        wide = coarser_bucket_ms(60_000, span_ms)
         assert wide % 60_000 == 0
         assert span_ms <= wide * POINTS_MAX
 
@@ -158,7 +168,7 @@ def test_buckets_of_plots_are_whole_ones_of_the_tables() -> None:
 # --- traces --------------------------------------------------------------------------------------
 
 
-def test_numbers_of_traces_that_no_clock_shows_are_left_out() -> None:
+def test_impossible_numbers_in_traces_are_dropped() -> None:
     body = encode_record(
         "SubAfter", "r", "id", 10**30, True, "k", ConsumeCode.TIMEOUT, -(10**25), "g"
     )
@@ -167,25 +177,25 @@ def test_numbers_of_traces_that_no_clock_shows_are_left_out() -> None:
     assert (row["cost_ms"], row["time_ms"], row["outcome"]) == (None, None, "timeout")
 
 
-# --- page ----------------------------------------------------------------------------------------
+# --- report --------------------------------------------------------------------------------------
 
 
-def listing(*rows: dict[str, Any], total: int | None = None) -> Listing:
-    return Listing(rows, len(rows) if total is None else total)
+def excerpt(*rows: dict[str, Any], total: int | None = None) -> TableExcerpt:
+    return TableExcerpt(rows, len(rows) if total is None else total)
 
 
-def findings(name: str = HOSTILE) -> Findings:
-    """Something of all."""
+def data(name: str = HOSTILE) -> ReportData:
+    """Report data with rows for each section."""
     at, later = NOON_MS, NOON_MS + 3 * 60_000
-    return Findings(
-        about=(("Made", "today"), ("From", name)),
+    return ReportData(
+        about=(("Created", "today"), ("Source", name)),
         notes=(name,),
-        rates=listing(
+        rates=excerpt(
             {"topic": name, "time": at, "per_minute": 5.0, "bytes_per_minute": 50.0},
             {"topic": name, "time": later, "per_minute": 7.0, "bytes_per_minute": 50.0},
             {"topic": "_hidden", "time": at, "per_minute": 1.0, "bytes_per_minute": None},
         ),
-        sizes=listing(
+        sizes=excerpt(
             {
                 "topic": name, "messages": 12, "bytes": 120, "mean_bytes": 10.0, "p50_bytes": 0,
                 "p95_bytes": 20, "p99_bytes": 30, "min_bytes": 0, "max_bytes": 31, "first": at,
@@ -193,46 +203,46 @@ def findings(name: str = HOSTILE) -> Findings:
             },
             total=1234,
         ),
-        queues=listing(
+        queues=excerpt(
             {
                 "topic": name, "queues": 4, "messages": 12, "empty": 1, "least": 0.0, "most": 2.5,
                 "fullest": "broker-a 3",
             }
         ),
-        skew=listing(
+        skew=excerpt(
             {
                 "topic": name, "messages": 12, "with_key": 11, "keys": 3, "hottest": name,
                 "hottest_messages": 9, "hottest_share": 0.75, "skew": 2.4,
             }
         ),
-        keys=listing({"topic": name, "rank": 1, "key": name, "messages": 9, "share": 0.75}),
-        latencies=listing(
+        keys=excerpt({"topic": name, "rank": 1, "key": name, "messages": 9, "share": 0.75}),
+        latencies=excerpt(
             {
                 "stage": "send", "topic": name, "group": None, "count": 5, "p50_ms": 1,
                 "p95_ms": 2, "p99_ms": 3, "max_ms": 4, "negative": 0,
             }
         ),
-        latency_times=listing({"stage": "send", "time": at, "p95_ms": 0}),
-        dead=listing(
+        latency_times=excerpt({"stage": "send", "time": at, "p95_ms": 0}),
+        dead=excerpt(
             {
                 "group": name, "origin_topic": None, "tags": name, "cause": name, "messages": 2,
                 "tries": 3, "first_hour": at, "last_hour": at,
             }
         ),
-        dead_times=listing({"time": at, "cause": name, "messages": 2}),
-        samples=listing(
+        dead_times=excerpt({"time": at, "cause": name, "messages": 2}),
+        samples=excerpt(
             {
                 "group": name, "origin_topic": name, "cause": name, "message_id": name,
                 "keys": None, "reconsume_times": 3, "store_timestamp": at, "body_start": name,
             }
         ),
-        lag=listing(
+        lag=excerpt(
             {
                 "group": name, "topic": name, "queues": 4, "lag": None, "lag_ms": 90_000,
                 "unknown": 4, "sampled": at,
             }
         ),
-        lag_times=listing(
+        lag_times=excerpt(
             {"group": name, "time": at, "lag": None, "lag_ms": None},
             {"group": name, "time": later, "lag": 5, "lag_ms": 10},
         ),
@@ -240,7 +250,7 @@ def findings(name: str = HOSTILE) -> Findings:
 
 
 class Page(HTMLParser):
-    """Tags and ids that a browser would see."""
+    """Tags, ids and links of a page, as a browser sees them."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -259,8 +269,8 @@ class Page(HTMLParser):
             assert not name.startswith("on")
 
 
-def test_nothing_from_messages_becomes_markup() -> None:
-    text = report(findings())
+def test_values_from_messages_are_escaped() -> None:
+    text = report(data())
     page = Page(text)
     assert "script" not in page.tags
     assert page.tags.count("svg") == 7
@@ -279,66 +289,66 @@ def test_nothing_from_messages_becomes_markup() -> None:
     assert "mathdefault" not in text
 
 
-def test_a_page_without_anything_says_so() -> None:
-    text = report(Findings(), title="Nothing & more")
+def test_empty_sections_say_so() -> None:
+    text = report(ReportData(), title="Nothing & more")
     assert Page(text).tags.count("svg") == 0
     assert text.count('<p class="none">') == 7
     assert "<h1>Nothing &amp; more</h1>" in text
 
 
-def test_a_lake_without_bodies_has_no_sizes() -> None:
-    row = dict(findings("t").sizes.rows[0])
+def test_input_without_bodies_has_no_sizes() -> None:
+    row = dict(data("t").sizes.rows[0])
     for column in row.keys() - {"topic", "messages", "first", "last"}:
         row[column] = None
-    text = report(Findings(sizes=listing(row)))
-    assert "no bodies whose size" in text
+    text = report(ReportData(sizes=excerpt(row)))
+    assert "The input has no bodies." in text
 
 
-def test_values_are_one_short_line() -> None:
-    assert plain("a\n\t b\x00") == "a b\N{REPLACEMENT CHARACTER}"
-    assert len(plain("x" * 1000)) == 36
+def test_values_are_shown_as_one_short_line() -> None:
+    assert one_line("a\n\t b\x00") == "a b\N{REPLACEMENT CHARACTER}"
+    assert len(one_line("x" * 1000)) == 36
 
 
-def test_headlines_tell_what_stands_out() -> None:
-    found = findings("t")
+def test_headlines_name_problems_first() -> None:
+    found = data("t")
     few = [text for _, text in headlines(found)]
     assert few == [
-        "2 messages of a topic that is not known were given up by the group t; the cause: t.",
-        "No group is behind.",
-        "Send: 95 of 100 messages of t take up to 2 ms; no others take longer.",
-        "t has most messages: 12, at most 7 per minute.",
+        "2 dead letters of the group t from an unknown topic; cause: t.",
+        "No group has a lag.",
+        "The slowest topic for 'send' is t: 95% of its messages take at most 2 ms.",
+        "t has the most messages: 12, at most 7 per minute.",
     ]
     skew = {**found.skew.rows[0], "messages": 1000, "hottest_messages": 750, "skew": 242.1}
     many = replace(
         found,
-        dead=listing(
+        dead=excerpt(
             *({**found.dead.rows[0], "origin_topic": "a", "tags": tag} for tag in ("x", "y"))
         ),
-        lag=listing({**found.lag.rows[0], "lag": 1234, "unknown": 0}),
-        latencies=listing(
+        lag=excerpt({**found.lag.rows[0], "lag": 1234, "unknown": 0}),
+        latencies=excerpt(
             *({**found.latencies.rows[0], "stage": stage, "group": "g", "negative": 3}
               for stage in ("send", "send to done"))
         ),
-        skew=listing(skew),
-        queues=listing({**found.queues.rows[0], "messages": 1000}),
+        skew=excerpt(skew),
+        queues=excerpt({**found.queues.rows[0], "messages": 1000}),
     )  # fmt: skip
     assert headlines(many)[:-1] == [
-        ("dead", "4 messages of a were given up by the group t; the cause: t."),
-        ("lag", "The group t is 1,234 messages behind in t; the oldest waits 1.5 min."),
-        ("latency", "Send to done: 95 of 100 messages of t take up to 2 ms in the group g; "
-         "no others take longer."),
-        ("latency", "6 times came out below 0: clocks of machines differ."),
+        ("dead", "4 dead letters of the group t from a; cause: t."),
+        ("lag", "The group t has a lag of 1,234 messages in t; the oldest is 1.5 min old."),
+        ("latency", "The slowest topic for 'send to done' is t in the group g: 95% of its "
+         "messages take at most 2 ms."),
+        ("latency", "6 latencies are negative, because the clocks of machines differ."),
         ("keys", "The key t has 75% of the messages of t, 242 times as many as the average key."),
-        ("queues", "The queue broker-a 3 of t has 2.5 times its share of the messages."),
+        ("queues", "The queue broker-a 3 of t has 2.5 times its even share of the messages."),
     ]  # fmt: skip
-    assert headlines(Findings()) == [
+    assert headlines(ReportData()) == [
         ("dead", "There are no dead letters."), ("rates", "No messages were found.")
     ]  # fmt: skip
 
 
-def test_an_axis_of_time_is_as_long_as_what_it_shows() -> None:
-    one = findings("t")
-    alone = replace(one, lag_times=listing(dict(one.lag_times.rows[1])))
+def test_the_time_axis_has_the_range_of_the_rows() -> None:
+    one = data("t")
+    alone = replace(one, lag_times=excerpt(dict(one.lag_times.rows[1])))
     for draw in (draw_dead(one), draw_lag(alone), draw_latencies(one), draw_rates(one)):
         with figure(draw) as made:
             begin, end = made.axes[0].get_xlim()

@@ -1,4 +1,4 @@
-"""The tables of pipeline `insight` cut down to what a report can show: plain rows, not too many."""
+"""Collects the data of the report from the tables of pipeline `insight`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,90 +19,89 @@ if TYPE_CHECKING:
 
 ROWS_MAX: Final = 40
 SERIES_MAX: Final = 8
-"""Lines in a plot; what is more is left to the tables."""
+"""Maximum number of lines in a chart."""
 POINTS_MAX: Final = 240
 STAGES: Final = (BORN_TO_STORE, SEND, STORE_TO_CONSUME, HANDLE, SEND_TO_CONSUME, SEND_TO_DONE)
-"""In the order of a message's way."""
+"""In the order in which a message passes them."""
 STAGE_ROWS_MAX: Final = ROWS_MAX // len(STAGES)
 KEYS_MAX: Final = 5
-"""Of a topic; what follows is hardly hot."""
+"""Maximum number of hot keys per topic."""
 _DAY_MS: Final = 24 * HOUR_MS
 Row = Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Listing:
-    """The first rows of a table, and how many it has. Times are milliseconds since 1970."""
+class TableExcerpt:
+    """The first rows of a table and its number of rows; times are milliseconds since 1970."""
 
     rows: tuple[Row, ...] = ()
     total: int = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """All that the report shows."""
+class ReportData:
+    """The data that the report shows."""
 
     about: tuple[tuple[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     bucket_ms: int = MINUTE_MS
-    """Of the times in the plots: at least that of the tables."""
+    """Length of the time buckets in charts; a multiple of the one in the tables."""
     dead_bucket_ms: int = HOUR_MS
-    sizes: Listing = Listing()
-    rates: Listing = Listing()
-    queues: Listing = Listing()
-    skew: Listing = Listing()
-    keys: Listing = Listing()
-    latencies: Listing = Listing()
-    latency_times: Listing = Listing()
-    dead: Listing = Listing()
-    dead_times: Listing = Listing()
-    samples: Listing = Listing()
-    lag: Listing = Listing()
-    lag_times: Listing = Listing()
+    sizes: TableExcerpt = TableExcerpt()
+    rates: TableExcerpt = TableExcerpt()
+    queues: TableExcerpt = TableExcerpt()
+    skew: TableExcerpt = TableExcerpt()
+    keys: TableExcerpt = TableExcerpt()
+    latencies: TableExcerpt = TableExcerpt()
+    latency_times: TableExcerpt = TableExcerpt()
+    dead: TableExcerpt = TableExcerpt()
+    dead_times: TableExcerpt = TableExcerpt()
+    samples: TableExcerpt = TableExcerpt()
+    lag: TableExcerpt = TableExcerpt()
+    lag_times: TableExcerpt = TableExcerpt()
 
 
-def gather(
+def collect_report_data(
     tables: "Mapping[str, DataFrame]",
     *,
     bucket_ms: int,
     about: Sequence[tuple[str, str]],
     notes: Sequence[str],
-) -> Findings:
-    """From the tables by their names, as they were written."""
+) -> ReportData:
+    """Collect the data from the tables, by name."""
     from pyspark.sql import functions as f
 
-    sizes = listing(tables["sizes"].orderBy(f.desc("messages"), "topic"))
-    span_ms = _span_ms(sizes.rows)
-    coarse_ms = coarser(bucket_ms, span_ms)
+    sizes = excerpt(tables["sizes"].orderBy(f.desc("messages"), "topic"))
+    chart_bucket_ms = coarser_bucket_ms(bucket_ms, _span_ms(sizes.rows))
     busiest = [row["topic"] for row in sizes.rows[:SERIES_MAX]]
     dead_ms = _dead_bucket_ms(tables["dead_letter_counts"])
-    return Findings(
+    return ReportData(
         about=tuple(about),
         notes=tuple(notes),
-        bucket_ms=coarse_ms,
+        bucket_ms=chart_bucket_ms,
         dead_bucket_ms=dead_ms,
         sizes=sizes,
-        rates=_rates(tables["rates"].where(f.col("topic").isin(busiest)), coarse_ms),
+        rates=_rates(tables["rates"].where(f.col("topic").isin(busiest)), chart_bucket_ms),
         queues=_queues(tables["queues"]),
-        skew=listing(tables["key_skew"].where("skew is not null")),
+        skew=excerpt(tables["key_skew"].where("skew is not null")),
         keys=_keys(tables["hot_keys"]),
         latencies=_latencies(tables["latencies"]),
-        latency_times=_worst(tables["latency_times"], coarse_ms),
+        latency_times=_worst_latencies(tables["latency_times"], chart_bucket_ms),
         dead=_dead(tables["dead_letter_counts"]),
         dead_times=_dead_times(tables["dead_letter_counts"], dead_ms),
-        samples=listing(tables["dead_letter_samples"].orderBy("rank", "group", "cause")),
+        samples=excerpt(tables["dead_letter_samples"].orderBy("rank", "group", "cause")),
         lag=_lag_now(tables["group_lag"]),
         lag_times=_lag_times(tables["group_lag"]),
     )
 
 
-def coarser(bucket_ms: int, span_ms: int) -> int:
-    """A whole number of buckets so that not more than POINTS_MAX cover the span."""
+def coarser_bucket_ms(bucket_ms: int, span_ms: int) -> int:
+    """The smallest multiple of a bucket of which at most POINTS_MAX cover the time span."""
     return bucket_ms * max(1, -(-span_ms // (bucket_ms * POINTS_MAX)))
 
 
-def listing(frame: "DataFrame", limit: int = ROWS_MAX) -> Listing:
-    """The first rows, with times as numbers: as times they would be of the session's zone."""
+def excerpt(frame: "DataFrame", limit: int = ROWS_MAX) -> TableExcerpt:
+    """The first rows, with times as numbers, which do not depend on the session's time zone."""
     from pyspark.sql import functions as f
 
     columns = [
@@ -111,7 +110,7 @@ def listing(frame: "DataFrame", limit: int = ROWS_MAX) -> Listing:
     ]
     rows = frame.limit(limit + 1).select(*columns).collect()
     total = len(rows) if len(rows) <= limit else frame.count()
-    return Listing(tuple(row.asDict() for row in rows[:limit]), total)
+    return TableExcerpt(tuple(row.asDict() for row in rows[:limit]), total)
 
 
 def _span_ms(rows: Sequence[Row]) -> int:
@@ -120,12 +119,12 @@ def _span_ms(rows: Sequence[Row]) -> int:
     return int(max(row["last"] for row in rows) - min(row["first"] for row in rows))
 
 
-def _rates(rates: "DataFrame", bucket_ms: int) -> Listing:
+def _rates(rates: "DataFrame", bucket_ms: int) -> TableExcerpt:
     from pyspark.sql import functions as f
 
     grouped = rates.groupBy("topic", time_bucket("time", bucket_ms).alias("time"))
     messages = f.sum("messages")
-    return listing(
+    return excerpt(
         grouped.agg(
             (messages * (MINUTE_MS / bucket_ms)).alias("per_minute"),
             (f.sum("bytes") * (MINUTE_MS / bucket_ms)).alias("bytes_per_minute"),
@@ -134,11 +133,11 @@ def _rates(rates: "DataFrame", bucket_ms: int) -> Listing:
     )
 
 
-def _queues(queues: "DataFrame") -> Listing:
-    """By topic: how far its queues are from an even share."""
+def _queues(queues: "DataFrame") -> TableExcerpt:
+    """The smallest and the largest load of the queues of each topic."""
     from pyspark.sql import functions as f
 
-    return listing(
+    return excerpt(
         queues.groupBy("topic")
         .agg(
             f.count(f.lit(1)).alias("queues"),
@@ -156,16 +155,16 @@ def _queues(queues: "DataFrame") -> Listing:
     )
 
 
-def _keys(keys: "DataFrame") -> Listing:
-    """The first of each topic. A share alone makes no key hot: one of a single message has all."""
+def _keys(keys: "DataFrame") -> TableExcerpt:
+    """The hottest keys of each topic, by number of messages: a single message has a share of 1."""
     from pyspark.sql import functions as f
 
     first = keys.where(f.col("rank") <= KEYS_MAX).orderBy(f.desc("messages"), "topic", "rank")
-    return Listing(listing(first).rows, keys.count())
+    return TableExcerpt(excerpt(first).rows, keys.count())
 
 
-def _latencies(latencies: "DataFrame") -> Listing:
-    """The slowest of each stage: many topics in one do not push out the others."""
+def _latencies(latencies: "DataFrame") -> TableExcerpt:
+    """The slowest rows of each stage, so that each stage is shown."""
     from pyspark.sql import Window
     from pyspark.sql import functions as f
 
@@ -174,24 +173,24 @@ def _latencies(latencies: "DataFrame") -> Listing:
     first = latencies.withColumn("rank", f.row_number().over(slowest)).where(
         f.col("rank") <= STAGE_ROWS_MAX
     )
-    return Listing(listing(first.orderBy(place, "rank")).rows, latencies.count())
+    return TableExcerpt(excerpt(first.orderBy(place, "rank")).rows, latencies.count())
 
 
-def _worst(times: "DataFrame", bucket_ms: int) -> Listing:
-    """By time and stage; clients' clocks say when, so there may be more times than are shown."""
+def _worst_latencies(times: "DataFrame", bucket_ms: int) -> TableExcerpt:
+    """The largest p95 by stage and time; limited, since times come from clients' clocks."""
     from pyspark.sql import functions as f
 
     grouped = times.groupBy("stage", time_bucket("time", bucket_ms).alias("time"))
-    return listing(
+    return excerpt(
         grouped.agg(f.max("p95_ms").alias("p95_ms")).orderBy(f.desc("time"), "stage"),
         SERIES_MAX * (POINTS_MAX + 1),
     )
 
 
-def _dead(counts: "DataFrame") -> Listing:
+def _dead(counts: "DataFrame") -> TableExcerpt:
     from pyspark.sql import functions as f
 
-    return listing(
+    return excerpt(
         counts.groupBy("group", "origin_topic", "tags", "cause")
         .agg(
             f.sum("messages").alias("messages"),
@@ -204,24 +203,24 @@ def _dead(counts: "DataFrame") -> Listing:
 
 
 def _dead_bucket_ms(counts: "DataFrame") -> int:
-    """An hour, or as many of them as bars have room for: parts of a day, or whole days."""
+    """The width of the bars: hours that divide a day, or whole days."""
     from pyspark.sql import functions as f
 
     first_ms, last_ms = counts.agg(
         f.unix_millis(f.min("time")), f.unix_millis(f.max("time"))
     ).collect()[0]
-    least_ms = coarser(HOUR_MS, 2 * ((last_ms or 0) - (first_ms or 0)))
-    parts = (hours * HOUR_MS for hours in (1, 2, 3, 6, 12))
-    return next((ms for ms in parts if ms >= least_ms), -(-least_ms // _DAY_MS) * _DAY_MS)
+    least_ms = coarser_bucket_ms(HOUR_MS, 2 * ((last_ms or 0) - (first_ms or 0)))
+    widths = (hours * HOUR_MS for hours in (1, 2, 3, 6, 12))
+    return next((ms for ms in widths if ms >= least_ms), -(-least_ms // _DAY_MS) * _DAY_MS)
 
 
-def _dead_times(counts: "DataFrame", bucket_ms: int) -> Listing:
-    """By time and cause: the most frequent causes."""
+def _dead_times(counts: "DataFrame", bucket_ms: int) -> TableExcerpt:
+    """Dead letters by time and cause, for the most frequent causes."""
     from pyspark.sql import functions as f
 
     causes = counts.groupBy("cause").agg(f.sum("messages").alias("all"))
     most = [row.cause for row in causes.orderBy(f.desc("all"), "cause").limit(SERIES_MAX).collect()]
-    return listing(
+    return excerpt(
         counts.where(f.col("cause").isin(most))
         .groupBy(time_bucket("time", bucket_ms).alias("time"), "cause")
         .agg(f.sum("messages").alias("messages"))
@@ -230,15 +229,15 @@ def _dead_times(counts: "DataFrame", bucket_ms: int) -> Listing:
     )
 
 
-def _lag_now(lag: "DataFrame") -> Listing:
+def _lag_now(lag: "DataFrame") -> TableExcerpt:
     from pyspark.sql import functions as f
 
     newest = lag.agg(f.max("sampled").alias("sampled"))
-    return listing(lag.join(newest, "sampled").orderBy(f.desc_nulls_last("lag"), "group", "topic"))
+    return excerpt(lag.join(newest, "sampled").orderBy(f.desc_nulls_last("lag"), "group", "topic"))
 
 
-def _lag_times(lag: "DataFrame") -> Listing:
-    """By moment and group: the groups that are or were furthest behind, newest moments."""
+def _lag_times(lag: "DataFrame") -> TableExcerpt:
+    """The lag by time and group, for the groups with the largest lag, latest first."""
     from pyspark.sql import functions as f
 
     groups = lag.groupBy("sampled", "group").agg(
@@ -250,7 +249,7 @@ def _lag_times(lag: "DataFrame") -> Listing:
         .orderBy(f.desc_nulls_last("most"), "group")
     )
     names = [row["group"] for row in most.limit(SERIES_MAX).collect()]
-    return listing(
+    return excerpt(
         groups.where(f.col("group").isin(names))
         .withColumnRenamed("sampled", "time")
         .orderBy(f.desc("time"), "group"),
