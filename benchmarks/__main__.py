@@ -1,4 +1,4 @@
-"""Runs the benchmarks and shows their tables."""
+"""Runs all benchmarks, or those that are named: `python -m benchmarks [NAME …]`."""
 
 import sys
 
@@ -34,7 +34,7 @@ ALL = {
 
 def main() -> None:
     names = sys.argv[1:] or list(ALL)
-    print(f"kernel: {'compiled' if penstock.compiled() else 'NOT compiled'}")
+    print(f"core: {'compiled' if penstock.compiled() else 'NOT compiled'}")
     for name in names:
         ALL[name]()
 

@@ -1,7 +1,6 @@
 """Latency of an append while the flusher runs, by mapping and by pwrite, in both flush modes.
 
-One append per turn, 1 KiB bodies, about 5,000 per second, each timed on the wall clock: what a
-producer would wait for on top of everything else.
+About 5,000 appends of 1 KiB per second, one at a time, each measured in wall-clock time.
 """
 
 import tempfile
@@ -29,12 +28,12 @@ def measure(folder: Path, *, sync_flush: bool, append_by: str) -> list[float]:
     record.fill(b"BenchTopic", b"x" * 1024)
     took = []
     for i in range(APPENDS):
-        began = time.perf_counter()
+        started = time.perf_counter()
         assert store.put(record, i) == PUT_OK
         store.writer.publish()
         ended = time.perf_counter()
-        took.append((ended - began) * 1e6)
-        while time.perf_counter() < began + PACE_S:
+        took.append((ended - started) * 1e6)
+        while time.perf_counter() < started + PACE_S:
             pass
     syncs = store.flusher.syncs()
     store.close()
@@ -42,7 +41,7 @@ def measure(folder: Path, *, sync_flush: bool, append_by: str) -> list[float]:
 
 
 def main() -> None:
-    table = Table(title=f"append and hand-over while flushing, µs ({APPENDS:,} appends of 1 KiB)")
+    table = Table(title=f"append while flushing, µs ({APPENDS:,} appends of 1 KiB)")
     for column in ("flush", "append by", "p50", "p99", "p99.9", "max", "syncs"):
         table.add_column(column, justify="left" if column in ("flush", "append by") else "right")
     for sync_flush in (False, True):

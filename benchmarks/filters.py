@@ -1,7 +1,7 @@
-"""CPU per message of a pull: all messages, by tag, and by properties (SQL92).
+"""CPU per message of a pull: without filter, by tag, and by properties (SQL92).
 
-Messages have a 128-byte body and 9 properties; pulls ask for 32. Shown is the best of the rounds,
-per message looked at, given to the client or not.
+Messages have a 128-byte body and 9 properties; a pull asks for 32 messages. The result is the best
+round, per message that was checked, whether it was returned or not.
 """
 
 import tempfile
@@ -38,16 +38,16 @@ class Case(NamedTuple):
     kind: str
     expression: str
     step: int = PULLED
-    """Messages that one pull looks at."""
+    """Messages that one pull checks."""
 
 
 CASES = (
-    Case("no filter, all given", "TAG", "*"),
-    Case("tag, all given", "TAG", "TagA"),
-    Case("tag, none given", "TAG", "TagB", SCAN_ENTRIES_MAX),
-    Case("n >= 0: all given", "SQL92", "n >= 0"),
-    Case("n < 0: none given", "SQL92", "n < 0", LOOKS_MAX),
-    Case("three properties, none given", "SQL92",
+    Case("no filter, all returned", "TAG", "*"),
+    Case("tag, all returned", "TAG", "TagA"),
+    Case("tag, none returned", "TAG", "TagB", SCAN_ENTRIES_MAX),
+    Case("n >= 0, all returned", "SQL92", "n >= 0"),
+    Case("n < 0, none returned", "SQL92", "n < 0", LOOKS_MAX),
+    Case("three properties, none returned", "SQL92",
          "TAGS IN ('TagA', 'TagC') AND n BETWEEN 0 AND 2000000 AND region <> 'eu'", LOOKS_MAX),
 )  # fmt: skip
 
@@ -66,7 +66,7 @@ def fill(request_loop: RequestLoop) -> None:
 
 
 def serve(request_loop: RequestLoop, frame: bytes) -> int:
-    """Serve a request; the bytes of its answer."""
+    """Serve a request; returns the size of the response."""
     request_loop.bind(memoryview(bytearray(frame)), BORN)
     request_loop.serve(0, len(frame), NOW_MS)
     if request_loop.deferred:
@@ -77,7 +77,7 @@ def serve(request_loop: RequestLoop, frame: bytes) -> int:
 
 
 def read_all(request_loop: RequestLoop, case: Case) -> float:
-    """CPU seconds to pull once over all messages, in steps of what one pull looks at."""
+    """CPU seconds to pull all messages once."""
     frames = []
     for offset in range(0, MESSAGES, case.step):
         ext = {
@@ -87,10 +87,10 @@ def read_all(request_loop: RequestLoop, case: Case) -> float:
             "expressionType": case.kind,
         }  # fmt: skip
         frames.append(encode(RequestCode.PULL_MESSAGE, ext, encoding=BINARY))
-    begin = time.process_time()
+    started = time.process_time()
     for frame in frames:
         serve(request_loop, frame)
-    return time.process_time() - begin
+    return time.process_time() - started
 
 
 def main() -> None:
@@ -105,7 +105,7 @@ def main() -> None:
         fill(request_loop)
         store.notify()
         assert store.max_offset("T", 0) == MESSAGES
-        table = Table("per message looked at", "µs")
+        table = Table("per checked message", "µs")
         best = {case: min(read_all(request_loop, case) for _ in range(ROUNDS)) for case in CASES}
         for case, seconds in best.items():
             table.add_row(case.title, f"{seconds / MESSAGES * 1e6:.2f}")

@@ -1,6 +1,6 @@
-"""One round of PyPI's `rocketmq-python-client`, run by the Python of an environment of its own.
+"""One round of PyPI's `rocketmq-python-client`, run in its own virtual environment.
 
-Arguments and output are those of client_producer, with the gRPC endpoint for the NameServers.
+Arguments and output are those of client_producer, with the gRPC endpoint instead of NameServers.
 """
 
 import json
@@ -15,17 +15,17 @@ def main() -> None:
     endpoint, topic, in_flight, warm, seconds, size = sys.argv[1:7]
     producer = Producer(ClientConfiguration(endpoint, Credentials(), ""), (topic,))
     producer.startup()
-    room = threading.Semaphore(int(in_flight))
+    slots = threading.Semaphore(int(in_flight))
     counts = {"sent": 0, "failed": 0}
 
     def done(future: object) -> None:
         counts["failed" if future.exception() else "sent"] += 1  # type: ignore[attr-defined]
-        room.release()
+        slots.release()
 
     def send_for(duration: float) -> None:
         end = time.monotonic() + duration
         while time.monotonic() < end:
-            room.acquire()
+            slots.acquire()
             message = Message()
             message.topic = topic
             message.body = b"x" * int(size)
@@ -33,12 +33,12 @@ def main() -> None:
 
     send_for(float(warm))
     before = dict(counts)
-    began, cpu = time.monotonic(), time.process_time()
+    started, cpu = time.monotonic(), time.process_time()
     send_for(float(seconds))
     result = {
         "messages": counts["sent"] - before["sent"],
         "failed": counts["failed"] - before["failed"],
-        "seconds": time.monotonic() - began,
+        "seconds": time.monotonic() - started,
         "cpu_seconds": time.process_time() - cpu,
     }
     print(json.dumps(result), flush=True)

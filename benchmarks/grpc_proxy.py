@@ -1,6 +1,7 @@
-"""Apache's proxy, which speaks gRPC, and an environment with the client that needs it.
+"""Apache's gRPC proxy, and a virtual environment with a gRPC client.
 
-PyPI's `rocketmq-python-client` speaks gRPC only, so it can be compared on Apache's broker only.
+PyPI's `rocketmq-python-client` speaks gRPC only. It reaches Apache's and Penstock's brokers through
+Apache's proxy.
 """
 
 import json
@@ -25,7 +26,7 @@ _POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
 
 
 def make_client_environment(folder: Path) -> Path:
-    """A virtual environment with the gRPC client; returns its Python."""
+    """Make a virtual environment with the gRPC client; returns its Python."""
     subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
     python = folder / "bin" / "python"
     subprocess.run([str(python), "-m", "pip", "install", "--quiet", CLIENT], check=True)
@@ -34,7 +35,7 @@ def make_client_environment(folder: Path) -> Path:
 
 @contextmanager
 def proxy(folder: Path, namesrv: str) -> Iterator[str]:
-    """A running proxy; gives its address."""
+    """Run a proxy; yields its address."""
     folder.mkdir(parents=True)
     (folder / "pom.xml").write_text(_POM.format(version=maven.V5_4))
     subprocess.run(

@@ -1,4 +1,4 @@
-"""Private memory of an idle engine with 100 topics of 8 queues, in a process of its own."""
+"""Private memory of an idle store with 100 topics of 8 queues, in its own process."""
 
 import subprocess
 import sys
@@ -42,7 +42,7 @@ def main() -> None:
             [sys.executable, "-c", code, path, "idle"], check=True, capture_output=True, text=True
         )
     private, rss, files = (int(n) for n in done.stdout.split())
-    table = Table(title=f"idle engine, {TOPICS} topics × {QUEUES} queues")  # noqa: RUF001
+    table = Table(title=f"idle store, {TOPICS} topics × {QUEUES} queues")  # noqa: RUF001
     for column in ("private MB", "target", "resident MB", "open files"):
         table.add_column(column, justify="right")
     table.add_row(f"{private / 1024:.1f}", "< 60", f"{rss / 1024:.1f}", str(files))

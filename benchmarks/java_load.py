@@ -1,7 +1,7 @@
-"""Broker CPU per message under RocketMQ's Java producer, ours and Apache's in alternating rounds.
+"""Broker CPU per message under RocketMQ's Java producer: Penstock and Apache in turns.
 
-64 threads send 128-byte messages synchronously; generator and brokers share the machine's cores.
-CPU is user and system time of the broker process alone. Needs Java and Maven.
+64 threads send 128-byte messages synchronously. Load generator and brokers share the cores of the
+machine. CPU is the user and system time of the broker process only. Needs Java and Maven.
 """
 
 import json
@@ -34,28 +34,28 @@ def cpu_seconds(pid: int) -> float:
 
 
 def anonymous_mb(pid: int) -> float:
-    """Memory that is the process's own: resident pages that are not of mapped files."""
+    """Private memory: resident pages that do not belong to mapped files."""
     status = Path(f"/proc/{pid}/status").read_text()
     kb = next(line.split()[1] for line in status.splitlines() if line.startswith("RssAnon"))
     return int(kb) / 1024
 
 
 @contextmanager
-def penstock_broker(folder: Path, namesrv: str, serialize: str) -> Iterator[int]:
-    """Our broker at a name server; gives its process id."""
+def penstock_broker(folder: Path, namesrv: str) -> Iterator[int]:
+    """Run a Penstock broker; yields its process id."""
     port = apache.free_port(above=3)
     command = [
         sys.executable, "-m", "penstock.cli.main", "broker", "-n", namesrv, "--port", str(port),
         "--name", "penstock", "--data", str(folder),
     ]  # fmt: skip
     with (folder.parent / "penstock.log").open("wb") as log:
-        began = time.monotonic()
+        started = time.monotonic()
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             raise RuntimeError((folder.parent / "penstock.log").read_text()[-2000:])
-        print(f"our broker was ready after {time.monotonic() - began:.2f} s")
+        print(f"Penstock was ready after {time.monotonic() - started:.2f} s")
         try:
             yield process.pid
         finally:
@@ -64,7 +64,7 @@ def penstock_broker(folder: Path, namesrv: str, serialize: str) -> Iterator[int]
 
 
 def load(namesrv: str, topic: str, seconds: int, serialize: str) -> dict[str, Any]:
-    """One round of the generator."""
+    """One round of the load generator."""
     flags = ("-Xmx1g", f"-Drocketmq.serialize.type={serialize}", "-XX:+UseParallelGC")
     command = maven.java_command(
         "penstock.Load", namesrv, topic, str(THREADS), str(seconds), str(BODY_BYTES),
@@ -85,20 +85,20 @@ def main() -> None:
     rows: dict[str, list[tuple[float, float, dict[str, Any]]]] = {"penstock": [], "apache": []}
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as scratch:
         root = Path(scratch)
-        (root / "ours").mkdir()
+        (root / "penstock").mkdir()
         sizes = {"mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 6_000_000,
                  "maxHashSlotNum": 5_000_000, "maxIndexNum": 20_000_000}  # fmt: skip
         with (
-            apache.NameServer(root / "n1") as ours_names,
-            apache.NameServer(root / "n2") as their_names,
-            penstock_broker(root / "ours" / "store", ours_names.address, serialize) as ours_pid,
-            apache.Broker(root / "b", root / "apache", their_names.address, **sizes) as theirs,
+            apache.NameServer(root / "n1") as penstock_names,
+            apache.NameServer(root / "n2") as apache_names,
+            penstock_broker(root / "penstock" / "store", penstock_names.address) as penstock_pid,
+            apache.Broker(root / "b", root / "apache", apache_names.address, **sizes) as broker,
         ):
             peers = {
-                "penstock": (ours_names.address, ours_pid),
-                "apache": (their_names.address, theirs.pid),
+                "penstock": (penstock_names.address, penstock_pid),
+                "apache": (apache_names.address, broker.pid),
             }
-            for name, (address, _) in peers.items():  # both warm, the JVM above all
+            for name, (address, _) in peers.items():  # warm up both, especially the JVM
                 print(f"warming {name} up: {load(address, 'Load', SECONDS, serialize)}")
             for number in range(ROUNDS):
                 for name, (address, pid) in peers.items():
@@ -112,7 +112,7 @@ def main() -> None:
 
 def show(rows: dict[str, list[tuple[float, float, dict[str, Any]]]], serialize: str) -> None:
     table = Table(title=f"Java producer, {THREADS} threads, {BODY_BYTES} B, sync, {serialize}")
-    for column in ("broker", "CPU µs/message", "messages/s", "p50 µs", "p99 µs", "own MB"):
+    for column in ("broker", "CPU µs/message", "messages/s", "p50 µs", "p99 µs", "private MB"):
         table.add_column(column, justify="left" if column == "broker" else "right")
     for name, results in rows.items():
         table.add_row(

@@ -1,8 +1,9 @@
-"""What many queues cost: 20,000 of them with one message each, in processes of their own.
+"""The cost of 20,000 queues with one message each; each step runs in its own process.
 
-Filled and left alone until they rest (new), opened after a clean shutdown (clean), written once
-more (wakes), and opened after they were written and the process was killed (killed). `send` is one
-message to each queue, `watch` asks for the end of a queue and waits there, `flush` syncs them all.
+The steps: the queues are filled and then idle until they are unmapped (new), opened after a clean
+shutdown (clean), written again (mapped), and opened after they were written and the process was
+killed (killed). `send` is one message to each queue, `watch` reads the end of a queue and waits for
+messages there, `flush` syncs all queues.
 """
 
 import json
@@ -22,7 +23,7 @@ from pathlib import Path
 from penstock.store.store import MessageStore
 from penstock.wire.record import Record
 
-def own_kib():
+def private_kib():
     rollup = dict(line.split(":", 1) for line in open("/proc/self/smaps_rollup") if ":" in line)
     return int(rollup["Anonymous"].split()[0])
 
@@ -30,11 +31,11 @@ def handles():
     return len(os.listdir("/proc/self/fd"))
 
 topics, queues = {topics}, {queues}
-before_kib = own_kib()
-began = time.perf_counter()
+before_kib = private_kib()
+started = time.perf_counter()
 now_ms = 1_700_000_000_000
 store = MessageStore(sys.argv[1], now_ms=now_ms)
-open_s = time.perf_counter() - began
+open_s = time.perf_counter() - started
 sends, cpu = [], []
 most = 0
 record = Record()
@@ -54,21 +55,21 @@ if sys.argv[2] != "idle":
 if sys.argv[2] == "kill":
     print(json.dumps(dict(open_s=open_s)), flush=True)
     os.kill(os.getpid(), 9)
-began = time.perf_counter()
+started = time.perf_counter()
 for _ in range(300):
     now_ms += 1000
     store.tick(now_ms)
     store.maintenance.finish()
-flush_s = time.perf_counter() - began
-began = time.perf_counter()
+flush_s = time.perf_counter() - started
+started = time.perf_counter()
 for row in list(store.queues.rows):
     store.max_offset(row.topic.decode(), row.queue_id)
     store.watch(row)
-watch_s = time.perf_counter() - began
+watch_s = time.perf_counter() - started
 sends.sort()
 cpu.sort()
 print(json.dumps(dict(
-    open_s=open_s, handles_most=most, handles_idle=handles(), idle_kib=own_kib() - before_kib,
+    open_s=open_s, handles_most=most, handles_idle=handles(), idle_kib=private_kib() - before_kib,
     flush_s=flush_s, watch_us=1e6 * watch_s / (topics * queues),
     send_us=[1e6 * sends[int(len(sends) * p)] for p in (0.5, 0.99)] if sends else None,
     cpu_us=1e6 * cpu[len(cpu) // 2] if cpu else None,
@@ -81,14 +82,14 @@ store.close()
 def main() -> None:
     code = _CHILD.format(topics=TOPICS, queues=QUEUES)
     table = Table(title=f"{TOPICS * QUEUES:,} queues, one message each")
-    columns = ("", "start s", "own MB", "fds most", "idle", "send µs", "p99", "CPU", "flush s",
+    columns = ("", "start s", "private MB", "fds most", "idle", "send µs", "p99", "CPU", "flush s",
                "watch µs", "disk MB")  # fmt: skip
     for column in columns:
         table.add_column(column, justify="left" if not column else "right")
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         path = str(Path(folder) / "store")
         for title, step in (
-            ("new", "first"), ("clean", "idle"), ("wakes", "wake"), ("", "kill"),
+            ("new", "first"), ("clean", "idle"), ("mapped", "write"), ("", "kill"),
             ("killed", "idle"),
         ):  # fmt: skip
             done = subprocess.run(

@@ -1,7 +1,7 @@
-"""The plain CPython handler our kernel is compared with: struct, dicts, slices, one mmap.
+"""A send handler in plain Python, with which the compiled core is compared.
 
-It does the same work for a binary send request: parse, encode the record into a mapped file, add
-the queue entry, write the response.
+It does the same work for a binary send request: parse it, encode the record into a mapped file, add
+the queue entry, and write the response.
 """
 
 import mmap
@@ -15,7 +15,7 @@ _RESPONSE = struct.Struct(">hbhiiii")
 
 
 class PlainHandler:
-    """Send requests with a binary header, the straightforward way."""
+    """Handles send requests with a binary header."""
 
     def __init__(self, log: mmap.mmap, queues: list[mmap.mmap], store_host: bytes) -> None:
         self.log, self.queues, self.store_host = log, queues, store_host

@@ -1,8 +1,8 @@
-"""Messages per second that a pull gathers, from queue entries to response bytes.
+"""Messages per second that pulls gather, from queue entries to response bytes.
 
-Neighbouring: one queue, so its records lie side by side in the log and merge into one range.
-Scattered: eight queues in turn, so every record is a range of its own. The peer walks the same
-entries with struct and joins slices.
+Neighbouring: one queue, so its records are next to each other in the log and merge into one range.
+Scattered: eight queues in turn, so every record is a range of its own. The plain Python version
+reads the same entries with struct and joins slices.
 """
 
 import struct
@@ -42,13 +42,13 @@ def gather(store: MessageStore) -> float:
     assert queue is not None
     output, reader, confirm_offset = Output(1 << 16), store.reader, store.confirm_offset
     count = offset = 0
-    began = time.thread_time()
+    started = time.thread_time()
     while reader.find(queue, offset, BATCH, 1 << 18, confirm_offset) == FOUND:
         assert reader.copy_to(output)
         output.length = 0
         count += reader.count
         offset = reader.next_offset
-    return count / (time.thread_time() - began)
+    return count / (time.thread_time() - started)
 
 
 def plain(store: MessageStore) -> float:
@@ -57,7 +57,7 @@ def plain(store: MessageStore) -> float:
     segment = store.log.segments.items[0]
     view = memoryview(segment.view)
     count = offset = 0
-    began = time.thread_time()
+    started = time.thread_time()
     while entries := queue.read(offset, BATCH):
         found = []
         for at in range(0, len(entries), 20):
@@ -66,7 +66,7 @@ def plain(store: MessageStore) -> float:
         b"".join(found)
         count += len(found)
         offset += len(found)
-    return count / (time.thread_time() - began)
+    return count / (time.thread_time() - started)
 
 
 def main() -> None:

@@ -1,8 +1,8 @@
 """CPU per message from request bytes to response bytes: parse, append, queue entry, response.
 
-128-byte body, one handler, one core. The peer is a plain CPython handler doing the same work in
-the same run. Rounds alternate; the best of each is shown. "all threads" adds what the pool spends
-on faulting pages in and what the flusher spends, in the same time.
+128-byte body, one handler, one core. A handler in plain Python does the same work in the same run.
+Rounds alternate; the best of each is shown. "all threads" adds the CPU time of the thread pool,
+which faults pages in, and of the flusher.
 """
 
 import mmap
@@ -67,8 +67,8 @@ def frames(count: int, encoding: int) -> bytes:
     )  # fmt: skip
 
 
-def ours(case: Case, folder: Path) -> tuple[float, float, int]:
-    """(µs of the serving thread, µs of all threads, blocks allocated per 100,000 messages)."""
+def measure_penstock(case: Case, folder: Path) -> tuple[float, float, int]:
+    """µs of the serving thread, µs of all threads, blocks allocated per 100,000 messages."""
     store = MessageStore(folder, StoreConfig(index_enabled=case.index), now_ms=NOW_MS)
     for queue_id in range(4):
         store.make_queue(b"BenchTopic", queue_id)
@@ -104,7 +104,7 @@ def ours(case: Case, folder: Path) -> tuple[float, float, int]:
     return thread_us, process_us, grown
 
 
-def plain(folder: Path) -> float:
+def measure_plain(folder: Path) -> float:
     """µs per message of the plain handler, binary header, 16 per read."""
     data = frames(16, BINARY)
     maps = []
@@ -115,10 +115,10 @@ def plain(folder: Path) -> float:
             maps.append(mmap.mmap(file.fileno(), size))
     handler = PlainHandler(maps[0], maps[1:], HOST)
     handler.serve(data, HOST, NOW_MS)
-    began = time.thread_time()
+    started = time.thread_time()
     for _ in range(PLAIN_MESSAGES // 16):
         handler.serve(data, HOST, NOW_MS)
-    return (time.thread_time() - began) / PLAIN_MESSAGES * 1e6
+    return (time.thread_time() - started) / PLAIN_MESSAGES * 1e6
 
 
 def main() -> None:
@@ -130,11 +130,11 @@ def main() -> None:
         best, plain_best = (1e9, 1e9, 0), 1e9
         for _ in range(ROUNDS):
             with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
-                best = min(best, ours(case, Path(folder) / "store"))
-                plain_best = min(plain_best, plain(Path(folder)))
+                best = min(best, measure_penstock(case, Path(folder) / "store"))
+                plain_best = min(plain_best, measure_plain(Path(folder)))
         thread_us, process_us, grown = best
         if penstock.compiled():
-            assert grown < 1000, f"{grown} blocks were allocated over 100,000 sends"
+            assert grown < 1000, f"100,000 sends allocated {grown} blocks"
         table.add_row(
             case.title, f"{thread_us:.2f}", f"≤ {case.target_us}", f"{process_us:.2f}",
             f"{plain_best:.2f}", f"{plain_best / thread_us:.1f}x", str(grown),

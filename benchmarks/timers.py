@@ -1,8 +1,8 @@
-"""Messages with a time of delivery: how late they come, and what a million of them takes.
+"""Timer messages: how late they are delivered, and the memory for a million of them.
 
-A broker in a process of its own, over TCP. Lateness is the store time of the delivered copy against
-the millisecond that was asked for, of messages spread evenly over a minute, sent in random order.
-Memory is what the process has for itself, and the pages of the timer's files that it maps.
+The broker is a process of its own, over TCP. Messages are due evenly over a minute and are sent in
+random order; the lateness is the store time of the delivered message minus its delivery time.
+Memory is the private memory of the process and the resident pages of the timer's files.
 """
 
 import random
@@ -38,14 +38,14 @@ MEMORY_MB_MAX = 150
 
 
 class Client:
-    """One connection; requests in bursts, answers as they come."""
+    """One connection that sends requests in bursts."""
 
     def __init__(self, port: int) -> None:
         self._socket = socket.create_connection(("127.0.0.1", port))
         self._data = bytearray()
 
     def ask(self, frames: list[bytes]) -> list[Request]:
-        """The answers to requests that are sent in one go."""
+        """Send requests in one write; returns the responses."""
         self._socket.sendall(b"".join(frames))
         return [self._read() for _ in frames]
 
@@ -60,8 +60,8 @@ class Client:
         return request
 
     def send_all(self, due_ms: list[int]) -> float:
-        """Send a message for each time; how many seconds that took."""
-        began = time.monotonic()
+        """Send a message for each time; returns the duration in seconds."""
+        started = time.monotonic()
         for at in range(0, len(due_ms), BURST):
             frames = [
                 _send(number % QUEUES, due_ms[number])
@@ -70,14 +70,14 @@ class Client:
             for answer in self.ask(frames):
                 if answer.code != 0:
                     raise RuntimeError(answer.remark())
-        return time.monotonic() - began
+        return time.monotonic() - started
 
     def info(self) -> dict[str, str]:
         (answer,) = self.ask([encode(RequestCode.GET_BROKER_RUNTIME_INFO, {}, opaque=1)])
         return fastjson.decode(answer.body(), KVTable).table
 
     def late_ms(self, queue_id: int) -> Iterator[int]:
-        """How late each message of a queue was stored."""
+        """The lateness of each message of a queue."""
         offset = 0
         while True:
             ext = {
@@ -105,7 +105,7 @@ def _send(queue_id: int, due_ms: int) -> bytes:
 
 @contextmanager
 def _broker() -> Iterator[tuple[int, int]]:
-    """A broker; its process id and its port."""
+    """Run a broker; yields its process id and its port."""
     port = apache.free_port(above=3)
     with tempfile.TemporaryDirectory(prefix="penstock-bench-") as folder:
         command = [
@@ -124,7 +124,7 @@ def _broker() -> Iterator[tuple[int, int]]:
 
 
 def _memory_mb(pid: int) -> tuple[float, float]:
-    """Anonymous memory, and resident pages of the timer's files."""
+    """Private memory, and resident pages of the timer's files."""
     anonymous = mapped = 0
     name = ""
     for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
@@ -148,7 +148,7 @@ def _lateness(table: Table) -> None:
         time.sleep(max(begin_ms / 1000 + SPREAD_S + 2 - time.time(), 0))
         late = sorted(ms for queue_id in range(QUEUES) for ms in client.late_ms(queue_id))
     if len(late) != SPREAD:
-        raise RuntimeError(f"{len(late)} of {SPREAD} were delivered")
+        raise RuntimeError(f"{len(late)} of {SPREAD} messages were delivered")
     table.add_row(
         f"{SPREAD:,} over {SPREAD_S} s", f"sent in {took:.1f} s",
         f"late p50 {late[SPREAD // 2]} ms, p99 {late[SPREAD * 99 // 100]} ms, "
@@ -174,14 +174,14 @@ def _memory(table: Table) -> None:
         pending = client.info()["timerCongestNum"]
     table.add_row(
         f"{int(pending):,} over {DAYS} days", f"sent in {took:.1f} s",
-        f"anonymous {anonymous:.1f} MB ({before:.1f} before) + timer's pages {mapped:.1f} MB, "
+        f"anonymous {anonymous:.1f} MB ({before:.1f} before) + timer pages {mapped:.1f} MB, "
         f"target < {MEMORY_MB_MAX}",
     )  # fmt: skip
 
 
 def main() -> None:
-    table = Table(title="messages with a time of delivery")
-    for column in ("timers", "sends", "figures"):
+    table = Table(title="timer messages")
+    for column in ("timers", "sends", "result"):
         table.add_column(column)
     _lateness(table)
     _memory(table)
