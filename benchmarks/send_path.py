@@ -38,7 +38,7 @@ class Case(NamedTuple):
     title: str
     encoding: int
     per_read: int
-    index: bool
+    has_index: bool
     target_us: float
 
 
@@ -69,7 +69,7 @@ def frames(count: int, encoding: int) -> bytes:
 
 def measure_penstock(case: Case, folder: Path) -> tuple[float, float, int]:
     """µs of the serving thread, µs of all threads, blocks allocated per 100,000 messages."""
-    store = MessageStore(folder, StoreConfig(index_enabled=case.index), now_ms=NOW_MS)
+    store = MessageStore(folder, StoreConfig(index_enabled=case.has_index), now_ms=NOW_MS)
     for queue_id in range(4):
         store.make_queue(b"BenchTopic", queue_id)
     send = SendHandler(store.writer, WritableTopics(store), NoRedirects(), HOST)

@@ -1,4 +1,4 @@
-"""The least that the send path needs around it: every existing queue is writable."""
+"""Minimal surroundings of the send path: every existing queue is writable."""
 
 from penstock.errors import TopicNotExist
 from penstock.rpc.answers import Answer, EncodedReply
@@ -24,6 +24,9 @@ class WritableTopics:
             raise TopicNotExist(f"{topic} has no such queue")
         queue.writable = True
         return queue
+
+    def priority_queue(self, topic: str, priority: int, now_ms: int) -> ConsumeQueue:
+        raise TopicNotExist(f"{topic} has no priority queues")
 
     def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:
         return reply

@@ -1,7 +1,8 @@
-"""The format `flaky`: Penstock's sink with a writer that breaks now and then, in any of its steps.
+"""The format `flaky`: Penstock's sink with a writer that fails at random steps.
 
-Options besides the sink's: `breaks`, a directory, and `breaksMax`. Each break leaves a file there,
-and when there are enough of them nothing breaks any more. All of it runs in Spark's Python workers.
+Options besides those of the sink: the directory `breaks` and the number `breaksMax`. Each failure
+creates a file in the directory; when there are `breaksMax` files, nothing fails any more. All of
+this runs in Spark's Python workers.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql.types import StructType
 
-CHANCE = 0.3
+FAILURE_PROBABILITY = 0.3
 
 
 class BrokenError(Exception):
-    """It broke."""
+    """A simulated failure."""
 
 
 class FlakySource(DataSource):
-    """The format."""
+    """The data source of the format."""
 
     @classmethod
     def name(cls) -> str:
@@ -42,49 +43,49 @@ class FlakySource(DataSource):
 
 
 class FlakyWriter(DataSourceStreamArrowWriter):
-    """Breaks before, within and after what the writer does."""
+    """Fails before, during and after the steps of the writer."""
 
     def __init__(self, writer: DataSourceStreamArrowWriter, directory: str, most: int) -> None:
         self._writer = writer
         self._directory = directory
         self._most = most
 
-    def _break(self, where: str) -> None:
-        if random.random() < CHANCE and len(os.listdir(self._directory)) < self._most:
+    def _fail_sometimes(self, where: str) -> None:
+        if random.random() < FAILURE_PROBABILITY and len(os.listdir(self._directory)) < self._most:
             path = os.path.join(self._directory, f"{where}-{uuid.uuid4().hex}")
             os.close(os.open(path, os.O_CREAT))
             raise BrokenError(where)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        self._break("task before")
+        self._fail_sometimes("task before")
 
         def rows() -> Iterator[pa.RecordBatch]:
             yield from iterator
-            self._break("task within")
+            self._fail_sometimes("task during")
 
         written = self._writer.write(rows())
-        self._break("task after")
+        self._fail_sometimes("task after")
         return written
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._break("commit before")
+        self._fail_sometimes("commit before")
         end = sink_client.SinkClient._end
         ends = random.randint(0, 30)
 
-        async def ending(client: Any, *args: Any) -> str:
+        async def end_or_fail(client: Any, *args: Any) -> str:
             nonlocal ends
             ends -= 1
             if ends == 0:
-                self._break("commit within")
+                self._fail_sometimes("commit during")
             return await end(client, *args)
 
-        setattr(sink_client.SinkClient, "_end", ending)  # noqa: B010
+        setattr(sink_client.SinkClient, "_end", end_or_fail)  # noqa: B010
         try:
             self._writer.commit(messages, batchId)
         finally:
             setattr(sink_client.SinkClient, "_end", end)  # noqa: B010
-        self._break("commit after")
+        self._fail_sometimes("commit after")
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        self._break("abort before")
+        self._fail_sometimes("abort before")
         self._writer.abort(messages, batchId)

@@ -1,8 +1,8 @@
-"""The format `killing`: Penstock's sink, which kills the driver at one of its steps.
+"""The format `killing`: Penstock's sink with a writer that kills the driver at a given step.
 
-A step is a request of the sink's protocol that is about to go out, or a half whose receipt has
-come. Options besides the sink's: `killBatch`, `killStep`, `driver` (its process group) and `steps`,
-a file that grows by a byte for each step of that batch, in whichever process it is.
+A step is a request of the sink before it is sent, or a half message after it was stored. Options
+besides those of the sink: `killBatch`, `killStep`, `driver` (its process group), and the file
+`steps`, which grows by one byte for each step of this batch in any process.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class KillingSource(DataSource):
-    """The format."""
+    """The data source of the format."""
 
     @classmethod
     def name(cls) -> str:
@@ -41,18 +41,18 @@ class KillingSource(DataSource):
 
 
 class Killer:
-    """Counts the steps of one batch, and kills."""
+    """Counts the steps of one batch and kills the driver at one of them."""
 
     def __init__(self, *, batch: int, step: int, driver: int, steps: str) -> None:
         self.batch = batch
         self.step = step
         self.driver = driver
         self.steps = steps
-        self.now = -1
+        self.current_batch = -1
 
     def count(self) -> None:
-        """A step begins."""
-        if self.now != self.batch:
+        """Count a step, and kill the driver if it is the chosen one."""
+        if self.current_batch != self.batch:
             return
         file = os.open(self.steps, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
         os.write(file, b".")
@@ -62,18 +62,18 @@ class Killer:
         os.close(file)
 
     def watch(self, batch: int) -> None:
-        """From here on this process counts."""
-        self.now = batch
+        """Count the steps of this process from now on."""
+        self.current_batch = batch
         if not _current:
-            _hook()
+            _patch_sink()
         _current[:] = [self]
 
 
 _current: list[Killer] = []
-"""Whoever counts in this process, which Spark uses for many tasks."""
+"""The killer of the current task; Spark uses a process for many tasks."""
 
 
-def _hook() -> None:
+def _patch_sink() -> None:
     send_halves = SinkClient.send_halves
 
     async def halves(
@@ -99,7 +99,7 @@ def _before(step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]
 
 
 class KillingWriter(DataSourceStreamArrowWriter):
-    """The sink's, watched."""
+    """The writer of the sink, with counted steps."""
 
     def __init__(self, writer: DataSourceStreamArrowWriter, killer: Killer) -> None:
         self._writer = writer
