@@ -79,9 +79,9 @@ def one_line(text: object, chars_max: int = _LABEL_CHARS_MAX) -> str:
 
 def svg(name: str, draw: "Callable[[Figure], None]", *, height: float = 3.2) -> str:
     """A chart as an SVG element; `name` makes its ids unique in the page."""
-    with figure(draw, height=height) as made:
+    with figure(draw, height=height) as chart:
         text = io.StringIO()
-        made.savefig(text, format="svg")
+        chart.savefig(text, format="svg")
     element = _REMOVED.sub("", text.getvalue()).strip()
     return _ID.sub(rf"\g<1>{name}-", element).replace(_INK, "currentColor")
 
@@ -96,10 +96,10 @@ def figure(draw: "Callable[[Figure], None]", *, height: float = 3.2) -> "Iterato
     # A browser has glyphs that the font for measuring the text does not have.
     with rc_context(_STYLE), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph .* missing")
-        made = Figure(figsize=(_WIDTH, height), layout="constrained")
-        FigureCanvasAgg(made)
-        draw(made)
-        yield made
+        chart = Figure(figsize=(_WIDTH, height), layout="constrained")
+        FigureCanvasAgg(chart)
+        draw(chart)
+        yield chart
 
 
 def draw_rates(data: ReportData) -> "Callable[[Figure], None]":
@@ -108,11 +108,11 @@ def draw_rates(data: ReportData) -> "Callable[[Figure], None]":
     all_rows = data.rates.rows
     has_bytes = any(row["bytes_per_minute"] is not None for row in all_rows)
 
-    def draw(made: "Figure") -> None:
+    def draw(chart: "Figure") -> None:
         panels = {"per_minute": "messages per minute"}
         if has_bytes:
             panels["bytes_per_minute"] = "KiB per minute"
-        grid = made.subplots(len(panels), squeeze=False)
+        grid = chart.subplots(len(panels), squeeze=False)
         for axes, (column, label) in zip(grid[:, 0], panels.items(), strict=True):
             unit = 1024 if column == "bytes_per_minute" else 1
             for color, (topic, rows) in _series(all_rows, "topic"):
@@ -129,8 +129,8 @@ def draw_sizes(data: ReportData) -> "Callable[[Figure], None]":
     """For each topic, a bar from the median to p99 and a mark at the maximum."""
     rows = [row for row in data.sizes.rows if row["p50_bytes"] is not None][:SERIES_MAX]
 
-    def draw(made: "Figure") -> None:
-        axes = made.subplots()
+    def draw(chart: "Figure") -> None:
+        axes = chart.subplots()
         places = range(len(rows))
         low = [max(row["p50_bytes"], 1) for row in rows]
         high = [max(row["p99_bytes"], 1) for row in rows]
@@ -152,8 +152,8 @@ def draw_balance(data: ReportData) -> "Callable[[Figure], None]":
     """For each topic, the smallest and the largest load of a queue."""
     rows = data.queues.rows[:SERIES_MAX]
 
-    def draw(made: "Figure") -> None:
-        axes = made.subplots()
+    def draw(chart: "Figure") -> None:
+        axes = chart.subplots()
         places = range(len(rows))
         low, high = [row["least"] for row in rows], [row["most"] for row in rows]
         axes.hlines(places, low, high, color=COLORS[0], linewidth=5, alpha=0.6)
@@ -172,8 +172,8 @@ def draw_keys(data: ReportData) -> "Callable[[Figure], None]":
     """The most frequent keys and their share of the topic."""
     rows = data.keys.rows[:15]
 
-    def draw(made: "Figure") -> None:
-        axes = made.subplots()
+    def draw(chart: "Figure") -> None:
+        axes = chart.subplots()
         topics = list(dict.fromkeys(row["topic"] for row in rows))
         colors = dict(zip(topics, cycle(COLORS), strict=False))
         for topic in topics:
@@ -190,8 +190,8 @@ def draw_keys(data: ReportData) -> "Callable[[Figure], None]":
 def draw_latencies(data: ReportData) -> "Callable[[Figure], None]":
     """The largest p95 of each stage over time."""
 
-    def draw(made: "Figure") -> None:
-        axes = made.subplots()
+    def draw(chart: "Figure") -> None:
+        axes = chart.subplots()
         all_values: list[float] = []
         for color, (stage, rows) in _series(data.latency_times.rows, "stage"):
             values = [max(row["p95_ms"], 1) for row in rows]
@@ -210,10 +210,10 @@ def draw_dead(data: ReportData) -> "Callable[[Figure], None]":
     """Dead letters over time, as bars stacked by cause."""
     step = data.dead_bucket_ms
 
-    def draw(made: "Figure") -> None:
+    def draw(chart: "Figure") -> None:
         from matplotlib.ticker import MaxNLocator
 
-        axes = made.subplots()
+        axes = chart.subplots()
         heights: dict[int, float] = {}
         for color, (cause, rows) in _series(data.dead_times.rows, "cause"):
             places: Any = [_time(row["time"]) for row in rows]
@@ -233,8 +233,8 @@ def draw_dead(data: ReportData) -> "Callable[[Figure], None]":
 def draw_lag(data: ReportData) -> "Callable[[Figure], None]":
     """The lag over time, one line per group and one point per run."""
 
-    def draw(made: "Figure") -> None:
-        axes = made.subplots()
+    def draw(chart: "Figure") -> None:
+        axes = chart.subplots()
         for color, (group, rows) in _series(data.lag_times.rows, "group"):
             values = [float("nan") if row["lag"] is None else row["lag"] for row in rows]
             _line(axes, [_time(row["time"]) for row in rows], values, color, group)

@@ -142,7 +142,7 @@ def _attempts(records: "DataFrame") -> "DataFrame":
     """
     from pyspark.sql import functions as f
 
-    begun = (
+    started = (
         records.where(f.col("type") == "SubBefore")
         .groupBy("request_id", "message_id")
         .agg(f.first("group").alias("group"), f.min("time_ms").alias("began_ms"))
@@ -157,7 +157,7 @@ def _attempts(records: "DataFrame") -> "DataFrame":
             f.max("time_ms").alias("recorded_ms"),
         )
     )
-    both = begun.join(ended, ["request_id", "message_id"], "left")
+    both = started.join(ended, ["request_id", "message_id"], "left")
     ended_ms = f.coalesce("recorded_ms", f.col("began_ms") + f.col("cost_ms"))
     return both.withColumn("ended_ms", ended_ms).drop("recorded_ms")
 

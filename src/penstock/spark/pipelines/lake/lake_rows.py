@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def lake_rows(spark: "SparkSession", lake: str) -> "DataFrame":
-    """All of them; raises BadSetting where there is no lake, PipelineFailed where it is empty."""
+    """All messages of a lake; raises BadSetting or, if it is empty, PipelineFailed."""
     from pyspark.errors import AnalysisException
     from pyspark.sql.types import StringType, StructField, StructType
 

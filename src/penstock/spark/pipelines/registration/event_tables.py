@@ -76,9 +76,10 @@ def journeys(
         f.collect_set(f.when(~f.col("ok"), f.col("name"))).alias("failed_steps"),
         *(column.alias(f"first_{number}") for number, column in enumerate(first)),
     )
-    began = f.col("registration.registered_at")
+    registered_at = f.col("registration.registered_at")
     took = {
-        name: _milliseconds(began, f.col(f"first_{number}")) for number, name in enumerate(names)
+        name: _milliseconds(registered_at, f.col(f"first_{number}"))
+        for number, name in enumerate(names)
     }
     is_accepted = f.col("registration.outcome") == ACCEPTED
     missing = [f.when(is_accepted & took[name].isNull(), f.lit(name)) for name in names]
@@ -90,7 +91,7 @@ def journeys(
         "id",
         f.col("registration.channel").alias("channel"),
         f.col("registration.outcome").alias("outcome"),
-        began.alias("registered_at"),
+        registered_at.alias("registered_at"),
         f.map_from_arrays(f.array(*(f.lit(name) for name in names)), f.array(*took.values())).alias(
             "took"
         ),

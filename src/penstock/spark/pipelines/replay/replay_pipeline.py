@@ -65,7 +65,7 @@ def replay(
     """
     options.check_run(run)
     fixed = {"target": target or "", "delivery": sink.get("delivery", options.DELIVERIES[0])}
-    made = ReplayRun(
+    replay_run = ReplayRun(
         rows.sparkSession,
         directory,
         run,
@@ -77,7 +77,7 @@ def replay(
     )
     stop = stop or threading.Event()
     try:
-        plan = made.plan() or made.stage(
+        plan = replay_run.plan() or replay_run.stage(
             outgoing_rows(rows, run=run, target=target, by=by),
             lambda plan: check_routes(plan.routes, same_topic=same_topic),
             stop,
@@ -86,7 +86,7 @@ def replay(
         return False
     if plan is None:
         raise PipelineFailed("there are no rows to send", hint="check the selection")
-    return made.send(plan, stop)
+    return replay_run.send(plan, stop)
 
 
 def check_routes(routes: list[tuple[str, str]], *, same_topic: bool) -> None:
@@ -122,7 +122,7 @@ def _replay(
     spark: "SparkSession", job: PipelineJob, chosen: Selection, stop: threading.Event
 ) -> None:
     run = job["run"] or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
-    made = ReplayRun(
+    replay_run = ReplayRun(
         spark,
         options.run_directory(job, run),
         run,
@@ -132,13 +132,13 @@ def _replay(
         options=options.fixed_options(job),
         say=job.say,
     )
-    plan = made.plan()
+    plan = replay_run.plan()
     if plan is None:
         job.say(f"run {run}: selecting messages")
-        plan = _stage(spark, job, made, chosen, stop)
+        plan = _stage(spark, job, replay_run, chosen, stop)
     slices = "1 slice" if len(plan.slices) == 1 else f"{len(plan.slices):,} slices"
-    job.say(f"run {run}: {plan.rows:,} messages in {slices}, {made.pace}")
-    if made.send(plan, stop):
+    job.say(f"run {run}: {plan.rows:,} messages in {slices}, {replay_run.pace}")
+    if replay_run.send(plan, stop):
         job.say(f"run {run}: all {plan.rows:,} messages were sent")
     else:
         job.say(f"run {run} was stopped; to continue it, use the same command with --run {run}")
@@ -147,14 +147,14 @@ def _replay(
 def _stage(
     spark: "SparkSession",
     job: PipelineJob,
-    made: ReplayRun,
+    replay_run: ReplayRun,
     chosen: Selection,
     stop: threading.Event,
 ) -> ReplayPlan:
     with cancel_on_stop(spark, stop):  # reading the columns of a lake runs a Spark job
         rows = outgoing_rows(
             chosen.of(source(spark, job, chosen)),
-            run=made.name,
+            run=replay_run.name,
             target=job["target"],
             by=chosen.by,
             limit=job["limit"],
@@ -164,7 +164,7 @@ def _stage(
         check_routes(plan.routes, same_topic=job["same_topic"])
         _check_targets(job, {target for _, target in plan.routes})
 
-    plan = made.stage(rows, check, stop)
+    plan = replay_run.stage(rows, check, stop)
     if plan is None:
         raise _empty_selection(spark, job, chosen)
     return plan

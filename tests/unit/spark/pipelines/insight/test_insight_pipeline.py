@@ -350,6 +350,6 @@ def test_the_time_axis_has_the_range_of_the_rows() -> None:
     one = data("t")
     alone = replace(one, lag_times=excerpt(dict(one.lag_times.rows[1])))
     for draw in (draw_dead(one), draw_lag(alone), draw_latencies(one), draw_rates(one)):
-        with figure(draw) as made:
-            begin, end = made.axes[0].get_xlim()
+        with figure(draw) as chart:
+            begin, end = chart.axes[0].get_xlim()
             assert 0 < end - begin < 1, "less than a day"
