@@ -72,7 +72,7 @@ def start(spark: "SparkSession", job: PipelineJob) -> "list[StreamingQuery]":
             with cancel_on_stop(spark, stop):
                 _run(spark, job)
         except Stopped:
-            job.say("stopped; some tables may be from the previous run, until the next run")
+            job.say("stopped; some tables may be from the previous run; run it again")
     return []
 
 
