@@ -13,7 +13,7 @@ from penstock.config.settings import TABLES
 from penstock.wire.codes import RequestCode, request_name
 from tests import errors_page, settings_page
 from tests.unit.broker.broker_kit import broker_fixture
-from tests.unit.nameserver.nameserver_kit import Office
+from tests.unit.nameserver.nameserver_kit import NameServerFixture
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -106,7 +106,7 @@ def test_the_brokers_requests_are_on_its_page(tmp_path: Path) -> None:
 
 
 def test_the_nameservers_requests_are_on_its_page() -> None:
-    rows = {request_name(code) for code in Office().names.router.rows}
+    rows = {request_name(code) for code in NameServerFixture().names.router.rows}
     assert codes_in("nameserver.md", "## Requests") == rows
 
 

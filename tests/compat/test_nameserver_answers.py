@@ -23,7 +23,7 @@ from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_cr
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import V4_9_3, V5_4_0, RequestCode
 from penstock.wire.java_properties import parse_properties
-from tests.unit.nameserver.nameserver_kit import NOW_MS, Office
+from tests.unit.nameserver.nameserver_kit import NOW_MS, NameServerFixture
 
 from . import apache
 
@@ -66,7 +66,7 @@ class Pair:
     """Apache's NameServer and ours, asked the same."""
 
     def __init__(self, address: str, **config: Any) -> None:
-        self.office = Office(**config)
+        self.env = NameServerFixture(**config)
         self._address = address
         self._connections: dict[int, Connection] = {}
 
@@ -77,7 +77,7 @@ class Pair:
         if client not in self._connections:
             self._connections[client] = Connection(self._address)
         theirs = self._connections[client].ask(code, ext, body, version)
-        reply = self.office.ask(code, body, client=client, version=version, **ext)
+        reply = self.env.ask(code, body, client=client, version=version, **ext)
         ours = reply.code, dict(reply.ext or {}), reply.body
         return (*theirs[:2], plain(theirs[2])), (*ours[:2], plain(ours[2]))
 
@@ -90,7 +90,7 @@ class Pair:
         connection = self._connections.pop(client, None)
         if connection is not None:
             connection.close()
-        self.office.names.disconnected(client, NOW_MS)
+        self.env.names.disconnected(client, NOW_MS)
 
     def close(self) -> None:
         for client in list(self._connections):

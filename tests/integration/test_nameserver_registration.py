@@ -321,7 +321,7 @@ def test_dead_nameserver_delays_nobody() -> None:
                 assert await round_one
                 assert [state.registered for state in registration.states] == [False, False, True]
                 assert "refused" in registration.states[0].error
-                assert "no answer" in registration.states[1].error
+                assert "no response" in registration.states[1].error
 
     asyncio.run(body())
 
@@ -432,7 +432,7 @@ def test_period_keeps_within_what_nameservers_expect() -> None:
 
 def test_addresses_are_separated_by_semicolons_and_count_once() -> None:
     assert parse_nameservers(" a:1;b:2 ; a:1;;c:3,") == ["a:1", "b:2", "c:3"]
-    with pytest.raises(ValueError, match="nameservers: 'nowhere' is no address"):
+    with pytest.raises(ValueError, match="nameservers: 'nowhere' is not an address"):
         parse_nameservers("a:1;nowhere")
 
 

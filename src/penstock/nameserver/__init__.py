@@ -1,1 +1,1 @@
-"""The NameServer's decisions: routes, registrations, key-value configuration."""
+"""The NameServer: routes, registrations, key-value configuration."""

@@ -1,8 +1,8 @@
-"""REGISTER_BROKER as a value: who registers, and the topics of its body.
+"""REGISTER_BROKER: the broker that registers, and the topics in its body.
 
-A broker repeats its registration every 30 s, nearly always with the same bytes. Two equal
-`Registration`s say the same thing: the body is inside as a digest, so that the second one needs no
-decoding. SHA-256 of the 1.7 MB of 10,000 topics takes 1 ms, decoding them 10 ms.
+A broker repeats its registration every 30 s, almost always with the same bytes. A
+`BrokerRegistration` contains a digest of the body, so a repeated registration is recognised without
+decoding it. SHA-256 of the 1.7 MB of 10,000 topics takes 1 ms, decoding them 10 ms.
 """
 
 import hashlib
@@ -18,17 +18,17 @@ from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_cr
 from penstock.wire.codes import EXT_ZONE_NAME, MASTER_ID
 
 INFLATED_BYTES_MAX = 16 * 1024 * 1024
-"""Longest packed body once inflated: as long as a frame, about 300,000 topics."""
+"""Longest compressed body after decompression: as long as a frame, about 300,000 topics."""
 
-# Java writes this one table of static topics with bare numbers as keys. Quoted, the whole body is
-# strict JSON, which is read 50 times faster.
-_BARE_TABLE = re.compile(rb'"currIdMap":\{[-0-9:,]*\}')
-_BARE_KEY = re.compile(rb"(-?[0-9]+):")
+# Java writes this one table of static topics with unquoted numbers as keys. With quotes the whole
+# body is strict JSON, which is decoded 50 times faster.
+_UNQUOTED_TABLE = re.compile(rb'"currIdMap":\{[-0-9:,]*\}')
+_UNQUOTED_KEY = re.compile(rb"(-?[0-9]+):")
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
-    """One broker process and what it announces."""
+class BrokerRegistration:
+    """The registration of one broker process."""
 
     cluster: str
     name: str
@@ -36,9 +36,9 @@ class Registration:
     address: str
     ha_address: str
     zone: str | None
-    acting_master: bool | None  # None: a broker of 4.x, which can't stand for its master
-    expire_ms: int  # silent for longer than this, it is removed
-    complete: bool  # its topics are all of this broker name: others are removed
+    acting_master: bool | None  # None: a broker of 4.x, which can't act for its master
+    expire_ms: int  # it is removed after this time without a request
+    complete: bool  # topics that are missing in it are removed
     client: ClientId
     compressed: bool
     version: int
@@ -47,7 +47,7 @@ class Registration:
 
     @property
     def key(self) -> tuple[str, str]:
-        """Cluster and address: one process."""
+        """Cluster and address, which identify the process."""
         return self.cluster, self.address
 
     @property
@@ -55,10 +55,10 @@ class Registration:
         return self.id == MASTER_ID
 
 
-def read_registration(command: Command, config: NameServerConfig) -> Registration:
-    """The header, and the body unread."""
+def read_registration(command: Command, config: NameServerConfig) -> BrokerRegistration:
+    """The registration; its body is not decoded."""
     expire_ms = command.i64_or("heartbeatTimeoutMillis", 0)
-    return Registration(
+    return BrokerRegistration(
         cluster=command.text("clusterName"),
         name=command.text("brokerName"),
         id=command.i64("brokerId"),
@@ -78,13 +78,13 @@ def read_registration(command: Command, config: NameServerConfig) -> Registratio
     )
 
 
-def read_body(registration: Registration, body: bytes) -> RegisterBrokerBody:
-    """The body, checked against its checksum; without one, a broker without topics."""
+def read_body(registration: BrokerRegistration, body: bytes) -> RegisterBrokerBody:
+    """Decode the body after checking its checksum; without a body there are no topics."""
     if registration.body_crc and registration.body_crc != body_crc32(body):
         raise Refused(
             f"crc32 not match: the body of {len(body)} bytes has {body_crc32(body)}, "
             f"bodyCrc32 is {registration.body_crc}",
-            hint="the broker registers again by itself; check the network if this stays",
+            hint="the broker registers again; if the error persists, check the network",
         )
     if not body:
         return RegisterBrokerBody()
@@ -95,6 +95,6 @@ def read_body(registration: Registration, body: bytes) -> RegisterBrokerBody:
             version=registration.version,
             inflated_bytes_max=INFLATED_BYTES_MAX,
         )
-    if _BARE_TABLE.search(body):
-        body = _BARE_TABLE.sub(lambda table: _BARE_KEY.sub(rb'"\1":', table[0]), body)
+    if _UNQUOTED_TABLE.search(body):
+        body = _UNQUOTED_TABLE.sub(lambda table: _UNQUOTED_KEY.sub(rb'"\1":', table[0]), body)
     return fastjson.decode(body, RegisterBrokerBody, loose_bytes_max=LOOSE_BODY_BYTES_MAX)

@@ -1,8 +1,9 @@
-"""A NameServer: request codes → answers. Several of them share nothing, not even a module's state.
+"""A NameServer: the handlers of its requests.
 
-A broker is removed when it says so, when the connection it registered over ends, or when it has
-been silent for the time it asked for; see `routes` for what the tables hold. Routes live in memory;
-the key-value configuration and changed settings are on the disk before their change is answered.
+A broker is removed when it unregisters, when the connection that it registered over is closed, or
+when it has sent nothing for the time in its registration. Routes are in memory only
+(`route_table`). The key-value configuration and changed settings are on disk before a change is
+answered.
 """
 
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from penstock.config import Live
 from penstock.errors import HeaderError, QueryNotFound, TopicNotExist
 from penstock.nameserver.broker_registration import read_body, read_registration
 from penstock.nameserver.kv_config import ORDER_TOPIC_CONFIG, KVConfig
-from penstock.nameserver.route_table import Routes, encode_route, near_route
+from penstock.nameserver.route_table import RouteTable, encode_route, route_of_zone
 from penstock.rpc.answers import (
     Answer,
     ClientId,
@@ -47,8 +48,8 @@ from penstock.wire.java_properties import format_properties, parse_properties
 
 SUCCESS = Reply()
 
-# What Apache's NameServer lets one choose and ours always does in its default way.
-ALWAYS: Final = {
+# Settings of Apache's NameServer that have a fixed value here.
+FIXED_SETTINGS: Final = {
     "clusterTest": "false",
     "enableAllTopicList": "true",
     "enableControllerInNamesrv": "false",
@@ -63,10 +64,10 @@ class NameServer:
     """One NameServer."""
 
     def __init__(self, settings: Live, now_ms: int, persistence: Persistence | None = None) -> None:
-        """Without `persistence` everything is kept in memory only."""
+        """Without `persistence` everything is in memory only."""
         self.effects = EffectQueue()
         self._settings = settings
-        self._routes = Routes()
+        self._routes = RouteTable()
         self._kv = KVConfig()
         self._changed_settings = ChangedSettings()
         self._persistence = persistence
@@ -78,29 +79,27 @@ class NameServer:
         self.router = Router([self._broker_rows(), self._route_rows(), self._admin_rows()])
 
     def handle(self, command: Command) -> Answer:
-        """The answer to a request."""
+        """Handle a request."""
         return self.router.handle(command)
 
     def connected(self, client: ClientId, peer: str, now_ms: int) -> None:
-        """A connection has come; it means nothing until a broker registers over it."""
+        """Nothing to do: a broker registers by a request."""
 
     def disconnected(self, client: ClientId, now_ms: int) -> None:
-        """A connection has gone, and with it the brokers that registered over it."""
+        """Remove the brokers that registered over the connection."""
         self._routes.closed(client)
 
     def due(self) -> int:
-        """When silent brokers are looked for next, in ms."""
+        """When the next scan for expired brokers is due."""
         return self._scanned_ms + self._settings.current.nameserver.scan_ms
 
     def tick(self, now_ms: int) -> None:
-        """Remove silent brokers, if it is time to."""
+        """Remove expired brokers, if a scan is due."""
         if now_ms < self.due():
             return
         self._scanned_ms = now_ms
         for broker in self._routes.expire(now_ms):
-            self.effects.put(
-                CloseConnection(broker.client, f"broker {broker.name} was silent for too long")
-            )
+            self.effects.put(CloseConnection(broker.client, f"broker {broker.name} has expired"))
 
     # --- brokers ---------------------------------------------------------------------------------
 
@@ -130,19 +129,19 @@ class NameServer:
         return SUCCESS
 
     def _heartbeat(self, command: Command) -> Answer:
-        self._heard(command)
+        self._mark_seen(command)
         return SUCCESS
 
     def _query_version(self, command: Command) -> Answer:
-        broker = self._routes.brokers.get(self._heard(command))
+        broker = self._routes.brokers.get(self._mark_seen(command))
         if broker is None:
             return Reply(ext={"changed": "true"})
         changed = broker.version != command.body_as(DataVersion)
         return Reply(ext={"changed": str(changed).lower()}, body=fastjson.encode(broker.version))
 
-    def _heard(self, command: Command) -> tuple[str, str]:
+    def _mark_seen(self, command: Command) -> tuple[str, str]:
         key = command.text("clusterName"), command.text("brokerAddr")
-        self._routes.heard(*key, command.now_ms)
+        self._routes.mark_seen(*key, command.now_ms)
         return key
 
     def _register_topic(self, command: Command) -> Answer:
@@ -179,13 +178,13 @@ class NameServer:
         zone = command.ext.get(EXT_ZONE_NAME, "").strip()
         if zone and command.truth(EXT_ZONE_MODE):
             route = self._routes.route(topic, order=order, acting_master=config.acting_master)
-            body = encode_route(near_route(route, zone), strict=strict) if route else None
+            body = encode_route(route_of_zone(route, zone), strict=strict) if route else None
         else:
             body = self._routes.route_body(
                 topic, strict=strict, order=order, acting_master=config.acting_master
             )
         if body is None:
-            # Tools find a group by its retry topic, which comes with the first consumer.
+            # Tools find a group by its retry topic, which its first consumer creates.
             group = topic.startswith(RETRY_TOPIC_PREFIX)
             raise TopicNotExist(
                 f"No topic route info in name server for the topic: {topic}",
@@ -203,7 +202,7 @@ class NameServer:
         return _body(TopicList(topic_list=self._routes.topics_of(command.text("cluster"))))
 
     def _system_topics(self, command: Command) -> Answer:
-        """Clusters and brokers have topics of their own names; a broker knows the other ones."""
+        """The topics named after clusters and brokers; a broker has the others."""
         names = dict.fromkeys(self._routes.clusters)
         for brokers in self._routes.clusters.values():
             names |= brokers
@@ -253,7 +252,7 @@ class NameServer:
         if value is None:
             raise HeaderError("the header field value is missing")
         self._kv.put(command.text("namespace"), command.text("key"), value)
-        return self._saved(self._kv)
+        return self._persisted(self._kv)
 
     def _get_kv(self, command: Command) -> Answer:
         namespace, key = command.text("namespace"), command.text("key")
@@ -264,10 +263,10 @@ class NameServer:
 
     def _delete_kv(self, command: Command) -> Answer:
         self._kv.remove(command.text("namespace"), command.text("key"))
-        return self._saved(self._kv)
+        return self._persisted(self._kv)
 
-    def _saved(self, table: PersistentTable) -> Answer:
-        """Success, once the table is on the disk."""
+    def _persisted(self, table: PersistentTable) -> Answer:
+        """Success, after the table is written."""
         if self._persistence is None or not table.dirty:
             return SUCCESS
         return InThread(self._persistence.save(table), lambda _: SUCCESS)
@@ -281,11 +280,11 @@ class NameServer:
 
     def _update_config(self, command: Command) -> Answer:
         if self._settings.change(parse_properties(command.body)):
-            self._changed_settings.note(self._settings.changed, command.now_ms)
-        return self._saved(self._changed_settings)
+            self._changed_settings.set(self._settings.changed, command.now_ms)
+        return self._persisted(self._changed_settings)
 
     def _get_config(self, command: Command) -> Answer:
-        return Reply(body=format_properties(self._settings.apache_values() | ALWAYS))
+        return Reply(body=format_properties(self._settings.apache_values() | FIXED_SETTINGS))
 
 
 def _body(value: object) -> Reply:

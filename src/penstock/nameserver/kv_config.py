@@ -1,4 +1,4 @@
-"""Key-value configuration of the NameServer: namespace → key → value, kept in one file.
+"""Key-value configuration of the NameServer: namespace → key → value, in one file.
 
 The namespace ORDER_TOPIC_CONFIG holds `topic → broker:queues;broker:queues` of ordered topics.
 """
@@ -14,7 +14,7 @@ ORDER_TOPIC_CONFIG: Final = "ORDER_TOPIC_CONFIG"
 
 
 class KVConfig:
-    """The table; a namespace stays, empty, when its last key is deleted."""
+    """The table. A namespace stays when its last key is deleted."""
 
     FILE: ClassVar[str] = "kvConfig.json"
 
@@ -24,7 +24,7 @@ class KVConfig:
         self._bodies: dict[str, bytes] = {}
 
     def load(self, file: ConfigFile) -> None:
-        """Take over what the file holds; nothing if there is none yet."""
+        """Load the file, if there is one."""
         wrapper = file.load(lambda data: fastjson.decode(data, KVConfigSerializeWrapper))
         if wrapper is not None:
             self._namespaces = wrapper.config_table
@@ -32,7 +32,7 @@ class KVConfig:
             self.dirty = False
 
     def snapshot(self) -> bytes:
-        """The whole file; the table counts as clean from here on."""
+        """The content of the file; the table is clean afterwards."""
         self.dirty = False
         return fastjson.encode_pretty(KVConfigSerializeWrapper(config_table=self._namespaces))
 
@@ -46,12 +46,12 @@ class KVConfig:
         self._changed(namespace)
 
     def remove(self, namespace: str, key: str) -> None:
-        """Delete one value, if it is there."""
+        """Delete one value, if it exists."""
         if self._namespaces.get(namespace, {}).pop(key, None) is not None:
             self._changed(namespace)
 
     def body(self, namespace: str) -> bytes | None:
-        """A whole namespace as the tools and brokers get it; None if it was never used."""
+        """A namespace as a response body; None if it was never used."""
         values = self._namespaces.get(namespace)
         if values is None:
             return None

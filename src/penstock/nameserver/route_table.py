@@ -1,20 +1,20 @@
-"""The tables of a NameServer: which brokers are alive, and where the queues of each topic are.
+"""The tables of a NameServer: the live brokers, and the queues of each topic.
 
 | Table | Key → value |
 |---|---|
-| `brokers` | (cluster, address) → one broker process, when it was last heard of |
+| `brokers` | (cluster, address) → one broker process, and when it was last seen |
 | `names` | broker name → its cluster and its addresses by broker id (0 is the master) |
 | `clusters` | cluster → its broker names |
 | `topics` | topic → broker name → its queues |
-| `mappings` | static topic → broker name → where its logic queues live |
+| `mappings` | static topic → broker name → the mapping of its logic queues |
 
-The topics of a broker name come from its master; without one, from the slave with the smallest id
-if it is of 5.x. They are taken over when the DataVersion differs from the last one of that process,
-or when the process is new under its id; otherwise only missing ones are added. So a permission that
-a tool has wiped lasts until the broker changes its topics.
+The topics of a broker name come from its master. Without a master they come from the slave with the
+smallest id if it is of 5.x. They replace the known ones when the DataVersion differs from the last
+one of that process, or when the process is new under its id; otherwise only missing topics are
+added. So a permission that a tool has wiped lasts until the broker changes its topics.
 
-All values are frozen and replaced when they change. An answer to a route query is kept as bytes
-until its topic or any broker changes.
+All values are frozen and replaced when they change. The response to a route query is cached until
+its topic or any broker changes.
 """
 
 import logging
@@ -23,7 +23,7 @@ from collections.abc import Callable
 from msgspec.structs import replace
 
 from penstock.errors import Refused
-from penstock.nameserver.broker_registration import Registration
+from penstock.nameserver.broker_registration import BrokerRegistration
 from penstock.rpc.answers import ClientId
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import (
@@ -50,11 +50,11 @@ Key = tuple[str, str]
 class RegisteredBroker:
     """One broker process."""
 
-    __slots__ = ("filter_servers", "registration", "seen_ms", "settled", "version")
+    __slots__ = ("filter_servers", "may_renew", "registration", "seen_ms", "version")
 
     def __init__(
         self,
-        registration: Registration,
+        registration: BrokerRegistration,
         version: DataVersion,
         filter_servers: list[str],
         seen_ms: int,
@@ -63,33 +63,35 @@ class RegisteredBroker:
         self.version = version
         self.filter_servers = filter_servers
         self.seen_ms = seen_ms
-        self.settled = True  # the same registration once more would change nothing
+        self.may_renew = True  # a repeated registration changes nothing
 
 
-class Routes:
-    """Brokers and topics of one NameServer."""
+class RouteTable:
+    """The brokers and topics of one NameServer."""
 
     def __init__(self) -> None:
         self.brokers: dict[Key, RegisteredBroker] = {}
         self.names: dict[str, BrokerData] = {}
-        self.clusters: dict[str, dict[str, None]] = {}  # names in order of arrival
+        self.clusters: dict[str, dict[str, None]] = {}  # names in the order of registration
         self.topics: dict[str, dict[str, QueueData]] = {}
         self.mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}
         self._clients: dict[ClientId, set[Key]] = {}
         self._bodies: dict[str, dict[bool, tuple[object, bytes]]] = {}  # topic → strict → body
 
-    # --- brokers come and go ---------------------------------------------------------------------
+    # --- brokers ---------------------------------------------------------------------------------
 
-    def renew(self, registration: Registration, now_ms: int) -> bool:
-        """Whether this is the registration that we have already; it then counts as heard of."""
+    def renew(self, registration: BrokerRegistration, now_ms: int) -> bool:
+        """Whether the same registration is known already; if so, renew it."""
         broker = self.brokers.get(registration.key)
-        if broker is None or not broker.settled or broker.registration != registration:
+        if broker is None or not broker.may_renew or broker.registration != registration:
             return False
         broker.seen_ms = now_ms
         return True
 
-    def register(self, registration: Registration, body: RegisterBrokerBody, now_ms: int) -> None:
-        """Take over an address and its topics; one that is older than what we have is ignored."""
+    def register(
+        self, registration: BrokerRegistration, body: RegisterBrokerBody, now_ms: int
+    ) -> None:
+        """Register an address and its topics, unless another address with its id is newer."""
         table = body.topic_config_serialize_wrapper
         name, key = registration.name, registration.key
         before = self.brokers.get(key)
@@ -99,16 +101,16 @@ class Routes:
         group = self.names.get(name) or BrokerData(cluster=registration.cluster, broker_name=name)
         holder = group.broker_addrs.get(registration.id)
         if holder is not None and holder != registration.address:
-            rival = self.brokers.get((registration.cluster, holder))
-            if rival and rival.version.state_version > table.data_version.state_version:
-                log.warning("broker %s at %s ignored: %s is newer", name, key[1], holder)
+            newer = self.brokers.get((registration.cluster, holder))
+            if newer and newer.version.state_version > table.data_version.state_version:
+                log.warning("ignored broker %s at %s: %s is newer", name, key[1], holder)
                 self._forget(key)
                 return
             self._forget((registration.cluster, holder))
         if holder is None and len(table.topic_config_table) == 1:
             raise Refused(
-                f"register broker failed: {name} at {key[1]} is not registered yet and sends a "
-                "single topic",
+                f"register broker failed: {name} at {key[1]} is not registered and sends only one "
+                "topic",
                 hint="register the broker with all its topics first",
             )
         addresses = self._set_address(group, registration)
@@ -116,9 +118,9 @@ class Routes:
             registration.acting_master is not None and registration.id == min(addresses)
         ):
             new = holder is None or before is None or before.version != table.data_version
-            self._take_topics(registration, body, everything=new)
+            self._store_topics(registration, body, everything=new)
         if before is None:
-            log.info("broker %s (id %d) at %s registered", name, registration.id, key[1])
+            log.info("registered broker %s (id %d) at %s", name, registration.id, key[1])
         if before is None or before.filter_servers != body.filter_server_list:
             self._bodies.clear()
         self._forget(key)
@@ -127,32 +129,37 @@ class Routes:
         )
         self._clients.setdefault(registration.client, set()).add(key)
 
-    def heard(self, cluster: str, address: str, now_ms: int) -> None:
-        """A sign of life of a broker, known or not."""
+    def mark_seen(self, cluster: str, address: str, now_ms: int) -> None:
+        """Note that a broker is alive; unknown ones are ignored."""
         broker = self.brokers.get((cluster, address))
         if broker is not None:
             broker.seen_ms = now_ms
 
     def unregister(self, cluster: str, address: str, name: str) -> None:
-        """Remove an address; with the last one of a broker name its topics go too."""
+        """Remove an address, and with the last address of a broker name its topics."""
         for key, broker in list(self.brokers.items()):
             if key[1] == address and (key[0] == cluster or broker.registration.name == name):
                 self._forget(key)
         self._remove_address(address, name)
 
     def closed(self, client: ClientId) -> None:
-        """A connection has ended: the brokers that registered over it are gone."""
+        """Remove the brokers that registered over a closed connection."""
         for key in self._clients.pop(client, ()):
             self._remove(key)
 
-    def expire(self, now_ms: int) -> list[Registration]:
-        """Remove the brokers that have been silent for too long, and tell which."""
+    def expire(self, now_ms: int) -> list[BrokerRegistration]:
+        """Remove and return the brokers that have expired."""
         expired = []
         for broker in list(self.brokers.values()):
             last = broker.registration
             silent_ms = now_ms - broker.seen_ms
             if silent_ms > last.expire_ms:
-                log.warning("broker %s at %s: silent for %d ms", last.name, last.address, silent_ms)
+                log.warning(
+                    "broker %s at %s expired: no request for %d ms",
+                    last.name,
+                    last.address,
+                    silent_ms,
+                )
                 self._remove(last.key)
                 expired.append(last)
         return expired
@@ -160,36 +167,36 @@ class Routes:
     # --- topics ----------------------------------------------------------------------------------
 
     def add_topic(self, topic: str, queues: list[QueueData]) -> None:
-        """Queues of one topic, if all of their brokers are known."""
+        """Set the queues of one topic, if all their brokers are known."""
         if queues and all(data.broker_name in self.names for data in queues):
             self.topics.setdefault(topic, {}).update({data.broker_name: data for data in queues})
             self._bodies.pop(topic, None)
 
     def delete_topic(self, topic: str, cluster: str | None = None) -> None:
-        """Forget a topic, everywhere or in one cluster, until a broker registers it again."""
+        """Remove a topic, everywhere or in one cluster, until a broker registers it again."""
         wanted = self.topics.get(topic, {}) if cluster is None else self.clusters.get(cluster, {})
         for name in list(wanted):
             if self._remove_queues(topic, name):
-                self._unsettle(name)
+                self._require_registration(name)
 
     def wipe_write(self, name: str) -> int:
-        """Take the right to write from all topics of a broker name; gives their number."""
+        """Remove the write permission from all topics of a broker name; returns their number."""
         return self._set_perms(name, lambda perm: perm & ~PERM_WRITE)
 
     def add_write(self, name: str) -> int:
-        """Allow reading and writing on all topics of a broker name; gives their number."""
+        """Allow reading and writing on all topics of a broker name; returns their number."""
         return self._set_perms(name, lambda perm: PERM_READ_WRITE)
 
-    # --- answers ---------------------------------------------------------------------------------
+    # --- queries ---------------------------------------------------------------------------------
 
     def route_body(
         self, topic: str, *, strict: bool, order: str | None, acting_master: bool
     ) -> bytes | None:
-        """The route of a topic in one of its two spellings."""
+        """The encoded route of a topic; None if no broker has it."""
         variant = (order, acting_master)
-        kept = self._bodies.get(topic)
-        if kept is not None and strict in kept and kept[strict][0] == variant:
-            return kept[strict][1]
+        cached = self._bodies.get(topic)
+        if cached is not None and strict in cached and cached[strict][0] == variant:
+            return cached[strict][1]
         route = self.route(topic, order=order, acting_master=acting_master)
         if route is None:
             return None
@@ -221,7 +228,7 @@ class Routes:
             topic_queue_mapping_by_broker=self.mappings.get(topic),
         )
 
-    def master_of(self, registration: Registration) -> Registration | None:
+    def master_of(self, registration: BrokerRegistration) -> BrokerRegistration | None:
         """The master that a slave replicates from; None for a master, or if there is none."""
         group = self.names.get(registration.name)
         if registration.is_master or group is None:
@@ -230,7 +237,7 @@ class Routes:
         return master.registration if master is not None else None
 
     def cluster_info(self) -> ClusterInfo:
-        """All brokers and the clusters they form."""
+        """All brokers and clusters."""
         clusters = {cluster: list(names) for cluster, names in self.clusters.items()}
         return ClusterInfo(broker_addr_table=self.names, cluster_addr_table=clusters)
 
@@ -240,17 +247,17 @@ class Routes:
         return [topic for topic, queues in self.topics.items() if not names.isdisjoint(queues)]
 
     def topics_by_flag(self, mask: int, flags: int) -> list[str]:
-        """The topics whose system flag, under the mask, is this; their first broker decides."""
+        """The topics with these system flags, according to their first broker."""
         return [
             topic
             for topic, queues in self.topics.items()
             if next(iter(queues.values())).topic_sys_flag & mask == flags
         ]
 
-    # --- inside ----------------------------------------------------------------------------------
+    # --- private ---------------------------------------------------------------------------------
 
-    def _set_address(self, group: BrokerData, registration: Registration) -> dict[int, str]:
-        """Enter a process under its broker name; gives all addresses of that name."""
+    def _set_address(self, group: BrokerData, registration: BrokerRegistration) -> dict[int, str]:
+        """Add a process to its broker name; returns all addresses of that name."""
         # A slave that became master must not stay under its old id too.
         addresses = {
             id: address
@@ -272,17 +279,17 @@ class Routes:
     def _set_group(self, group: BrokerData) -> None:
         if self.names.get(group.broker_name) != group:
             self.names[group.broker_name] = group
-            self._unsettle(group.broker_name)
+            self._require_registration(group.broker_name)
             self._bodies.clear()
 
-    def _unsettle(self, name: str) -> None:
-        """Another broker may speak for this name now: repeated registrations count again."""
+    def _require_registration(self, name: str) -> None:
+        """Process the next registrations under this name even if they are repeated."""
         for broker in self.brokers.values():
             if broker.registration.name == name:
-                broker.settled = False
+                broker.may_renew = False
 
     def _remove(self, key: Key) -> None:
-        """A process is gone. One at its address that came back under another cluster stays."""
+        """Remove a process, unless the same address has registered again in another cluster."""
         broker = self.brokers.get(key)
         if broker is None:
             return
@@ -291,24 +298,24 @@ class Routes:
         others = [
             other.registration for other in self.brokers.values() if other.registration.name == name
         ]
-        heir = next((other for other in others if other.address == key[1]), None)
-        if heir is None:
+        successor = next((other for other in others if other.address == key[1]), None)
+        if successor is None:
             self._remove_address(key[1], name)
         group = self.names.get(name)
         if group is None or any(other.cluster == key[0] for other in others):
             return
         self._leave_cluster(key[0], name)
-        if heir is not None and group.cluster == key[0]:
-            self._set_group(replace(group, cluster=heir.cluster))
+        if successor is not None and group.cluster == key[0]:
+            self._set_group(replace(group, cluster=successor.cluster))
 
     def _remove_address(self, address: str, name: str) -> None:
-        """With the last address of a broker name its topics go too."""
+        """Remove an address, and with the last address of a broker name its topics."""
         group = self.names.get(name)
         if group is None:
             return
         addresses = {id: other for id, other in group.broker_addrs.items() if other != address}
         if len(addresses) < len(group.broker_addrs):
-            log.info("broker %s at %s removed", name, address)
+            log.info("removed broker %s at %s", name, address)
         if addresses:
             self._set_group(replace(group, broker_addrs=addresses))
             if group.enable_acting_master and MASTER_ID not in addresses:
@@ -335,8 +342,8 @@ class Routes:
                 if not keys:
                     del self._clients[broker.registration.client]
 
-    def _take_topics(
-        self, registration: Registration, body: RegisterBrokerBody, *, everything: bool
+    def _store_topics(
+        self, registration: BrokerRegistration, body: RegisterBrokerBody, *, everything: bool
     ) -> None:
         table = body.topic_config_serialize_wrapper
         name = registration.name
@@ -388,18 +395,18 @@ class Routes:
         return count
 
 
-def near_route(route: TopicRouteData, zone: str) -> TopicRouteData:
-    """The route without brokers of other zones; those that have lost their master stay."""
-    kept = [
+def route_of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
+    """The route without brokers of other zones, except those without a master."""
+    cached = [
         data
         for data in route.broker_datas
         if MASTER_ID not in data.broker_addrs or (data.zone_name or "").lower() == zone.lower()
     ]
-    names = {data.broker_name for data in kept}
-    addresses = {address for data in kept for address in data.broker_addrs.values()}
+    names = {data.broker_name for data in cached}
+    addresses = {address for data in cached for address in data.broker_addrs.values()}
     return replace(
         route,
-        broker_datas=kept,
+        broker_datas=cached,
         queue_datas=[data for data in route.queue_datas if data.broker_name in names],
         filter_server_table={
             address: filters
@@ -410,12 +417,12 @@ def near_route(route: TopicRouteData, zone: str) -> TopicRouteData:
 
 
 def encode_route(route: TopicRouteData, *, strict: bool) -> bytes:
-    """A route as JSON that any reader takes, or with bare numbers as keys for older clients."""
+    """A route as strict JSON, or with unquoted numbers as keys for older clients."""
     return fastjson.encode_strict(route) if strict else fastjson.encode(route)
 
 
 def _with_acting_master(group: BrokerData, queues: QueueData) -> BrokerData:
-    """The smallest id as 0, where the brokers allow it and the topic can't be written to."""
+    """The broker with the smallest id as master, if it is allowed and the topic is not writable."""
     addresses = group.broker_addrs
     if not group.enable_acting_master or MASTER_ID in addresses or queues.perm & PERM_WRITE:
         return group

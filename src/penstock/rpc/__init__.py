@@ -1,1 +1,1 @@
-"""What broker and NameServer share: requests, answers, the router, table files."""
+"""What the broker and the NameServer share: requests, answers, the router, files of tables."""

@@ -1,6 +1,7 @@
-"""Settings that were changed over the wire: kept, so that a restart does not forget them.
+"""Settings that were changed over the wire, in a file, so that they survive a restart.
 
-They count more than what the server was started with, as in RocketMQ, which rewrites its file.
+They override the settings that the server is started with. RocketMQ has the same effect, because
+it rewrites its configuration file.
 """
 
 import logging
@@ -16,7 +17,7 @@ from penstock.wire.bodies.client_bodies import Body, DataVersion
 log = logging.getLogger(__name__)
 
 
-class ChangesFile(Body):
+class ChangedSettingsFile(Body):
     """The content of the file."""
 
     data_version: DataVersion = DataVersion()
@@ -24,7 +25,7 @@ class ChangesFile(Body):
 
 
 class ChangedSettings:
-    """The table of changes, by full name, as text."""
+    """The changed settings: values as text, by full name."""
 
     FILE: ClassVar[str] = "config/penstock-settings.json"
 
@@ -34,25 +35,27 @@ class ChangedSettings:
         self._changed: dict[str, str] = {}
 
     def load(self, file: ConfigFile) -> None:
-        """Take over what the file holds."""
-        found = file.load(lambda data: fastjson.decode(data, ChangesFile))
+        """Load the file, if there is one."""
+        found = file.load(lambda data: fastjson.decode(data, ChangedSettingsFile))
         if found is not None:
             self.version, self._changed = found.data_version, found.changed
 
     def apply(self, settings: Live) -> None:
-        """Change the settings again; what is not allowed any more is left out, and said."""
+        """Apply the changes; log those that are no longer valid."""
         for name, text in self._changed.items():
             try:
                 settings.change({name: text})
             except PenstockError as error:
-                log.warning("a change of %s is not made again: %s", name, error)
+                log.warning("ignored the changed setting %s: %s", name, error)
 
-    def note(self, changed: Mapping[str, str], now_ms: int) -> None:
-        """These are the changes now."""
+    def set(self, changed: Mapping[str, str], now_ms: int) -> None:
+        """Replace all changes."""
         self._changed = dict(changed)
         self.version = self.version.next(now_ms)
         self.dirty = True
 
     def snapshot(self) -> bytes:
         self.dirty = False
-        return fastjson.encode_pretty(ChangesFile(data_version=self.version, changed=self._changed))
+        return fastjson.encode_pretty(
+            ChangedSettingsFile(data_version=self.version, changed=self._changed)
+        )

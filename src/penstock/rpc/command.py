@@ -1,6 +1,6 @@
-"""A request of the cold path, copied out of its connection's buffer, with typed access.
+"""A request, copied out of its connection's buffer, with typed access to its fields.
 
-Whatever is missing or malformed raises HeaderError or BodyError; the router turns any PenstockError
+A missing or malformed field raises HeaderError or BodyError; the router turns any PenstockError
 into a response with the error's code and remark.
 """
 
@@ -14,7 +14,7 @@ from penstock.wire.frame import BINARY
 T = TypeVar("T")
 
 LOOSE_BODY_BYTES_MAX = 128 * 1024
-"""Longest body in fastjson's loose dialect: reading it takes 0.2 s per MiB."""
+"""Longest body in fastjson's non-standard JSON: decoding it takes 0.2 s per MiB."""
 
 
 class Command:
@@ -54,8 +54,8 @@ class Command:
         self.code = CUT_CODES.get(code, code) if encoding == BINARY else code
         self.ext = ext or {}
         self.body = body
-        self.client = client  # ClientId of the connection it came over
-        self.peer = peer  # its address, host:port
+        self.client = client  # ClientId of its connection
+        self.peer = peer  # the client's address, host:port
         self.now_ms = now_ms
         self.flag = flag
         self.opaque = opaque
@@ -69,7 +69,7 @@ class Command:
         return self.flag & FLAG_ONE_WAY != 0
 
     def text(self, name: str) -> str:
-        """A required text; an empty one counts as missing."""
+        """A required string; an empty one counts as missing."""
         value = self.ext.get(name)
         if not value:
             raise HeaderError(f"the header field {name} is missing")
@@ -95,12 +95,12 @@ class Command:
         return self._number(name, value, 31) if value else default
 
     def truth(self, name: str, default: bool = False) -> bool:
-        """A boolean by Java's rule: `true` in any case is true, everything else is false."""
+        """A boolean as Java parses it: `true` in any case is true, everything else is false."""
         value = self.ext.get(name)
         return default if value is None else value.lower() == "true"
 
     def body_as(self, kind: type[T], *, bytes_max: int = fastjson.BYTES_MAX) -> T:
-        """The body as this struct."""
+        """The body, decoded as JSON of this type."""
         return fastjson.decode(
             self.body, kind, bytes_max=bytes_max, loose_bytes_max=LOOSE_BODY_BYTES_MAX
         )
@@ -111,4 +111,4 @@ class Command:
             number = int(value)
             if -(1 << bits) <= number < 1 << bits:
                 return number
-        raise HeaderError(f"the header field {name} is no number in range: {value[:32]!r}")
+        raise HeaderError(f"the header field {name} is not a number in range: {value[:32]!r}")

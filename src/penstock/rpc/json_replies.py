@@ -1,4 +1,4 @@
-"""Replies whose body is one of the typed JSON bodies."""
+"""Replies with a JSON body."""
 
 from collections.abc import Callable
 
@@ -13,5 +13,5 @@ def reply_with(body: Body) -> Reply:
 
 
 def reply_from_pool(work: Callable[[], Body]) -> InThread:
-    """The body that `work` makes in the pool; it is encoded there too, for it may be large."""
+    """Success, with the body that `work` returns; it runs and is encoded in the thread pool."""
     return InThread(lambda: fastjson.encode(work()), lambda data: Reply(body=data))

@@ -1,4 +1,4 @@
-"""Tables to files: snapshots are taken in the loop, written in the pool, never out of order."""
+"""Writes tables to files: snapshots in the event loop, writes in the thread pool, in order."""
 
 import os
 import threading
@@ -11,31 +11,37 @@ from penstock.store.tables import ConfigFile
 
 
 class Persistence:
-    """Writes tables below a directory."""
+    """Writes tables to files in a directory."""
 
     def __init__(self, disk: Disk, root: Path) -> None:
         self._disk = disk
         self._root = root
-        self._lock = threading.RLock()  # what is done before may be writing another table
+        self._lock = threading.RLock()  # `before` work may write another table
         self._taken = 0
         self._written: dict[str, int] = {}
-        self.before: dict[str, Callable[[], Callable[[], None] | None]] = {}
-        """By a table's FILE: asked when a snapshot is taken for what has to be done before it is
-        written, so that no table tells of something that is not on the disk yet."""
+        self._before: dict[str, Callable[[], Callable[[], None] | None]] = {}
 
     def file(self, name: str) -> ConfigFile:
         """The file of a table by its `FILE`."""
         return ConfigFile(self._disk, self._root / name)
 
-    def save(self, table: PersistentTable) -> Callable[[], None]:
-        """Take the table as it is now; the work returned writes it, in the pool.
+    def before(self, file: str, prepare: Callable[[], Callable[[], None] | None]) -> None:
+        """Call `prepare` with each snapshot of a table, by its FILE.
 
-        Work that runs late, after a newer snapshot was written, does nothing.
+        The work that it returns runs before the snapshot is written, so that no table refers to
+        something that is not on disk yet.
+        """
+        self._before[file] = prepare
+
+    def save(self, table: PersistentTable) -> Callable[[], None]:
+        """Take a snapshot of the table; the returned work writes it and is for the thread pool.
+
+        Work that runs after a newer snapshot was written does nothing.
         """
         self._taken += 1
         number, data, name = self._taken, table.snapshot(), table.FILE
-        ask = self.before.get(name)
-        first = None if ask is None else ask()
+        prepare = self._before.get(name)
+        first = None if prepare is None else prepare()
         private = getattr(table, "PRIVATE", False)
 
         def work() -> None:
@@ -48,7 +54,7 @@ class Persistence:
                             first()
                         self.file(name).persist(data)
                     except BaseException:
-                        table.dirty = True  # so that the next round tries again
+                        table.dirty = True  # so that it is written again
                         raise
                     self._written[name] = number
 
@@ -56,8 +62,7 @@ class Persistence:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file that will take the table's place, readable by its owner alone from the start:
-    the disk writes into it and renames it."""
+    """Create the temporary file, which becomes the table's file, readable by its owner only."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(fd, 0o600)

@@ -1,11 +1,12 @@
-"""Calls out: one connection to a server, made on demand, with many calls on it at a time.
+"""Calls to a server over one connection, opened on demand, with many calls at a time.
 
-A call is answered, or it raises one of the PeerErrors; an answer with an error code is an answer.
-When the connection ends, all calls on it fail at once and the next call connects anew: the name of
-the server is looked up again then. Requests from the server go to `on_request`.
+A call returns a response, also one with an error code, or raises a PeerError. When the connection
+is closed, all its calls fail and the next call opens a new one; the server's name is resolved again
+then. Requests of the server go to `on_request`.
 
-Limits: a frame that breaks the protocol or its limits ends the connection. Callers wait while the
-server does not read; answers to its own requests that it does not read end the connection.
+Limits: a frame that violates the protocol or a limit closes the connection. Callers wait while the
+server does not read. The connection is closed if the server does not read responses to its own
+requests.
 """
 
 import asyncio
@@ -40,7 +41,7 @@ log = logging.getLogger(__name__)
 CONNECT_MS = 3_000
 
 Sign: TypeAlias = Callable[[int, Mapping[str, str], bytes], Mapping[str, str]]
-"""(code, fields, body) → the fields to send, with the signature among them."""
+"""(code, fields, body) → the fields to send, including the signature."""
 
 T = TypeVar("T")
 
@@ -71,7 +72,7 @@ class Peer:
         self._frame_bytes_max = frame_bytes_max
         self._connection: PeerConnection | None = None
         self.calls: PendingCalls | None = None
-        """Where calls go out at the moment, if there is a connection."""
+        """The calls of the present connection, if there is one."""
         self._connecting: asyncio.Task[PeerConnection] | None = None
         self._closed = False
 
@@ -81,12 +82,12 @@ class Peer:
 
     @property
     def connection(self) -> PeerConnection | None:
-        """The connection at the moment."""
+        """The present connection."""
         return self._connection
 
     @property
     def signs(self) -> bool:
-        """Whether requests have to be signed, which `encode` does."""
+        """Whether `encode` signs requests."""
         return self._sign is not None
 
     async def call(
@@ -98,7 +99,7 @@ class Peer:
         timeout_ms: int,
         encoding: int = JSON,
     ) -> Response:
-        """The server's answer. Raises PeerUnreachable, PeerTimeout or PeerLost."""
+        """The server's response. Raises PeerUnreachable, PeerTimeout or PeerLost."""
         return await self.read(
             code, ext, body, reader=_response, timeout_ms=timeout_ms, encoding=encoding
         )
@@ -113,17 +114,19 @@ class Peer:
         timeout_ms: int,
         encoding: int = JSON,
     ) -> T:
-        """What `reader` makes of the server's answer, whose bytes it sees in place: they are gone
-        when it returns. Raises as `call` does, and what the reader raises of our errors."""
+        """What `reader` makes of the server's response, whose bytes are valid only during its call.
+
+        Raises as `call` does, and any PenstockError of the reader.
+        """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         connection = await self.writable(timeout_ms)
-        answer: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        call = _Call(code, timeout_ms, deadline_ms, answer, reader)
+        result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        call = _FutureCall(code, timeout_ms, deadline_ms, result, reader)
         call.sent_ms = self._clock.monotonic_ms()
         opaque = connection.expect(call)
         try:
             connection.write(self.encode(code, ext, body, opaque=opaque, flag=0, encoding=encoding))
-            return await answer
+            return await result
         finally:
             connection.forget(opaque)
 
@@ -136,29 +139,29 @@ class Peer:
         timeout_ms: int,
         encoding: int = JSON,
     ) -> None:
-        """Send a request that is not answered; `timeout_ms` is for getting it on its way."""
+        """Send a one-way request; `timeout_ms` limits connecting and writing."""
         connection = await self.writable(timeout_ms)
         opaque = connection.calls.next_opaque()
         connection.write(
             self.encode(code, ext, body, opaque=opaque, flag=FLAG_ONEWAY, encoding=encoding)
         )
 
-    def reply(self, ask: PeerRequest, answer: Response) -> None:
-        """Answer a request of the server's that `on_request` left open; late is in vain."""
-        if not ask.oneway and ask.connection is self._connection:
-            ask.connection.write_answer(
+    def reply(self, request: PeerRequest, reply: Response) -> None:
+        """Respond to a request for which `on_request` returned None; not on a new connection."""
+        if not request.oneway and request.connection is self._connection:
+            request.connection.write_response(
                 response(
-                    answer.code,
-                    ask.opaque,
-                    ask.encoding,
-                    ext=answer.ext,
-                    body=answer.body,
-                    remark=answer.remark,
+                    reply.code,
+                    request.opaque,
+                    request.encoding,
+                    ext=reply.ext,
+                    body=reply.body,
+                    remark=reply.remark,
                 )
             )
 
     async def close(self) -> None:
-        """Fail what waits and end the connection after what was written has left."""
+        """Fail the waiting calls and close the connection after what was written is sent."""
         self._closed = True
         connecting = self._connecting
         if connecting is not None:
@@ -170,9 +173,9 @@ class Peer:
             await asyncio.wait([connecting])
 
     async def writable(self, timeout_ms: int) -> PeerConnection:
-        """A connection that takes bytes now; others who wait may fill it up meanwhile.
+        """A connection that is not full; other callers may fill it before this one runs.
 
-        Connects once: a server that hangs up on a new connection is not called again and again.
+        Connects once: a server that closes new connections is not called again and again.
         """
         deadline_ms = self._clock.monotonic_ms() + timeout_ms
         fresh = False
@@ -185,7 +188,7 @@ class Peer:
                 fresh = connection is None
             except TimeoutError:
                 if self._connection is not None:
-                    message = f"the server took no bytes for {timeout_ms} ms"
+                    message = f"the server read nothing for {timeout_ms} ms"
                     raise PeerTimeout(message, address=self.address) from None
                 message = f"no connection within {timeout_ms} ms"
                 raise PeerUnreachable(message, address=self.address) from None
@@ -196,9 +199,9 @@ class Peer:
         await connection.resumed()
 
     async def _connected(self) -> PeerConnection:
-        """One attempt at a time, shared by all who wait for it."""
+        """Connect; concurrent callers share one attempt."""
         if self._closed:
-            raise PeerUnreachable("closed on our side", address=self.address)
+            raise PeerUnreachable("closed by this client", address=self.address)
         connecting = self._connecting
         if connecting is None:
             connecting = self._connecting = asyncio.ensure_future(self._connect())
@@ -206,9 +209,9 @@ class Peer:
         try:
             return await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            me = asyncio.current_task()
-            if connecting.cancelled() and not (me is not None and me.cancelling()):
-                raise PeerUnreachable("closed on our side", address=self.address) from None
+            task = asyncio.current_task()
+            if connecting.cancelled() and not (task is not None and task.cancelling()):
+                raise PeerUnreachable("closed by this client", address=self.address) from None
             raise
 
     async def _connect(self) -> PeerConnection:
@@ -225,19 +228,19 @@ class Peer:
             raise PeerUnreachable(message, address=self.address) from None
 
     async def _open(self) -> PeerConnection:
-        """A connection to the first address of the host that answers."""
+        """A connection to the first address of the host that accepts it."""
         failure: OSError | None = None
-        for number in await _numbers_of(self.host, self.port):
+        for numeric_host in await _resolve(self.host, self.port):
             try:
                 _, connection = await asyncio.get_running_loop().create_connection(
                     lambda: PeerConnection(
                         self.address,
-                        self._asked,
-                        self._lost,
+                        self._handle_request,
+                        self._connection_lost,
                         clock=self._clock,
                         frame_bytes_max=self._frame_bytes_max,
                     ),
-                    number,
+                    numeric_host,
                     self.port,
                     ssl=self._ssl,
                     server_hostname=None if self._ssl is None else self.host,
@@ -250,12 +253,12 @@ class Peer:
         raise failure
 
     def _use(self, connection: PeerConnection) -> PeerConnection:
-        """Take a new connection, in the very step in which it is there: `close` then finds it."""
-        if connection.transport is None:  # it ended before we got here
+        """Use a new connection, in the step in which it was opened, so that `close` finds it."""
+        if connection.transport is None:  # closed already
             raise PeerLost("the connection was closed at once", address=self.address)
         if self._closed:
-            connection.abort("closed on our side")
-            raise PeerUnreachable("closed on our side", address=self.address)
+            connection.abort("closed by this client")
+            raise PeerUnreachable("closed by this client", address=self.address)
         self._connection = connection
         self.calls = connection.calls
         return connection
@@ -263,27 +266,28 @@ class Peer:
     def _connect_done(self, task: asyncio.Task[PeerConnection]) -> None:
         self._connecting = None
         if not task.cancelled():
-            task.exception()  # those who waited have it
+            task.exception()  # the callers have raised it
 
-    def _lost(self, connection: PeerConnection) -> None:
+    def _connection_lost(self, connection: PeerConnection) -> None:
         if self._connection is connection:
             self._connection = self.calls = None
             if self._on_lost is not None and not self._closed:
                 self._on_lost()
 
-    def _asked(self, ask: PeerRequest) -> None:
-        answer: Response | None
+    def _handle_request(self, request: PeerRequest) -> None:
+        reply: Response | None
         if self._on_request is None:
-            remark = f" request type {ask.code} not supported"
-            answer = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
+            remark = f" request type {request.code} not supported"
+            reply = Response(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, remark=remark)
         else:
             try:
-                answer = self._on_request(ask)
-            except Exception as error:  # a fault of ours; the calls on this connection go on
-                log.exception("request %d of %s failed", ask.code, self.address)
-                answer = Response(ResponseCode.SYSTEM_ERROR, remark=repr(error))
-        if answer is not None:
-            self.reply(ask, answer)
+                reply = self._on_request(request)
+            except Exception as error:  # a bug; the calls on this connection must go on
+                log.exception("request %d of %s failed", request.code, self.address)
+                remark = f"{type(error).__name__}: {error}"
+                reply = Response(ResponseCode.SYSTEM_ERROR, remark=remark)
+        if reply is not None:
+            self.reply(request, reply)
 
     def encode(
         self,
@@ -295,7 +299,7 @@ class Peer:
         flag: int,
         encoding: int = JSON,
     ) -> bytes:
-        """A request's frame, signed where this peer signs."""
+        """The frame of a request, signed if this peer signs."""
         if self._sign is not None:
             ext = self._sign(code, ext or {}, body)
         return encode(
@@ -309,32 +313,32 @@ class Peer:
         )
 
 
-class _Call(Call, Generic[T]):
-    """A call whose caller awaits a future."""
+class _FutureCall(Call, Generic[T]):
+    """A call with a future for its result."""
 
     def __init__(
         self,
         code: int,
         timeout_ms: int,
         deadline_ms: int,
-        answer: "asyncio.Future[T]",
+        result: "asyncio.Future[T]",
         reader: Callable[[Request], T],
     ) -> None:
         Call.__init__(self, code, timeout_ms, deadline_ms)
-        self._answer = answer
+        self._result = result
         self._reader = reader
 
     def answered(self, request: Request) -> None:
-        if self._answer.done():
+        if self._result.done():
             return
         try:
-            self._answer.set_result(self._reader(request))
-        except PenstockError as error:  # it is not what this kind of answer has to be
-            self._answer.set_exception(error)
+            self._result.set_result(self._reader(request))
+        except PenstockError as error:  # not a valid response to this request
+            self._result.set_exception(error)
 
     def failed(self, error: PenstockError) -> None:
-        if not self._answer.done():
-            self._answer.set_exception(error)
+        if not self._result.done():
+            self._result.set_exception(error)
 
 
 def _response(request: Request) -> Response:
@@ -349,19 +353,19 @@ def _response(request: Request) -> Response:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """Host and port of `host:port`; an IPv6 host may stand in brackets."""
+    """Host and port of `host:port`; an IPv6 host may be in brackets."""
     host, colon, port = address.strip().rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not colon or not host or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ValueError(f"{address!r} is no address: host:port")
+        raise ValueError(f"{address!r} is not an address of the form host:port")
     return host, int(port)
 
 
-async def _numbers_of(host: str, port: int) -> list[str]:
-    """The addresses of a host by number.
+async def _resolve(host: str, port: int) -> list[str]:
+    """The numeric addresses of a host.
 
-    Not by `create_connection`: uvloop asks in threads of libuv's own, and a process that forks
-    after that has children that crash when they end.
+    Not by `create_connection`: uvloop resolves names in threads of libuv, and child processes
+    forked after that crash when they exit.
     """
     try:
         ipaddress.ip_address(host.partition("%")[0])
@@ -373,7 +377,7 @@ async def _numbers_of(host: str, port: int) -> list[str]:
 
 
 def _reason(error: OSError | UnicodeError) -> str:
-    """What went wrong, without the loops' own words for it."""
+    """The cause, without the event loop's own wording."""
     if isinstance(error, tls.SSLError | socket.gaierror | UnicodeError) or not error.errno:
         return str(error)
     return os.strerror(error.errno)

@@ -1,7 +1,6 @@
-"""The connection under a `Peer`: frames in and out, and the calls that wait on it.
+"""The connection of a `Peer`: frames in and out, and the calls that wait for a response.
 
-What is written in one turn of the event loop leaves in one write. Calls have deadlines, and one
-alarm for all of them.
+All frames of one loop iteration are sent in one write. One timer serves the deadlines of all calls.
 """
 
 import asyncio
@@ -12,28 +11,29 @@ from typing import cast
 
 from penstock.clock import Alarm, Clock, finish_within
 from penstock.errors import PeerLost, PeerTimeout, WireError
-from penstock.transport.pending_calls import GATHER_BYTES_MAX, NEVER_MS, Call, PendingCalls
+from penstock.transport.pending_calls import BATCH_BYTES_MAX, NEVER_MS, Call, PendingCalls
 from penstock.wire.frame import Request
 
 log = logging.getLogger(__name__)
 
 OUTPUT_BYTES_MAX = 1024 * 1024
 """Unsent bytes above which callers wait."""
-ANSWER_BYTES_MAX = 32 * 1024 * 1024
-"""Unsent bytes above which a server that does not read our answers is given up: two frames."""
+RESPONSE_BYTES_MAX = 32 * 1024 * 1024
+"""Unsent bytes above which the connection is closed if the server does not read responses: two
+frames."""
 
 CLOSE_MS = 1_000
 """How long a closing connection may take to send what was written."""
 SILENT_MS = 3_000
-"""A connection that has brought nothing for as long as a call waited, and for so long at least, is
-taken for dead when that call ends without an answer."""
+"""When a call times out and nothing was received since it was sent, and for at least this long, the
+connection is considered dead."""
 
-_ROOM_BYTES = 64 * 1024
+_BUFFER_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """An answer, the server's or ours."""
+    """A response of the server, or to a request of the server."""
 
     code: int = 0
     ext: Mapping[str, str] = field(default_factory=dict)
@@ -45,7 +45,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class PeerRequest:
-    """A request of the server's."""
+    """A request of the server."""
 
     code: int
     ext: Mapping[str, str]
@@ -65,79 +65,79 @@ class PeerConnection(asyncio.BufferedProtocol):
     def __init__(
         self,
         address: str,
-        asked: Callable[[PeerRequest], None],
-        lost: Callable[["PeerConnection"], None],
+        on_request: Callable[[PeerRequest], None],
+        on_lost: Callable[["PeerConnection"], None],
         *,
         frame_bytes_max: int,
         clock: Clock,
     ) -> None:
         self.transport: asyncio.Transport | None = None
         self.calls = PendingCalls(
-            address, frame_bytes_max, self._set_alarm, self._wake, self._leave
+            address, frame_bytes_max, self._set_alarm, self._schedule_flush, self._flush
         )
         self._address = address
-        self._asked = asked
-        self._lost = lost
+        self._on_request = on_request
+        self._on_lost = on_lost
         self._clock = clock
         self._cause = ""
         self._alarm: Alarm | None = None
-        self._room = memoryview(bytearray(_ROOM_BYTES))
-        self.calls.request.bind(self._room)
+        self._buffer = memoryview(bytearray(_BUFFER_BYTES))
+        self.calls.request.bind(self._buffer)
         self._begin = 0
         self._end = 0
         self._loop = asyncio.get_running_loop()
         self._resumed: asyncio.Future[None] | None = None
-        self._gone: asyncio.Future[None] = self._loop.create_future()
+        self._closed: asyncio.Future[None] = self._loop.create_future()
 
-    # --- what the peer asks for
+    # --- for the peer
 
     @property
     def unsent(self) -> int:
-        """Bytes that the kernel has not taken yet."""
+        """Bytes that are not handed to the operating system yet."""
         if self.transport is None:
             return 0
         return self.transport.get_write_buffer_size() + self.calls.output.length
 
     @property
     def full(self) -> bool:
-        """Whether so much is unsent that callers have to wait."""
+        """Whether callers have to wait because too much is unsent."""
         return self.transport is not None and (self.calls.paused or self.unsent > OUTPUT_BYTES_MAX)
 
     def expect(self, call: Call) -> int:
-        """Let a call wait for its answer; gives the number that its request has to carry.
+        """Add a call; returns the opaque of its request.
 
-        Raises PeerLost if the connection has ended, PeerError if too many wait already.
+        Raises PeerLost if the connection is closed, PeerError if too many calls wait.
         """
         if self.transport is None:
             raise self._lost_error()
         return self.calls.expect(call)
 
     def forget(self, opaque: int) -> None:
-        """Let a call go whose caller has given up."""
+        """Remove a call whose caller has given up."""
         self.calls.pending.pop(opaque, None)
 
     def write(self, frame: bytes) -> None:
         """Send bytes: whole frames, or the body of the one whose header was written last."""
         if self.transport is None:
             raise self._lost_error()
-        if len(frame) > GATHER_BYTES_MAX:
-            self._leave()
+        if len(frame) > BATCH_BYTES_MAX:
+            self._flush()
             self.transport.write(frame)
         else:
             self.calls.output.append(frame)
-            self.calls.push()
+            self.calls.flush_soon()
 
-    def write_answer(self, frame: bytes) -> None:
-        """As `write`, for what the server asked for: never waits, never piles up."""
+    def write_response(self, frame: bytes) -> None:
+        """As `write`, for responses to the server: closes the connection if too much is unsent."""
         if self.transport is not None:
             self.write(frame)
-            if self.unsent > ANSWER_BYTES_MAX:
-                self.abort("the server does not read what it asked for")
+            if self.unsent > RESPONSE_BYTES_MAX:
+                self.abort("the server does not read the responses to its requests")
 
     async def resumed(self) -> None:
-        """Return when bytes are taken again, or the connection has ended."""
+        """Wait until the connection is no longer full, or is closed."""
         while self.full:
-            if not self.calls.paused:  # uvloop learns with the next turn what the kernel takes
+            if not self.calls.paused:  # uvloop tries to send in the next loop iteration
                 await asyncio.sleep(0)
                 continue
             if self._resumed is None:
@@ -145,27 +145,27 @@ class PeerConnection(asyncio.BufferedProtocol):
             await asyncio.shield(self._resumed)
 
     def abort(self, cause: str) -> None:
-        """End the connection now, and fail what waits on it."""
+        """Close the connection now and fail its calls."""
         if self.transport is not None:
             self._cause = cause
             self.transport.abort()
             self._end_calls()
 
     async def close(self) -> None:
-        """End the connection once what was written has left, or after a moment anyway."""
+        """Close the connection after what was written is sent, or after CLOSE_MS."""
         transport = self.transport
         if transport is None:
             return
-        self._cause = "closed on our side"
-        self._leave()
+        self._cause = "closed by this client"
+        self._flush()
         transport.close()
         self._end_calls()
         try:
-            await finish_within(self._clock, CLOSE_MS, asyncio.shield(self._gone))
+            await finish_within(self._clock, CLOSE_MS, asyncio.shield(self._closed))
         except TimeoutError:
             transport.abort()
 
-    # --- what the event loop tells
+    # --- asyncio's protocol
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = cast(asyncio.Transport, transport)
@@ -173,10 +173,12 @@ class PeerConnection(asyncio.BufferedProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._cause:
-            self._cause = f"the connection broke: {exc}" if exc else "the server closed it"
+            self._cause = (
+                f"the connection failed: {exc}" if exc else "the server closed the connection"
+            )
         self._end_calls()
-        if not self._gone.done():
-            self._gone.set_result(None)
+        if not self._closed.done():
+            self._closed.set_result(None)
 
     def pause_writing(self) -> None:
         self.calls.paused = True
@@ -186,63 +188,63 @@ class PeerConnection(asyncio.BufferedProtocol):
         self._wake_writers()
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._room[self._end :]
+        return self._buffer[self._end :]
 
     def buffer_updated(self, nbytes: int) -> None:
         self._end += nbytes
         self.calls.reads += 1
         try:
-            self._take_frames()
+            self._read_frames()
         except WireError as error:
-            log.warning("%s sent a bad frame, closing: %s", self._address, error)
-            self.abort(f"it sent a bad frame: {error}")
+            log.warning("closing the connection to %s: invalid frame: %s", self._address, error)
+            self.abort(f"the server sent an invalid frame: {error}")
 
     # --- frames
 
-    def _take_frames(self) -> None:
+    def _read_frames(self) -> None:
         calls = self.calls
         now_ms = self._clock.monotonic_ms()
         while self.transport is not None:
-            self._begin = calls.take(self._begin, self._end, now_ms)
-            if not calls.asked:
-                self._make_room(calls.request.missing)
+            self._begin = calls.take_responses(self._begin, self._end, now_ms)
+            if not calls.has_request:
+                self._make_space(calls.request.missing)
                 return
-            self._asked(_ask(calls.request, self))
+            self._on_request(_copy(calls.request, self))
 
-    def _make_room(self, missing: int) -> None:
-        """See to it that the rest of the first frame fits behind what is there of it."""
+    def _make_space(self, missing: int) -> None:
+        """Make space for the rest of the first frame."""
         have = self._end - self._begin
-        if have and missing <= len(self._room) - self._end:
+        if have and missing <= len(self._buffer) - self._end:
             return
-        old, size = self._room, max(have + missing, _ROOM_BYTES)
-        if size > len(old) or (have == 0 and len(old) > _ROOM_BYTES):
-            self._room = memoryview(bytearray(size))
-            self.calls.request.bind(self._room)
-        self._room[:have] = old[self._begin : self._end]
+        old, size = self._buffer, max(have + missing, _BUFFER_BYTES)
+        if size > len(old) or (have == 0 and len(old) > _BUFFER_BYTES):
+            self._buffer = memoryview(bytearray(size))
+            self.calls.request.bind(self._buffer)
+        self._buffer[:have] = old[self._begin : self._end]
         self._begin, self._end = 0, have
 
-    def _wake(self) -> None:
-        self._loop.call_soon(self._end_turn)
+    def _schedule_flush(self) -> None:
+        self._loop.call_soon(self._flush_scheduled)
 
-    def _end_turn(self) -> None:
-        self.calls.awake = False
-        self._leave()
+    def _flush_scheduled(self) -> None:
+        self.calls.flush_scheduled = False
+        self._flush()
 
-    def _leave(self) -> None:
+    def _flush(self) -> None:
         if self.calls.output.length and self.transport is not None:
             self.transport.write(self.calls.output.take())
 
-    # --- deadlines and the end
+    # --- deadlines and closing
 
     def _set_alarm(self, monotonic_ms: int) -> None:
         if self._alarm is not None:
             self._alarm.cancel()
         self.calls.alarm_ms = monotonic_ms
         left_ms = monotonic_ms - self._clock.monotonic_ms()
-        self._alarm = self._clock.wake_at(self._clock.now_ms() + left_ms, self._sweep)
+        self._alarm = self._clock.wake_at(self._clock.now_ms() + left_ms, self._expire)
 
-    def _sweep(self) -> None:
-        """Fail the calls whose time is over; the others are looked at when the next one's is."""
+    def _expire(self) -> None:
+        """Fail the calls whose deadline has passed, and set the timer for the next one."""
         self._alarm, self.calls.alarm_ms = None, NEVER_MS
         now_ms = self._clock.monotonic_ms()
         silent_ms = 0
@@ -251,10 +253,10 @@ class PeerConnection(asyncio.BufferedProtocol):
             call = pending.pop(opaque)
             if call.reads == self.calls.reads and now_ms - call.sent_ms >= SILENT_MS:
                 silent_ms = now_ms - call.sent_ms
-            message = f"no answer to request {call.code} within {call.timeout_ms} ms"
+            message = f"no response to request {call.code} within {call.timeout_ms} ms"
             call.failed(PeerTimeout(message, address=self._address))
         if silent_ms:
-            self.abort(f"nothing came for {silent_ms} ms")
+            self.abort(f"nothing was received for {silent_ms} ms")
         elif pending:
             self._set_alarm(min(call.deadline_ms for call in pending.values()))
 
@@ -265,7 +267,7 @@ class PeerConnection(asyncio.BufferedProtocol):
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
-        self._lost(self)
+        self._on_lost(self)
         pending, self.calls.pending = self.calls.pending, {}
         for call in pending.values():
             call.failed(self._lost_error())
@@ -277,10 +279,10 @@ class PeerConnection(asyncio.BufferedProtocol):
             self._resumed = None
 
     def _lost_error(self) -> PeerLost:
-        return PeerLost(self._cause or "the connection ended", address=self._address)
+        return PeerLost(self._cause or "the connection was closed", address=self._address)
 
 
-def _ask(request: Request, connection: PeerConnection) -> PeerRequest:
+def _copy(request: Request, connection: PeerConnection) -> PeerRequest:
     return PeerRequest(
         code=request.code,
         ext=request.ext(),

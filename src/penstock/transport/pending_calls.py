@@ -1,7 +1,7 @@
-"""Calls that wait on a connection, and the frames of one turn in both directions. No sockets.
+"""The calls that wait for a response on one connection. No sockets.
 
-A call is put on by `expect`, its request goes into `output`, `push` sees to it that the output
-leaves. `take` hands the answers among the bytes that have come to the calls they belong to.
+`expect` adds a call, its request is written into `output`, `flush_soon` sends the output.
+`take_responses` gives the responses among the received bytes to their calls.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from penstock.wire.frame import Request
 from penstock.wire.output import Output
 
 CALLS_MAX = 65_536
-"""Most calls that wait on one connection."""
-GATHER_BYTES_MAX = 64 * 1024
-"""Bytes that wait at most for the end of the turn; a longer frame is not copied to join others."""
+"""Most calls that wait for a response on one connection."""
+BATCH_BYTES_MAX = 64 * 1024
+"""Most bytes that wait for the end of a loop iteration; a longer frame is sent at once."""
 NEVER_MS = 1 << 62
 
 _CALLS_MAX = CALLS_MAX
-_GATHER_BYTES_MAX = GATHER_BYTES_MAX
+_BATCH_BYTES_MAX = BATCH_BYTES_MAX
 _NEVER_MS = NEVER_MS
 _RESPONSE = 1
 
@@ -25,57 +25,61 @@ _int = int  # hides annotations from the compiler, keeps them for mypy
 
 
 class Call:
-    """Who waits for an answer. Times are by the monotonic clock.
-
-    `sent_ms` is when its request was written, `reads` how often the connection had brought bytes by
-    then, `answered_ms` when its answer came.
-    """
+    """A request that waits for its response. Times are by the monotonic clock."""
 
     def __init__(self, code: _int, timeout_ms: _int, deadline_ms: _int) -> None:
         self.code: int = code
         self.timeout_ms: int = timeout_ms
         self.deadline_ms: int = deadline_ms
-        self.sent_ms: int = 0
-        self.answered_ms: int = 0
-        self.reads: int = 0
+        self.sent_ms: int = 0  # when the request was written
+        self.answered_ms: int = 0  # when the response arrived
+        self.reads: int = 0  # the connection's number of reads when the call was added
 
     def answered(self, request: Request) -> None:
-        """Take the answer, in place: its bytes are gone afterwards. Raises nothing."""
+        """Take the response, whose bytes are valid only during the call. Must not raise."""
 
     def failed(self, error: PenstockError) -> None:
-        """No answer will come. Raises nothing."""
+        """There will be no response. Must not raise."""
 
 
 class PendingCalls:
-    """What waits on one connection; `set_alarm`, `wake` and `leave` are the connection's."""
+    """The calls of one connection, which provides `set_alarm`, `schedule_flush` and `flush`."""
 
     def __init__(
         self,
         address: str,
         frame_bytes_max: _int,
         set_alarm: Callable[[int], None],
-        wake: Callable[[], None],
-        leave: Callable[[], None],
+        schedule_flush: Callable[[], None],
+        flush: Callable[[], None],
     ) -> None:
         self.address: str = address
+        # By opaque.
         self.pending: dict[int, Call] = {}
+        # Frames that are not written to the transport yet.
         self.output: Output = Output()
+        # The frame that was read last, valid until the next one.
         self.request: Request = Request(frame_bytes_max)
+        # How often bytes were received.
         self.reads: int = 0
+        # When deadlines are checked next.
         self.alarm_ms: int = NEVER_MS
-        self.paused: bool = False  # the transport has enough for now
-        self.awake: bool = False  # the output leaves with the end of this turn
-        self.asked: bool = False  # `request` holds a request of the server's
+        # The transport's buffer is full.
+        self.paused: bool = False
+        # The output is sent at the end of this loop iteration.
+        self.flush_scheduled: bool = False
+        # `request` is a request of the server, not a response.
+        self.has_request: bool = False
         self._opaque: int = 0
         self._set_alarm: Callable[[int], None] = set_alarm
-        self._wake: Callable[[], None] = wake
-        self._leave: Callable[[], None] = leave
+        self._schedule_flush: Callable[[], None] = schedule_flush
+        self._flush: Callable[[], None] = flush
 
     def next_opaque(self) -> _int:
-        """A number for a request; raises PeerError if too many wait already."""
+        """A number for a request; raises PeerError if too many calls wait."""
         if len(self.pending) >= _CALLS_MAX:
             raise PeerError.over(
-                f"{self.address}: calls that wait for an answer",
+                f"{self.address}: calls that wait for a response",
                 figure=len(self.pending) + 1,
                 limit=CALLS_MAX,
                 unit="calls",
@@ -84,7 +88,7 @@ class PendingCalls:
         return self._opaque
 
     def expect(self, call: Call) -> _int:
-        """Let a call wait for its answer; gives the number that its request has to carry."""
+        """Add a call; returns the opaque of its request."""
         opaque = self.next_opaque()
         call.reads = self.reads
         self.pending[opaque] = call
@@ -92,31 +96,31 @@ class PendingCalls:
             self._set_alarm(call.deadline_ms)
         return opaque
 
-    def push(self) -> None:
-        """See to it that what is in `output` leaves with the end of this turn."""
-        if self.output.length > _GATHER_BYTES_MAX:
-            self._leave()
-        elif not self.awake:
-            self.awake = True
-            self._wake()
+    def flush_soon(self) -> None:
+        """Send the output at the end of this loop iteration, or now if it is long."""
+        if self.output.length > _BATCH_BYTES_MAX:
+            self._flush()
+        elif not self.flush_scheduled:
+            self.flush_scheduled = True
+            self._schedule_flush()
 
-    def take(self, at: _int, end: _int, now_ms: _int) -> _int:
-        """Hand out the answers among the bytes [at, end) of the bound buffer.
+    def take_responses(self, at: _int, end: _int, now_ms: _int) -> _int:
+        """Give the responses in the bytes [at, end) of the bound buffer to their calls.
 
-        Returns where the first frame that is not all there begins; stops behind a request of the
-        server's (`asked`). Raises a WireError for a frame that breaks the protocol.
+        Returns where the first incomplete frame begins; stops after a request of the server
+        (`has_request`). Raises a WireError for a frame that violates the protocol.
         """
         request = self.request
-        self.asked = False
+        self.has_request = False
         while True:
             length = request.read(at, end)
             if length == 0:
                 return at
             at += length
             if request.flag & _RESPONSE == 0:
-                self.asked = True
+                self.has_request = True
                 return at
             call = self.pending.pop(request.opaque, None)
-            if call is not None:  # else its caller has given up
+            if call is not None:  # otherwise its caller has given up
                 call.answered_ms = now_ms
                 call.answered(request)

@@ -30,7 +30,7 @@ def topics(*names: str, **fields: Any) -> dict[str, TopicConfig]:
     return {name: TopicConfig(topic_name=name, **fields) for name in names}
 
 
-class Office:
+class NameServerFixture:
     """Sends commands to a NameServer at a time of its own."""
 
     def __init__(self, root: Path | None = None, **config: Any) -> None:

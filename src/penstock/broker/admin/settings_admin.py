@@ -49,7 +49,7 @@ class SettingsHandlers:
         if not changed:
             return Reply()
         log.info("%s has changed %s", command.peer, ", ".join(changed))
-        self._context.changed_settings.note(self._context.settings.changed, command.now_ms)
+        self._context.changed_settings.set(self._context.settings.changed, command.now_ms)
         known: Answer = Reply()
         if "broker.permission" in changed:
             known = RegisterTopics(Reply, command.now_ms + REGISTER_MS)

@@ -110,7 +110,7 @@ class ReviveLog:
         self._round_robin = 0
         self.entries_written: Counter[tuple[str, str, str]] = Counter()  # by (group, topic, type)
         self.entries_read: Counter[tuple[str, str, str]] = Counter()
-        context.persistence.before[context.offsets.table.FILE] = self._before_offsets_are_saved
+        context.persistence.before(context.offsets.table.FILE, self._before_offsets_are_saved)
         self._recover(context.started_ms)
 
     def _queue(self, queue_id: int) -> ConsumeQueue:

@@ -245,7 +245,7 @@ class FastPath:
         if target.signs:
             self.write_signed(pending, target, opaque, command_flag)
         elif put_send(calls.output, pending, target, opaque, command_flag):
-            calls.push()
+            calls.flush_soon()
         else:
             connection_of(target).write(pending.body)
 

@@ -128,7 +128,7 @@ def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
         ({"readQueueNums": -1}, "-1 queues to read"),
         ({"writeQueueNums": 1 << 21}, "2097152 queues, the limit is 1048576"),
         ({"perm": 64}, "permission 64"),
-        ({"perm": "six"}, "perm is no number"),
+        ({"perm": "six"}, "perm is not a number"),
         ({"topicFilterType": "SOME"}, "filter type"),
         ({"attributes": "+colour=red"}, "no attribute 'colour'"),
         ({"attributes": "+message.type=LOUD"}, "one of UNSPECIFIED, NORMAL"),

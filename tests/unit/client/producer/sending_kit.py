@@ -81,7 +81,7 @@ class Broker:
         fields = {"msgId": "AA", "queueId": frame.ext["e"], "queueOffset": "7", **ext}
         data = response(code, frame.opaque, frame.encoding, ext=fields, remark="set by the test")
         self._calls.request.bind(memoryview(bytearray(data)))
-        assert self._calls.take(0, len(data), 0) == len(data)
+        assert self._calls.take_responses(0, len(data), 0) == len(data)
 
     def fail(self, error: type[PeerError]) -> None:
         """Let all calls that wait fail."""
