@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from penstock.nameserver.handlers import ALWAYS
+from penstock.nameserver.handlers import FIXED_SETTINGS
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import DataVersion, QueueData, TopicConfig, TopicRouteData
 from penstock.wire.bodies.registration_bodies import RegisterBrokerBody, body_crc32, encode_register
@@ -289,7 +289,7 @@ def test_key_values_and_settings_are_told_alike(pair: Pair) -> None:
     pair.same(RequestCode.GET_KVLIST_BY_NAMESPACE, namespace=order)
     theirs, ours = pair.ask(RequestCode.GET_NAMESRV_CONFIG)
     known, told = parse_properties(theirs[2]), parse_properties(ours[2])
-    assert {key: known[key] for key in ALWAYS} == ALWAYS
+    assert {key: known[key] for key in FIXED_SETTINGS} == FIXED_SETTINGS
     for key in ("orderMessageEnable", "scanNotActiveBrokerInterval", "supportActingMaster"):
         assert told[key] == known[key]
     for path in ("kvConfigPath", "configStorePath", "rocketmqHome"):
