@@ -35,9 +35,9 @@ def spark() -> Iterator[SparkSession]:
 
 
 @pytest.fixture(scope="session")
-def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
-    """One NameServer and broker (`house.address`) for all tests that do not stop them."""
-    with Up(tmp_path_factory.mktemp("house")) as up:
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
+    """One NameServer and broker (`cluster.address`) for all tests that do not stop them."""
+    with Up(tmp_path_factory.mktemp("cluster")) as up:
         yield up
 
 

@@ -1,4 +1,4 @@
-"""What the tests with Spark do to a house: make topics, send, read back; and Spark's readers."""
+"""What the tests with Spark do to a cluster: make topics, send, read back; and Spark's readers."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ SESSION_CONF = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "1g"
 POLL_MS = 20_000
 
 
-def create_topic(house: Up, topic: str, queues: int = 4) -> str:
+def create_topic(cluster: Up, topic: str, queues: int = 4) -> str:
     """A topic with so many queues; its name."""
-    with Admin(house.address) as admin:
+    with Admin(cluster.address) as admin:
         admin.create_topic(topic, queues=queues)
     return topic
 
 
-def send(house: Up, messages: Iterable[Message]) -> int:
+def send(cluster: Up, messages: Iterable[Message]) -> int:
     """Send them all, queue by queue in turn; how many."""
-    with Producer(house.address, group="spark-tests") as producer:
+    with Producer(cluster.address, group="spark-tests") as producer:
         futures = [producer.submit(message) for message in messages]
         for future in futures:
             future.result()
     return len(futures)
 
 
-def send_numbers(house: Up, topic: str, numbers: Sequence[int] | int) -> list[bytes]:
+def send_numbers(cluster: Up, topic: str, numbers: Sequence[int] | int) -> list[bytes]:
     """Messages with bodies `0`, `1`, …, tag `even` or `odd`, key and property `n`; the bodies."""
     numbers = range(numbers) if isinstance(numbers, int) else numbers
     messages = [
         Message(topic, str(n), "odd" if n % 2 else "even", [str(n)], {"n": str(n)}) for n in numbers
     ]
-    send(house, messages)
+    send(cluster, messages)
     return [message.content for message in messages]
 
 
-def read_topic(house: Up, topic: str, count: int, *, more_ms: int = 500) -> list[ReceivedMessage]:
+def read_topic(cluster: Up, topic: str, count: int, *, more_ms: int = 500) -> list[ReceivedMessage]:
     """The first `count` messages of a topic and whatever comes within `more_ms` after them.
 
     So one that is there twice is seen. Raises where `count` do not come.
     """
     found: list[ReceivedMessage] = []
-    with PullConsumer(house.address, group="spark-tests-read", auto_commit=False) as consumer:
+    with PullConsumer(cluster.address, group="spark-tests-read", auto_commit=False) as consumer:
         queues = consumer.queues(topic)
         consumer.assign(queues)
         for queue in queues:
@@ -63,20 +63,20 @@ def read_topic(house: Up, topic: str, count: int, *, more_ms: int = 500) -> list
     return found
 
 
-def reader(spark: SparkSession, house: Up, topic: str, **options: object) -> DataFrameReader:
-    """`spark.read` of a topic of the house, with further options of the source."""
-    return spark.read.format("penstock").options(**source_options(house, topic, **options))
+def reader(spark: SparkSession, cluster: Up, topic: str, **options: object) -> DataFrameReader:
+    """`spark.read` of a topic of the cluster, with further options of the source."""
+    return spark.read.format("penstock").options(**source_options(cluster, topic, **options))
 
 
 def stream_reader(
-    spark: SparkSession, house: Up, topic: str, **options: object
+    spark: SparkSession, cluster: Up, topic: str, **options: object
 ) -> DataStreamReader:
-    """`spark.readStream` of a topic of the house, with further options of the source."""
+    """`spark.readStream` of a topic of the cluster, with further options of the source."""
     stream = spark.readStream.format("penstock")
-    return stream.options(**source_options(house, topic, **options))
+    return stream.options(**source_options(cluster, topic, **options))
 
 
-def source_options(house: Up, topic: str, **options: object) -> dict[str, str]:
+def source_options(cluster: Up, topic: str, **options: object) -> dict[str, str]:
     """The options that `reader` gives, as text; one whose value is None is left out."""
-    given = {"nameserver": house.address, "subscribe": topic, **options}
+    given = {"nameserver": cluster.address, "subscribe": topic, **options}
     return {name: str(value) for name, value in given.items() if value is not None}

@@ -72,38 +72,39 @@ def package(tmp_path: Path) -> Path:
     return path
 
 
-def run_pipe(house: Up, master: str, folder: Path, topic: str, **more: Any) -> dict[str, Any]:
+def run_pipe(cluster: Up, master: str, folder: Path, topic: str, **more: Any) -> dict[str, Any]:
     """A batch and a stream over the cluster; everything must have arrived."""
-    kit.create_topic(house, topic)
-    copy = kit.create_topic(house, f"{topic}-copy")
-    kit.send_numbers(house, topic, 1_000)
+    kit.create_topic(cluster, topic)
+    copy = kit.create_topic(cluster, f"{topic}-copy")
+    kit.send_numbers(cluster, topic, 1_000)
     conf = {**CONF, **more.pop("conf", {})}
     found: dict[str, Any] = run_job(
-        "pipe", master=master, conf=conf, source=kit.source_options(house, topic, minPartitions=4),
-        sink={"nameserver": house.address, "topic": copy}, checkpoint=folder / "checkpoint", **more,
+        "pipe", master=master, conf=conf, checkpoint=folder / "checkpoint",
+        source=kit.source_options(cluster, topic, minPartitions=4),
+        sink={"nameserver": cluster.address, "topic": copy}, **more,
     )  # fmt: skip
     assert (found["count"], found["sum"], found["rows"]) == (1_000, sum(range(1_000)), 1_000)
     assert found["executors"] == 2
-    bodies = sorted(int(message.body) for message in kit.read_topic(house, copy, 1_000))
+    bodies = sorted(int(message.body) for message in kit.read_topic(cluster, copy, 1_000))
     assert bodies == list(range(1_000))
     return found
 
 
 def test_package_installed_on_the_workers(
-    house: Up, master: str, fresh: str, tmp_path: Path
+    cluster: Up, master: str, fresh: str, tmp_path: Path
 ) -> None:
-    found = run_pipe(house, master, tmp_path, fresh)
+    found = run_pipe(cluster, master, tmp_path, fresh)
     assert found["queues"] == 4
     assert found["workers"] == [[sys.executable, penstock.compiled()]]
 
 
 @pytest.mark.proof
 def test_package_shipped_as_a_zip_runs_as_python(
-    house: Up, master: str, fresh: str, tmp_path: Path, bare_python: Path, package: Path
+    cluster: Up, master: str, fresh: str, tmp_path: Path, bare_python: Path, package: Path
 ) -> None:
     """Machine code can't be loaded out of a zip, so the kernel runs as Python."""
     found = run_pipe(
-        house, master, tmp_path, fresh, environment={"PYSPARK_PYTHON": str(bare_python)},
+        cluster, master, tmp_path, fresh, environment={"PYSPARK_PYTHON": str(bare_python)},
         conf={"spark.submit.pyFiles": str(package)},
     )  # fmt: skip
     assert found["workers"] == [[str(bare_python), False]]
@@ -111,13 +112,13 @@ def test_package_shipped_as_a_zip_runs_as_python(
 
 @pytest.mark.proof
 def test_an_executor_that_dies_is_replaced(
-    house: Up, master: str, fresh: str, tmp_path: Path
+    cluster: Up, master: str, fresh: str, tmp_path: Path
 ) -> None:
     """Spark runs the task again elsewhere; nothing is missing or there twice."""
-    topic = kit.create_topic(house, fresh)
-    kit.send_numbers(house, topic, 1_000)
+    topic = kit.create_topic(cluster, fresh)
+    kit.send_numbers(cluster, topic, 1_000)
     found = run_job(
-        "count_with_a_loss", master=master, conf=CONF, source=kit.source_options(house, topic),
+        "count_with_a_loss", master=master, conf=CONF, source=kit.source_options(cluster, topic),
         mark=tmp_path / "lost",
     )  # fmt: skip
     assert found == {"count": 1_000, "lost": True}

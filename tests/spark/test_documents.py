@@ -34,14 +34,14 @@ def test_the_page_has_every_option_and_column(name: str) -> None:
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_examples_run(
-    spark: SparkSession, house: Up, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    spark: SparkSession, cluster: Up, tmp_path: Path, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     """In one namespace, in the order of the page, against a topic with three orders."""
-    kit.create_topic(house, "orders")
-    kit.send(house, [Message("orders", f'{{"id": {n}}}', tag) for n, tag in enumerate("abb")])
-    store = next(path.parent for path in house.log.parent.rglob("commitlog"))
+    kit.create_topic(cluster, "orders")
+    kit.send(cluster, [Message("orders", f'{{"id": {n}}}', tag) for n, tag in enumerate("abb")])
+    store = next(path.parent for path in cluster.log.parent.rglob("commitlog"))
     places = {
-        "localhost:9876": house.address,
+        "localhost:9876": cluster.address,
         "penstock-data/broker-a": str(store),
         "checkpoints/": f"{tmp_path}/",  # the JVM's directory is not the one of this test
     }
@@ -53,4 +53,4 @@ def test_the_examples_run(
     printed = capsys.readouterr().out
     assert printed.count('{"id": ') == 3
     assert re.search(r"\|\s*b\|\s*2\|", printed)
-    assert len(kit.read_topic(house, "orders", 5)) == 5
+    assert len(kit.read_topic(cluster, "orders", 5)) == 5

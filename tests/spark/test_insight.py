@@ -230,7 +230,7 @@ def test_report_data_has_rows_of_each_stage_and_topic(spark: SparkSession) -> No
 
 
 def run(
-    spark: SparkSession, house: Up, output: Path, *, signal_at: str = "never", **options: Any
+    spark: SparkSession, cluster: Up, output: Path, *, signal_at: str = "never", **options: Any
 ) -> list[str]:
     """Run the pipeline, with SIGTERM at a given line if there is one; returns its lines."""
     lines: list[str] = []
@@ -242,17 +242,17 @@ def run(
 
     run_pipeline(
         PIPELINE, {"output": str(output), **options}, spark=spark,
-        connection={"nameserver": house.address}, say=say,
+        connection={"nameserver": cluster.address}, say=say,
     )  # fmt: skip
     return lines
 
 
-def consume_and_fail(house: Up, topic: str, count: int) -> None:
+def consume_and_fail(cluster: Up, topic: str, count: int) -> None:
     """Consume all messages of a topic with traces; every second one becomes a dead letter."""
     seen: set[str] = set()
     done = threading.Event()
     with Consumer(
-        house.address, group=topic, start_at="first", retries_max=0, trace=True
+        cluster.address, group=topic, start_at="first", retries_max=0, trace=True
     ) as consumer:
 
         @consumer.on(topic)
@@ -268,18 +268,18 @@ def consume_and_fail(house: Up, topic: str, count: int) -> None:
 
 
 def test_a_run_reads_brokers_logs_and_a_lake(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, queues=2)
-    with Producer(house.address, group="traced", trace=True) as producer:
+    create_topic(cluster, fresh, queues=2)
+    with Producer(cluster.address, group="traced", trace=True) as producer:
         for n in range(20):
             tag = "odd" if n % 2 else "even"
             producer.send(Message(fresh, "x" * (n + 1), tag, [f"<b>{n % 3}</b>"]))
-        producer.send(Message(create_topic(house, f"{fresh}-other"), "not analysed"))
-    consume_and_fail(house, fresh, 20)
+        producer.send(Message(create_topic(cluster, f"{fresh}-other"), "not analysed"))
+    consume_and_fail(cluster, fresh, 20)
 
     output = tmp_path / "out"
-    lines = run(spark, house, output, topics=fresh, groups=fresh)
+    lines = run(spark, cluster, output, topics=fresh, groups=fresh)
     assert any("report.html" in line for line in lines)
 
     def table(name: str, where: str = "true") -> DataFrame:
@@ -303,15 +303,15 @@ def test_a_run_reads_brokers_logs_and_a_lake(
     assert "<b>" not in page
     assert "&lt;b&gt;0&lt;/b&gt;" in page
 
-    run(spark, house, output, pattern=fresh, groups=fresh, skip_traces=True)
+    run(spark, cluster, output, pattern=fresh, groups=fresh, skip_traces=True)
     times = {row.sampled for row in table("lag").collect()}
     assert len(times) == 2
 
-    (commit_log,) = house.log.parent.glob("data/**/commitlog")
+    (commit_log,) = cluster.log.parent.glob("data/**/commitlog")
     copy = tmp_path / "backup"  # the log without the other files of the store
     copy.symlink_to(commit_log)
     log = tmp_path / "of_log"
-    run(spark, house, log, topics=fresh, log=str(copy))
+    run(spark, cluster, log, topics=fresh, log=str(copy))
     copied = spark.read.parquet(str(log / "dead_letters")).where(f"group = '{fresh}'")
     assert sorted(rows_of(copied, "message_id")) == sorted(
         rows_of(table("dead_letters"), "message_id")
@@ -319,32 +319,32 @@ def test_a_run_reads_brokers_logs_and_a_lake(
     assert "The lag has not been measured yet." in (log / "report.html").read_text()
 
     lake = tmp_path / "lake"
-    reader(spark, house, fresh).load().withColumnRenamed("topic", "t").selectExpr(
+    reader(spark, cluster, fresh).load().withColumnRenamed("topic", "t").selectExpr(
         "*", "'007' as topic", "cast(store_timestamp as date) as date"
     ).drop("t").write.partitionBy("date", "topic").parquet(str(lake / "data"))
-    run(spark, house, tmp_path / "of_lake", lake=str(lake))
+    run(spark, cluster, tmp_path / "of_lake", lake=str(lake))
     found = spark.read.parquet(str(tmp_path / "of_lake" / "sizes"))
     assert rows_of(found, "topic", "messages", "bytes") == [("007", 20, 210)]
 
 
-def test_a_signal_stops_a_run(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
-    create_topic(house, fresh, queues=1)
-    send_numbers(house, fresh, 5)
-    said = run(spark, house, tmp_path / "out", topics=fresh, signal_at="reading ")
+def test_a_signal_stops_a_run(spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path) -> None:
+    create_topic(cluster, fresh, queues=1)
+    send_numbers(cluster, fresh, 5)
+    said = run(spark, cluster, tmp_path / "out", topics=fresh, signal_at="reading ")
     assert said[-1].startswith("stopped; some tables may be from the previous run")
     assert not (tmp_path / "out" / "report.html").exists()
 
 
 @pytest.mark.proof
 def test_a_custom_trace_topic_is_not_among_the_messages(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topics = [create_topic(house, f"{fresh}-{n}", queues=1) for n in range(2)]
+    topics = [create_topic(cluster, f"{fresh}-{n}", queues=1) for n in range(2)]
     for topic in topics:
-        send_numbers(house, topic, 3)
-    (commit_log,) = house.log.parent.glob("data/**/commitlog")
+        send_numbers(cluster, topic, 3)
+    (commit_log,) = cluster.log.parent.glob("data/**/commitlog")
     run(
-        spark, house, tmp_path / "out", pattern=f"{fresh}.*", log=str(commit_log),
+        spark, cluster, tmp_path / "out", pattern=f"{fresh}.*", log=str(commit_log),
         trace_topic=topics[0],
     )  # fmt: skip
     found = spark.read.parquet(str(tmp_path / "out" / "sizes"))
@@ -353,14 +353,14 @@ def test_a_custom_trace_topic_is_not_among_the_messages(
 
 @pytest.mark.proof
 def test_a_run_without_messages_writes_a_report(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, queues=1)
+    create_topic(cluster, fresh, queues=1)
     output = tmp_path / "out"
-    with Admin(house.address) as admin:
+    with Admin(cluster.address) as admin:
         admin.create_group(fresh)
     zone = spark.conf.get("spark.sql.parquet.outputTimestampType")
-    run(spark, house, output, topics=fresh, groups=fresh, skip_traces=True)
+    run(spark, cluster, output, topics=fresh, groups=fresh, skip_traces=True)
     assert spark.conf.get("spark.sql.parquet.outputTimestampType") == zone
     page = (output / "report.html").read_text()
     assert page.count('class="none"') == 7
@@ -371,37 +371,37 @@ def test_a_run_without_messages_writes_a_report(
 
 @pytest.mark.proof
 def test_only_messages_of_the_time_range_are_read(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, queues=1)
-    send_numbers(house, fresh, 10)
-    stored = reader(spark, house, fresh, columns="store_timestamp").load().collect()
+    create_topic(cluster, fresh, queues=1)
+    send_numbers(cluster, fresh, 10)
+    stored = reader(spark, cluster, fresh, columns="store_timestamp").load().collect()
     last = max(row.store_timestamp.timestamp() for row in stored)
     until = round(last * 1000)
-    run(spark, house, tmp_path / "out", topics=fresh, until=str(until), skip_traces=True)
+    run(spark, cluster, tmp_path / "out", topics=fresh, until=str(until), skip_traces=True)
     found = spark.read.parquet(str(tmp_path / "out" / "sizes")).collect()
     early = sum(round(row.store_timestamp.timestamp() * 1000) < until for row in stored)
     assert sum(row.messages for row in found) == early
 
 
 def test_invalid_options_are_refused(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     output = tmp_path / "out"
     with pytest.raises(NoRoute, match=fresh):
-        run(spark, house, output, topics=fresh)
+        run(spark, cluster, output, topics=fresh)
     with pytest.raises(NoRoute, match="no topic matches"):
-        run(spark, house, output, pattern=fresh)
+        run(spark, cluster, output, pattern=fresh)
     with pytest.raises(BadSetting, match="is not a lake"):
-        run(spark, house, output, lake=str(tmp_path / "nowhere"))
+        run(spark, cluster, output, lake=str(tmp_path / "nowhere"))
     (tmp_path / "lake" / "data").mkdir(parents=True)
     with pytest.raises(PipelineFailed, match="has no messages yet"):
-        run(spark, house, output, lake=str(tmp_path / "lake"))
-    create_topic(house, fresh, queues=1)
+        run(spark, cluster, output, lake=str(tmp_path / "lake"))
+    create_topic(cluster, fresh, queues=1)
     with pytest.raises(GroupNotExist, match="no-such-group"):
-        run(spark, house, output, topics=fresh, groups="no-such-group")
+        run(spark, cluster, output, topics=fresh, groups="no-such-group")
     other = tmp_path / "other"
     other.mkdir()
     (other / "notes.txt").write_text("text")
     with pytest.raises(BadSetting, match="contains files of other programs"):
-        run(spark, house, other, topics=fresh)
+        run(spark, cluster, other, topics=fresh)

@@ -44,15 +44,15 @@ def test_the_packaged_java_is_found_and_says_its_version(
 
 
 def test_without_java_a_topic_is_counted_and_state_is_kept(
-    house: Up, fresh: str, no_java: dict[str, str], tmp_path: Path
+    cluster: Up, fresh: str, no_java: dict[str, str], tmp_path: Path
 ) -> None:
-    topic = kit.create_topic(house, fresh, queues=2)
-    copy = kit.create_topic(house, f"{fresh}-copy", queues=1)
-    kit.send_numbers(house, topic, 20)
+    topic = kit.create_topic(cluster, fresh, queues=2)
+    copy = kit.create_topic(cluster, f"{fresh}-copy", queues=1)
+    kit.send_numbers(cluster, topic, 20)
     found = run_job(
         "pipe", environment=no_java, master="local[1]", conf={},
-        source=kit.source_options(house, topic),
-        sink={"nameserver": house.address, "topic": copy}, checkpoint=tmp_path / "checkpoint",
+        source=kit.source_options(cluster, topic),
+        sink={"nameserver": cluster.address, "topic": copy}, checkpoint=tmp_path / "checkpoint",
     )  # fmt: skip
     assert (found["count"], found["sum"], found["rows"]) == (20, sum(range(20)), 20)
-    assert len(kit.read_topic(house, copy, 20)) == 20
+    assert len(kit.read_topic(cluster, copy, 20)) == 20

@@ -39,7 +39,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
 def fill(
-    spark: SparkSession, house: Up, lake: Path, topics: str, *, checkpoint: Path | None = None,
+    spark: SparkSession, cluster: Up, lake: Path, topics: str, *, checkpoint: Path | None = None,
     **options: Any,
 ) -> list[BatchProgress]:  # fmt: skip
     """Run the pipeline on all existing messages; returns the reported batches."""
@@ -48,7 +48,7 @@ def fill(
         find_pipeline("lake"),
         {"lake": str(lake), "topics": topics, **options},
         spark=spark,
-        connection={"nameserver": house.address},
+        connection={"nameserver": cluster.address},
         checkpoint=checkpoint and str(checkpoint),
         trigger="available-now",
         on_batch=batches.append,
@@ -73,13 +73,13 @@ def files_in(lake: Path, table: str = "data") -> list[Path]:
 
 
 def test_each_message_is_written_once_by_date_and_topic(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    first, second = create_topic(house, f"{fresh}-1", 2), create_topic(house, f"{fresh}%2", 1)
-    sent = send_numbers(house, first, 300)
-    send(house, [Message(second, "other", "t", ["k"], {"p": "v"})])
+    first, second = create_topic(cluster, f"{fresh}-1", 2), create_topic(cluster, f"{fresh}%2", 1)
+    sent = send_numbers(cluster, first, 300)
+    send(cluster, [Message(second, "other", "t", ["k"], {"p": "v"})])
     lake = tmp_path / "lake"
-    batches = fill(spark, house, lake, f"{first},{second}", max_rows=200)
+    batches = fill(spark, cluster, lake, f"{first},{second}", max_rows=200)
     assert sum(batch.rows for batch in batches) == 301
     assert len(batches) > 1
     assert batches[-1].lag == 0
@@ -94,17 +94,17 @@ def test_each_message_is_written_once_by_date_and_topic(
     assert [p for p in (lake / "data").rglob("*") if p.is_file() and p.suffix != ".parquet"] == []
 
     before = files_in(lake)
-    assert fill(spark, house, lake, f"{first},{second}") == []
+    assert fill(spark, cluster, lake, f"{first},{second}") == []
     assert files_in(lake) == before
-    more = send_numbers(house, first, range(300, 340))
-    fill(spark, house, lake, f"{first},{second}")
+    more = send_numbers(cluster, first, range(300, 340))
+    fill(spark, cluster, lake, f"{first},{second}")
     assert bodies_in(lake) == Counter([*sent, *more, b"other"])
 
 
 def test_json_bodies_become_columns_and_bad_rows_are_written_separately(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 1)
+    topic = create_topic(cluster, fresh, 1)
     good = [{"id": "a", "amount": 1.5, "extra": 1}, {"id": "b", "lines": [{"n": 1}, {"n": 2}]}]
     bad = {
         b"nonsense": "the body is not JSON",
@@ -117,11 +117,11 @@ def test_json_bodies_become_columns_and_bad_rows_are_written_separately(
         b'{"id": "i"}]{"id": "j"}': "data follows the JSON object",
         b"{'id': 'k'}": "the body is not JSON",
     }
-    send(house, [Message(topic, json.dumps(body)) for body in good])
-    send(house, [Message(topic, body) for body in bad])
+    send(cluster, [Message(topic, json.dumps(body)) for body in good])
+    send(cluster, [Message(topic, body) for body in bad])
     schema = "id STRING NOT NULL, amount DOUBLE, lines ARRAY<STRUCT<n: INT>>"
     columns = "store_timestamp,message_id"
-    batches = fill(spark, house, tmp_path, topic, schema=schema, columns=columns)
+    batches = fill(spark, cluster, tmp_path, topic, schema=schema, columns=columns)
     assert sum(batch.rows for batch in batches) == len(good) + len(bad), (
         "rows that are read twice count once"
     )
@@ -134,48 +134,48 @@ def test_json_bodies_become_columns_and_bad_rows_are_written_separately(
     assert rows["b"]["lines"] == [{"n": 1}, {"n": 2}]
     assert {row["body"]: row["reason"] for row in rows_in(tmp_path, "bad")} == bad
 
-    send(house, [Message(topic, '{"id": "g", "amount": 2}')])  # a batch without bad rows
+    send(cluster, [Message(topic, '{"id": "g", "amount": 2}')])  # a batch without bad rows
     bad_files = files_in(tmp_path, "bad")
-    fill(spark, house, tmp_path, topic, schema=schema, columns=columns)
+    fill(spark, cluster, tmp_path, topic, schema=schema, columns=columns)
     assert sorted(row["id"] for row in rows_in(tmp_path)) == ["a", "b", "g"]
     assert files_in(tmp_path, "bad") == bad_files
     with pytest.raises(LakeRefused, match=r"column amount double .* would become amount int"):
-        fill(spark, house, tmp_path, topic, schema="id STRING NOT NULL, amount INT")
+        fill(spark, cluster, tmp_path, topic, schema="id STRING NOT NULL, amount INT")
 
 
 def test_another_checkpoint_is_refused_or_continues_where_the_lake_ends(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 2)
+    topic = create_topic(cluster, fresh, 2)
     lake, new = tmp_path / "lake", tmp_path / "new"
-    sent = send_numbers(house, topic, 50)
-    fill(spark, house, lake, topic)
-    sent += send_numbers(house, topic, range(50, 80))
+    sent = send_numbers(cluster, topic, 50)
+    fill(spark, cluster, lake, topic)
+    sent += send_numbers(cluster, topic, range(50, 80))
     with pytest.raises(LakeRefused, match="belongs to the checkpoint") as refused:
-        fill(spark, house, lake, topic, checkpoint=new)
+        fill(spark, cluster, lake, topic, checkpoint=new)
     assert "--adopt" in refused.value.hint
-    batches = fill(spark, house, lake, topic, checkpoint=new, adopt=True)
+    batches = fill(spark, cluster, lake, topic, checkpoint=new, adopt=True)
     assert sum(batch.rows for batch in batches) == 30
     assert bodies_in(lake) == Counter(sent)
     with pytest.raises(LakeRefused):
-        fill(spark, house, lake, topic)
-    sent += send_numbers(house, topic, range(80, 90))
-    fill(spark, house, lake, topic, checkpoint=new)
+        fill(spark, cluster, lake, topic)
+    sent += send_numbers(cluster, topic, range(80, 90))
+    fill(spark, cluster, lake, topic, checkpoint=new)
     assert bodies_in(lake) == Counter(sent)
 
 
 def test_the_second_of_two_runs_takes_over_the_lake(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 1)
-    sent = send_numbers(house, topic, 20)
-    stream = stream_reader(spark, house, topic, startingOffsets="earliest").load()
+    topic = create_topic(cluster, fresh, 1)
+    sent = send_numbers(cluster, topic, 20)
+    stream = stream_reader(spark, cluster, topic, startingOffsets="earliest").load()
     first = write_lake(stream, str(tmp_path), trigger="available-now")
     first.awaitTermination()
     first = write_lake(stream, str(tmp_path), trigger="100 ms")
     try:
         second = LakeWriter(spark, str(tmp_path), LakeSettings())
-        sent += send_numbers(house, topic, range(20, 30))
+        sent += send_numbers(cluster, topic, range(20, 30))
         with (
             pytest.raises(LakeRefused, match="another run has taken over the lake"),
             translate_errors(),
@@ -205,12 +205,12 @@ def test_temporary_files_stay_inside_the_checkpoint(spark: SparkSession, tmp_pat
 
 
 def test_past_dates_are_compacted_while_the_lake_is_written(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 2)
+    topic = create_topic(cluster, fresh, 2)
     tmp_path = tmp_path / "no [pattern]"
-    sent = send_numbers(house, topic, 60)
-    fill(spark, house, tmp_path, topic, max_rows=20, compression="lz4")
+    sent = send_numbers(cluster, topic, 60)
+    fill(spark, cluster, tmp_path, topic, max_rows=20, compression="lz4")
     small = len(files_in(tmp_path))
     assert small >= 3
     done = compact_lake(spark, str(tmp_path))
@@ -218,8 +218,8 @@ def test_past_dates_are_compacted_while_the_lake_is_written(
     tomorrow = datetime.now(UTC).date() + timedelta(days=1)
     done = compact_lake(spark, str(tmp_path), before=tomorrow)
     assert (done.files_before, done.files_after) == (small, 1)
-    sent += send_numbers(house, topic, range(60, 80))
-    fill(spark, house, tmp_path, topic)
+    sent += send_numbers(cluster, topic, range(60, 80))
+    fill(spark, cluster, tmp_path, topic)
     assert bodies_in(tmp_path) == Counter(sent)
     compact_lake(spark, str(tmp_path), before=tomorrow)
     assert len(files_in(tmp_path)) == 1
@@ -230,11 +230,11 @@ def test_past_dates_are_compacted_while_the_lake_is_written(
 
 
 def test_write_lake_writes_a_filtered_stream(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 1)
-    sent = send_numbers(house, topic, 20)
-    stream = stream_reader(spark, house, topic, startingOffsets="earliest").load()
+    topic = create_topic(cluster, fresh, 1)
+    sent = send_numbers(cluster, topic, 20)
+    stream = stream_reader(spark, cluster, topic, startingOffsets="earliest").load()
     only = stream.where("tags = 'even'")
     settings = LakeSettings(columns=("body",), date_from="born_timestamp", compression="zstd")
     query = write_lake(only, str(tmp_path), trigger="available-now", settings=settings)
@@ -247,13 +247,13 @@ def test_write_lake_writes_a_filtered_stream(
 
 
 def test_errors_have_no_traceback(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     with pytest.raises(NoRoute, match=fresh) as missing:
-        fill(spark, house, tmp_path / "a", fresh)
+        fill(spark, cluster, tmp_path / "a", fresh)
     assert "Traceback" not in missing.value.remark()
     assert "java" not in missing.value.remark()
-    create_topic(house, fresh, 1)
+    create_topic(cluster, fresh, 1)
     for options, text in (
         ({"schema": "id STRNG"}, "can't be read"),
         ({"schema": "topic STRING"}, "which are columns of messages"),
@@ -264,15 +264,15 @@ def test_errors_have_no_traceback(
         ({"nonsense": 1}, "no option 'nonsense'"),
     ):
         with pytest.raises(BadSetting, match=text):
-            fill(spark, house, tmp_path / "b", fresh, **options)
+            fill(spark, cluster, tmp_path / "b", fresh, **options)
 
 
 def test_a_failed_batch_ends_the_query_with_its_reason(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 1)
-    send_numbers(house, topic, 5)
-    stream = stream_reader(spark, house, topic, startingOffsets="earliest").load()
+    topic = create_topic(cluster, fresh, 1)
+    send_numbers(cluster, topic, 5)
+    stream = stream_reader(spark, cluster, topic, startingOffsets="earliest").load()
     broken = stream.selectExpr("topic", "store_timestamp", "raise_error('too bad') AS x")
     query = write_lake(broken, str(tmp_path), trigger="available-now")
     with pytest.raises(PipelineFailed, match="too bad") as failed, translate_errors():
@@ -282,19 +282,19 @@ def test_a_failed_batch_ends_the_query_with_its_reason(
 
 
 def test_lost_messages_end_the_pipeline_or_are_skipped(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 1)
-    send_numbers(house, topic, 10)
-    fill(spark, house, tmp_path, topic)
-    with Admin(house.address) as admin:
+    topic = create_topic(cluster, fresh, 1)
+    send_numbers(cluster, topic, 10)
+    fill(spark, cluster, tmp_path, topic)
+    with Admin(cluster.address) as admin:
         admin.delete_topic(topic)
-    create_topic(house, topic, 1)
-    send_numbers(house, topic, range(100, 103))
+    create_topic(cluster, topic, 1)
+    send_numbers(cluster, topic, range(100, 103))
     with pytest.raises(DataLost, match=topic) as lost:
-        fill(spark, house, tmp_path, topic)
+        fill(spark, cluster, tmp_path, topic)
     assert "\n" not in lost.value.remark()
-    fill(spark, house, tmp_path, topic, skip_lost=True)
+    fill(spark, cluster, tmp_path, topic, skip_lost=True)
     assert len(rows_in(tmp_path)) >= 10
 
 
@@ -304,9 +304,9 @@ def test_lost_messages_end_the_pipeline_or_are_skipped(
 class Sender:
     """Sends messages continuously and records which are acknowledged."""
 
-    def __init__(self, house: Up, topic: str) -> None:
+    def __init__(self, cluster: Up, topic: str) -> None:
         self.acknowledged: set[bytes] = set()
-        self._house, self._topic = house, topic
+        self._cluster, self._topic = cluster, topic
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run)
 
@@ -319,7 +319,7 @@ class Sender:
         self._thread.join()
 
     def _run(self) -> None:
-        with Producer(self._house.address, group="lake-tests") as producer:
+        with Producer(self._cluster.address, group="lake-tests") as producer:
             number = 0
             while not self._stop.wait(0.02):
                 messages = [Message(self._topic, str(number + i)) for i in range(20)]
@@ -330,12 +330,12 @@ class Sender:
 
 
 @contextmanager
-def driver(house: Up, lake: Path, topic: str, log: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
+def driver(cluster: Up, lake: Path, topic: str, log: IO[bytes]) -> Iterator[subprocess.Popen[str]]:
     """`penstock pipeline run lake` as a process, which is killed at the end."""
     process = subprocess.Popen(
         [
             str(Path(sys.executable).with_name("penstock")), "pipeline", "run", "lake",
-            "--nameserver", house.address, "--lake", str(lake), "--topics", topic,
+            "--nameserver", cluster.address, "--lake", str(lake), "--topics", topic,
             "--master", "local[2]", "--trigger", "100 ms", "--max-rows", "500",
             "--conf", "spark.driver.memory=512m",
         ],
@@ -369,15 +369,15 @@ def wait_for_batches(process: subprocess.Popen[str], count: int) -> None:
 
 @pytest.mark.timeout(rounds(ci=600, proof=1800))
 def test_a_killed_driver_neither_loses_nor_duplicates_messages(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = create_topic(house, fresh, 2)
+    topic = create_topic(cluster, fresh, 2)
     lake = tmp_path / "lake"
     seed = random.randrange(1 << 32)
     chance = random.Random(seed)
-    with (tmp_path / "log").open("wb") as log, Sender(house, topic) as sender:
+    with (tmp_path / "log").open("wb") as log, Sender(cluster, topic) as sender:
         for number in range(rounds(ci=1, proof=5)):
-            with driver(house, lake, topic, log) as process:
+            with driver(cluster, lake, topic, log) as process:
                 wait_for_batches(process, chance.randrange(1, 6))
                 time.sleep(chance.uniform(0, 1.5))  # kill it at any step of a batch
                 if chance.random() < 0.5 or number == 0:
@@ -385,11 +385,11 @@ def test_a_killed_driver_neither_loses_nor_duplicates_messages(
                     process.wait()
                 else:
                     signal_group(process, signal.SIGKILL)
-        with driver(house, lake, topic, log) as process:
+        with driver(cluster, lake, topic, log) as process:
             wait_for_batches(process, 1)
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0, (tmp_path / "log").read_text()
-    fill(spark, house, lake, topic)
+    fill(spark, cluster, lake, topic)
     found = bodies_in(lake)
     twice = [body for body, count in found.items() if count > 1]
     assert twice == [], f"seed {seed}"

@@ -243,15 +243,15 @@ def test_duplicate_rows_are_an_error(spark: SparkSession, tmp_path: Path) -> Non
 class RegistrationFixture:
     """The topics of one test, and the pipeline that reads them."""
 
-    def __init__(self, spark: SparkSession, house: Up, name: str, folder: Path) -> None:
-        self.spark, self.house, self.output = spark, house, str(folder / "out")
+    def __init__(self, spark: SparkSession, cluster: Up, name: str, folder: Path) -> None:
+        self.spark, self.cluster, self.output = spark, cluster, str(folder / "out")
         self.users, self.steps, self.alerts = (f"{name}-{kind}" for kind in ("u", "s", "a"))
         for topic in (self.users, self.steps, self.alerts):
-            create_topic(house, topic, queues=2)
+            create_topic(cluster, topic, queues=2)
 
     def send(self, sent_events: Iterable[Event]) -> None:
         topics = {events.REGISTRATIONS: self.users, events.STEPS: self.steps}
-        send(self.house, [Message(topics[topic_of(each)], body(each)) for each in sent_events])
+        send(self.cluster, [Message(topics[topic_of(each)], body(each)) for each in sent_events])
 
     def run(self, **options: Any) -> None:
         given = {
@@ -260,7 +260,7 @@ class RegistrationFixture:
         }  # fmt: skip
         checkpoint = given.pop("checkpoint", None)
         run_pipeline(
-            PIPELINE, given, spark=self.spark, connection={"nameserver": self.house.address},
+            PIPELINE, given, spark=self.spark, connection={"nameserver": self.cluster.address},
             trigger="available-now", checkpoint=checkpoint,
         )  # fmt: skip
 
@@ -268,13 +268,13 @@ class RegistrationFixture:
         return rows_of(self.spark.read.parquet(table_path(self.output, name)), *columns)
 
     def alerted(self, count: int) -> Counter[str]:
-        found = read_topic(self.house, self.alerts, count)
+        found = read_topic(self.cluster, self.alerts, count)
         return Counter(json.loads(message.body)["id"] for message in found)
 
 
 @pytest.fixture
-def fixture(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> RegistrationFixture:
-    return RegistrationFixture(spark, house, fresh, tmp_path)
+def fixture(spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path) -> RegistrationFixture:
+    return RegistrationFixture(spark, cluster, fresh, tmp_path)
 
 
 COUNTS = ("minute", "channel", "outcome", "registrations")

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 
-def store_of(house: Up) -> Path:
-    """The store of the house's broker."""
-    (folder,) = house.log.parent.glob("data/**/commitlog")
+def store_of(cluster: Up) -> Path:
+    """The store of the cluster's broker."""
+    (folder,) = cluster.log.parent.glob("data/**/commitlog")
     return folder.parent
 
 
@@ -32,11 +32,11 @@ def scan(spark: SparkSession, path: Path, **options: object) -> DataFrame:
 
 
 def test_the_files_of_a_running_broker_hold_what_it_gives(
-    spark: SparkSession, house: Up, fresh: str
+    spark: SparkSession, cluster: Up, fresh: str
 ) -> None:
-    create_topic(house, fresh, 3)
+    create_topic(cluster, fresh, 3)
     send(
-        house,
+        cluster,
         (
             Message(
                 fresh, f"{n}" * (n % 700 + 1), "odd" if n % 2 else "even", [f"k{n}"], {"n": str(n)}
@@ -45,20 +45,20 @@ def test_the_files_of_a_running_broker_hold_what_it_gives(
         ),
     )
     order = ["queue_id", "queue_offset"]
-    given = reader(spark, house, fresh).load().drop("broker").orderBy(order).collect()
-    whole = scan(spark, store_of(house), subscribe=fresh, minPartitions=3).drop("broker")
+    given = reader(spark, cluster, fresh).load().drop("broker").orderBy(order).collect()
+    whole = scan(spark, store_of(cluster), subscribe=fresh, minPartitions=3).drop("broker")
     assert len(given) == 3_000
     assert whole.orderBy(order).collect() == given
     # Earlier tests may have filled most of the log, and this topic's messages be in one slice.
-    everything = scan(spark, store_of(house), minPartitions=3)
+    everything = scan(spark, store_of(cluster), minPartitions=3)
     assert everything.select(spark_partition_id()).distinct().count() >= 2
 
-    odd = scan(spark, store_of(house) / "commitlog", subscribePattern=fresh + ".*", tags="odd")
+    odd = scan(spark, store_of(cluster) / "commitlog", subscribePattern=fresh + ".*", tags="odd")
     wanted = [row for row in given if row.tags == "odd"]
     assert odd.drop("broker").orderBy(order).collect() == wanted
 
     middle_ms = round(given[1_500].store_timestamp.timestamp() * 1000)
-    late = scan(spark, store_of(house), subscribe=fresh, startingTimestamp=middle_ms)
+    late = scan(spark, store_of(cluster), subscribe=fresh, startingTimestamp=middle_ms)
     count = sum(row.store_timestamp.timestamp() * 1000 >= middle_ms for row in given)
     assert late.count() == count
 
@@ -69,14 +69,14 @@ def test_a_path_without_a_log_is_an_error_for_people(spark: SparkSession, tmp_pa
 
 
 def test_damage_is_named_in_the_error(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, 1)
-    send(house, (Message(fresh, b"good" * 20) for _ in range(10)))
-    frame = scan(spark, store_of(house), subscribe=fresh, columns="commit_log_offset")
+    create_topic(cluster, fresh, 1)
+    send(cluster, (Message(fresh, b"good" * 20) for _ in range(10)))
+    frame = scan(spark, store_of(cluster), subscribe=fresh, columns="commit_log_offset")
     places = sorted(row.commit_log_offset for row in frame.collect())
     (tmp_path / "commitlog").mkdir()
-    (source,) = (store_of(house) / "commitlog").glob("0" * 20)
+    (source,) = (store_of(cluster) / "commitlog").glob("0" * 20)
     with source.open("rb") as file:
         data = bytearray(file.read(places[-1] + 1_000))
     data[places[4] + 100] ^= 1  # in the body

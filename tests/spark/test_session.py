@@ -27,10 +27,10 @@ def test_a_session_counts_and_keeps_state_in_rocksdb(spark: SparkSession) -> Non
     assert spark.conf.get("spark.driver.host") == "127.0.0.1"
 
 
-def test_the_kit_sends_and_reads(house: Up, fresh: str) -> None:
-    topic = kit.create_topic(house, fresh)
-    bodies = kit.send_numbers(house, topic, 100)
-    read = kit.read_topic(house, topic, 100)
+def test_the_kit_sends_and_reads(cluster: Up, fresh: str) -> None:
+    topic = kit.create_topic(cluster, fresh)
+    bodies = kit.send_numbers(cluster, topic, 100)
+    read = kit.read_topic(cluster, topic, 100)
     assert sorted(message.body for message in read) == sorted(bodies)
 
 

@@ -27,8 +27,8 @@ SCHEMA = (
 )
 
 
-def write(house: Server, rows: DataFrame, **options: object) -> None:
-    given = {"nameserver": house.address, **{name: str(v) for name, v in options.items()}}
+def write(cluster: Server, rows: DataFrame, **options: object) -> None:
+    given = {"nameserver": cluster.address, **{name: str(v) for name, v in options.items()}}
     rows.write.format("penstock").options(**given).mode("append").save()
 
 
@@ -41,9 +41,9 @@ def numbered(spark: SparkSession, count: int, partitions: int = 2) -> DataFrame:
 
 
 def test_a_row_becomes_a_message_with_all_its_parts(
-    spark: SparkSession, house: Up, fresh: str
+    spark: SparkSession, cluster: Up, fresh: str
 ) -> None:
-    one, two = kit.create_topic(house, f"{fresh}-1"), kit.create_topic(house, f"{fresh}-2")
+    one, two = kit.create_topic(cluster, f"{fresh}-1"), kit.create_topic(cluster, f"{fresh}-2")
     large = bytes(range(256)) * 80
     rows = spark.createDataFrame(
         [
@@ -54,22 +54,22 @@ def test_a_row_becomes_a_message_with_all_its_parts(
         ],
         SCHEMA,
     )
-    write(house, rows, sinkId="nightly", batchId=12)
-    found = {m.body: m for m in kit.read_topic(house, one, 3)}
+    write(cluster, rows, sinkId="nightly", batchId=12)
+    found = {m.body: m for m in kit.read_topic(cluster, one, 3)}
     assert set(found) == {b"plain", large, b"late"}
     assert (found[large].tags, found[large].keys) == ("vip", ["k1", "k2"])
     properties = found[large].properties
     assert (properties["a"], properties["PENSTOCK_SINK"]) == ("1", "nightly")
     assert (properties["PENSTOCK_BATCH"], properties["UNIQ_KEY"] != "x") == ("12", True)
     assert found[b"late"].keys == ["k3"]
-    (keyed,) = kit.read_topic(house, two, 1)
+    (keyed,) = kit.read_topic(cluster, two, 1)
     assert (keyed.properties["b"], keyed.properties["__SHARDINGKEY"]) == ("2", "user-7")
 
 
-def test_all_rows_of_all_partitions_come_once(spark: SparkSession, house: Up, fresh: str) -> None:
-    topic = kit.create_topic(house, fresh)
-    write(house, numbered(spark, 25_000, 3), topic=topic, inFlightBytes=1_000_000)
-    found = kit.read_topic(house, topic, 25_000)
+def test_all_rows_of_all_partitions_come_once(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    topic = kit.create_topic(cluster, fresh)
+    write(cluster, numbered(spark, 25_000, 3), topic=topic, inFlightBytes=1_000_000)
+    found = kit.read_topic(cluster, topic, 25_000)
     assert sorted(int(m.body) for m in found) == list(range(25_000))
     marks = {(m.properties["PENSTOCK_SINK"], m.properties["PENSTOCK_PARTITION"]) for m in found}
     assert [partition for _, partition in sorted(marks)] == ["0", "1", "2"]
@@ -77,16 +77,16 @@ def test_all_rows_of_all_partitions_come_once(spark: SparkSession, house: Up, fr
 
 
 def test_rows_with_one_key_stay_in_order_in_one_queue(
-    spark: SparkSession, house: Up, fresh: str
+    spark: SparkSession, cluster: Up, fresh: str
 ) -> None:
-    topic = kit.create_topic(house, fresh)
+    topic = kit.create_topic(cluster, fresh)
     rows = spark.range(0, 3_000, 1, 2).selectExpr(
         "cast(id as string) as body", "id % 7 as queue_key"
     )
-    write(house, rows.repartition(2, "queue_key").sortWithinPartitions("body"), topic=topic)
+    write(cluster, rows.repartition(2, "queue_key").sortWithinPartitions("body"), topic=topic)
     queues: dict[str, set[int]] = {}
     order: dict[str, list[bytes]] = {}
-    for message in sorted(kit.read_topic(house, topic, 3_000), key=lambda m: m.queue_offset):
+    for message in sorted(kit.read_topic(cluster, topic, 3_000), key=lambda m: m.queue_offset):
         key = message.properties["__SHARDINGKEY"]
         queues.setdefault(key, set()).add(message.queue_id)
         order.setdefault(key, []).append(message.body)
@@ -96,11 +96,11 @@ def test_rows_with_one_key_stay_in_order_in_one_queue(
         assert bodies == sorted(bodies)
 
 
-def test_what_is_read_can_be_written_as_it_is(spark: SparkSession, house: Up, fresh: str) -> None:
-    source, target = kit.create_topic(house, fresh), kit.create_topic(house, f"{fresh}-copy")
-    bodies = kit.send_numbers(house, source, 50)
-    write(house, kit.reader(spark, house, source, columns="*").load(), topic=target)
-    found = kit.read_topic(house, target, 50)
+def test_what_is_read_can_be_written_as_it_is(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    source, target = kit.create_topic(cluster, fresh), kit.create_topic(cluster, f"{fresh}-copy")
+    bodies = kit.send_numbers(cluster, source, 50)
+    write(cluster, kit.reader(spark, cluster, source, columns="*").load(), topic=target)
+    found = kit.read_topic(cluster, target, 50)
     assert sorted(m.body for m in found) == sorted(bodies)
     for message in found:
         number = message.body.decode()
@@ -123,19 +123,19 @@ def file_stream(spark: SparkSession, directory: Path, files: list[list[str]]) ->
 
 
 def test_a_stream_says_its_query_and_batch(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = kit.create_topic(house, fresh)
+    topic = kit.create_topic(cluster, fresh)
     rows = file_stream(spark, tmp_path / "in", [["a", "b"], ["c"]])
     query = (
         rows.writeStream.format("penstock")
-        .options(nameserver=house.address, topic=topic)
+        .options(nameserver=cluster.address, topic=topic)
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(60)
-    found = kit.read_topic(house, topic, 3)
+    found = kit.read_topic(cluster, topic, 3)
     assert sorted(m.body for m in found) == [b"a", b"b", b"c"]
     assert {m.properties["PENSTOCK_SINK"] for m in found} == {query.id}
     batches = {m.body: m.properties["PENSTOCK_BATCH"] for m in found}
@@ -144,17 +144,17 @@ def test_a_stream_says_its_query_and_batch(
 
 
 def test_for_each_batch_the_number_can_be_given(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = kit.create_topic(house, fresh)
+    topic = kit.create_topic(cluster, fresh)
 
     def each(rows: DataFrame, batch_id: int) -> None:
-        write(house, rows, topic=topic, sinkId=fresh, batchId=batch_id)
+        write(cluster, rows, topic=topic, sinkId=fresh, batchId=batch_id)
 
     rows = file_stream(spark, tmp_path / "in", [["a"], ["b"]])
     query = rows.writeStream.foreachBatch(each).trigger(availableNow=True).start()
     assert query.awaitTermination(60)
-    found = kit.read_topic(house, topic, 2)
+    found = kit.read_topic(cluster, topic, 2)
     assert sorted(m.properties["PENSTOCK_BATCH"] for m in found) == ["0", "1"]
     assert {m.properties["PENSTOCK_SINK"] for m in found} == {fresh}
 
@@ -162,43 +162,45 @@ def test_for_each_batch_the_number_can_be_given(
 # --- each row once -------------------------------------------------------------------------------
 
 
-def test_the_same_batch_again_publishes_nothing(spark: SparkSession, house: Up, fresh: str) -> None:
-    topic = kit.create_topic(house, fresh)
+def test_the_same_batch_again_publishes_nothing(
+    spark: SparkSession, cluster: Up, fresh: str
+) -> None:
+    topic = kit.create_topic(cluster, fresh)
     once = {"topic": topic, "delivery": "transactional", "sinkId": fresh}
     for _ in range(2):
-        write(house, numbered(spark, 6_000), **once)
-    assert len(kit.read_topic(house, topic, 6_000)) == 6_000
-    write(house, numbered(spark, 10), **once, batchId=1)
-    found = kit.read_topic(house, topic, 6_010)
+        write(cluster, numbered(spark, 6_000), **once)
+    assert len(kit.read_topic(cluster, topic, 6_000)) == 6_000
+    write(cluster, numbered(spark, 10), **once, batchId=1)
+    found = kit.read_topic(cluster, topic, 6_010)
     assert len(found) == 6_010
     assert {m.properties["PENSTOCK_BATCH"] for m in found} == {"0", "1"}
 
 
-def test_a_write_that_fails_publishes_nothing(spark: SparkSession, house: Up, fresh: str) -> None:
-    topic = kit.create_topic(house, fresh)
+def test_a_write_that_fails_publishes_nothing(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    topic = kit.create_topic(cluster, fresh)
     once = {"topic": topic, "delivery": "transactional", "sinkId": fresh}
     rows = spark.range(0, 1_000, 1, 2)
     bad = rows.selectExpr("if(id = 999, '', cast(id as string)) as body")
-    assert "row 499 of partition 1: its body is empty" in failure(house, bad, **once)
-    write(house, rows.selectExpr("cast(id as string) as body"), **once)
-    found = kit.read_topic(house, topic, 1_000)
+    assert "row 499 of partition 1: its body is empty" in failure(cluster, bad, **once)
+    write(cluster, rows.selectExpr("cast(id as string) as body"), **once)
+    found = kit.read_topic(cluster, topic, 1_000)
     assert sorted(int(m.body) for m in found) == list(range(1_000))
 
 
 def test_a_stream_publishes_each_row_once(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    topic = kit.create_topic(house, fresh)
+    topic = kit.create_topic(cluster, fresh)
     rows = file_stream(spark, tmp_path / "in", [["a", "b"], ["c"]])
     query = (
         rows.writeStream.format("penstock")
-        .options(nameserver=house.address, topic=topic, delivery="transactional")
+        .options(nameserver=cluster.address, topic=topic, delivery="transactional")
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
         .start()
     )
     assert query.awaitTermination(100)
-    found = kit.read_topic(house, topic, 3)
+    found = kit.read_topic(cluster, topic, 3)
     assert sorted(m.body for m in found) == [b"a", b"b", b"c"]
     assert {m.properties["PENSTOCK_SINK"] for m in found} == {query.id}
 
@@ -206,37 +208,37 @@ def test_a_stream_publishes_each_row_once(
 # --- what fails ----------------------------------------------------------------------------------
 
 
-def failure(house: Server, rows: DataFrame, **options: object) -> str:
+def failure(cluster: Server, rows: DataFrame, **options: object) -> str:
     """What the user reads when a write fails."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as caught:
-        write(house, rows, **options)
+        write(cluster, rows, **options)
     return str(caught.value)
 
 
-def test_a_bad_plan_is_refused_before_anything_is_sent(spark: SparkSession, house: Up) -> None:
+def test_a_bad_plan_is_refused_before_anything_is_sent(spark: SparkSession, cluster: Up) -> None:
     from pyspark.errors import PySparkException
 
     rows = numbered(spark, 2)
-    text = failure(house, rows.selectExpr("value", "1.5 as price"), topic="t")
+    text = failure(cluster, rows.selectExpr("value", "1.5 as price"), topic="t")
     assert "the sink does not know the column 'price'" in text
     assert "What to do: drop it, or put it into body or properties" in text
-    assert "no topic is named" in failure(house, rows)
-    assert "needs the option sinkId" in failure(house, rows, topic="t", delivery="transactional")
-    assert "maybe topic is meant" in failure(house, rows, topics="t")
-    writer = rows.write.format("penstock").options(nameserver=house.address, topic="t")
+    assert "no topic is named" in failure(cluster, rows)
+    assert "needs the option sinkId" in failure(cluster, rows, topic="t", delivery="transactional")
+    assert "maybe topic is meant" in failure(cluster, rows, topics="t")
+    writer = rows.write.format("penstock").options(nameserver=cluster.address, topic="t")
     with pytest.raises(PySparkException, match="a topic can't be overwritten"):
         writer.mode("overwrite").save()
 
 
-def test_a_bad_row_is_named(spark: SparkSession, house: Up, fresh: str) -> None:
-    topic = kit.create_topic(house, fresh)
+def test_a_bad_row_is_named(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    topic = kit.create_topic(cluster, fresh)
     rows = spark.range(0, 30_000, 1, 1)
     bad = rows.selectExpr("if(id = 23456, null, cast(id as string)) as body")
-    assert "row 23456 of partition 0: its body is null" in failure(house, bad, topic=topic)
+    assert "row 23456 of partition 0: its body is null" in failure(cluster, bad, topic=topic)
     bad = rows.selectExpr("'x' as body", "map('a', if(id = 23456, '\u0001', 'b')) as properties")
-    text = failure(house, bad, topic=topic)
+    text = failure(cluster, bad, topic=topic)
     assert "row 23456 of partition 0: property 'a' contains" in text
     assert "What to do: use other characters" in text
 

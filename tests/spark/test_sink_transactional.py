@@ -27,55 +27,55 @@ STEPS_MAX = 120
 """More than a batch has."""
 
 
-def check(house: Up, topic: str, wanted: list[bytes]) -> None:
+def check(cluster: Up, topic: str, wanted: list[bytes]) -> None:
     """Each row once, and nothing else."""
-    found = Counter(message.body for message in kit.read_topic(house, topic, len(wanted)))
+    found = Counter(message.body for message in kit.read_topic(cluster, topic, len(wanted)))
     assert found == Counter(wanted)
 
 
-def test_a_batch_write_is_written_once(spark: SparkSession, house: Up, fresh: str) -> None:
+def test_a_batch_write_is_written_once(spark: SparkSession, cluster: Up, fresh: str) -> None:
     from pyspark.errors import PySparkException
 
-    topic = kit.create_topic(house, fresh)
+    topic = kit.create_topic(cluster, fresh)
     rows = spark.range(0, 1_000, 1, 2).selectExpr("cast(id as string) as body")
 
     def write(sink: str, batch: int) -> None:
-        options = {"nameserver": house.address, "topic": topic, "delivery": "transactional"}
+        options = {"nameserver": cluster.address, "topic": topic, "delivery": "transactional"}
         options |= {"sinkId": sink, "batchId": str(batch)}
         rows.write.format("penstock").mode("append").options(**options).save()
 
     for _ in range(2):
         write(fresh, 0)
-    check(house, topic, [str(n).encode() for n in range(1_000)])
+    check(cluster, topic, [str(n).encode() for n in range(1_000)])
     with pytest.raises(PySparkException, match="controlBroker"):
         write(f"{fresh}-2", 5)
     write(fresh, 1)
     with pytest.raises(PySparkException, match="comes after its batch 1"):
         write(fresh, 0)
-    found = kit.read_topic(house, topic, 2_000)
+    found = kit.read_topic(cluster, topic, 2_000)
     assert Counter(m.properties["PENSTOCK_BATCH"] for m in found) == {"0": 1_000, "1": 1_000}
 
 
 def test_tasks_commits_and_aborts_that_break(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
     from pyspark.errors import StreamingQueryException
 
     from tests.spark.flaky import FlakySource
 
-    source, topic = kit.create_topic(house, f"{fresh}-1"), kit.create_topic(house, f"{fresh}-2")
-    bodies = kit.send_numbers(house, source, ROWS)
+    source, topic = kit.create_topic(cluster, f"{fresh}-1"), kit.create_topic(cluster, f"{fresh}-2")
+    bodies = kit.send_numbers(cluster, source, ROWS)
     breaks = tmp_path / "breaks"
     breaks.mkdir()
     spark.dataSource.register(FlakySource)
     stream = kit.stream_reader(
-        spark, house, source, startingOffsets="earliest", maxOffsetsPerTrigger=ROWS // 4
+        spark, cluster, source, startingOffsets="earliest", maxOffsetsPerTrigger=ROWS // 4
     )
     writer = (
         stream.load()
         .select("body")
         .writeStream.format("flaky")
-        .options(nameserver=house.address, topic=topic, delivery="transactional")
+        .options(nameserver=cluster.address, topic=topic, delivery="transactional")
         .options(breaks=str(breaks), breaksMax=rounds(ci=8, proof=60))
         .option("checkpointLocation", str(tmp_path / "checkpoint"))
         .trigger(availableNow=True)
@@ -88,19 +88,19 @@ def test_tasks_commits_and_aborts_that_break(
         except StreamingQueryException:
             failures += 1
             assert len(list(breaks.iterdir())) >= failures, "it fails without a break"
-    check(house, topic, bodies)
+    check(cluster, topic, bodies)
 
 
 @pytest.mark.timeout(rounds(ci=300, proof=3600))
-def test_the_driver_is_killed_at_every_step(house: Up, fresh: str, tmp_path: Path) -> None:
+def test_the_driver_is_killed_at_every_step(cluster: Up, fresh: str, tmp_path: Path) -> None:
     """Each run finishes the batch that the one before was killed in, and is killed in the next
     one: at its first step, its second, and so on up to the last answer to a commit."""
-    source, topic = kit.create_topic(house, f"{fresh}-1"), kit.create_topic(house, f"{fresh}-2")
-    bodies = kit.send_numbers(house, source, rounds(ci=3, proof=STEPS_MAX) * BATCH_ROWS)
+    source, topic = kit.create_topic(cluster, f"{fresh}-1"), kit.create_topic(cluster, f"{fresh}-2")
+    bodies = kit.send_numbers(cluster, source, rounds(ci=3, proof=STEPS_MAX) * BATCH_ROWS)
 
     def run(batch: int, step: int) -> int:
         command = [
-            sys.executable, "-m", "tests.spark.transactional_job", house.address, source, topic,
+            sys.executable, "-m", "tests.spark.transactional_job", cluster.address, source, topic,
             str(tmp_path / "checkpoint"), str(tmp_path / f"steps-{batch}"), str(batch), str(step),
         ]  # fmt: skip
         return subprocess.run(command, start_new_session=True).returncode
@@ -112,6 +112,6 @@ def test_the_driver_is_killed_at_every_step(house: Up, fresh: str, tmp_path: Pat
     else:
         ended = run(len(chosen), STEPS_MAX)
     assert ended == 0
-    check(house, topic, bodies)
+    check(cluster, topic, bodies)
     steps = [path.stat().st_size for path in tmp_path.glob("steps-*")]
     assert max(steps) > 2 * BATCH_ROWS, "halves and commits are steps"

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-House = tuple[Any, Broker]
+Servers = tuple[Any, Broker]
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.compat]
 
 
 @pytest.fixture(scope="module")
-def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """Apache's servers; without its timer its broker can't delete topics."""
     missing = maven.missing_tools()
     if missing:
@@ -44,7 +44,7 @@ def apache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
         yield names, broker
 
 
-def test_batch_reads(spark: SparkSession, apache: House, fresh: str) -> None:
+def test_batch_reads(spark: SparkSession, apache: Servers, fresh: str) -> None:
     names, _ = apache
     create_topic(names, fresh, 3)
     send_numbers(names, fresh, 300)
@@ -59,7 +59,7 @@ def test_batch_reads(spark: SparkSession, apache: House, fresh: str) -> None:
 
 
 def test_a_stream_its_group_a_restart_and_a_lost_topic(
-    spark: SparkSession, apache: House, fresh: str, tmp_path: Path
+    spark: SparkSession, apache: Servers, fresh: str, tmp_path: Path
 ) -> None:
     names, broker = apache
     create_topic(names, fresh, 3)

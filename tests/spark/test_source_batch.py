@@ -31,11 +31,11 @@ def numbers(first: int, until: int) -> list[bytes]:
     return sorted(str(n).encode() for n in range(first, until))
 
 
-def test_a_message_comes_with_all_that_it_has(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 1)
+def test_a_message_comes_with_all_that_it_has(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 1)
     before = datetime.now(UTC)
-    send(house, [Message(fresh, b"\x00body", "vip", ["k1", "k2"], {"channel": "sms"})])
-    [row] = reader(spark, house, fresh).load().collect()
+    send(cluster, [Message(fresh, b"\x00body", "vip", ["k1", "k2"], {"channel": "sms"})])
+    [row] = reader(spark, cluster, fresh).load().collect()
     assert (row.topic, row.broker, row.queue_id, row.queue_offset) == (fresh, BROKER, 0, 0)
     assert (bytes(row.body), row.tags, row["keys"]) == (b"\x00body", "vip", "k1 k2")
     assert row.properties["channel"] == "sms"
@@ -46,41 +46,41 @@ def test_a_message_comes_with_all_that_it_has(spark: SparkSession, house: Up, fr
     assert abs((stored - before).total_seconds()) < 60
 
 
-def test_from_offset_to_offset_and_by_time(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 2)
-    send_numbers(house, fresh, 40)
-    whole = reader(spark, house, fresh).load().collect()
+def test_from_offset_to_offset_and_by_time(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 2)
+    send_numbers(cluster, fresh, 40)
+    whole = reader(spark, cluster, fresh).load().collect()
     by_place = {(row.queue_id, row.queue_offset): bytes(row.body) for row in whole}
     assert sorted(by_place) == [(q, n) for q in range(2) for n in range(20)]
 
     start, end = {fresh: {BROKER: {"0": 5, "1": -2}}}, {fresh: {BROKER: {"0": 9, "1": -1}}}
     part = reader(
-        spark, house, fresh, startingOffsets=json.dumps(start), endingOffsets=json.dumps(end)
+        spark, cluster, fresh, startingOffsets=json.dumps(start), endingOffsets=json.dumps(end)
     )
     wanted = [(0, n) for n in range(5, 9)] + [(1, n) for n in range(20)]
     assert bodies(part.load()) == sorted(by_place[place] for place in wanted)
 
     middle = max(row.store_timestamp for row in whole).timestamp() * 1000 + 1
-    send_numbers(house, fresh, range(40, 50))
-    assert bodies(reader(spark, house, fresh, startingTimestamp=round(middle)).load()) == numbers(
+    send_numbers(cluster, fresh, range(40, 50))
+    assert bodies(reader(spark, cluster, fresh, startingTimestamp=round(middle)).load()) == numbers(
         40, 50
     )
     iso = datetime.fromtimestamp(round(middle) / 1000, UTC).isoformat()
-    assert bodies(reader(spark, house, fresh, endingTimestamp=iso).load()) == numbers(0, 40)
-    ahead = reader(spark, house, fresh, startingTimestamp=round(middle) + 3_600_000)
+    assert bodies(reader(spark, cluster, fresh, endingTimestamp=iso).load()) == numbers(0, 40)
+    ahead = reader(spark, cluster, fresh, startingTimestamp=round(middle) + 3_600_000)
     assert ahead.load().collect() == []
 
 
 def test_topics_by_pattern_and_queues_by_assignment(
-    spark: SparkSession, house: Up, fresh: str
+    spark: SparkSession, cluster: Up, fresh: str
 ) -> None:
     for number in range(2):
-        create_topic(house, f"{fresh}-{number}", 2)
-        send_numbers(house, f"{fresh}-{number}", range(10 * number, 10 * number + 10))
-    create_topic(house, f"other-{fresh}", 1)
-    send_numbers(house, f"other-{fresh}", 3)
+        create_topic(cluster, f"{fresh}-{number}", 2)
+        send_numbers(cluster, f"{fresh}-{number}", range(10 * number, 10 * number + 10))
+    create_topic(cluster, f"other-{fresh}", 1)
+    send_numbers(cluster, f"other-{fresh}", 3)
 
-    options = source_options(house, "", subscribePattern=f"{fresh}-.*")
+    options = source_options(cluster, "", subscribePattern=f"{fresh}-.*")
     del options["subscribe"]
     frame = spark.read.format("penstock").options(**options).load()
     assert {(row.topic, row["count"]) for row in frame.groupBy("topic").count().collect()} == {
@@ -88,36 +88,36 @@ def test_topics_by_pattern_and_queues_by_assignment(
     }  # fmt: skip
 
     assign = json.dumps({f"{fresh}-1": {BROKER: [1]}})
-    options = source_options(house, "", assign=assign)
+    options = source_options(cluster, "", assign=assign)
     del options["subscribe"]
     rows = spark.read.format("penstock").options(**options).load().collect()
     assert {(row.topic, row.queue_id) for row in rows} == {(f"{fresh}-1", 1)}
     assert len(rows) == 5
 
-    both = reader(spark, house, f"{fresh}-0,{fresh}-1", tags="odd || none").load()
+    both = reader(spark, cluster, f"{fresh}-0,{fresh}-1", tags="odd || none").load()
     assert bodies(both) == sorted(str(n).encode() for n in range(1, 20, 2))
 
 
-def test_only_some_columns(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 1)
-    send_numbers(house, fresh, 3)
-    frame = reader(spark, house, fresh, columns="queue_offset, body,born_host").load()
+def test_only_some_columns(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 1)
+    send_numbers(cluster, fresh, 3)
+    frame = reader(spark, cluster, fresh, columns="queue_offset, body,born_host").load()
     assert frame.columns == ["queue_offset", "body", "born_host"]
     assert [(row.queue_offset, bytes(row.body)) for row in frame.collect()] == [
         (n, str(n).encode()) for n in range(3)
     ]
-    given = reader(spark, house, fresh).schema("properties map<string,string>, body binary")
+    given = reader(spark, cluster, fresh).schema("properties map<string,string>, body binary")
     assert [row.properties["n"] for row in given.load().collect()] == ["0", "1", "2"]
-    every = reader(spark, house, fresh, columns="*").load()
+    every = reader(spark, cluster, fresh, columns="*").load()
     assert every.select("commit_log_offset", "store_host").distinct().count() == 3
 
 
-def test_tasks(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 2)
-    send_numbers(house, fresh, 40)
+def test_tasks(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 2)
+    send_numbers(cluster, fresh, 40)
 
     def tasks(**options: object) -> int:
-        frame = reader(spark, house, fresh, **options).load()
+        frame = reader(spark, cluster, fresh, **options).load()
         assert bodies(frame) == numbers(0, 40)
         return frame.select(spark_partition_id()).distinct().count()
 
@@ -126,31 +126,31 @@ def test_tasks(spark: SparkSession, house: Up, fresh: str) -> None:
     assert tasks(minPartitions=8) == 8
 
 
-def test_an_empty_topic_is_an_empty_table(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 2)
-    assert reader(spark, house, fresh).load().collect() == []
-    options = source_options(house, "", subscribePattern=f"nothing-{fresh}.*")
+def test_an_empty_topic_is_an_empty_table(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 2)
+    assert reader(spark, cluster, fresh).load().collect() == []
+    options = source_options(cluster, "", subscribePattern=f"nothing-{fresh}.*")
     del options["subscribe"]
     assert spark.read.format("penstock").options(**options).load().count() == 0
 
 
-def test_a_view_in_sql(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 1)
-    send_numbers(house, fresh, 6)
+def test_a_view_in_sql(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 1)
+    send_numbers(cluster, fresh, 6)
     name = f"view_{fresh.replace('-', '_')}"
     spark.sql(
         f"create temporary view {name} using penstock "
-        f"options (nameserver '{house.address}', subscribe '{fresh}')"
+        f"options (nameserver '{cluster.address}', subscribe '{fresh}')"
     )
     [row] = spark.sql(f"select count(*) n, max(queue_offset) m from {name} where tags = 'odd'")\
         .collect()  # fmt: skip
     assert (row.n, row.m) == (3, 5)
 
 
-def test_the_log_is_read_without_its_broker(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 2)
-    send_numbers(house, fresh, 20)
-    [store] = [path.parent for path in house.log.parent.rglob("commitlog")]
+def test_the_log_is_read_without_its_broker(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 2)
+    send_numbers(cluster, fresh, 20)
+    [store] = [path.parent for path in cluster.log.parent.rglob("commitlog")]
     read = spark.read.format("penstock").option("mode", "log").option("subscribe", fresh)
     frame = read.option("brokerName", "copy").load(str(store))
     assert bodies(frame) == numbers(0, 20)
@@ -175,26 +175,26 @@ def test_the_log_is_read_without_its_broker(spark: SparkSession, house: Up, fres
       "broker-z 0")],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(
-    spark: SparkSession, house: Up, fresh: str, options: dict[str, str | None], text: str
+    spark: SparkSession, cluster: Up, fresh: str, options: dict[str, str | None], text: str
 ) -> None:
-    create_topic(house, fresh, 2)
-    with Admin(house.address) as admin:
+    create_topic(cluster, fresh, 2)
+    with Admin(cluster.address) as admin:
         assert fresh in admin.topic_names()
     named = {k: v and v.replace("TOPIC", fresh) for k, v in options.items()}
     with pytest.raises(PySparkException) as failure:
-        reader(spark, house, fresh, **named).load().count()
+        reader(spark, cluster, fresh, **named).load().count()
     assert text.replace("TOPIC", fresh) in str(failure.value)
 
 
-def test_a_namespace_is_not_seen(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, f"acme%{fresh}", 1)
-    create_topic(house, fresh, 1)
-    send_numbers(house, f"acme%{fresh}", 3)
-    frame = reader(spark, house, fresh, namespace="acme").load()
+def test_a_namespace_is_not_seen(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, f"acme%{fresh}", 1)
+    create_topic(cluster, fresh, 1)
+    send_numbers(cluster, f"acme%{fresh}", 3)
+    frame = reader(spark, cluster, fresh, namespace="acme").load()
     assert {(row.topic, bytes(row.body)) for row in frame.collect()} == {
         (fresh, str(n).encode()) for n in range(3)
     }
-    [store] = [path.parent for path in house.log.parent.rglob("commitlog")]
+    [store] = [path.parent for path in cluster.log.parent.rglob("commitlog")]
     read = spark.read.format("penstock").option("mode", "log").option("namespace", "acme")
     assert {row.topic for row in read.load(str(store)).collect()} == {fresh}
     named = read.option("subscribe", fresh).option("columns", "topic,body").load(str(store))

@@ -49,7 +49,7 @@ class Shop:
     """A NameServer and a broker whose log has small files."""
 
     def __init__(self, path: Path) -> None:
-        self.names: Any = NameServer(path / "names")  # the kit knows houses of other kinds
+        self.names: Any = NameServer(path / "names")  # the kit expects another type
         conf: dict[str, Any] = {"mappedFileSizeCommitLog": FILE_BYTES, "deleteFileBatchMax": 1_000}
         self.broker = Broker(path / "broker", path / "store", self.names.address, **conf)
         self._files = path / "store" / "commitlog"

@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow]
 
 WAIT_SECONDS = 90
 
-House = tuple[Any, Broker]
+Servers = tuple[Any, Broker]
 """A NameServer, ours or Apache's, and a broker."""
 
 
@@ -86,13 +86,13 @@ def progress(query: StreamingQuery) -> list[dict[str, Any]]:
     return [json.loads(each.json) for each in query.recentProgress]
 
 
-def described(house: Any, topic: str) -> tuple[QueueState, ...]:
-    with Admin(house.address) as admin:
+def described(cluster: Any, topic: str) -> tuple[QueueState, ...]:
+    with Admin(cluster.address) as admin:
         return admin.describe_topic(topic).queues
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     """A NameServer and a broker that can be stopped."""
     path = tmp_path_factory.mktemp("alone")
     names = NameServer(path / "ns")
@@ -101,55 +101,57 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[House]:
 
 
 def test_from_the_end_and_on_from_the_checkpoint(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, 3)
-    send_numbers(house, fresh, 5)
-    frame, rows = stream_reader(spark, house, fresh).load(), Rows()
+    create_topic(cluster, fresh, 3)
+    send_numbers(cluster, fresh, 5)
+    frame, rows = stream_reader(spark, cluster, fresh).load(), Rows()
     query = start(frame, rows, tmp_path)
     wait_ready(query)
-    send_numbers(house, fresh, range(5, 20))
+    send_numbers(cluster, fresh, range(5, 20))
     wait_for(query, lambda: len(rows.all) >= 15)
     query.stop()
     assert rows.all == list(range(5, 20))
 
-    send_numbers(house, fresh, range(20, 30))
-    earliest = stream_reader(spark, house, fresh, startingOffsets="earliest").load()
+    send_numbers(cluster, fresh, range(20, 30))
+    earliest = stream_reader(spark, cluster, fresh, startingOffsets="earliest").load()
     assert run_now(earliest, tmp_path).all == list(range(20, 30))
     assert run_now(earliest, tmp_path).all == []
 
 
 def test_a_first_batch_that_failed_is_run_again_from_the_same_place(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, 2)
-    send_numbers(house, fresh, 10)
-    moment = 1 + max(q.updated_ms or 0 for q in described(house, fresh))
-    frame = stream_reader(spark, house, fresh, startingTimestamp=moment).load()
+    create_topic(cluster, fresh, 2)
+    send_numbers(cluster, fresh, 10)
+    moment = 1 + max(q.updated_ms or 0 for q in described(cluster, fresh))
+    frame = stream_reader(spark, cluster, fresh, startingTimestamp=moment).load()
     rows = Rows()
     rows.fails = True
     query = start(frame, rows, tmp_path / "empty")
     with pytest.raises(StreamingQueryException):
         query.awaitTermination(WAIT_SECONDS)
-    send_numbers(house, fresh, range(10, 20))
+    send_numbers(cluster, fresh, range(10, 20))
     query = start(frame, rows, tmp_path / "full")
     with pytest.raises(StreamingQueryException):
         query.awaitTermination(WAIT_SECONDS)
-    send_numbers(house, fresh, range(20, 30))
+    send_numbers(cluster, fresh, range(20, 30))
     # By now the option means another place.
-    later = stream_reader(spark, house, fresh).load()
+    later = stream_reader(spark, cluster, fresh).load()
     assert run_now(later, tmp_path / "empty").all == list(range(10, 30))
     assert run_now(later, tmp_path / "full").all == list(range(10, 30))
 
 
-def test_limits_and_a_fixed_end(spark: SparkSession, house: Up, fresh: str, tmp_path: Path) -> None:
-    create_topic(house, fresh, 4)
-    send_numbers(house, fresh, 50)
+def test_limits_and_a_fixed_end(
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
+) -> None:
+    create_topic(cluster, fresh, 4)
+    send_numbers(cluster, fresh, 50)
     frame = stream_reader(
-        spark, house, fresh, startingOffsets="earliest", maxOffsetsPerTrigger=20
+        spark, cluster, fresh, startingOffsets="earliest", maxOffsetsPerTrigger=20
     ).load()
     rows = Rows()
-    rows.first = lambda: send_numbers(house, fresh, range(50, 60))  # after the end was fixed
+    rows.first = lambda: send_numbers(cluster, fresh, range(50, 60))  # after the end was fixed
     query = start(frame, rows, tmp_path, availableNow=True)
     assert query.awaitTermination(WAIT_SECONDS)
     assert rows.all == list(range(50))
@@ -160,67 +162,67 @@ def test_limits_and_a_fixed_end(spark: SparkSession, house: Up, fresh: str, tmp_
 
 
 def test_few_messages_wait_for_more(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, 2)
-    send_numbers(house, fresh, 4)
+    create_topic(cluster, fresh, 2)
+    send_numbers(cluster, fresh, 4)
     frame = stream_reader(
-        spark, house, fresh, startingOffsets="earliest", minOffsetsPerTrigger=10,
+        spark, cluster, fresh, startingOffsets="earliest", minOffsetsPerTrigger=10,
         maxTriggerDelay="1h",
     ).load()  # fmt: skip
     rows = Rows()
     query = start(frame, rows, tmp_path)
     wait_for(query, lambda: len(rows.all) == 4)  # the first batch does not wait
-    send_numbers(house, fresh, range(4, 8))
+    send_numbers(cluster, fresh, range(4, 8))
     query.awaitTermination(2)
     assert rows.all == list(range(4))
-    send_numbers(house, fresh, range(8, 14))
+    send_numbers(cluster, fresh, range(8, 14))
     wait_for(query, lambda: len(rows.all) == 14)
     query.stop()
     assert len(rows.batches) == 2
     # A run to the end of what is there does not wait for more that may never come.
-    send_numbers(house, fresh, range(14, 16))
+    send_numbers(cluster, fresh, range(14, 16))
     assert run_now(frame, tmp_path).all == [14, 15]
 
 
 def test_new_queues_and_topics_are_found_while_it_runs(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, f"{fresh}-a", 1)
-    options = source_options(house, "", subscribePattern=f"{fresh}-.*")
+    create_topic(cluster, f"{fresh}-a", 1)
+    options = source_options(cluster, "", subscribePattern=f"{fresh}-.*")
     del options["subscribe"]
     frame, rows = spark.readStream.format("penstock").options(**options).load(), Rows()
     query = start(frame, rows, tmp_path)
     wait_ready(query)
-    send_numbers(house, f"{fresh}-a", 4)
+    send_numbers(cluster, f"{fresh}-a", 4)
     wait_for(query, lambda: len(rows.all) == 4)
-    create_topic(house, f"{fresh}-b", 2)
-    send_numbers(house, f"{fresh}-b", range(4, 8))
+    create_topic(cluster, f"{fresh}-b", 2)
+    send_numbers(cluster, f"{fresh}-b", range(4, 8))
     wait_for(query, lambda: len(rows.all) == 8)
-    create_topic(house, f"{fresh}-a", 4)
-    send_numbers(house, f"{fresh}-a", range(8, 16))
+    create_topic(cluster, f"{fresh}-a", 4)
+    send_numbers(cluster, f"{fresh}-a", range(8, 16))
     wait_for(query, lambda: len(rows.all) == 16)
     query.stop()
     assert rows.all == list(range(16))
 
 
 def test_progress_is_seen_as_a_group(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, 2)
-    send_numbers(house, fresh, 10)
+    create_topic(cluster, fresh, 2)
+    send_numbers(cluster, fresh, 10)
     frame = stream_reader(
-        spark, house, fresh, startingOffsets="earliest", commitGroup=f"g-{fresh}"
+        spark, cluster, fresh, startingOffsets="earliest", commitGroup=f"g-{fresh}"
     ).load()
     assert len(run_now(frame, tmp_path).all) == 10
-    send_numbers(house, fresh, 6)
-    with Admin(house.address) as admin:
+    send_numbers(cluster, fresh, 6)
+    with Admin(cluster.address) as admin:
         queues = admin.progress(f"g-{fresh}").queues
     assert {(q.queue.topic, q.committed, q.max_offset) for q in queues} == {(fresh, 5, 8)}
 
 
 def test_a_broker_that_restarts_does_not_end_the_query(
-    spark: SparkSession, alone: House, fresh: str, tmp_path: Path
+    spark: SparkSession, alone: Servers, fresh: str, tmp_path: Path
 ) -> None:
     names, broker = alone
     create_topic(names, fresh, 2)
@@ -240,32 +242,32 @@ def test_a_broker_that_restarts_does_not_end_the_query(
 
 
 def test_a_topic_made_anew_is_a_loss(
-    spark: SparkSession, house: Up, fresh: str, tmp_path: Path
+    spark: SparkSession, cluster: Up, fresh: str, tmp_path: Path
 ) -> None:
-    create_topic(house, fresh, 1)
-    send_numbers(house, fresh, 10)
-    frame = stream_reader(spark, house, fresh, startingOffsets="earliest").load()
+    create_topic(cluster, fresh, 1)
+    send_numbers(cluster, fresh, 10)
+    frame = stream_reader(spark, cluster, fresh, startingOffsets="earliest").load()
     assert len(run_now(frame, tmp_path).all) == 10
-    with Admin(house.address) as admin:
+    with Admin(cluster.address) as admin:
         admin.delete_topic(fresh)
     with pytest.raises(StreamingQueryException, match=f"{fresh}, queue 0 at broker-a.* offset 10"):
         run_now(frame, tmp_path)
-    create_topic(house, fresh, 1)
-    send_numbers(house, fresh, range(100, 103))
+    create_topic(cluster, fresh, 1)
+    send_numbers(cluster, fresh, range(100, 103))
     with pytest.raises(StreamingQueryException, match="ends at 3 now"):
         run_now(frame, tmp_path)
-    lenient = stream_reader(spark, house, fresh, failOnDataLoss="false").load()
+    lenient = stream_reader(spark, cluster, fresh, failOnDataLoss="false").load()
     assert run_now(lenient, tmp_path).all == [100, 101, 102]
     assert run_now(frame, tmp_path).all == []
 
 
-def test_a_stream_refuses_what_it_cannot_do(spark: SparkSession, house: Up, fresh: str) -> None:
-    create_topic(house, fresh, 1)
+def test_a_stream_refuses_what_it_cannot_do(spark: SparkSession, cluster: Up, fresh: str) -> None:
+    create_topic(cluster, fresh, 1)
     for options, text in (
         ({"endingOffsets": "latest"}, "batch reads only"),
         ({"mode": "log", "path": "/x"}, "can't be a stream"),
     ):
-        frame = stream_reader(spark, house, fresh, **options).load()
+        frame = stream_reader(spark, cluster, fresh, **options).load()
         query = frame.writeStream.format("noop").start()
         with pytest.raises(StreamingQueryException, match=text):
             query.awaitTermination(WAIT_SECONDS)
