@@ -14,7 +14,7 @@ from rich.table import Table
 
 import penstock
 from penstock.broker.broker import Broker
-from penstock.broker.filter.filtered_read import LOOKS_MAX
+from penstock.broker.filter.filtered_read import EXAMINED_MAX
 from penstock.config import Live, Settings, StoreConfig
 from penstock.server.request_loop import RequestLoop
 from penstock.store.get import SCAN_ENTRIES_MAX
@@ -46,9 +46,9 @@ CASES = (
     Case("tag, all returned", "TAG", "TagA"),
     Case("tag, none returned", "TAG", "TagB", SCAN_ENTRIES_MAX),
     Case("n >= 0, all returned", "SQL92", "n >= 0"),
-    Case("n < 0, none returned", "SQL92", "n < 0", LOOKS_MAX),
+    Case("n < 0, none returned", "SQL92", "n < 0", EXAMINED_MAX),
     Case("three properties, none returned", "SQL92",
-         "TAGS IN ('TagA', 'TagC') AND n BETWEEN 0 AND 2000000 AND region <> 'eu'", LOOKS_MAX),
+         "TAGS IN ('TagA', 'TagC') AND n BETWEEN 0 AND 2000000 AND region <> 'eu'", EXAMINED_MAX),
 )  # fmt: skip
 
 

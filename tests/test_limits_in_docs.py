@@ -18,7 +18,7 @@ from penstock.broker.delay.timers import RETRY_MS as TIMER_RETRY_MS
 from penstock.broker.delay.timers import TICK_BYTES_MAX as TIMER_TICK_BYTES
 from penstock.broker.delay.timers import TICK_MESSAGES_MAX as TIMER_TICK_MESSAGES
 from penstock.broker.filter.filter_parser import CHARS_MAX, DEPTH_MAX
-from penstock.broker.filter.filtered_read import LIGHT, LOOKS_IN_POOL_MAX, LOOKS_MAX
+from penstock.broker.filter.filtered_read import CHEAP_TESTS, EXAMINED_IN_THREAD_MAX, EXAMINED_MAX
 from penstock.broker.pop.checkpoints import CHECKPOINT_MESSAGES_MAX
 from penstock.broker.pop.pop_ack import BATCHES_MAX
 from penstock.broker.pop.pop_request import INVISIBLE_MS_MAX, MESSAGES_MAX, WAIT_MS_MAX
@@ -26,7 +26,7 @@ from penstock.broker.pull import SUSPEND_MS_MAX
 from penstock.broker.query import ENTRIES_MAX as VIEW_ENTRIES_MAX
 from penstock.broker.query import UNIQUE_MAX
 from penstock.broker.request_reply import PUSH_MS
-from penstock.broker.retry.consumer_retry import FIRST_LEVEL
+from penstock.broker.retry.consumer_send_back import FIRST_LEVEL
 from penstock.broker.topics import QUEUES_MAX
 from penstock.broker.transaction.check_back import CHECKS_IN_FLIGHT_MAX, MOVE_AFTER, RECONNECT_MS
 from penstock.broker.transaction.half_messages import OUTCOMES_MAX
@@ -147,8 +147,8 @@ CONSUMING_ROWS: list[Row] = [
     ("retry.md", "the first retry uses level {}", (FIRST_LEVEL,)),
     ("filters.md", "at most {:,} characters and {} levels of nesting", (CHARS_MAX, DEPTH_MAX)),
     ("filters.md", "at most {} messages in the event loop, and at most {} in the threads",
-     (LOOKS_MAX, LOOKS_IN_POOL_MAX)),
-    ("filters.md", "more than {} conditions", (LIGHT,)),
+     (EXAMINED_MAX, EXAMINED_IN_THREAD_MAX)),
+    ("filters.md", "more than {} conditions", (CHEAP_TESTS,)),
     ("request-reply.md", "did not respond within {} s", (whole(PUSH_MS, SECOND_MS),)),
     ("trace.md", "the newest {} in the time range", (QUERY_MAX,)),
     ("trace.md", "the newest {} |", (UNIQUE_MAX,)),

@@ -135,7 +135,7 @@ def fake_broker() -> Any:
     return SimpleNamespace(
         context=context,
         send=SimpleNamespace(sent=8, refused=2),
-        retry=SimpleNamespace(dead={("pay", "orders"): 2}),
+        dead_letters=SimpleNamespace(counts={("pay", "orders"): 2}),
         timers=SimpleNamespace(add_metrics=lambda registry: None),
         transactions=SimpleNamespace(add_metrics=lambda registry: None),
         pop=SimpleNamespace(add_metrics=lambda registry: None),

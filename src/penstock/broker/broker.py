@@ -41,7 +41,8 @@ from penstock.broker.pull import PullHandler
 from penstock.broker.query import QueryHandlers
 from penstock.broker.redirect import Redirects
 from penstock.broker.request_reply import Replies
-from penstock.broker.retry.consumer_retry import Retry
+from penstock.broker.retry.consumer_send_back import ConsumerSendBack
+from penstock.broker.retry.dead_letters import DeadLetters
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
@@ -112,7 +113,8 @@ class Broker:
         self.context = context = build_context(settings, store, address, now_ms, long_polling)
         self.effects = context.effects
         store_host = encode_host(host)
-        self.retry = Retry(context, store_host)
+        self.dead_letters = DeadLetters(context)
+        self._send_back = ConsumerSendBack(context, self.dead_letters, store_host)
         self.timers = Timers(
             settings,
             store,
@@ -124,7 +126,7 @@ class Broker:
         )
         delayed = DelayRedirect(context.delay, self.timers)
         self.transactions = Transactions(context, store_host, delayed)
-        self.pop = Pop(context, self.retry, store_host)
+        self.pop = Pop(context, store_host)
         self.replies = Replies(context, store_host)
         self._assignments = Assignments(
             settings, context.persistence, context.clients, context.groups, context.topics
@@ -133,7 +135,7 @@ class Broker:
             store.writer,
             context.topics,
             Redirects(
-                self.retry,
+                self.dead_letters,
                 self.transactions,
                 delayed,
                 segment_bytes=store.log.segments.segment_bytes,
@@ -167,7 +169,7 @@ class Broker:
             HeartbeatHandlers(settings, clients, groups, topics, context.filters),
             OffsetRequests(store, context.offsets, groups, topics),
             LockRequests(context.locks, groups, topics, effects),
-            self.retry,
+            self._send_back,
             Recall(settings, store, topics, self.timers, context.address),
             self.transactions,
             self.pop,

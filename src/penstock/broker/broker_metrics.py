@@ -177,7 +177,7 @@ def _add_delay(registry: Registry, broker: Broker) -> None:
 
 
 def _dead_letters(broker: Broker) -> Iterator[Sample]:
-    for (group, topic), count in list(broker.retry.dead.items()):
+    for (group, topic), count in list(broker.dead_letters.counts.items()):
         yield (group, topic, _kind_labels(topic, group)[0]), count
 
 

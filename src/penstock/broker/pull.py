@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple, NoReturn
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.filter.filtered_read import Sieve
+from penstock.broker.filter.filtered_read import FilteredReader
 from penstock.broker.filter.filters import TAG, Filter
 from penstock.errors import BadFilter, NoPermission, PenstockError, Refused, TopicNotExist
 from penstock.rpc.answers import Answer, InThread, Reply, Suspend
@@ -102,7 +102,7 @@ class PullHandler:
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._store = context.store
-        self._reader: Reader | Sieve = context.store.reader  # of the last find in the loop
+        self._reader: Reader | FilteredReader = context.store.reader  # of the last find in the loop
 
     def rows(self) -> list[InPlaceRow]:
         return [
@@ -392,11 +392,11 @@ class PullHandler:
         self._context.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
-def through(reader: Reader, wanted: Wanted) -> Reader | Sieve:
+def through(reader: Reader, wanted: Wanted) -> Reader | FilteredReader:
     """A reader that finds only what is wanted."""
     if wanted.filter is not None:
         reader.set_tag_hashes(())
-        return Sieve(reader, wanted.filter)
+        return FilteredReader(reader, wanted.filter)
     # Clients look at the tags themselves, too: without this help they only get more to look at.
     reader.set_tag_hashes(wanted.codes if len(wanted.codes) <= get.CODES_MAX else ())
     return reader

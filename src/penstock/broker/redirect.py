@@ -12,7 +12,7 @@ from typing import Final
 
 from penstock.broker.delay.delay_levels import delay_level
 from penstock.broker.delay.delay_redirect import DelayRedirect, Redirect
-from penstock.broker.retry.consumer_retry import Retry
+from penstock.broker.retry.dead_letters import DeadLetters
 from penstock.broker.transaction.transactions import Transactions
 from penstock.errors import MessageIllegal
 from penstock.wire.codes import (
@@ -31,13 +31,13 @@ class Redirects:
 
     def __init__(
         self,
-        retry: Retry,
+        dead_letters: DeadLetters,
         transactions: Transactions,
         delayed: DelayRedirect,
         *,
         segment_bytes: int,
     ) -> None:
-        self._retry = retry
+        self._dead_letters = dead_letters
         self._transactions = transactions
         self._delayed = delayed
         self._segment_bytes = segment_bytes
@@ -55,7 +55,7 @@ class Redirects:
     ) -> Redirect | None:
         """The redirect of a message, or None. Adds to the properties what delivery needs later."""
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            dead = self._retry.end(topic, properties, reconsumed, times_max, now_ms)
+            dead = self._dead_letters.redirect(topic, properties, reconsumed, times_max, now_ms)
             if dead is not None:
                 return Redirect(dead, _visible(sys_flag))
         if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true":

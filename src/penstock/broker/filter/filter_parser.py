@@ -1,4 +1,4 @@
-"""Reads filters (SQL92 expressions in RocketMQ's dialect) into trees.
+"""Parses filters (SQL92 expressions in RocketMQ's dialect) into trees.
 
     or:         and (OR and)*
     and:        equality (AND equality)*
@@ -7,8 +7,8 @@
                 | [NOT] IN ('text', ...) | [NOT] (CONTAINS | STARTSWITH | ENDSWITH) 'text')*
     unary:      (+ | - | NOT) unary | literal | name | ( or )
 
-NOT binds closer than any comparison. RocketMQ does not look whether anything follows a filter that
-is complete, and so takes `a LIKE 'x'` for `a`; we refuse that, with the place.
+NOT binds more tightly than any comparison. RocketMQ ignores text after a complete filter, and so
+reads `a LIKE 'x'` as `a`. Penstock refuses it with the position.
 """
 
 import re
@@ -27,9 +27,9 @@ from penstock.broker.filter.filter_values import (
 from penstock.errors import BadFilter
 
 CHARS_MAX = 32_768
-"""Longest filter: reading it takes some 50 ms at worst."""
+"""Maximum length of a filter: parsing it takes up to 50 ms."""
 DEPTH_MAX = 50
-"""Deepest nesting."""
+"""Maximum depth of nesting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +46,21 @@ class Property:
 
 @dataclass(frozen=True, slots=True)
 class Negative:
-    of: "Node"
+    operand: "Node"
     depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Truth:
-    """A property as a condition; it is never met, as properties are texts."""
+class PropertyTest:
+    """A property as a condition; it is never true, because properties are strings."""
 
-    of: "Node"
+    operand: "Node"
     depth: int
 
 
 @dataclass(frozen=True, slots=True)
 class Not:
-    of: "Node"
+    operand: "Node"
     depth: int
 
 
@@ -87,29 +87,29 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Among:
-    of: Property
+class InList:
+    operand: Property
     texts: tuple[str, ...]
     negated: bool
     depth: int
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class TextMatch:
     word: str  # CONTAINS, STARTSWITH, ENDSWITH
-    of: "Node"
+    operand: "Node"
     text: str
     negated: bool
     depth: int
 
 
 Node: TypeAlias = (
-    Literal | Property | Negative | Truth | Not | Logic | Equal | Order | Among | Piece
+    Literal | Property | Negative | PropertyTest | Not | Logic | Equal | Order | InList | TextMatch
 )
 
-_PIECES: Final = ("CONTAINS", "STARTSWITH", "ENDSWITH")
+_TEXT_MATCHES: Final = ("CONTAINS", "STARTSWITH", "ENDSWITH")
 _WORDS: Final = frozenset(
-    {"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS", *_PIECES}
+    {"NOT", "AND", "OR", "BETWEEN", "IN", "TRUE", "FALSE", "NULL", "IS", *_TEXT_MATCHES}
 )
 _SIGNS: Final = (">", ">=", "<", "<=")
 _BLANK: Final = r"[ \t\n\r\f]|/\*[^*]*\*(?:\*|[^*/][^*]*\*)*/"
@@ -126,7 +126,7 @@ _TOKEN: Final = re.compile(
 
 
 def parse(text: str) -> Node:
-    """The tree of a filter: something that is true, false or neither. Raises BadFilter."""
+    """The tree of a filter, which is a condition. Raises BadFilter."""
     if len(text) > CHARS_MAX:
         raise BadFilter.over(
             "the filter is too long", figure=len(text), limit=CHARS_MAX, unit="characters"
@@ -135,19 +135,19 @@ def parse(text: str) -> Node:
 
 
 def is_condition(node: Node) -> bool:
-    """Whether a node is true, false or neither, never a number or text."""
+    """Whether a node is true, false or unknown, and not a number or string."""
     if isinstance(node, Literal):
         return node.value is None or type(node.value) is bool
     return not isinstance(node, Property | Negative)
 
 
 class _Parser:
-    """Recursive descent, one token ahead. `kind` is the token's sort, word or sign."""
+    """Recursive descent with one token of lookahead; `_kind` is its class, keyword or sign."""
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._last_break = max(text.rfind("\n"), text.rfind("\r"))
-        self._at = 0  # where the token begins
+        self._at = 0  # start of the token
         self._end = 0
         self._kind = ""
         self._depth = 0
@@ -163,7 +163,7 @@ class _Parser:
     # --- tokens
 
     def _advance(self) -> None:
-        # Without a line break behind it, -- is two signs.
+        # Without a line break after it, -- is two minus signs.
         pattern = _SKIPPED if self._end <= self._last_break else _SKIPPED_IN_LAST_LINE
         skipped = pattern.match(self._text, self._end)
         self._at = self._end if skipped is None else skipped.end()
@@ -174,10 +174,10 @@ class _Parser:
         if token is None:
             self._kind = "?"
             if self._text[self._at] == "'":
-                self._fail("a text has no closing quote")
+                self._fail("a string has no closing quote")
             if self._text.startswith("/*", self._at):
-                self._fail("a comment has no end")
-            self._fail("this character means nothing in a filter")
+                self._fail("a comment is not closed")
+            self._fail("this character is not allowed in a filter")
         self._end = token.end()
         self._kind = token.lastgroup or ""
         if self._kind == "sign":
@@ -185,23 +185,23 @@ class _Parser:
         elif self._kind == "name" and token[0].upper() in _WORDS:
             self._kind = token[0].upper()
 
-    def _take(self, kind: str) -> bool:
-        """Go past the token if it is of this kind."""
+    def _accept(self, kind: str) -> bool:
+        """Advance if the token is of this kind."""
         if self._kind != kind:
             return False
         self._advance()
         return True
 
     def _expect(self, kind: str, what: str = "") -> None:
-        if not self._take(kind):
+        if not self._accept(kind):
             self._fail(f"expected {what or kind}")
 
-    def _take_text(self) -> str:
+    def _text_literal(self) -> str:
         if self._kind != "text":
-            self._fail("expected a text such as 'x'")
-        taken = self._text[self._at + 1 : self._end - 1].replace("''", "'")
+            self._fail("expected a string such as 'x'")
+        text = self._text[self._at + 1 : self._end - 1].replace("''", "'")
         self._advance()
-        return taken
+        return text
 
     def _fail(self, why: str, at: int | None = None) -> NoReturn:
         if at is None:
@@ -211,7 +211,7 @@ class _Parser:
         line = self._text.count("\n", 0, at) + 1
         column = at - self._text.rfind("\n", 0, at)
         place = f"column {column}" if line == 1 else f"line {line}, column {column}"
-        raise BadFilter(f"the filter is wrong at {place}: {why}")
+        raise BadFilter(f"the filter is not valid at {place}: {why}")
 
     # --- the grammar
 
@@ -227,7 +227,7 @@ class _Parser:
         if self._kind != word:
             return node
         parts = [self._condition(node, at)]
-        while self._take(word):
+        while self._accept(word):
             at = self._at
             parts.append(self._condition(operand(), at))
         depth = self._deeper(*parts)
@@ -246,7 +246,7 @@ class _Parser:
                 negated = sign == "<>"
             elif sign == "IS":
                 self._advance()
-                negated = self._take("NOT")
+                negated = self._accept("NOT")
                 self._expect("NULL", "NULL" if negated else "NULL or NOT NULL")
                 right = Literal(None)
             else:
@@ -264,17 +264,17 @@ class _Parser:
                 self._advance()
                 node = self._ordered(sign, node, at, *self._operand())
                 continue
-            negated = self._take("NOT")
+            negated = self._accept("NOT")
             word = self._kind
-            if word in _PIECES:
+            if word in _TEXT_MATCHES:
                 self._advance()
-                node = Piece(word, node, self._take_text(), negated, self._deeper(node))
+                node = TextMatch(word, node, self._text_literal(), negated, self._deeper(node))
             elif word == "BETWEEN":
                 self._advance()
                 node = self._between(node, at, negated)
             elif word == "IN":
                 self._advance()
-                node = self._among(node, at, negated)
+                node = self._in_list(node, at, negated)
             elif negated:
                 self._fail("expected IN, BETWEEN, CONTAINS, STARTSWITH or ENDSWITH after NOT")
             else:
@@ -300,18 +300,18 @@ class _Parser:
             except Incomparable:
                 empty = False
             if empty:
-                self._fail("nothing is BETWEEN a number and a lower one", low_at)
+                self._fail("the lower bound of BETWEEN is above the upper bound", low_at)
         return Logic("AND", (first, last), self._deeper(first, last))
 
-    def _among(self, node: Node, at: int, negated: bool) -> Node:
+    def _in_list(self, node: Node, at: int, negated: bool) -> Node:
         if not isinstance(node, Property):
-            self._fail("IN takes the name of a property on its left", at)
+            self._fail("IN needs the name of a property on its left", at)
         self._expect("(")
-        texts = [self._take_text()]
-        while self._take(","):
-            texts.append(self._take_text())
+        texts = [self._text_literal()]
+        while self._accept(","):
+            texts.append(self._text_literal())
         self._expect(")", "a comma or )")
-        return Among(node, tuple(texts), negated, self._deeper(node))
+        return InList(node, tuple(texts), negated, self._deeper(node))
 
     def _unary(self) -> Node:
         at = self._at
@@ -320,12 +320,12 @@ class _Parser:
         self._depth += 1
         if self._depth > DEPTH_MAX:
             self._too_deep()
-        if self._take("("):
+        if self._accept("("):
             node = self._or()
             self._expect(")", "an operator or )")
-        elif self._take("+"):
+        elif self._accept("+"):
             node = self._unary()
-        elif self._take("-"):
+        elif self._accept("-"):
             node = self._unary()
             node = Negative(node, self._deeper(node))
         else:
@@ -339,9 +339,9 @@ class _Parser:
     def _primary(self) -> Node:
         image, kind, at = self._text[self._at : self._end], self._kind, self._at
         if kind == "text":
-            return Literal(self._take_text())
+            return Literal(self._text_literal())
         if kind not in ("whole", "float", "name", "TRUE", "FALSE", "NULL"):
-            self._fail("expected a name, a number, a text, TRUE, FALSE, NULL, NOT or (")
+            self._fail("expected a name, a number, a string, TRUE, FALSE, NULL, NOT or (")
         self._advance()
         if kind == "whole":
             return Literal(self._whole(image, at))
@@ -363,31 +363,31 @@ class _Parser:
         if number == float("inf"):
             self._fail("the number is above 1.7976931348623157E308", at)
         if number == 0:
-            self._fail("RocketMQ has no such number: write 0 for zero", at)
+            self._fail("RocketMQ does not accept this number: write 0 for zero", at)
         return number
 
-    # --- what may be combined
+    # --- types
 
     def _condition(self, node: Node, at: int) -> Node:
         if isinstance(node, Property):
-            return Truth(node, 1)
+            return PropertyTest(node, 1)
         if not is_condition(node):
-            self._fail("this is neither true nor false", at)
+            self._fail("this is not a condition", at)
         return node
 
     def _ordered(self, sign: str, left: Node, left_at: int, right: Node, right_at: int) -> Node:
         for node, at in ((left, left_at), (right, right_at)):
             if is_condition(node) or (isinstance(node, Literal) and type(node.value) is str):
-                self._fail("only numbers and properties are more or less than others", at)
+                self._fail("only numbers and properties can be compared by < and >", at)
         return Order(sign, left, right, self._deeper(left, right))
 
     def _check_equal(self, left: Node, left_at: int, right: Node, right_at: int) -> None:
         for node, at in ((left, left_at), (right, right_at)):
             if isinstance(node, Literal) and node.value is None:
-                self._fail("nothing equals NULL: write IS NULL", at)
+                self._fail("NULL can't be compared: write IS NULL", at)
         literals = isinstance(left, Literal) and isinstance(right, Literal)
         if literals and is_condition(left) and not is_condition(right):
-            self._fail("this is neither true nor false", right_at)
+            self._fail("this is not a condition", right_at)
 
     def _deeper(self, *parts: Node) -> int:
         depth = 1 + max(part.depth for part in parts)
@@ -396,4 +396,4 @@ class _Parser:
         return depth
 
     def _too_deep(self) -> NoReturn:
-        self._fail(f"more than {DEPTH_MAX} levels are nested here", self._at)
+        self._fail(f"the nesting is deeper than {DEPTH_MAX} levels", self._at)

@@ -1,9 +1,9 @@
-"""Values in filters: how RocketMQ reads numbers out of texts and compares values of two kinds.
+"""Values in filters: RocketMQ's rules for parsing numbers and comparing values of two types.
 
-A property is always a text, and is converted to the kind of what it is compared with. The kinds
-are Java's: a whole number is 32 bits wide where its literal fits (`int` here), else 64 (`Long`).
-What can't be converted raises Incomparable; a message on which a filter raises it does not match,
-whatever the rest of the filter says.
+A property is always a string, and is converted to the type of the value it is compared with. The
+types are Java's: an integer literal has 32 bits if it fits (`int` here), else 64 (`Long`). A value
+that can't be converted raises Incomparable; the message then does not match, whatever the rest of
+the filter says.
 """
 
 import math
@@ -15,7 +15,7 @@ LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
 
 
 class Long(int):
-    """A whole number of 64 bits."""
+    """A 64-bit integer."""
 
     __slots__ = ()
 
@@ -27,7 +27,7 @@ class Incomparable(Exception):  # noqa: N818
     """Two values that can't be compared."""
 
 
-# Any decimal digits of Unicode's first plane, as Java's parsers of whole numbers have it.
+# Any decimal digits of the Basic Multilingual Plane, as in Java's Integer.parseInt.
 _WHOLE: Final = re.compile(r"[+-]?\d+")
 _FLOAT: Final = re.compile(
     r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
@@ -41,14 +41,14 @@ _SHORT = 9
 
 
 def to_int(text: str) -> int:
-    """A whole number of 32 bits."""
+    """A 32-bit integer."""
     if len(text) <= _SHORT and text.isascii() and text.isdigit():
         return int(text)
     return _whole(text, INT_MIN, INT_MAX)
 
 
 def to_long(text: str) -> int:
-    """A whole number of 64 bits."""
+    """A 64-bit integer."""
     return _whole(text, LONG_MIN, LONG_MAX)
 
 
@@ -65,7 +65,7 @@ def _whole(text: str, least: int, most: int) -> int:
 
 
 def to_double(text: str) -> float:
-    """A floating point number as Java writes and reads it."""
+    """A double, as Java parses it."""
     text = text.strip(_SPACE)
     if _FLOAT.fullmatch(text):
         return float(text.rstrip("fFdD") if text[-1] in "fFdD" else text)
@@ -84,9 +84,9 @@ def to_truth(text: str) -> bool:
 
 
 def compare(left: Value, right: Value) -> int:
-    """Below, at or above zero as `left` is less than, equal to or more than `right`.
+    """Negative, zero or positive if `left` is less than, equal to or greater than `right`.
 
-    Kinds that have nothing to do with each other are never equal.
+    Values of unrelated types are never equal.
     """
     if isinstance(left, str):
         if isinstance(right, str):
@@ -106,7 +106,7 @@ def compare(left: Value, right: Value) -> int:
 
 
 def compare_doubles(left: float, right: float) -> int:
-    """By Java's order, in which NaN is above everything and -0.0 below 0.0."""
+    """Compare in Java's order: NaN is greater than everything, and -0.0 is less than 0.0."""
     if left < right:
         return -1
     if left > right:
@@ -125,7 +125,7 @@ def _as_kind_of(model: Value, text: str) -> Value:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Whether two values are equal, and nothing equals nothing; None if only `left` is missing."""
+    """Whether two values are equal; two missing values are. None if only `left` is missing."""
     if left is None:
         return True if right is None else None
     if right is None:
@@ -134,7 +134,7 @@ def equal(left: Value, right: Value) -> bool | None:
 
 
 def order(left: Value, right: Value) -> int | None:
-    """As `compare`, but texts are compared as numbers; None if either is missing."""
+    """Like `compare`, but two strings are compared as numbers; None if either is missing."""
     if left is None or right is None:
         return None
     if type(left) is str and type(right) is str:
@@ -143,7 +143,7 @@ def order(left: Value, right: Value) -> int | None:
 
 
 def negate(value: Value) -> Value:
-    """The number with the other sign; of what is no number nothing is left."""
+    """The negated number; None if the value is not a number."""
     if type(value) is Long:
         return Long(-value)
     if type(value) is int or type(value) is float:

@@ -1,8 +1,7 @@
-"""Reads a queue through a filter: a reader's `find` and `copy_to`, with only what matches.
+"""Filtered read: `find` and `copy_to` of a reader, for the messages that match a filter.
 
-The records have to be looked at, so they are copied out of the log in steps of as many as may still
-be given; those that match are kept. Where nothing is found within the limits the client is told to
-come again at once, behind what was looked at.
+Records are copied out of the log in steps and examined; those that match are kept. If none matches
+within the limits, the client pulls again at once, after the examined messages.
 """
 
 import struct
@@ -15,22 +14,22 @@ from penstock.wire.layout import SIZE_AT
 from penstock.wire.octets import get_i32
 from penstock.wire.output import Output
 
-LOOKS_MAX = 256
-"""Messages looked at by one find in the loop: under a millisecond."""
-LOOKS_IN_POOL_MAX = get.SCAN_ENTRIES_MAX
-LIGHT = 10
-"""Filters of more tests than this may look at fewer messages in one find."""
-LOOK_BYTES_MAX = 1024 * 1024
-"""Bytes of messages looked at by one find, but for the last step."""
+EXAMINED_MAX = 256
+"""Messages that one find examines in the event loop: less than a millisecond."""
+EXAMINED_IN_THREAD_MAX = get.SCAN_ENTRIES_MAX
+CHEAP_TESTS = 10
+"""A filter with more tests than this examines fewer messages per find."""
+EXAMINED_BYTES_MAX = 1024 * 1024
+"""Bytes of messages that one find examines, except in its last step."""
 
 
-class Sieve:
-    """Finds messages that a filter wants; reusable. Results of the last `find` are its fields."""
+class FilteredReader:
+    """Finds messages that match a filter; the fields are the results of the last `find`."""
 
-    def __init__(self, reader: Reader, wanted: Filter) -> None:
+    def __init__(self, reader: Reader, message_filter: Filter) -> None:
         self._reader = reader
-        self._wanted = wanted
-        self._kept: list[bytes] = []
+        self._filter = message_filter
+        self._matching: list[bytes] = []
         self.next_offset = 0
         self.min_offset = 0
         self.max_offset = 0
@@ -46,27 +45,27 @@ class Sieve:
         confirm_offset: int,
         wait: bool = False,
     ) -> int:
-        """As a reader's, with the filter: up to `count_max` matching messages from `offset` on."""
+        """Like `Reader.find`: up to `count_max` matching messages from `offset` on."""
         reader = self._reader
-        self._kept.clear()
+        self._matching.clear()
         self.count = self.total = 0
-        looked = looked_bytes = 0
-        looks_max = LOOKS_IN_POOL_MAX if wait else LOOKS_MAX
-        looks_max = max(1, looks_max * LIGHT // max(LIGHT, self._wanted.weight))
-        while looked < looks_max and looked_bytes < LOOK_BYTES_MAX:
-            step = min(count_max - self.count, looks_max - looked)
+        examined = examined_bytes = 0
+        examined_max = EXAMINED_IN_THREAD_MAX if wait else EXAMINED_MAX
+        examined_max = max(1, examined_max * CHEAP_TESTS // max(CHEAP_TESTS, self._filter.cost))
+        while examined < examined_max and examined_bytes < EXAMINED_BYTES_MAX:
+            step = min(count_max - self.count, examined_max - examined)
             status = reader.find(queue, offset, step, bytes_max - self.total, confirm_offset, wait)
-            if looked == 0:
+            if examined == 0:
                 self.min_offset, self.max_offset = reader.min_offset, reader.max_offset
                 self.next_offset = reader.next_offset
             if status == get.FOUND:
-                status = self._look(bytes_max, wait)
+                status = self._examine(bytes_max, wait)
             if status != get.FOUND:
-                if looked == 0:
+                if examined == 0:
                     return status
-                break  # what was looked at before counts
-            looked += reader.count
-            looked_bytes += reader.total
+                break  # the result of the previous steps is valid
+            examined += reader.count
+            examined_bytes += reader.total
             offset = self.next_offset = reader.next_offset
             full = self.count >= count_max or self.total >= bytes_max
             if full or offset >= self.max_offset:
@@ -74,18 +73,18 @@ class Sieve:
         return get.FOUND if self.count > 0 else get.NO_MATCHED_MESSAGE
 
     def copy_to(self, output: Output, wait: bool = False) -> bool:
-        """Append what was found to `output`."""
+        """Append the matching messages to `output`."""
         output.reserve(self.total)
-        for data in self._kept:
+        for data in self._matching:
             output.view[output.length : output.length + len(data)] = data
             output.length += len(data)
         return True
 
-    def _look(self, bytes_max: int, wait: bool) -> int:
-        """Keep what matches of the reader's find."""
+    def _examine(self, bytes_max: int, wait: bool) -> int:
+        """Examine what the reader found; keep what matches."""
         reader = self._reader
         if self.count > 0 and self.total + reader.total > bytes_max:
-            return get.NO_MATCHED_MESSAGE  # one large message, for the next answer
+            return get.NO_MATCHED_MESSAGE  # one large message, for the next response
         output = Output(max(reader.total, 1))
         if not reader.copy_to(output, wait):
             return get.MESSAGE_WAS_REMOVING if wait else get.COLD
@@ -93,16 +92,16 @@ class Sieve:
         for _ in range(reader.count):
             size = get_i32(data, at + SIZE_AT) if at + 4 <= len(data) else 0
             if size <= 0:
-                break  # a damaged record: where the next begins is not known
-            if self._is_wanted(data, at):
-                self._kept.append(data[at : at + size])
+                break  # a damaged record: the start of the next one is unknown
+            if self._matches(data, at):
+                self._matching.append(data[at : at + size])
                 self.count += 1
                 self.total += size
             at += size
         return get.FOUND
 
-    def _is_wanted(self, data: bytes, at: int) -> bool:
+    def _matches(self, data: bytes, at: int) -> bool:
         try:
-            return self._wanted.matches_record(data, at)
-        except (struct.error, IndexError):  # damaged: the client shall see it, as without a filter
+            return self._filter.matches_record(data, at)
+        except (struct.error, IndexError):  # damaged: delivered, as without a filter
             return True

@@ -1,14 +1,14 @@
-"""Filters by properties: expressions compiled once, then asked about every message.
+"""Filters by properties: expressions are compiled once and evaluated for each message.
 
-A compiled filter is a tree of closures over the values of the properties it names, which answer
-true, false or None: neither, as in SQL. It reads only those properties out of a record, and takes
-them as they are stored: texts, the system's (`TAGS`, `KEYS`, `UNIQ_KEY` ...) like the users'.
+A compiled filter is a tree of closures over the values of its properties. They return true, false
+or None (unknown, as in SQL). Only the named properties are read from a record. They are strings,
+system properties (`TAGS`, `KEYS`, `UNIQ_KEY` ...) like those of users.
 
-The rules are RocketMQ's, oddities included (docs/filters.md):
+The rules are RocketMQ's, including its peculiarities (docs/filters.md):
 
-* a missing or empty property makes comparisons and IN neither true nor false, and pieces of texts
-  (CONTAINS ...) false; two missing ones are equal;
-* a text that can't be converted for a comparison ends the whole evaluation: no match.
+* a missing or empty property makes comparisons and IN unknown, and CONTAINS, STARTSWITH and
+  ENDSWITH false; two missing properties are equal;
+* a string that can't be converted for a comparison ends the whole evaluation: no match.
 """
 
 import operator
@@ -17,17 +17,17 @@ from collections.abc import Callable, Sequence
 from typing import Final, TypeAlias
 
 from penstock.broker.filter.filter_parser import (
-    Among,
     Equal,
+    InList,
     Literal,
     Logic,
     Negative,
     Node,
     Not,
     Order,
-    Piece,
     Property,
-    Truth,
+    PropertyTest,
+    TextMatch,
     is_condition,
     parse,
 )
@@ -47,14 +47,14 @@ from penstock.wire import layout
 from penstock.wire.message import decode_properties
 
 TAG, SQL92 = "TAG", "SQL92"
-"""The types of filters."""
+"""Types of filters."""
 COMPILED_MAX = 1_024
-"""Filters that are kept compiled; each takes some kilobytes."""
+"""Compiled filters in the cache; each takes a few kilobytes."""
 COMPILED_CHARS_MAX = 4 * 1024 * 1024
-"""Characters of all filters that are kept compiled."""
+"""Characters of all filters in the cache."""
 
 _FETCHES_MAX = 6
-"""From this many names on it is quicker to read all properties of a record."""
+"""From this many properties on it is faster to decode all properties of a record."""
 
 Values: TypeAlias = Sequence[str | None]
 Test: TypeAlias = Callable[[Values], bool | None]
@@ -67,19 +67,19 @@ _U16: Final = struct.Struct(">H").unpack_from
 class Filter:
     """A compiled filter."""
 
-    __slots__ = ("_keys", "_names", "_test", "expression", "weight")
+    __slots__ = ("_keys", "_names", "_test", "cost", "expression")
 
     def __init__(self, expression: str) -> None:
-        """Raises BadFilter with the place of what is wrong."""
+        """Raises BadFilter with the position of the error."""
         self.expression = expression
         compiler = _Compiler()
         self._test = compiler.test(parse(expression))
-        self.weight = compiler.tests  # one costs some 0.2 µs per message
+        self.cost = compiler.tests  # each test costs about 0.2 µs per message
         self._names = tuple(compiler.slots)
         self._keys = tuple(b"\x02" + name.encode() + b"\x01" for name in self._names)
 
     def matches(self, properties: bytes) -> bool:
-        """Whether a message with these properties, as they are stored, is wanted."""
+        """Whether a message with these stored properties matches."""
         if len(self._keys) < _FETCHES_MAX:
             framed = b"\x02" + properties + b"\x02"
             values: Values = [_fetch(framed, key) for key in self._keys]
@@ -92,12 +92,12 @@ class Filter:
             return False
 
     def matches_record(self, data: bytes, at: int) -> bool:
-        """Whether the message whose record begins at `at` is wanted."""
+        """Whether the message whose record starts at `at` matches."""
         return self.matches(record_properties(data, at))
 
 
 class Filters:
-    """Compiled filters by their expressions, those used last."""
+    """A cache of compiled filters by expression, least recently used first."""
 
     def __init__(self) -> None:
         self._compiled: dict[str, Filter] = {}
@@ -112,7 +112,7 @@ class Filters:
         if known is None:
             known = Filter(expression)
             self._chars += len(expression)
-        self._compiled[expression] = known  # to the end of the row
+        self._compiled[expression] = known  # moves to the end
         while len(self._compiled) > COMPILED_MAX or self._chars > COMPILED_CHARS_MAX:
             oldest = next(iter(self._compiled))
             del self._compiled[oldest]
@@ -121,18 +121,18 @@ class Filters:
 
     @staticmethod
     def check_kind(kind: str, by_properties: bool) -> None:
-        """Refuse types of filters that are not known, or switched off."""
+        """Refuse types of filters that are unknown or disabled."""
         if not by_properties:
             raise Refused(
                 f"The broker does not support consumer to filter message by {kind}",
-                hint="filters by properties are switched off (property_filter)",
+                hint="filters by properties are disabled (property_filter)",
             )
         if kind != SQL92:
-            raise BadFilter(f"there are no filters of the type {kind}", hint="use TAG or SQL92")
+            raise BadFilter(f"the filter type {kind} is unknown", hint="use TAG or SQL92")
 
 
 def record_properties(data: bytes, at: int) -> bytes:
-    """The properties, still encoded, of the record that begins at `at`."""
+    """The encoded properties of the record that starts at `at`."""
     body_at = at + layout.body_at(_I32(data, at + layout.SYS_FLAG_AT)[0])
     topic = body_at + _I32(data, body_at - layout.BODY_LENGTH_BEFORE_BODY)[0]
     if _I32(data, at + layout.MAGIC_AT)[0] == layout.MAGIC_V2:
@@ -144,7 +144,7 @@ def record_properties(data: bytes, at: int) -> bytes:
 
 
 def _fetch(framed: bytes, key: bytes) -> str | None:
-    """A property's value; of several the last that is not empty."""
+    """The value of a property; if it occurs several times, the last one that is not empty."""
     end = len(framed)
     while (at := framed.rfind(key, 0, end)) >= 0:
         start = at + len(key)
@@ -156,42 +156,42 @@ def _fetch(framed: bytes, key: bytes) -> str | None:
 
 
 class _Compiler:
-    """Makes closures of nodes. `slots` has the place of each property among the values."""
+    """Compiles nodes to closures; `slots` has the index of each property in the values."""
 
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}
         self.tests = 0
 
     def test(self, node: Node) -> Test:
-        """What a condition says."""
+        """A closure that evaluates a condition."""
         self.tests += 1
         match node:
             case Literal(None | True | False as value):
                 return lambda values: value
-            case Truth(of):
-                return _truth(self.term(of))
-            case Not(of):
-                return _inverse(self.test(of))
+            case PropertyTest(operand):
+                return _truth(self.term(operand))
+            case Not(operand):
+                return _inverse(self.test(operand))
             case Logic(word, parts):
                 return (_all if word == "AND" else _any)([self.test(part) for part in parts])
             case Equal():
                 return self._equal(node)
             case Order():
                 return self._order(node)
-            case Among(of, texts, negated):
-                return _among(self._slot(of), frozenset(texts), negated)
-            case Piece(word, of, text, negated):
-                return _piece(word, self.term(of), text, negated)
+            case InList(operand, texts, negated):
+                return _in_list(self._slot(operand), frozenset(texts), negated)
+            case TextMatch(word, operand, text, negated):
+                return _text_match(word, self.term(operand), text, negated)
             case _:
-                raise TypeError(f"{node} is no condition")
+                raise TypeError(f"{node} is not a condition")
 
     def term(self, node: Node) -> Term:
-        """What a node is worth."""
+        """A closure that evaluates a value."""
         match node:
             case Property():
                 return operator.itemgetter(self._slot(node))
-            case Negative(of):
-                return _negative(self.term(of))
+            case Negative(operand):
+                return _negative(self.term(operand))
             case Literal(value):
                 return lambda values: value
             case _:
@@ -228,7 +228,7 @@ _SIGNS: Final[dict[str, Sign]] = {
     "<": operator.lt,
     "<=": operator.le,
 }
-# NaN on the left is above every number.
+# NaN on the left is greater than every number.
 _DOUBLE_SIGNS: Final[dict[str, Sign]] = {
     **_SIGNS,
     ">": lambda x, y: not x <= y,
@@ -237,9 +237,9 @@ _DOUBLE_SIGNS: Final[dict[str, Sign]] = {
 
 
 def _number(node: Node) -> int | Long | float | None:
-    """The number that a literal, perhaps with signs, stands for."""
+    """The number of a literal, possibly with signs; None for other nodes."""
     if isinstance(node, Negative):
-        number = _number(node.of)
+        number = _number(node.operand)
         return None if number is None else negate(number)  # type: ignore[return-value]
     if isinstance(node, Literal) and not is_condition(node) and type(node.value) is not str:
         return node.value  # type: ignore[return-value]
@@ -247,7 +247,7 @@ def _number(node: Node) -> int | Long | float | None:
 
 
 def _ordered(sign: Sign, slot: int, number: int | Long | float) -> Test:
-    """A property beside a number: what filters mostly are."""
+    """Compare a property with a number: the most frequent test."""
     convert: Callable[[str], float] = to_int
     if type(number) is float:
         convert = to_double
@@ -286,7 +286,7 @@ def _missing(term: Term) -> Test:
 
 
 def _truth(term: Term) -> Test:
-    """A property as a condition: a text is not the value true, not even 'true'."""
+    """A property as a condition: a string is never true, not even 'true'."""
     return lambda values: None if term(values) is None else False
 
 
@@ -330,7 +330,7 @@ def _any(parts: Sequence[Test]) -> Test:
     return test
 
 
-def _among(slot: int, texts: frozenset[str], negated: bool) -> Test:
+def _in_list(slot: int, texts: frozenset[str], negated: bool) -> Test:
     def test(values: Values) -> bool | None:
         text = values[slot]
         return None if text is None else (text in texts) is not negated
@@ -338,18 +338,18 @@ def _among(slot: int, texts: frozenset[str], negated: bool) -> Test:
     return test
 
 
-_PIECES: Final[dict[str, Callable[[str, str], bool]]] = {
+_TEXT_MATCHES: Final[dict[str, Callable[[str, str], bool]]] = {
     "CONTAINS": operator.contains,
     "STARTSWITH": str.startswith,
     "ENDSWITH": str.endswith,
 }
 
 
-def _piece(word: str, term: Term, piece: str, negated: bool) -> Test:
-    has = _PIECES[word]
+def _text_match(word: str, term: Term, part_text: str, negated: bool) -> Test:
+    has = _TEXT_MATCHES[word]
 
     def test(values: Values) -> bool | None:
         text = term(values)
-        return type(text) is str and piece != "" and has(text, piece) is not negated
+        return type(text) is str and part_text != "" and has(text, part_text) is not negated
 
     return test

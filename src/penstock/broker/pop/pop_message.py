@@ -37,7 +37,6 @@ from penstock.broker.pop.pop_request import LateRequest, PopRequest, PopRequestR
 from penstock.broker.pop.revive import Revive
 from penstock.broker.pop.revive_log import ReviveLog
 from penstock.broker.pull import SubscriptionError
-from penstock.broker.retry.consumer_retry import Retry
 from penstock.errors import NoPermission, PenstockError, SystemBusy
 from penstock.metrics import Registry
 from penstock.rpc.answers import Answer, InThread, PersistentTable, Reply, Suspend, TickAt
@@ -77,7 +76,7 @@ class PopResult:
 class Pop:
     """POP of a broker; `host` is the broker's address as stored in messages."""
 
-    def __init__(self, context: BrokerContext, retry: Retry, host: bytes) -> None:
+    def __init__(self, context: BrokerContext, host: bytes) -> None:
         self._context = context
         self._store = context.store
         self._order = OrderedPops()

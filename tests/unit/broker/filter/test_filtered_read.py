@@ -1,4 +1,4 @@
-"""Pulls through filters: what is given, where to go on, who is woken."""
+"""Pulls with filters: which messages are returned, the next offset, and wake-ups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -47,14 +47,14 @@ def given(answer: Answer) -> list[int]:
 
 
 def place(answer: Answer) -> tuple[int, int]:
-    """Response code and where to go on."""
+    """Response code and next offset."""
     assert isinstance(answer, Reply)
     assert answer.ext is not None
     return answer.code, int(answer.ext["nextBeginOffset"])
 
 
 def all_matching(env: BrokerFixture, expression: str, **ext: object) -> list[int]:
-    """What a client gets that goes on until the end."""
+    """All messages that a client receives until the end of the queue."""
     found: list[int] = []
     offset, end = 0, 1
     while offset < end:
@@ -76,21 +76,21 @@ def subscription(expression: str, version: int = 1) -> SubscriptionData:
     )
 
 
-def test_only_matching_messages_are_given(env: BrokerFixture) -> None:
+def test_only_matching_messages_are_returned(env: BrokerFixture) -> None:
     fill(env, 10)
     answer = pull(env, 2, "n BETWEEN 1 AND 4")
     assert given(answer) == [2, 3, 4]
     assert place(answer) == (FOUND, 10), "what was looked at is not looked at again"
 
 
-def test_no_more_than_asked_for_are_given(env: BrokerFixture) -> None:
+def test_no_more_messages_than_requested_are_returned(env: BrokerFixture) -> None:
     fill(env, 10)
     answer = pull(env, 0, "n >= 3", maxMsgNums=2)
     assert given(answer) == [3, 4]
     assert place(answer) == (FOUND, 5)
 
 
-def test_bytes_are_limited_but_one_message_always_passes(env: BrokerFixture) -> None:
+def test_bytes_are_limited_except_for_one_message(env: BrokerFixture) -> None:
     for number in range(4):
         env.send(body=b"x" * 1000, properties={"n": str(number)})
     answer = pull(env, 0, "n >= 0", maxMsgBytes=2500)
@@ -101,24 +101,24 @@ def test_bytes_are_limited_but_one_message_always_passes(env: BrokerFixture) -> 
     assert place(answer) == (FOUND, 3)
 
 
-def test_a_rare_match_does_not_hold_up_others(env: BrokerFixture) -> None:
-    fill(env, filtered_read.LOOKS_MAX + 50)
+def test_a_rare_match_does_not_block_the_event_loop(env: BrokerFixture) -> None:
+    fill(env, filtered_read.EXAMINED_MAX + 50)
     answer = pull(env, 0, "n = 300")
-    assert place(answer) == (AGAIN, filtered_read.LOOKS_MAX)
-    assert given(pull(env, filtered_read.LOOKS_MAX, "n = 300")) == [300]
+    assert place(answer) == (AGAIN, filtered_read.EXAMINED_MAX)
+    assert given(pull(env, filtered_read.EXAMINED_MAX, "n = 300")) == [300]
 
 
-def test_a_heavy_filter_looks_at_fewer_messages_in_a_turn(env: BrokerFixture) -> None:
+def test_an_expensive_filter_examines_fewer_messages_per_find(env: BrokerFixture) -> None:
     fill(env, 50)
     heavy = " OR ".join(f"n = {number}" for number in range(1000, 1999))
     assert place(pull(env, 0, heavy)) == (AGAIN, 2)
     assert all_matching(env, f"{heavy} OR n = 40") == [40]
 
 
-def test_large_messages_are_looked_at_in_turns(
+def test_large_messages_are_examined_in_several_finds(
     env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filtered_read, "LOOK_BYTES_MAX", 3000)
+    monkeypatch.setattr(filtered_read, "EXAMINED_BYTES_MAX", 3000)
     for _ in range(10):
         env.send(body=b"x" * 1000)
     assert place(pull(env, 0, "n = 1", maxMsgNums=1)) == (AGAIN, 3)
@@ -126,13 +126,13 @@ def test_large_messages_are_looked_at_in_turns(
 
 @pytest.mark.parametrize("count", [1, 7, 32, 1000])
 @pytest.mark.parametrize("size", [10, 700, 100_000])
-def test_nothing_is_left_out_in_any_step(env: BrokerFixture, count: int, size: int) -> None:
+def test_no_step_skips_a_match(env: BrokerFixture, count: int, size: int) -> None:
     fill(env, 500)
     found = all_matching(env, "n = 7 OR n BETWEEN 100 AND 130", maxMsgNums=count, maxMsgBytes=size)
     assert found == [7, *range(100, 131)]
 
 
-def test_old_messages_are_filtered_in_the_pool(tmp_path: Path) -> None:
+def test_cold_messages_are_filtered_in_the_thread_pool(tmp_path: Path) -> None:
     with broker_fixture(tmp_path / "store") as env:
         create_topic(env)
         fill(env, 900)
@@ -144,7 +144,7 @@ def test_old_messages_are_filtered_in_the_pool(tmp_path: Path) -> None:
         assert all_matching(env, "n > 890") == list(range(891, 900))
 
 
-def test_the_subscription_of_the_heartbeat_filters(env: BrokerFixture) -> None:
+def test_the_subscription_of_the_heartbeat_is_applied(env: BrokerFixture) -> None:
     fill(env, 10)
     env.heartbeat(subscription("n < 2"))
     assert given(env.pull(0, flags=0, subVersion=1)) == [0, 1]
@@ -154,7 +154,7 @@ def test_the_subscription_of_the_heartbeat_filters(env: BrokerFixture) -> None:
     assert given(env.pull(0, flags=0, subVersion=2)) == [8, 9]
 
 
-def test_a_held_pull_wakes_only_for_matching_messages(env: BrokerFixture) -> None:
+def test_a_suspended_pull_is_woken_only_by_matching_messages(env: BrokerFixture) -> None:
     assert isinstance(pull(env, 0, "n = 3", flags=6), Suspend)
     fill(env, 3)
     assert env.woken == []
@@ -164,14 +164,16 @@ def test_a_held_pull_wakes_only_for_matching_messages(env: BrokerFixture) -> Non
     assert place(env.woken[0]) == (FOUND, 5)
 
 
-def test_a_held_pull_that_nothing_matches_ends_behind_what_came(env: BrokerFixture) -> None:
+def test_a_suspended_pull_without_a_match_ends_after_the_examined_messages(
+    env: BrokerFixture,
+) -> None:
     pull(env, 0, "n = 9", flags=6)
     fill(env, 3)
     env.tick(15_000)
     assert place(env.woken[0])[1] == 3
 
 
-def test_a_bad_filter_is_refused_with_its_place(env: BrokerFixture) -> None:
+def test_an_invalid_filter_is_refused_with_its_position(env: BrokerFixture) -> None:
     fill(env, 1)
     answer = pull(env, 0, "n > > 1")
     assert isinstance(answer, Reply)
@@ -186,7 +188,7 @@ def test_a_bad_filter_is_refused_with_its_place(env: BrokerFixture) -> None:
     assert "column 5" in (answer.remark or "")
 
 
-def test_filters_are_switched_off_while_running(env: BrokerFixture) -> None:
+def test_filters_can_be_disabled_at_run_time(env: BrokerFixture) -> None:
     fill(env, 1)
     env.live.change({"enablePropertyFilter": "false"})
     answer = pull(env, 0, "n = 0")

@@ -1,4 +1,4 @@
-"""What compiled filters match: against a plain evaluator, and by RocketMQ's odd rules."""
+"""Compiled filters against a simple evaluator, and RocketMQ's special rules."""
 
 import math
 from decimal import Decimal
@@ -71,8 +71,11 @@ def decide(tree: Tree, properties: Properties) -> bool | None:
             if ordered is None:
                 return None
             return {
-                "<": ordered < 0, "<=": ordered <= 0, ">": ordered > 0, ">=": ordered >= 0,
-            }[sign]  # fmt: skip
+                "<": ordered < 0,
+                "<=": ordered <= 0,
+                ">": ordered > 0,
+                ">=": ordered >= 0,
+            }[sign]
         case ("in", ("property", name), texts, negated):
             text = properties.get(name)
             return None if not text else (text not in texts) if negated else (text in texts)
@@ -189,14 +192,19 @@ def conditions() -> st.SearchStrategy[Tree]:
         *(both(sign, signed, signed) for sign in ("<", "<=", ">", ">=")),
         st.tuples(st.just("null"), signed | texts),
         st.tuples(
-            st.just("in"), properties_named,
-            st.lists(st.sampled_from(TEXTS), min_size=1, max_size=6), st.booleans(),
-        ),
-        st.tuples(
-            st.just("piece"), pieces, properties_named | texts | signed, st.sampled_from(TEXTS),
+            st.just("in"),
+            properties_named,
+            st.lists(st.sampled_from(TEXTS), min_size=1, max_size=6),
             st.booleans(),
         ),
-    )  # fmt: skip
+        st.tuples(
+            st.just("piece"),
+            pieces,
+            properties_named | texts | signed,
+            st.sampled_from(TEXTS),
+            st.booleans(),
+        ),
+    )
     return st.recursive(
         leaves,
         lambda inner: st.one_of(
@@ -288,11 +296,11 @@ def matches(expression: str, **properties: str) -> bool:
         ("a > 0.5", {"a": "0x1p2000d"}, True),
     ],
 )
-def test_rules(expression: str, properties: Properties, expected: bool) -> None:
+def test_rules_of_rocketmq(expression: str, properties: Properties, expected: bool) -> None:
     assert matches(expression, **properties) is expected
 
 
-def test_the_last_of_several_values_counts_and_empty_ones_do_not() -> None:
+def test_the_last_value_that_is_not_empty_is_used() -> None:
     wanted = Filter("a = '2'")
     assert wanted.matches(b"a\x011\x02a\x012\x02")
     assert not wanted.matches(b"a\x012\x02a\x011\x02")
@@ -303,7 +311,7 @@ def test_the_last_of_several_values_counts_and_empty_ones_do_not() -> None:
     assert Filter("a IS NULL").matches(b"")
 
 
-def test_many_names_are_read_at_once() -> None:
+def test_many_properties_are_decoded_at_once() -> None:
     names = [f"n{number}" for number in range(20)]
     wanted = Filter(" AND ".join(f"{name} = '{name}'" for name in names))
     assert wanted.matches(encode_properties({name: name for name in names}))

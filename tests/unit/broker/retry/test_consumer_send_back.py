@@ -1,4 +1,4 @@
-"""Retry and dead letters: messages handed back by consumers, and those they send themselves."""
+"""Retry and dead letters: messages that consumers send back by offset or by a send."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from penstock.broker.retry.consumer_retry import group_of
+from penstock.broker.retry.dead_letters import group_of
 from penstock.config import Settings, delays_ms
 from penstock.errors import DiskFull, MessageIllegal, PenstockError
 from penstock.rpc.answers import EncodedReply, InThread, Reply
@@ -34,18 +34,22 @@ def env(tmp_path: Path) -> Iterator[BrokerFixture]:
         yield made
 
 
-def hand_back(
+def send_back_by_offset(
     env: BrokerFixture, message: StoredMessage, level: int = 0, *, version: int = 493, **ext: Any
 ) -> Reply:
     fields = {
-        "offset": message.physical_offset, "group": "G", "delayLevel": level,
-        "originMsgId": message.message_id, "originTopic": message.topic, **ext,
-    }  # fmt: skip
+        "offset": message.physical_offset,
+        "group": "G",
+        "delayLevel": level,
+        "originMsgId": message.message_id,
+        "originTopic": message.topic,
+        **ext,
+    }
     named = {name: str(value) for name, value in fields.items() if value is not None}
     code = RequestCode.CONSUMER_SEND_MSG_BACK
     try:
         answer = env.frame(encode(code, named, opaque=7, version=version))
-    except PenstockError as error:  # of work that was done in the pool
+    except PenstockError as error:  # of work in the thread pool
         answer = refusal(error)
     env.store.publish()
     assert isinstance(answer, Reply)
@@ -61,9 +65,9 @@ def send(env: BrokerFixture, **rest: Any) -> StoredMessage:
     return stored(env)[-1]
 
 
-def test_a_message_handed_back_comes_again_later(env: BrokerFixture) -> None:
+def test_a_message_sent_back_is_delivered_again(env: BrokerFixture) -> None:
     message = send(env, body=b"hard", tag="vip", properties={"k": "v"})
-    answer = hand_back(env, message)
+    answer = send_back_by_offset(env, message)
     assert (answer.code, answer.remark, answer.body) == (0, None, b"")
     (parked,) = stored(env, SCHEDULE, 2)
     advance(env, LEVELS_MS[2] - 1)
@@ -80,19 +84,19 @@ def test_a_message_handed_back_comes_again_later(env: BrokerFixture) -> None:
     assert again.properties == parked.properties
 
 
-def test_sixteen_times_and_then_to_the_dead_letters(env: BrokerFixture) -> None:
+def test_after_sixteen_retries_a_message_is_a_dead_letter(env: BrokerFixture) -> None:
     message = send(env, body=b"hopeless")
     origin = message.offset_id
     for times in range(16):
         sent_ms = env.now_ms
-        assert hand_back(env, message, maxReconsumeTimes=16).code == 0
+        assert send_back_by_offset(env, message, maxReconsumeTimes=16).code == 0
         env.tick(LEVELS_MS[2 + times] - 1)
         assert len(stored(env, RETRY)) == times
         env.tick(1)
         message = stored(env, RETRY)[-1]
         assert message.reconsume_times == times + 1
         assert message.store_ms == sent_ms + LEVELS_MS[2 + times]
-    assert hand_back(env, message, maxReconsumeTimes=16).code == 0
+    assert send_back_by_offset(env, message, maxReconsumeTimes=16).code == 0
     (dead,) = stored(env, DEAD)
     assert dead.body == b"hopeless"
     assert dead.reconsume_times == 17
@@ -102,64 +106,68 @@ def test_sixteen_times_and_then_to_the_dead_letters(env: BrokerFixture) -> None:
     config = env.context.topics.get(DEAD)
     assert config is not None
     assert (config.read_queue_nums, config.write_queue_nums, config.perm) == (1, 1, 6)
-    assert env.broker.retry.dead == {("G", "T"): 1}
+    assert env.broker.dead_letters.counts == {("G", "T"): 1}
 
 
-def test_beyond_the_last_level_retries_stay_there(env: BrokerFixture) -> None:
+def test_later_retries_use_the_last_level(env: BrokerFixture) -> None:
     group(env, retry_max_times=100)
     message = send(env)
     env.send("%RETRY%G", body=b"old", properties={"RETRY_TOPIC": "T"})
-    assert hand_back(env, message, level=40).code == 0
+    assert send_back_by_offset(env, message, level=40).code == 0
     assert len(stored(env, SCHEDULE, 17)) == 1
 
 
 @pytest.mark.parametrize(
     ("of_group", "of_client", "version", "dead"),
     [
-        (16, None, 493, False), (0, None, 493, True), (16, 0, 493, True), (0, 5, 493, False),
-        (16, 0, OLD, False), (0, 5, OLD, True),
+        (16, None, 493, False),
+        (0, None, 493, True),
+        (16, 0, 493, True),
+        (0, 5, 493, False),
+        (16, 0, OLD, False),
+        (0, 5, OLD, True),
     ],
-)  # fmt: skip
-def test_the_client_says_how_often_where_it_may(
+)
+def test_the_client_may_limit_the_retries(
     env: BrokerFixture, of_group: int, of_client: int | None, version: int, dead: bool
 ) -> None:
     group(env, retry_max_times=of_group)
     message = send(env)
-    assert hand_back(env, message, version=version, maxReconsumeTimes=of_client).code == 0
+    assert send_back_by_offset(env, message, version=version, maxReconsumeTimes=of_client).code == 0
     assert len(stored(env, DEAD)) == dead
     assert len(stored(env, SCHEDULE, 2)) == (not dead)
 
 
-def test_a_negative_level_means_never_again(env: BrokerFixture) -> None:
-    assert hand_back(env, send(env), level=-1).code == 0
+def test_a_negative_level_makes_a_dead_letter(env: BrokerFixture) -> None:
+    assert send_back_by_offset(env, send(env), level=-1).code == 0
     assert len(stored(env, DEAD)) == 1
 
 
-def test_a_level_of_the_client_counts(env: BrokerFixture) -> None:
-    assert hand_back(env, send(env), level=5).code == 0
+def test_a_level_of_the_client_is_used(env: BrokerFixture) -> None:
+    assert send_back_by_offset(env, send(env), level=5).code == 0
     (parked,) = stored(env, SCHEDULE, 4)
     assert parked.properties["DELAY"] == "5"
 
 
-def test_a_group_without_retry_queues_gets_nothing_again(env: BrokerFixture) -> None:
+def test_a_group_without_retry_queues_has_no_retries(env: BrokerFixture) -> None:
     group(env, retry_queue_nums=0)
     end = env.store.log.end
     message = send(env)
     end = env.store.log.end
-    assert hand_back(env, message).code == 0
+    assert send_back_by_offset(env, message).code == 0
     assert env.store.log.end == end
 
 
-def test_retries_are_spread_over_the_queues_that_exist(env: BrokerFixture) -> None:
+def test_retries_are_spread_over_the_existing_queues(env: BrokerFixture) -> None:
     group(env, retry_queue_nums=3)
     message = send(env)
     for _ in range(6):
-        hand_back(env, message, level=1)
+        send_back_by_offset(env, message, level=1)
     advance(env, 2000)
     assert [len(stored(env, RETRY, queue)) for queue in range(3)] == [2, 2, 2]
     group(env, retry_queue_nums=9)  # the topic keeps its three
     for _ in range(6):
-        hand_back(env, message, level=1)
+        send_back_by_offset(env, message, level=1)
     advance(env, 2000)
     assert [len(stored(env, RETRY, queue)) for queue in range(3)] == [4, 4, 4]
 
@@ -172,32 +180,35 @@ def test_retries_are_spread_over_the_queues_that_exist(env: BrokerFixture) -> No
         (SCHEDULE, {"DELAY": "1"}),
     ],
 )
-def test_what_nobody_was_given_can_not_be_handed_back(
+def test_an_undelivered_message_can_not_be_sent_back(
     env: BrokerFixture, topic: str, properties: dict[str, str]
 ) -> None:
     assert env.send(properties=properties).code == 0
     (parked,) = stored(env, topic)
-    answer = hand_back(env, parked, -1)
-    assert (answer.code, "still waits" in (answer.remark or "")) == (1, True)
+    answer = send_back_by_offset(env, parked, -1)
+    assert (answer.code, "not delivered yet" in (answer.remark or "")) == (1, True)
     assert stored(env, DEAD) == []
 
 
-def test_refusals(env: BrokerFixture) -> None:
+def test_invalid_requests_are_refused(env: BrokerFixture) -> None:
     message = send(env)
-    answer = hand_back(env, message, offset=1)
+    answer = send_back_by_offset(env, message, offset=1)
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "look message by offset failed, 1" in (answer.remark or "")
     for missing in ({"offset": None}, {"group": None}, {"delayLevel": None}):
-        assert hand_back(env, message, 0, version=493, **missing).code == 29
+        assert send_back_by_offset(env, message, 0, version=493, **missing).code == 29
     set_broker(env, auto_create_groups=False)
-    assert hand_back(env, message, group="H").code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    assert (
+        send_back_by_offset(env, message, group="H").code
+        == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
+    )
     set_broker(env, permission=4)
-    assert hand_back(env, message).code == ResponseCode.NO_PERMISSION
+    assert send_back_by_offset(env, message).code == ResponseCode.NO_PERMISSION
     set_broker(env, permission=6)
     config = env.context.topics.get(RETRY)
     assert config is not None
     env.context.topics.put(msgspec.structs.replace(config, perm=4), env.now_ms)
-    assert hand_back(env, message).code == ResponseCode.NO_PERMISSION
+    assert send_back_by_offset(env, message).code == ResponseCode.NO_PERMISSION
 
 
 def set_broker(env: BrokerFixture, **fields: Any) -> None:
@@ -206,23 +217,23 @@ def set_broker(env: BrokerFixture, **fields: Any) -> None:
     env.live.current = msgspec.structs.replace(current, broker=broker)
 
 
-def test_a_store_that_refuses_is_said(env: BrokerFixture) -> None:
+def test_a_refusal_of_the_store_is_reported(env: BrokerFixture) -> None:
     message = send(env)
     env.store.writer.refusal = DiskFull("full")
-    assert hand_back(env, message).code == ResponseCode.SERVICE_NOT_AVAILABLE
+    assert send_back_by_offset(env, message).code == ResponseCode.SERVICE_NOT_AVAILABLE
 
 
 def test_a_message_that_grows_too_long_is_refused(env: BrokerFixture) -> None:
     message = send(env, body=b"x" * (SEGMENT_BYTES - 300))
     end = env.store.log.end
-    assert hand_back(env, message).code == ResponseCode.MESSAGE_ILLEGAL
+    assert send_back_by_offset(env, message).code == ResponseCode.MESSAGE_ILLEGAL
     assert env.store.log.end == end
 
 
-def test_tools_see_what_was_handed_back(env: BrokerFixture) -> None:
+def test_statistics_count_messages_sent_back(env: BrokerFixture) -> None:
     message = send(env)
     for _ in range(2):
-        hand_back(env, message, level=1)
+        send_back_by_offset(env, message, level=1)
     for _ in range(3):
         env.tick(10_000)
     ext = {"statsName": "SNDBCK_PUT_NUMS", "statsKey": "T@G"}
@@ -234,7 +245,7 @@ def test_tools_see_what_was_handed_back(env: BrokerFixture) -> None:
     assert env.ask(RequestCode.VIEW_BROKER_STATS_DATA, ext).code != 0
 
 
-def test_under_sync_flush_the_answer_waits_for_the_disk(tmp_path: Path) -> None:
+def test_under_sync_flush_the_response_waits_for_the_flush(tmp_path: Path) -> None:
     with broker_fixture(tmp_path, Settings(store=small_config(sync_flush=True))) as env:
         env.send()
         env.store.publish()
@@ -269,10 +280,18 @@ def send_back(
 ) -> Reply:
     named = {"UNIQ_KEY": "u", "RETRY_TOPIC": "T", **props}
     ext = {
-        "a": "CLIENT_INNER_PRODUCER", "b": RETRY, "c": "TBW102", "d": "4", "e": "0", "f": "0",
-        "g": str(env.now_ms), "h": "0", "j": str(reconsumed), "m": "false",
+        "a": "CLIENT_INNER_PRODUCER",
+        "b": RETRY,
+        "c": "TBW102",
+        "d": "4",
+        "e": "0",
+        "f": "0",
+        "g": str(env.now_ms),
+        "h": "0",
+        "j": str(reconsumed),
+        "m": "false",
         "i": "".join(f"{name}\x01{value}\x02" for name, value in named.items()),
-    }  # fmt: skip
+    }
     if times_max is not None:
         ext["l"] = str(times_max)
     frame = encode(RequestCode.SEND_MESSAGE_V2, ext, b"mine", opaque=7, version=version)
@@ -282,7 +301,7 @@ def send_back(
     return answer
 
 
-def test_what_a_client_sends_back_itself_waits_too(env: BrokerFixture) -> None:
+def test_a_send_to_the_retry_topic_is_delayed(env: BrokerFixture) -> None:
     assert send_back(env, reconsumed=1, times_max=16, DELAY="4").code == 0
     assert bodies(env, SCHEDULE, 3) == [b"mine"]
     advance(env, LEVELS_MS[3])
@@ -295,10 +314,16 @@ def test_what_a_client_sends_back_itself_waits_too(env: BrokerFixture) -> None:
 
 @pytest.mark.parametrize(
     ("reconsumed", "times_max", "version", "dead"),
-    [(16, 16, 493, False), (17, 16, 493, True), (16, None, 493, False), (17, None, 493, True),
-     (3, 2, 493, True), (3, 2, OLD, False)],
-)  # fmt: skip
-def test_what_was_tried_too_often_goes_to_the_dead_letters(
+    [
+        (16, 16, 493, False),
+        (17, 16, 493, True),
+        (16, None, 493, False),
+        (17, None, 493, True),
+        (3, 2, 493, True),
+        (3, 2, OLD, False),
+    ],
+)
+def test_a_send_to_the_retry_topic_may_become_a_dead_letter(
     env: BrokerFixture, reconsumed: int, times_max: int | None, version: int, dead: bool
 ) -> None:
     answer = send_back(env, reconsumed=reconsumed, times_max=times_max, version=version, DELAY="3")
@@ -310,10 +335,10 @@ def test_what_was_tried_too_often_goes_to_the_dead_letters(
         (letter,) = stored(env, DEAD)
         assert letter.properties["DELAY"] == "-1"
         assert answer.ext["msgId"] == letter.offset_id
-        assert env.broker.retry.dead == {("G", "T"): 1}
+        assert env.broker.dead_letters.counts == {("G", "T"): 1}
 
 
-def test_a_group_that_consumes_in_order_gives_up_at_once(env: BrokerFixture) -> None:
+def test_a_group_that_consumes_in_order_makes_dead_letters_at_once(env: BrokerFixture) -> None:
     queue = MessageQueue(topic="T", broker_name="broker-a", queue_id=0)
     env.context.locks.lock("G", "c1", [queue], env.now_ms)
     assert send_back(env, reconsumed=1, times_max=16, DELAY="3").code == 0
@@ -332,9 +357,17 @@ def test_an_unknown_group_can_t_send_back(env: BrokerFixture) -> None:
 def test_a_batch_can_t_go_to_a_retry_topic(env: BrokerFixture) -> None:
     body = encode_batch([(b"one", 0, {})])
     ext = {
-        "a": "g", "b": RETRY, "c": "TBW102", "d": "4", "e": "0", "f": "0", "g": "1", "h": "0",
-        "i": "", "m": "true",
-    }  # fmt: skip
+        "a": "g",
+        "b": RETRY,
+        "c": "TBW102",
+        "d": "4",
+        "e": "0",
+        "f": "0",
+        "g": "1",
+        "h": "0",
+        "i": "",
+        "m": "true",
+    }
     answer = env.frame(encode(RequestCode.SEND_BATCH_MESSAGE, ext, body, opaque=7))
     assert isinstance(answer, Reply)
     assert answer.code == MessageIllegal.code
@@ -349,7 +382,7 @@ def test_the_group_of_a_retry_topic() -> None:
 # --- access --------------------------------------------------------------------------------------
 
 
-def test_only_messages_that_may_be_read_are_handed_back(
+def test_only_readable_messages_can_be_sent_back(
     env: BrokerFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The right on a group must not open the door to other topics' messages."""
@@ -361,5 +394,5 @@ def test_only_messages_that_may_be_read_are_handed_back(
         return Reply(ResponseCode.NO_PERMISSION)
 
     monkeypatch.setattr(env.context.access, "check_read", check_read)
-    assert hand_back(env, message).code == ResponseCode.NO_PERMISSION
+    assert send_back_by_offset(env, message).code == ResponseCode.NO_PERMISSION
     assert asked == ["T"]
