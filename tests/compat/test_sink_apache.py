@@ -10,10 +10,11 @@ import pytest
 from penstock import Admin
 from penstock.client.messages import Message
 from penstock.errors import NotTransactional
-from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.sink_client import SinkClient
 from penstock.spark.sink.sink_options import SinkOptions
-from penstock.spark.sink.transactional import TaskId, TransactionalTask
+from penstock.spark.sink.task_id import TaskId
+from penstock.spark.sink.transactional import TransactionalTask
 
 from . import apache
 
@@ -41,9 +42,9 @@ def test_it_is_refused(tmp_path: Path) -> None:
                 await task.begin()
             # In a mixed cluster the control topic is on Penstock; rows may go to Apache.
             async with SinkClient(options, lambda client: lambda message: None) as client:
-                rows = [Outgoing(0, Message("orders", "x"), None)]
+                rows = [RowMessage(0, Message("orders", "x"), None)]
                 with pytest.raises(NotTransactional, match=f"and {broker.name} is not one"):
-                    await client.send_halves(rows, {}, 0, lambda place, half: None)
+                    await client.send_half_messages(rows, {}, 0, lambda place, half: None)
 
         asyncio.run(body())
         logs = [path.read_bytes() for path in (broker.store_dir / "commitlog").iterdir()]

@@ -16,8 +16,9 @@ import pytest
 from penstock import Message, PullConsumer
 from penstock.errors import NoRoute
 from penstock.spark.sink import sink_client
-from penstock.spark.sink.row_messages import Outgoing
-from penstock.spark.sink.transactional import TaskId, TransactionalTask, commit_batch
+from penstock.spark.sink.row_messages import RowMessage
+from penstock.spark.sink.task_id import TaskId
+from penstock.spark.sink.transactional import TransactionalTask, commit_batch
 from tests.client.clusters import Cluster
 from tests.depth import rounds
 from tests.integration.sink_driver import QUERY, TASKS, bodies, options_of, write_batch, write_task
@@ -26,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 ROWS = 200
 POLL_MS = 10_000
-QUIET_MS = 300
+IDLE_MS = 300
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +50,7 @@ def check(cluster: Cluster, topic: str, batches: int) -> None:
 
 
 def read(cluster: Cluster, topic: str, rows: int) -> list[bytes]:
-    """What lies in a topic, at least so many, and whatever else; each queue in its order."""
+    """All messages of a topic, at least `rows`; each queue in order."""
     found: list[bytes] = []
     with PullConsumer(cluster.nameservers, group="sink-check", auto_commit=False) as consumer:
         queues = consumer.queues(topic)
@@ -58,16 +59,16 @@ def read(cluster: Cluster, topic: str, rows: int) -> list[bytes]:
             consumer.seek_to_begin(queue)
         while len(found) < rows and (batch := consumer.poll(POLL_MS)):
             found += [message.body for message in batch]
-        while more := consumer.poll(QUIET_MS):
+        while more := consumer.poll(IDLE_MS):
             found += [message.body for message in more]
     return found
 
 
-def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path) -> None:
+def test_driver_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     topic = cluster.make_topic("driver-killed")
     checkpoint = tmp_path / "checkpoint"
     checkpoint.write_text("0")
-    chance = random.Random(7)
+    rng = random.Random(7)
     batches = 3
     command = [
         sys.executable, "-m", "tests.integration.sink_driver", cluster.nameservers, topic, topic,
@@ -78,7 +79,7 @@ def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path) -> None:
             assert driver.stdout is not None
             driver.stdout.readline()
             try:
-                driver.wait(chance.random() * 1.5)
+                driver.wait(rng.random() * 1.5)
             except subprocess.TimeoutExpired:
                 os.kill(driver.pid, signal.SIGKILL)
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=150)
@@ -86,7 +87,7 @@ def test_the_driver_is_killed(cluster: Cluster, tmp_path: Path) -> None:
     check(cluster, topic, batches)
 
 
-def test_rows_of_one_key_keep_their_order(cluster: Cluster) -> None:
+def test_rows_with_the_same_key_keep_their_order(cluster: Cluster) -> None:
     topic = cluster.make_topic("in-order")
     rows, keys = rounds(ci=3_000, proof=50_000), 5
 
@@ -96,7 +97,7 @@ def test_rows_of_one_key_keep_their_order(cluster: Cluster) -> None:
         assert await task.begin()
         await task.send(
             [
-                Outgoing(number, Message(topic, str(number).encode()), str(number % keys))
+                RowMessage(number, Message(topic, str(number).encode()), str(number % keys))
                 for number in range(rows)
             ]
         )
@@ -110,7 +111,7 @@ def test_rows_of_one_key_keep_their_order(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", ["broker-a", "broker-b"])
-def test_a_broker_is_killed_during_the_commit(
+def test_broker_is_killed_during_the_commit(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     topic = cluster.make_topic(f"killed-{name}")
@@ -139,7 +140,7 @@ def test_a_broker_is_killed_during_the_commit(
     check(cluster, topic, 2)
 
 
-def test_a_broker_is_killed_while_halves_are_sent(cluster: Cluster) -> None:
+def test_broker_is_killed_while_half_messages_are_sent(cluster: Cluster) -> None:
     topic = cluster.make_topic("killed-sending")
 
     async def body() -> None:
@@ -158,39 +159,41 @@ def _kill_and_start(cluster: Cluster, name: str) -> None:
     broker.start()
 
 
-def test_the_home_of_a_sink_is_never_another_broker(cluster: Cluster) -> None:
-    """Not when it is away, and not when the sink is asked for while it is."""
-    topic = cluster.make_topic("homeless")
+def test_control_broker_of_a_sink_never_changes(cluster: Cluster) -> None:
+    """Not even while it is unavailable and a task starts."""
+    topic = cluster.make_topic("control-broker-down")
 
     async def body() -> None:
         options = options_of(cluster.nameservers, topic, topic)
         await write_batch(options, 0, ROWS)
-        home = await _home(cluster, topic)
-        other = next(broker.name for broker in cluster.brokers if broker.name != home)
-        handles = [(await write_task(options, 1, partition, ROWS))[0] for partition in range(TASKS)]
-        cluster.broker(home).kill()
+        control_broker = await _control_broker(cluster, topic)
+        other = next(broker.name for broker in cluster.brokers if broker.name != control_broker)
+        chunks = [(await write_task(options, 1, partition, ROWS))[0] for partition in range(TASKS)]
+        cluster.broker(control_broker).kill()
         try:
             while set(cluster.route(topic)) != {other}:
                 await asyncio.sleep(0.05)
-            quick = options_of(cluster.nameservers, topic, topic, patience="1s")
+            quick = options_of(cluster.nameservers, topic, topic, delivery_timeout="1s")
             task = TransactionalTask(quick, TaskId(topic, 1, 0, 1, QUERY))
-            with pytest.raises(NoRoute, match="decisions of the sink 'homeless' is away"):
+            with pytest.raises(
+                NoRoute, match="decisions of the sink 'control-broker-down' is unavailable"
+            ):
                 await task.begin()
         finally:
-            cluster.broker(home).start()
-        cluster.await_route(topic, [home, other])
+            cluster.broker(control_broker).start()
+        cluster.await_route(topic, [control_broker, other])
         await commit_batch(
-            options, topic, 1, [data for given in handles for data in given], query_id=QUERY
+            options, topic, 1, [data for given in chunks for data in given], query_id=QUERY
         )
 
     asyncio.run(body())
     check(cluster, topic, 2)
 
 
-async def _home(cluster: Cluster, sink_id: str) -> str:
+async def _control_broker(cluster: Cluster, sink_id: str) -> str:
     async with sink_client.SinkClient(
         options_of(cluster.nameservers, sink_id, sink_id), lambda client: lambda message: None
     ) as client:
         control = client.control(sink_id, QUERY)
-        await control.locate(1)
-        return control.home
+        await control.find_control_broker(1)
+        return control.control_broker

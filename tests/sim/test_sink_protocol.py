@@ -1,9 +1,9 @@
 """The transactional sink under crashes at every step: consumers see each row exactly once.
 
 A model of Spark runs batches: tasks that fail or run twice, a commit that raises, an abort after
-it, the same batch again. Its driver dies at any step (`crashing`), a second driver may run beside
-the first, and the broker is restarted meanwhile. What it knows for sure is only what Spark's
-checkpoint has: which batches ended. The broker is a real one with its store, in this process.
+it, the same batch again. Its driver dies at any step (`crashing`), a second driver may run at the
+same time, and the broker is restarted. The model knows only what Spark's checkpoint has: which
+batches ended. The broker is a real one with its store, in this process.
 """
 
 import asyncio
@@ -18,9 +18,10 @@ import pytest
 
 from penstock.client.messages import Message
 from penstock.errors import PenstockError
-from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.sink_options import SinkOptions
-from penstock.spark.sink.transactional import TaskId, TransactionalTask, abort_batch, commit_batch
+from penstock.spark.sink.task_id import TaskId
+from penstock.spark.sink.transactional import TransactionalTask, abort_batch, commit_batch
 from penstock.testing import InProcessBroker
 from tests.depth import rounds
 from tests.sim.crashing import Died, Fate, process, run
@@ -31,7 +32,7 @@ ROWS = 3
 
 
 class TaskError(Exception):
-    """A task of the application's failed."""
+    """A task failed."""
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +42,7 @@ def broker() -> Iterator[InProcessBroker]:
 
 
 class Query:
-    """A streaming query: its checkpoint, and what its drivers do."""
+    """A streaming query: its checkpoint and its drivers."""
 
     def __init__(self, broker: InProcessBroker, name: str, batches: int, seed: int) -> None:
         self.broker = broker
@@ -64,36 +65,36 @@ class Query:
         return self.random.random() < self.fails * weight
 
     async def drive(self) -> None:
-        """A driver: from where the checkpoint stands to the end."""
+        """Run a driver from the checkpoint to the end."""
         while self.ended < self.batches:
             batch = self.ended
             await self.run_batch(batch)
             self.ended = max(self.ended, batch + 1)
 
     async def run_batch(self, batch: int) -> None:
-        """One run of a batch after another, as Spark does until one succeeds."""
+        """Repeat a batch until it succeeds, as Spark does."""
         for attempt in range(100):
             messages: list[tuple[tuple[bytes, ...], bool]] = []
             try:
                 for partition in range(TASKS):
-                    if self._happens():  # a speculative attempt whose outcome nobody takes
+                    if self._happens():  # a speculative attempt whose result is dropped
                         await self.run_task(batch, partition, attempt)
                     messages.append(await self.run_task(batch, partition, attempt))
-                handles = [data for given, _ in messages for data in given]
+                chunks = [chunk for sent, _ in messages for chunk in sent]
                 decided = any(found for _, found in messages)
-                await self.perhaps_break(
+                await self.maybe_fail(
                     commit_batch(
-                        self.options, self.sink_id, batch, handles, query_id="q", decided=decided
+                        self.options, self.sink_id, batch, chunks, query_id="q", decided=decided
                     )
                 )
                 return
             except (TaskError, PenstockError):
-                handles = [data for given, _ in messages for data in given]
-                await abort_batch(self.options, self.sink_id, batch, handles, "q")
+                chunks = [chunk for sent, _ in messages for chunk in sent]
+                await abort_batch(self.options, self.sink_id, batch, chunks, "q")
         raise AssertionError(f"batch {batch} never ends")
 
-    async def perhaps_break(self, commit: Coroutine[Any, Any, None]) -> None:
-        """A commit that raises somewhere on its way, and whose worker goes on for a while."""
+    async def maybe_fail(self, commit: Coroutine[Any, Any, None]) -> None:
+        """Let a commit fail at some point, while its worker may continue for a while."""
         if not self._happens(weight=5):
             await commit
             return
@@ -123,9 +124,10 @@ class Query:
             await task.roll_back()
             raise
 
-    def rows(self, batch: int, partition: int) -> list[Outgoing]:
+    def rows(self, batch: int, partition: int) -> list[RowMessage]:
         return [
-            Outgoing(n, Message(self.topic, f"{batch}.{partition}.{n}"), None) for n in range(ROWS)
+            RowMessage(n, Message(self.topic, f"{batch}.{partition}.{n}"), None)
+            for n in range(ROWS)
         ]
 
     def check(self) -> None:
@@ -139,7 +141,7 @@ class Query:
         assert Counter(message.body for message in self.broker.messages(self.topic)) == wanted
 
 
-def test_the_driver_dies_at_every_step(broker: InProcessBroker) -> None:
+def test_driver_dies_at_every_step(broker: InProcessBroker) -> None:
     async def body() -> None:
         fate = Fate()
         query = Query(broker, "whole", 1, seed=0)
@@ -158,8 +160,8 @@ def test_the_driver_dies_at_every_step(broker: InProcessBroker) -> None:
     run(body())
 
 
-def test_the_commit_breaks_at_every_step(broker: InProcessBroker) -> None:
-    """Then Spark aborts the batch with all its messages, and runs it again."""
+def test_commit_fails_at_every_step(broker: InProcessBroker) -> None:
+    """Spark then aborts the batch with all its messages, and runs it again."""
 
     async def body() -> None:
         steps = 0
@@ -167,11 +169,11 @@ def test_the_commit_breaks_at_every_step(broker: InProcessBroker) -> None:
             query = Query(broker, f"commit-{dies_at}", 1, seed=dies_at)
             name, options = query.sink_id, query.options
             written = [await query.run_task(0, partition, 0) for partition in range(TASKS)]
-            handles = [data for given, _ in written for data in given]
+            chunks = [chunk for sent, _ in written for chunk in sent]
             fate = Fate(dies_at)
             with suppress(Died):
-                await process(fate, partial(commit_batch, options, name, 0, handles, query_id="q"))
-            await abort_batch(options, name, 0, handles, "q")
+                await process(fate, partial(commit_batch, options, name, 0, chunks, query_id="q"))
+            await abort_batch(options, name, 0, chunks, "q")
             await process(Fate(), query.drive)
             query.check()
             steps = fate.steps
@@ -184,22 +186,22 @@ def test_the_commit_breaks_at_every_step(broker: InProcessBroker) -> None:
 
 @pytest.mark.parametrize("seed", range(rounds(ci=6, proof=150)))
 def test_random_failures(broker: InProcessBroker, seed: int) -> None:
-    """Tasks fail, commits raise, drivers die or live on beside their successors, and the broker is
+    """Tasks and commits fail, drivers die or run on after they were replaced, and the broker is
     restarted."""
 
     async def body() -> None:
         query = Query(broker, f"seed-{seed}", 3, seed)
         query.fails = 0.08
-        chance = random.Random(seed)
+        rng = random.Random(seed)
         drivers: list[asyncio.Task[None]] = []
-        for _ in range(chance.randint(1, 4)):
-            fate = Fate(chance.randint(1, 600), dawdles=random.Random(chance.random()))
-            drivers.append(asyncio.ensure_future(_live(fate, query)))
-            if chance.random() < 0.6:
+        for _ in range(rng.randint(1, 4)):
+            fate = Fate(rng.randint(1, 600), dawdles=random.Random(rng.random()))
+            drivers.append(asyncio.ensure_future(_run_driver(fate, query)))
+            if rng.random() < 0.6:
                 await asyncio.wait(drivers[-1:])
             else:
-                await asyncio.sleep(chance.random() * 0.3)
-            if chance.random() < 0.3:
+                await asyncio.sleep(rng.random() * 0.3)
+            if rng.random() < 0.3:
                 await broker.restart()
         await asyncio.wait(drivers)
         query.fails = 0.0
@@ -210,26 +212,26 @@ def test_random_failures(broker: InProcessBroker, seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(rounds(ci=4, proof=60)))
-def test_drivers_side_by_side(broker: InProcessBroker, seed: int) -> None:
-    """Some that do not know of each other, and each takes its time."""
+def test_concurrent_drivers(broker: InProcessBroker, seed: int) -> None:
+    """Drivers that do not know of each other, each with random delays."""
 
     async def body() -> None:
         query = Query(broker, f"beside-{seed}", 3, seed)
         fates = [Fate(dawdles=random.Random(10 * seed + n), dawdling=0.1) for n in range(3)]
-        await asyncio.gather(*(_live(fate, query) for fate in fates))
+        await asyncio.gather(*(_run_driver(fate, query) for fate in fates))
         await process(Fate(), query.drive)
         query.check()
 
     run(body())
 
 
-async def _live(fate: Fate, query: Query) -> None:
-    """A driver that may die, or give up because another one goes on with its batches."""
+async def _run_driver(fate: Fate, query: Query) -> None:
+    """Run a driver that may die, or give up because another one continues its batches."""
     with suppress(Died, PenstockError):
         await process(fate, query.drive)
 
 
-def test_what_nobody_mentions_expires(broker: InProcessBroker) -> None:
+def test_half_messages_without_a_decision_expire(broker: InProcessBroker) -> None:
     async def body() -> None:
         query = Query(broker, "forgotten", 1, seed=0)
         for attempt in range(3):  # attempts whose worker is killed

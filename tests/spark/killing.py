@@ -74,20 +74,20 @@ _current: list[Killer] = []
 
 
 def _patch_sink() -> None:
-    send_halves = SinkClient.send_halves
+    send_half_messages = SinkClient.send_half_messages
 
-    async def halves(
-        client: SinkClient, rows: Any, properties: Any, partition: int, stored: Any
+    async def send_and_count(
+        client: SinkClient, rows: Any, properties: Any, partition: int, on_stored: Any
     ) -> None:
-        def noted(*half: Any) -> None:
-            stored(*half)
+        def count(*half: Any) -> None:
+            on_stored(*half)
             _current[0].count()
 
-        await send_halves(client, rows, properties, partition, noted)
+        await send_half_messages(client, rows, properties, partition, count)
 
-    for kind, name in ((Session, "call"), (SinkClient, "_send_note")):
+    for kind, name in ((Session, "call"), (SinkClient, "_send_control_record")):
         setattr(kind, name, _before(getattr(kind, name)))
-    setattr(SinkClient, "send_halves", halves)  # noqa: B010
+    setattr(SinkClient, "send_half_messages", send_and_count)  # noqa: B010
 
 
 def _before(step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:

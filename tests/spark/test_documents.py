@@ -11,7 +11,7 @@ import pytest
 from penstock import Message
 from penstock.spark.connection_options import CONNECTION_OPTIONS
 from penstock.spark.message_schema import FIELDS
-from penstock.spark.sink.row_messages import _PARTS as WRITTEN_COLUMNS
+from penstock.spark.sink.row_messages import COLUMN_TYPES as WRITTEN_COLUMNS
 from penstock.spark.sink.sink_options import SINK_OPTIONS
 from penstock.spark.source.source_options import SOURCE_OPTIONS
 from tests.spark import kit

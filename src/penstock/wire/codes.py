@@ -301,6 +301,10 @@ def response_name(code: int) -> str:
     return _RESPONSE_NAMES.get(code) or f"UNKNOWN({code})"
 
 
+REMARK_OUTCOME_UNKNOWN: Final = "already resolved; the outcome is not indexed"
+"""END_TRANSACTION, Penstock only: the transaction is resolved, but a broker without an index can't
+tell whether it was committed or rolled back."""
+
 # --- header --------------------------------------------------------------------------------------
 
 

@@ -64,6 +64,7 @@ from penstock.wire.codes import (
     PROPERTY_TRANSACTION_ID,
     PROPERTY_TRANSACTION_PREPARED_QUEUE_OFFSET,
     PROPERTY_UNIQ_KEY,
+    REMARK_OUTCOME_UNKNOWN,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
     SYS_TRANSACTION_NONE,
@@ -350,7 +351,7 @@ class Transactions:
 
     def _reply_resolved(self, command: Command, request: EndRequest, outcome: int | None) -> Answer:
         if outcome is None:
-            return self._reply(command, "already resolved; the outcome is not indexed")
+            return self._reply(command, REMARK_OUTCOME_UNKNOWN)
         if request.outcome not in (None, outcome):
             if outcome == COMMITTED:
                 raise TransactionCommitted("the transaction is already committed")

@@ -1,1 +1,1 @@
-"""The Spark sink: at-least-once and transactional writes."""
+"""The Spark sink: at-least-once and transactional writes to topics."""

@@ -1,12 +1,12 @@
-"""At least once: a task's rows on their way to the brokers, until each is acknowledged.
+"""The at-least-once writer: sends the rows of a task until each one is acknowledged.
 
-What fails for a while is sent again until `deliveryTimeout`: an attempt whose answer was lost may
-have been stored, hence at least once. A row that can't be a message is named. A broker that has a
-row less safely than it should (FLUSH_DISK_TIMEOUT and the like) gets it a few times more; after
-that the task fails, unless `acks=1` says that stored is enough.
+Temporary failures are retried until `deliveryTimeout`. An attempt whose response was lost may have
+been stored, hence at least once. A row that can't be a message is reported by its number. If a
+broker has stored a row but not as safely as configured (FLUSH_DISK_TIMEOUT and the like), it is
+sent a few more times; then the task fails, unless `acks=1`.
 
-Requests are made on the clients' event loop, in its own thread, while the task's thread reads the
-next rows from Spark: an answer never waits for a slow query, nor a query for an answer.
+Requests run on the clients' event loop, in its own thread, while the task's thread reads the next
+rows from Spark: responses do not wait for a slow query, nor the query for responses.
 """
 
 import asyncio
@@ -39,27 +39,27 @@ from penstock.spark.backoff import (
     permanent_cause,
     permission_error,
 )
-from penstock.spark.sink.row_messages import Outgoing
-from penstock.spark.sink.send_batches import Bundle, bundles
+from penstock.spark.sink.row_messages import RowMessage
+from penstock.spark.sink.send_batches import SendBatch, make_send_batches
 from penstock.spark.sink.sink_options import SinkOptions
 
 log = logging.getLogger(__name__)
 
-_OK: Final = SendStatus.SEND_OK
-
-BUNDLES_MAX: Final = 64
-"""Requests under way of one task, beside the bound on their bytes."""
-UNSAFE_MAX: Final = 3
-"""How often a row is sent that its broker has and does not hold safely: each adds a copy."""
+SEND_BATCHES_MAX: Final = 64
+"""Send batches in flight of one task, besides the limit on their bytes."""
+NOT_DURABLE_MAX: Final = 3
+"""How often a row is sent that its broker stores but not durably: each attempt adds a copy."""
 NEW_TOPIC_MS: Final = 10_000
-"""How long a topic may be missing that this worker has never sent to: a broker that starts tells of
-its topics within moments, and a misspelt one never comes."""
+"""How long a topic may be missing that this process has not sent to before.
+
+A broker that starts registers its topics within moments; a misspelt topic never appears.
+"""
 PRODUCERS_MAX: Final = 4
-"""Producers that a worker keeps open for its next tasks."""
+"""Producers that a worker process keeps open for later tasks."""
 
 
-class Producer(Protocol):
-    """What is asked of an AsyncProducer."""
+class SinkProducer(Protocol):
+    """The methods of AsyncProducer that the sink uses."""
 
     def submit(
         self, message: Message, *, ordering_key: str | None = None
@@ -70,71 +70,69 @@ class Producer(Protocol):
     ) -> list[SendReceipt]: ...
 
 
-# --- until it is acknowledged --------------------------------------------------------------------
+# --- on the event loop ---------------------------------------------------------------------------
 
 
-class Courier:
-    """Delivers bundles, on the event loop of its producer."""
+class BatchSender:
+    """Sends batches with retries, on the event loop of its producer."""
 
     def __init__(
         self,
-        producer: Producer,
+        producer: SinkProducer,
         options: SinkOptions,
         *,
         partition: int,
-        known: set[str],
+        known_topics: set[str],
         clock: Clock,
     ) -> None:
         self._producer = producer
         self._options = options
         self._partition = partition
-        self._known = known
+        self._known_topics = known_topics
         """Topics that this process has sent to."""
         self._clock = clock
 
-    async def deliver(self, bundle: Bundle) -> None:
-        """Return when all rows are acknowledged; raises RowRefused, WriteGaveUp, or what is wrong
-        with topic or rights."""
-        for request in bundle.requests:
-            if bundle.together and len(request) > 1:
-                await self._retry(request, together=True)
-            else:
-                await self._retry(request, together=False)
+    async def deliver(self, batch: SendBatch) -> None:
+        """Return when all rows are acknowledged.
 
-    async def _retry(self, rows: list[Outgoing], *, together: bool) -> None:
+        Raises RowRefused, WriteGaveUp, or an error about the topic or permissions.
+        """
+        for request in batch.requests:
+            await self._retry(request, together=batch.together and len(request) > 1)
+
+    async def _retry(self, rows: list[RowMessage], *, together: bool) -> None:
         began_ms = self._clock.monotonic_ms()
-        attempts = unsafe = 0
+        attempts = not_durable = 0
         while True:
             try:
                 results = await self._attempt(rows, together=together)
-            except (MessageIllegal, RecordError):  # one of them is wrong: which one?
+            except (MessageIllegal, RecordError):  # send them one by one to find the bad row
                 for row in rows:
                     await self._retry([row], together=False)
                 return
-            left, error = self._sort_out(rows, results)
+            left, error = self._unacknowledged(rows, results)
             if error is None:
                 return
             attempts += 1
-            unsafe += isinstance(error, _Unsafe)
+            not_durable += isinstance(error, _NotDurable)
             waited_ms = self._clock.monotonic_ms() - began_ms
             limit_ms = self._options.delivery_timeout_ms
-            if isinstance(error, NoRoute) and left[0].message.topic not in self._known:
+            if isinstance(error, NoRoute) and left[0].message.topic not in self._known_topics:
                 limit_ms = min(limit_ms, NEW_TOPIC_MS)
-            if (
-                refused := permission_error(error)
-            ) is not None and waited_ms >= PERMISSION_RETRY_MS:
-                refused.add_note(f"while sending {self._place(left)}")
+            refused = permission_error(error)
+            if refused is not None and waited_ms >= PERMISSION_RETRY_MS:
+                refused.add_note(f"while sending {self._describe(left)}")
                 raise refused from error
-            if unsafe >= UNSAFE_MAX or waited_ms >= limit_ms:
-                raise self._given_up(left, error, waited_ms)
-            log.warning("%s: sent again: %s", self._place(left), error)
+            if not_durable >= NOT_DURABLE_MAX or waited_ms >= limit_ms:
+                raise self._give_up_error(left, error, waited_ms)
+            log.warning("sending %s again: %s", self._describe(left), error)
             await pause(self._clock, min(BACKOFF_MS << min(attempts, 8), BACKOFF_MS_MAX))
             rows = left
 
     async def _attempt(
-        self, rows: list[Outgoing], *, together: bool
+        self, rows: list[RowMessage], *, together: bool
     ) -> Sequence[SendReceipt | BaseException]:
-        """What became of each row. Raises what is wrong with one of several, none being stored."""
+        """The result for each row. Raises the error of a bad row in a batch; none is stored."""
         if together and len(rows) > 1:
             messages = [row.message for row in rows]
             try:
@@ -153,24 +151,24 @@ class Courier:
             futures.append(future)
         return await asyncio.gather(*futures, return_exceptions=True)
 
-    def _sort_out(
-        self, rows: list[Outgoing], results: Sequence[SendReceipt | BaseException]
-    ) -> tuple[list[Outgoing], PenstockError | None]:
-        """The rows to send again, and why; raises what sending again does not mend."""
+    def _unacknowledged(
+        self, rows: list[RowMessage], results: Sequence[SendReceipt | BaseException]
+    ) -> tuple[list[RowMessage], PenstockError | None]:
+        """The rows to send again, and why; raises errors that are permanent."""
         if all(
             isinstance(one, SendReceipt) and one.status is SendStatus.SEND_OK for one in results
         ):
-            self._known.update({row.message.topic for row in rows})
+            self._known_topics.update({row.message.topic for row in rows})
             return [], None
-        left: list[Outgoing] = []
+        left: list[RowMessage] = []
         why: PenstockError | None = None
         for row, result in zip(rows, results, strict=True):
             error: PenstockError
             if isinstance(result, SendReceipt):
-                if result.status is _OK or not self._options.only_safe:
-                    self._known.add(row.message.topic)
+                if result.status is SendStatus.SEND_OK or not self._options.require_durable:
+                    self._known_topics.add(row.message.topic)
                     continue
-                error = _Unsafe(f"{result.queue.broker_name} answers {result.status.name}")
+                error = _NotDurable(f"{result.queue.broker_name} answers {result.status.name}")
             elif isinstance(result, PenstockError):
                 error = result
             else:
@@ -179,72 +177,76 @@ class Courier:
                 raise RowRefused.at(row.row, self._partition, error.message, error.hint) from error
             error = permanent_cause(error) or error
             if not error.retry:
-                error.add_note(f"while sending {self._place([row])}")
+                error.add_note(f"while sending {self._describe([row])}")
                 raise error
             left.append(row)
             why = error
         return left, why
 
-    def _given_up(
-        self, rows: list[Outgoing], error: PenstockError, waited_ms: int
+    def _give_up_error(
+        self, rows: list[RowMessage], error: PenstockError, waited_ms: int
     ) -> PenstockError:
-        place = self._place(rows)
+        place = self._describe(rows)
         if isinstance(error, NoRoute):
             error.add_note(f"while sending {place}")
             return error
-        if isinstance(error, _Unsafe):
+        if isinstance(error, _NotDurable):
             failure = WriteGaveUp(
-                f"{place}: stored {UNSAFE_MAX} times, and never safely: {error}",
-                hint="look at the broker's disk and slaves, or take it as written by acks=1",
+                f"{place}: stored {NOT_DURABLE_MAX} times, but never durably: {error}",
+                hint="check the broker's disk and slaves, or accept this with acks=1",
             )
         else:
             failure = WriteGaveUp(f"{place}: not acknowledged after {waited_ms} ms: {error}")
         failure.__cause__ = error
         return failure
 
-    def _place(self, rows: list[Outgoing]) -> str:
+    def _describe(self, rows: list[RowMessage]) -> str:
         first, last = rows[0].row, rows[-1].row
         names = f"row {first}" if first == last else f"{len(rows)} rows, {first} to {last},"
         return f"{names} of partition {self._partition} for the topic {rows[0].message.topic!r}"
 
 
-class _Unsafe(SendFailed):
-    """A broker has it, and its disk or its slaves do not, or not yet."""
+class _NotDurable(SendFailed):
+    """A broker has stored the message, but its disk or its slaves have not, or not yet."""
 
 
-# --- the task's side -----------------------------------------------------------------------------
+# --- in the task's thread ------------------------------------------------------------------------
 
 
-class Outbox:
-    """What a task hands over is sent; used in the task's thread, with `with`.
+class AtLeastOnceWriter:
+    """Sends the rows of a task; a context manager for the task's thread.
 
-    Not before its end is all acknowledged. Where it ends by an error, what has not left does not
-    leave any more.
+    Its end waits until all rows are acknowledged. If it ends with an error, rows that are not sent
+    yet are dropped.
     """
 
     def __init__(self, options: SinkOptions, partition: int) -> None:
         self._options = options
         self._partition = partition
-        self._courier: Courier | None = None
-        self._under_way: deque[tuple[Future[None], int]] = deque()
+        self._sender: BatchSender | None = None
+        self._in_flight: deque[tuple[Future[None], int]] = deque()
         self._size = 0
 
-    def put(self, rows: Sequence[Outgoing]) -> None:
-        """Take rows; waits while too much is under way. Raises what became of rows before."""
+    def put(self, rows: Sequence[RowMessage]) -> None:
+        """Send rows; waits while too much is in flight. Raises the error of earlier rows."""
         if not rows:
             return
-        if self._courier is None:
-            producer, known = _producer(self._options)
-            self._courier = Courier(
-                producer, self._options, partition=self._partition, known=known, clock=LoopClock()
+        if self._sender is None:
+            producer, known_topics = _producer(self._options)
+            self._sender = BatchSender(
+                producer,
+                self._options,
+                partition=self._partition,
+                known_topics=known_topics,
+                clock=LoopClock(),
             )
         if any(row.queue_key is not None for row in rows):
             self._wait(0, 0)
-        for bundle in bundles(rows, self._options):
-            self._wait(BUNDLES_MAX - 1, max(self._options.in_flight_bytes - bundle.size, 0))
-            future = loop_thread().submit(self._courier.deliver, bundle)
-            self._under_way.append((future, bundle.size))
-            self._size += bundle.size
+        for batch in make_send_batches(rows, self._options):
+            self._wait(SEND_BATCHES_MAX - 1, max(self._options.in_flight_bytes - batch.size, 0))
+            future = loop_thread().submit(self._sender.deliver, batch)
+            self._in_flight.append((future, batch.size))
+            self._size += batch.size
 
     def __enter__(self) -> Self:
         return self
@@ -259,57 +261,59 @@ class Outbox:
             if error is None:
                 self._wait(0, 0)
         finally:
-            for future, _ in self._under_way:
+            for future, _ in self._in_flight:
                 future.cancel()
 
     def _wait(self, count: int, size: int) -> None:
-        while len(self._under_way) > count or self._size > size:
-            future, length = self._under_way[0]
+        """Wait until at most `count` batches and `size` bytes are in flight."""
+        while len(self._in_flight) > count or self._size > size:
+            future, length = self._in_flight[0]
             future.result()
-            self._under_way.popleft()
+            self._in_flight.popleft()
             self._size -= length
 
 
 # --- producers that stay open --------------------------------------------------------------------
 
 
-class _Kept:
-    """The producers of one process. Those of the process it was forked from are left alone: their
-    connections are the parent's."""
+class _OpenProducers:
+    """The producers of one process, each with the topics it has sent to.
 
-    def __init__(self) -> None:
+    Those of the parent process are not closed: their connections belong to the parent.
+    """
+
+    def __init__(self, parent: "_OpenProducers | None" = None) -> None:
         self.pid = os.getpid()
         self.producers: dict[object, tuple[AsyncProducer, set[str]]] = {}
-        self.before: _Kept | None = None
+        self.parent = parent
 
 
-_kept = _Kept()
+_open = _OpenProducers()
 
 
 def _producer(options: SinkOptions) -> tuple[AsyncProducer, set[str]]:
-    """A started producer for such options, and the topics it has sent to."""
-    global _kept
-    if _kept.pid != os.getpid():
-        parent, _kept = _kept, _Kept()
-        _kept.before = parent
+    """A started producer for these options, and the topics it has sent to."""
+    global _open
+    if _open.pid != os.getpid():
+        _open = _OpenProducers(parent=_open)
     key = options.producer_key()
-    found = _kept.producers.pop(key, None)
+    found = _open.producers.pop(key, None)
     if found is None:
         producer = options.producer()
         loop_thread().run(producer.start)
         found = producer, set()
-    _kept.producers[key] = found  # the one used last stands last
-    while len(_kept.producers) > PRODUCERS_MAX:
-        oldest, _ = _kept.producers.pop(next(iter(_kept.producers)))
+    _open.producers[key] = found  # the one used last comes last
+    while len(_open.producers) > PRODUCERS_MAX:
+        oldest, _ = _open.producers.pop(next(iter(_open.producers)))
         loop_thread().run(oldest.close)
     return found
 
 
 def close_producers() -> None:
-    """Close what this process keeps open."""
-    if _kept.pid == os.getpid():
-        while _kept.producers:
-            producer, _ = _kept.producers.popitem()[1]
+    """Close the producers of this process."""
+    if _open.pid == os.getpid():
+        while _open.producers:
+            producer, _ = _open.producers.popitem()[1]
             loop_thread().run(producer.close)
 
 

@@ -1,18 +1,18 @@
-"""Notes about the batches of a sink: what they say, and what they come to together.
+"""Control records about the batches of a sink, and the batch status that they add up to.
 
-| Kind | Says |
+| Kind | Meaning |
 |---|---|
-| part | parcels of halves (`parcels`), where they are too many for the decision itself |
-| decided | the batch consists of these parcels; names the parts, with counts: whole or none |
-| aborted | these parcels are rolled back: a later decision with one of them counts for nothing |
-| done | every half of the decision is committed |
+| part | chunks of half messages (`commit_messages`) that are too large for the decision record |
+| decided | the batch consists of these chunks; lists its parts, with digests: all or nothing |
+| aborted | these chunks are rolled back: a later decision that has one of them is void |
+| done | all half messages of the decision are committed |
 
-The notes of a sink lie in one queue, whose order decides between drivers that do not know of each
-other: the first decision that no earlier abort has made void is the decision, and whatever comes
-after it changes nothing. Parts that no decision names mean nothing. A batch with a note that it is
-done is done, be its decision among the notes that are read or not; so are all batches before it.
+All control records of a sink are in one queue. Its order decides between drivers that do not know
+of each other: the first decision that no earlier abort has made void counts, and nothing after it
+changes that. Parts that no decision lists are ignored. A batch with a done record is done, even if
+its decision was not read; so are all batches before it.
 
-The first line of a note is JSON; parcels may follow it as they are.
+The first line of a control record is JSON. Chunks may follow it as raw bytes.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -21,17 +21,17 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from penstock.spark.sink.commit_messages import digest, label
+from penstock.spark.sink.commit_messages import digest, read_header
 
 INLINE_BYTES_MAX: Final = 64 * 1024
-"""Parcels of a decision that lie in it: every task of a batch may read it."""
+"""Maximum size of the chunks that a decision record contains: every task of a batch may read it."""
 PART_BYTES_MAX: Final = 1024 * 1024
-HERE: Final = -1
-"""Offset of the part that lies in the decision itself."""
+INLINE_OFFSET: Final = -1
+"""The offset of a part that is in the decision record itself."""
 
 
-class Kind(Enum):
-    """What a note says; the value begins its tag."""
+class ControlRecordKind(Enum):
+    """What a control record says; its tag starts with the value."""
 
     PART = "part"
     DECIDED = "decided"
@@ -40,111 +40,123 @@ class Kind(Enum):
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
-    """Parcels that lie one after another in the note at this offset: digest and length of each."""
+    """Chunks in the control record at this offset, with the digest and length of each."""
 
     offset: int
-    parcels: list[tuple[str, int]]
+    chunks: list[tuple[str, int]]
 
     @classmethod
-    def of(cls, offset: int, parcels: Iterable[bytes]) -> "Part":
-        return cls(offset, [(digest(parcel), len(parcel)) for parcel in parcels])
+    def of(cls, offset: int, chunks: Iterable[bytes]) -> "Part":
+        return cls(offset, [(digest(chunk), len(chunk)) for chunk in chunks])
 
     def split(self, data: bytes) -> Iterator[bytes | None]:
-        """The parcels in these bytes; None for one that is not what was noted."""
+        """The chunks in these bytes; None for one that does not have its digest."""
         at = 0
-        for name, length in self.parcels:
-            parcel = data[at : at + max(length, 0)]
-            at += len(parcel)
-            yield parcel if digest(parcel) == name else None
+        for name, length in self.chunks:
+            chunk = data[at : at + max(length, 0)]
+            at += len(chunk)
+            yield chunk if digest(chunk) == name else None
 
 
-class Body(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The first line of a note."""
+class ControlRecordBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The first line of a control record."""
 
     sink: str
     batch: int
     query: str = ""
-    """Whose decision it is."""
+    """The id of the query that decided."""
     id: str = ""
     rows: int = 0
     parts: list[Part] = []
 
 
-class Note(NamedTuple):
-    """A note, and where it lies."""
+class ControlRecord(NamedTuple):
+    """A control record and its queue offset."""
 
-    kind: Kind
+    kind: ControlRecordKind
     offset: int
-    body: Body
+    body: ControlRecordBody
     inline: bytes
 
     @property
     def digests(self) -> frozenset[str]:
-        return frozenset(name for part in self.body.parts for name, _ in part.parcels)
+        return frozenset(name for part in self.body.parts for name, _ in part.chunks)
 
 
-class Standing(NamedTuple):
-    """How it stands with a batch."""
+class BatchStatus(NamedTuple):
+    """Whether a batch is done, and its decision if there is one."""
 
     done: bool
-    decision: Note | None
+    decision: ControlRecord | None
 
 
-def encode_note(body: Body, inline: bytes = b"") -> bytes:
+def encode_control_record(body: ControlRecordBody, inline: bytes = b"") -> bytes:
     """The body of a message."""
     return msgspec.json.encode(body) + b"\n" + inline
 
 
-def decode_note(kind: Kind, offset: int, data: bytes) -> Note | None:
-    """What a message says; None if it is no note."""
+def decode_control_record(
+    kind: ControlRecordKind, offset: int, data: bytes
+) -> ControlRecord | None:
+    """The control record of a message; None if it is not one."""
     line, _, inline = data.partition(b"\n")
     try:
-        return Note(kind, offset, msgspec.json.decode(line, type=Body), inline)
+        body = msgspec.json.decode(line, type=ControlRecordBody)
     except (msgspec.DecodeError, ValueError):
         return None
+    return ControlRecord(kind, offset, body, inline)
 
 
-def fold(notes: Iterable[Note]) -> Standing:
-    """What the notes about a batch come to, in the order of their queue."""
+def status_of(records: Iterable[ControlRecord]) -> BatchStatus:
+    """The status of a batch from its control records, in the order of their queue."""
     void: set[str] = set()
-    decision: Note | None = None
+    decision: ControlRecord | None = None
     done: str | None = None
-    for note in notes:
-        if note.kind is Kind.DONE:
-            done = note.body.id
-        elif decision is None and note.kind is Kind.ABORTED:
-            void |= note.digests
-        elif decision is None and note.kind is Kind.DECIDED and not void & note.digests:
-            decision = note
+    for record in records:
+        if record.kind is ControlRecordKind.DONE:
+            done = record.body.id
+        elif decision is None and record.kind is ControlRecordKind.ABORTED:
+            void |= record.digests
+        elif (
+            decision is None
+            and record.kind is ControlRecordKind.DECIDED
+            and not void & record.digests
+        ):
+            decision = record
     if done is not None and decision is not None and decision.body.id != done:
-        decision = None  # a late one: that which is done lies before what was read
-    return Standing(done is not None, decision)
+        decision = (
+            None  # a later one: the decision that is done is before the records that were read
+        )
+    return BatchStatus(done is not None, decision)
 
 
-def unfinished(notes: Sequence[Note], since: int, until: int) -> list[Note]:
-    """Decisions on batches from `since` to before `until` that are not carried out."""
-    done = max((note.body.batch for note in notes if note.kind is Kind.DONE), default=-1)
+def unfinished(records: Sequence[ControlRecord], since: int, until: int) -> list[ControlRecord]:
+    """Decisions on batches from `since` to before `until` that are not done."""
+    done = max(
+        (record.body.batch for record in records if record.kind is ControlRecordKind.DONE),
+        default=-1,
+    )
     found = (
-        fold(note for note in notes if note.body.batch == batch).decision
-        for batch in sorted({note.body.batch for note in notes})
+        status_of(record for record in records if record.body.batch == batch).decision
+        for batch in sorted({record.body.batch for record in records})
         if max(since, done + 1) <= batch < until
     )
     return [decision for decision in found if decision is not None]
 
 
-def bundles(parcels: Iterable[bytes]) -> list[list[bytes]]:
-    """Parcels in groups that each fit into a message."""
-    found: list[list[bytes]] = []
+def group_chunks(chunks: Iterable[bytes]) -> list[list[bytes]]:
+    """The chunks in groups that each fit into a message."""
+    groups: list[list[bytes]] = []
     space = 0
-    for parcel in parcels:
-        if len(parcel) > space:
-            found.append([])
-            space = max(PART_BYTES_MAX, len(parcel))
-        found[-1].append(parcel)
-        space -= len(parcel)
-    return found
+    for chunk in chunks:
+        if len(chunk) > space:
+            groups.append([])
+            space = max(PART_BYTES_MAX, len(chunk))
+        groups[-1].append(chunk)
+        space -= len(chunk)
+    return groups
 
 
-def rows_in(parcels: Iterable[bytes]) -> int:
-    """How many rows they have together."""
-    return sum(label(parcel).rows for parcel in parcels)
+def rows_in(chunks: Iterable[bytes]) -> int:
+    """The number of rows in all chunks."""
+    return sum(read_header(chunk).rows for chunk in chunks)

@@ -1,17 +1,17 @@
 """The sink: what Spark calls to write a DataFrame to topics, in batches and in streams.
 
-How Spark 4.3 runs a writer (all of it tried):
+How Spark 4.3 runs a writer (as observed):
 
-- it is made where the write is planned, in the driver's Python worker: a bad option or column is
-  refused there, before anything is sent;
-- `write` runs in a task. The task's local properties have a stream's query and batch id; a batch
-  write has neither, except in foreachBatch, where several writes would share them;
-- a batch's `commit` and `abort` get the very writer that the tasks had; those of a stream get a new
-  one, which knows the options and the tasks' messages and no query id;
-- an abort may run while tasks still do: they are not told.
+- It is created where the write is planned, in the driver's Python worker: a bad option or column is
+  refused there, before anything is sent.
+- `write` runs in a task. The task's local properties have a stream's query and batch id. A batch
+  write has neither, except in foreachBatch, where several writes would share them.
+- `commit` and `abort` of a batch write use the same writer as the tasks. Those of a stream use a
+  new one, which has the options and the tasks' messages but no query id.
+- An abort may run while tasks still run: they are not notified.
 
-At least once there is nothing to commit: a task has its acknowledgements before it returns, and
-does not load what transactions need.
+At-least-once delivery has nothing to commit: a task has all acknowledgements before it returns, and
+does not load the modules for transactions.
 """
 
 import logging
@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -30,7 +30,7 @@ from pyspark.sql.datasource import (
 
 from penstock.client.sync.loop_thread import loop_thread
 from penstock.errors import BadSetting
-from penstock.spark.sink.at_least_once import Outbox
+from penstock.spark.sink.at_least_once import AtLeastOnceWriter
 from penstock.spark.sink.row_messages import (
     PROPERTY_BATCH,
     PROPERTY_PARTITION,
@@ -39,6 +39,7 @@ from penstock.spark.sink.row_messages import (
     RowReader,
 )
 from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.task_id import TaskId
 from penstock.spark.worker_entry import in_worker
 
 if TYPE_CHECKING:
@@ -51,58 +52,48 @@ QUERY_ID: Final = "sql.streaming.queryId"
 BATCH_ID: Final = "streaming.sql.batchId"
 
 
-class Writing(NamedTuple):
-    """Which attempt of which task; `query_id` is "" in batch writes."""
-
-    sink_id: str
-    batch_id: int
-    partition: int
-    attempt: int
-    query_id: str
-
-
 @dataclass(frozen=True)
 class TaskWritten(WriterCommitMessage):
-    """What one task has written."""
+    """The result of one task."""
 
-    task: Writing
+    task: TaskId
     rows: int
     decided: bool = False
-    """Transactional: the batch was decided before, so this task has sent nothing."""
-    handles: tuple[bytes, ...] = ()
-    """Transactional: what was sent, to be published by the commit."""
+    """Transactional: the batch was already decided, so this task has sent nothing."""
+    chunks: tuple[bytes, ...] = ()
+    """Transactional: the half messages that the commit publishes."""
 
 
 @in_worker()
 def make_writer(
     options: Mapping[str, str], schema: "StructType", overwrite: bool
 ) -> DataSourceArrowWriter:
-    """For a batch write; raises BadSetting."""
+    """The writer of a batch write; raises BadSetting."""
     if overwrite:
         raise BadSetting(
             'a topic can\'t be overwritten: mode("overwrite") is refused',
-            hint='write with mode("append"); brokers delete old messages by their age',
+            hint='write with mode("append"); brokers delete old messages by age',
         )
-    return BatchWriter(_Write(options, schema, stream=False))
+    return BatchWriter(_WritePlan(options, schema, stream=False))
 
 
 @in_worker()
 def make_stream_writer(
     options: Mapping[str, str], schema: "StructType", overwrite: bool
 ) -> DataSourceStreamArrowWriter:
-    """For a stream; raises BadSetting."""
+    """The writer of a stream; raises BadSetting."""
     if overwrite:
         raise BadSetting(
             'a topic can\'t be overwritten: outputMode("complete") is refused',
             hint='use outputMode("append") or ("update")',
         )
-    return StreamWriter(_Write(options, schema, stream=True))
+    return StreamWriter(_WritePlan(options, schema, stream=True))
 
 
 class BatchWriter(DataSourceArrowWriter):
     """Writes a DataFrame."""
 
-    def __init__(self, write: "_Write") -> None:
+    def __init__(self, write: "_WritePlan") -> None:
         self._write = write
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> TaskWritten:
@@ -118,7 +109,7 @@ class BatchWriter(DataSourceArrowWriter):
 class StreamWriter(DataSourceStreamArrowWriter):
     """Writes each batch of a stream."""
 
-    def __init__(self, write: "_Write") -> None:
+    def __init__(self, write: "_WritePlan") -> None:
         self._write = write
 
     def write(self, iterator: Iterator["pa.RecordBatch"]) -> TaskWritten:
@@ -131,15 +122,15 @@ class StreamWriter(DataSourceStreamArrowWriter):
         self._write.abort(messages, batchId)
 
 
-class _Write:
-    """A write as it is planned, and its part in each task; goes from process to process."""
+class _WritePlan:
+    """A planned write; pickled for the tasks."""
 
     def __init__(self, options: Mapping[str, str], schema: "StructType", *, stream: bool) -> None:
         self.options = SinkOptions.of(options, stream=stream)
         self._stream = stream
         columns = [(field.name, field.dataType.simpleString()) for field in schema.fields]
         self._plan = RowPlan.of(columns, self.options.topic)
-        self._made_id = uuid.uuid4().hex
+        self._generated_id = uuid.uuid4().hex
 
     # --- in a task
 
@@ -153,49 +144,51 @@ class _Write:
             properties=self._properties(task),
             message_bytes_max=options.message_bytes_max,
             now_ms=time.time_ns() // 1_000_000,
-            may_wait=not options.transactional,
+            allow_delays=not options.transactional,
         )
         if options.transactional:
-            return self._run_once(task, reader, batches)
-        with Outbox(options, task.partition) as outbox:
+            return self._run_transactional(task, reader, batches)
+        with AtLeastOnceWriter(options, task.partition) as writer:
             for batch in batches:
-                outbox.put(reader.read(batch))
+                writer.put(reader.read(batch))
         return TaskWritten(task, reader.rows)
 
-    def _run_once(
-        self, task: Writing, reader: RowReader, batches: Iterator["pa.RecordBatch"]
+    def _run_transactional(
+        self, task: TaskId, reader: RowReader, batches: Iterator["pa.RecordBatch"]
     ) -> TaskWritten:
-        from penstock.spark.sink.transactional import TaskId, TransactionalTask
+        from penstock.spark.sink.transactional import TransactionalTask
 
         run = loop_thread().run
-        sending = TransactionalTask(self.options, TaskId(*task))
-        if not run(sending.begin):
+        sender = TransactionalTask(self.options, task)
+        if not run(sender.begin):
             return TaskWritten(task, 0, decided=True)
         try:
             for batch in batches:
-                run(sending.send, reader.read(batch))
-            return TaskWritten(task, reader.rows, handles=run(sending.finish))
+                run(sender.send, reader.read(batch))
+            return TaskWritten(task, reader.rows, chunks=run(sender.finish))
         except BaseException:
-            run(sending.roll_back)
+            run(sender.roll_back)
             raise
 
-    def _task(self) -> Writing:
+    def _task(self) -> TaskId:
         context = TaskContext.get()
         assert context is not None, "write() runs in tasks"
         query_id = context.getLocalProperty(QUERY_ID) or ""
         batch_id = self.options.batch_id
         if self._stream:
             batch_id = int(context.getLocalProperty(BATCH_ID) or 0)
-        return Writing(
-            sink_id=self.options.sink_id or (query_id if self._stream else "") or self._made_id,
+        return TaskId(
+            sink_id=self.options.sink_id
+            or (query_id if self._stream else "")
+            or self._generated_id,
             batch_id=batch_id,
             partition=context.partitionId(),
             attempt=context.attemptNumber(),
             query_id=query_id if self._stream else "",
         )
 
-    def _properties(self, task: Writing) -> dict[str, str]:
-        """What every message says of where it comes from; transactions say more, by themselves."""
+    def _properties(self, task: TaskId) -> dict[str, str]:
+        """The properties that identify the sink; the transactional sink adds its own."""
         if self.options.transactional or not self.options.identify:
             return {}
         return {
@@ -217,16 +210,18 @@ class _Write:
                 self.options,
                 written[0].task.sink_id,
                 batch_id,
-                _handles(written),
+                _chunks(written),
                 query_id=written[0].task.query_id,
                 decided=any(one.decided for one in written),
             )
-        log.info("batch %d: %d rows are written", batch_id, sum(one.rows for one in written))
+        log.info("batch %d: wrote %d rows", batch_id, sum(one.rows for one in written))
 
     @in_worker()
     def abort(self, messages: Sequence[WriterCommitMessage | None], batch_id: int) -> None:
-        """Failed tasks have taken back what they sent; the others' is taken back here. Where none
-        has left a message and no sinkId is given, nothing is known to take back."""
+        """Roll back what successful tasks have sent; failed tasks have done so themselves.
+
+        Without a message of a task and without a sinkId there is nothing to roll back.
+        """
         written = _written(messages)
         sink_id, query_id = self.options.sink_id, None
         if written:
@@ -235,7 +230,7 @@ class _Write:
             from penstock.spark.sink.transactional import abort_batch
 
             loop_thread().run(
-                abort_batch, self.options, sink_id, batch_id, _handles(written), query_id
+                abort_batch, self.options, sink_id, batch_id, _chunks(written), query_id
             )
 
 
@@ -243,5 +238,5 @@ def _written(messages: Sequence[WriterCommitMessage | None]) -> list[TaskWritten
     return [message for message in messages if isinstance(message, TaskWritten)]
 
 
-def _handles(written: Sequence[TaskWritten]) -> list[bytes]:
-    return [handle for one in written for handle in one.handles]
+def _chunks(written: Sequence[TaskWritten]) -> list[bytes]:
+    return [chunk for one in written for chunk in one.chunks]

@@ -1,21 +1,21 @@
-"""Rows of a DataFrame → messages.
+"""Rows of a DataFrame as messages.
 
-    topic                string          where the row goes, unless the option `topic` says it
-    body, or value       string, binary  needed; a message has at least one byte
+    topic                string          the topic, unless the option `topic` is set
+    body, or value       string, binary  required; a message has at least one byte
     tags                 string
-    keys                 string (blanks between several), or array<string>
+    keys                 string (separated by spaces), or array<string>
     properties           map<string,string>
-    queue_key            string or whole number: rows with one key go to one queue, in their order
-    delay_level          whole number, RocketMQ's 1 to 18; 0 or null: at once
-    delay_ms             whole number, from when the broker takes it
-    deliver_timestamp    timestamp; what lies in the past goes at once
-    flag                 whole number
+    queue_key            string or integer: rows with the same key go to one queue, in order
+    delay_level          integer, RocketMQ's 1 to 18; 0 or null: no delay
+    delay_ms             integer, from when the broker receives the message
+    deliver_timestamp    timestamp; no delay if it is in the past
+    flag                 integer
 
-What only the source has (`broker`, `queue_offset`, `message_id`, …) is passed over, and so are the
-properties that belong to RocketMQ's machinery: what was read can be written as it is. Any other
-column is refused when the write is planned; it would be lost without a word. With
-delivery=transactional rows of one queue_key keep their order unless a request has to be repeated:
-their order is that of the commits, many of which are under way together.
+Columns that only the source has (`broker`, `queue_offset`, `message_id`, …) are ignored, and so are
+RocketMQ's internal properties: rows that were read can be written unchanged. Any other column is
+refused when the write is planned, because it would be lost silently. With delivery=transactional
+rows with the same queue_key keep their order unless a request is retried: their order is that of
+the commits, many of which are in flight at once.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -48,7 +48,7 @@ from penstock.wire.codes import (
 )
 
 PROPERTY_SINK: Final = "PENSTOCK_SINK"
-"""Who wrote a message: the option sinkId, else the query's id, else one made for this write."""
+"""The sink that wrote a message: the option sinkId, the query's id, or an id of this write."""
 PROPERTY_BATCH: Final = "PENSTOCK_BATCH"
 PROPERTY_PARTITION: Final = "PENSTOCK_PARTITION"
 PROPERTY_ATTEMPT: Final = "PENSTOCK_ATTEMPT"
@@ -70,12 +70,12 @@ DROPPED_PROPERTIES: Final = RESERVED_PROPERTIES | {
     PROPERTY_PARTITION,
     PROPERTY_ATTEMPT,
 }
-"""Properties of a row that are not sent: they tell what became of the message it was before."""
+"""Properties of a row that are not sent: they describe the message that the row was read from."""
 
 _TEXT: Final = ("string",)
 _BYTES: Final = ("string", "binary")
 _NUMBERS: Final = ("tinyint", "smallint", "int", "bigint")
-_PARTS: Final[dict[str, tuple[str, ...]]] = {
+COLUMN_TYPES: Final[dict[str, tuple[str, ...]]] = {
     "topic": _TEXT,
     "body": _BYTES,
     "value": _BYTES,
@@ -88,13 +88,13 @@ _PARTS: Final[dict[str, tuple[str, ...]]] = {
     "deliver_timestamp": ("timestamp",),
     "flag": _NUMBERS,
 }
-_NOT_SENT: Final = frozenset(FIELDS) - frozenset(_PARTS)
-_WAITS: Final = ("delay_level", "delay_ms", "deliver_timestamp")
+_IGNORED_COLUMNS: Final = frozenset(FIELDS) - frozenset(COLUMN_TYPES)
+_DELAY_COLUMNS: Final = ("delay_level", "delay_ms", "deliver_timestamp")
 _DROPPED_ARRAY: Final = pa.array(sorted(DROPPED_PROPERTIES))
 
 
-class Outgoing(NamedTuple):
-    """A row as it is to be sent: `row` is its number within the task, from 0."""
+class RowMessage(NamedTuple):
+    """A row as a message; `row` is its number within the task, from 0."""
 
     row: int
     message: Message
@@ -103,10 +103,10 @@ class Outgoing(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """Which column has which part of a message; made once, when the write is planned."""
+    """Which column holds which part of a message; made once, when the write is planned."""
 
     topic: str | None
-    places: Mapping[str, int]
+    columns: Mapping[str, int]
 
     @classmethod
     def of(cls, columns: Iterable[tuple[str, str]], topic: str | None) -> "RowPlan":
@@ -118,30 +118,33 @@ class RowPlan:
                 continue
             if part in places:
                 raise BadSetting(
-                    f"two columns have the {part} of messages", hint="select one of them"
+                    f"two columns hold the {part} of messages", hint="select one of them"
                 )
             places[part] = place
         if "body" not in places:
             raise BadSetting(
-                "no column has the body of messages",
-                hint="name one `body` or `value`, of type string or binary (for example by"
+                "no column holds the body of messages",
+                hint="name one `body` or `value`, of type string or binary (for example with"
                 " to_json(struct(*)))",
             )
         if topic is None and "topic" not in places:
-            raise BadSetting("no topic is named", hint="give the option topic, or a column `topic`")
+            raise BadSetting(
+                "no topic is named", hint="set the option topic, or add a column `topic`"
+            )
         return cls(topic, places)
 
 
 def _part_of(name: str, kind: str) -> str | None:
     part = name.lower()
-    kinds = _PARTS.get(part)
+    kinds = COLUMN_TYPES.get(part)
     if kinds is None:
-        if part in _NOT_SENT:
+        if part in _IGNORED_COLUMNS:
             return None
         raise BadSetting(
             f"the sink does not know the column {name!r}",
-            hint=f"drop it, or put it into body or properties; there are {', '.join(_PARTS)}, and"
-            f" of the source's own columns {', '.join(sorted(_NOT_SENT))} are passed over",
+            hint=f"drop it, or put it into body or properties; known columns are"
+            f" {', '.join(COLUMN_TYPES)}; these columns of the source are ignored:"
+            f" {', '.join(sorted(_IGNORED_COLUMNS))}",
         )
     if kind not in kinds:
         raise BadSetting(
@@ -151,7 +154,7 @@ def _part_of(name: str, kind: str) -> str | None:
 
 
 class RowReader:
-    """Makes messages from the Arrow batches of one task, which are counted on from row 0."""
+    """Makes messages from the Arrow batches of one task; rows are numbered from 0."""
 
     def __init__(
         self,
@@ -161,20 +164,20 @@ class RowReader:
         properties: Mapping[str, str],
         message_bytes_max: int,
         now_ms: int,
-        may_wait: bool = True,
+        allow_delays: bool = True,
     ) -> None:
-        self._places = plan.places
+        self._columns = plan.columns
         self._topic = plan.topic
         self._partition = partition
-        self._own = dict(properties)
+        self._sink_properties = dict(properties)
         self._bytes_max = message_bytes_max
         self._now_ms = now_ms
-        self._may_wait = may_wait
+        self._allow_delays = allow_delays
         self._topics: set[str] = set()
         self.rows = 0
-        """How many were read."""
+        """The number of rows read."""
 
-    def read(self, batch: pa.RecordBatch) -> list[Outgoing]:
+    def read(self, batch: pa.RecordBatch) -> list[RowMessage]:
         """The messages of a batch; raises RowRefused."""
         count = batch.num_rows
         if count == 0:
@@ -187,16 +190,16 @@ class RowReader:
         rows = range(self.rows, self.rows + count)
         messages = list(map(Message, topics, bodies, tags, keys, properties))
         self._set_flags(batch, messages)
-        self._set_waits(batch, messages)
+        self._set_delays(batch, messages)
         queue_keys = self._queue_keys(batch)
         self.rows += count
-        return list(map(Outgoing, rows, messages, queue_keys))
+        return list(map(RowMessage, rows, messages, queue_keys))
 
-    # --- the parts, column by column
+    # --- columns
 
     def _array(self, batch: pa.RecordBatch, part: str) -> pa.Array | None:
-        """A column; None where there is none, or nothing in it."""
-        place = self._places.get(part)
+        """The column of a part; None if there is none, or all values are null."""
+        place = self._columns.get(part)
         if place is None:
             return None
         array = batch.column(place)
@@ -207,7 +210,7 @@ class RowReader:
         return repeat(None) if array is None else array.to_pylist()
 
     def _bodies(self, batch: pa.RecordBatch) -> list[bytes]:
-        array = batch.column(self._places["body"])
+        array = batch.column(self._columns["body"])
         if array.null_count:
             raise self._refused(_first(array.is_null()), "its body is null", "filter such rows out")
         if pa.types.is_string(array.type):
@@ -236,7 +239,7 @@ class RowReader:
     def _topics_of(self, batch: pa.RecordBatch) -> Iterable[str]:
         if self._topic is not None:
             return repeat(self._topic)
-        array = batch.column(self._places["topic"])
+        array = batch.column(self._columns["topic"])
         if array.null_count:
             raise self._refused(
                 _first(array.is_null()),
@@ -264,7 +267,7 @@ class RowReader:
     def _properties(self, batch: pa.RecordBatch) -> Iterable[Mapping[str, str]]:
         array = self._array(batch, "properties")
         if array is None:
-            return repeat(self._own)
+            return repeat(self._sink_properties)
         names, values = array.keys, array.items
         dropped = pc.any(pc.is_in(names, value_set=_DROPPED_ARRAY)).as_py()
         transient = pc.any(pc.starts_with(names, PROPERTY_TRANSIENT_PREFIX)).as_py()
@@ -279,7 +282,7 @@ class RowReader:
     def _maps(
         self, names: list[str], values: list[str | None], offsets: list[int], *, clean: bool
     ) -> Iterator[dict[str, Any]]:
-        own = self._own
+        own = self._sink_properties
         begin = offsets[0]
         for end in offsets[1:]:
             pairs = zip(names[begin:end], values[begin:end], strict=True)
@@ -297,7 +300,7 @@ class RowReader:
             array = array.cast(pa.string())
         return [value or None for value in array.to_pylist()]
 
-    # --- what few rows have
+    # --- columns that are rarely used
 
     def _set_flags(self, batch: pa.RecordBatch, messages: list[Message]) -> None:
         array = self._array(batch, "flag")
@@ -305,19 +308,19 @@ class RowReader:
             for message, flag in zip(messages, array.to_pylist(), strict=True):
                 message.flag = flag or 0
 
-    def _set_waits(self, batch: pa.RecordBatch, messages: list[Message]) -> None:
-        arrays = [self._array(batch, part) for part in _WAITS]
+    def _set_delays(self, batch: pa.RecordBatch, messages: list[Message]) -> None:
+        arrays = [self._array(batch, part) for part in _DELAY_COLUMNS]
         if all(array is None for array in arrays):
             return
         levels, delays, times = (
-            repeat(None) if array is None else _whole(array).to_pylist() for array in arrays
+            repeat(None) if array is None else _integers(array).to_pylist() for array in arrays
         )
         for number, (message, level, delay_ms, micros) in enumerate(
             zip(messages, levels, delays, times, strict=False)
         ):
-            self._set_wait(number, message, level or 0, delay_ms or 0, micros)
+            self._set_delay(number, message, level or 0, delay_ms or 0, micros)
 
-    def _set_wait(
+    def _set_delay(
         self, number: int, message: Message, level: int, delay_ms: int, micros: int | None
     ) -> None:
         if micros is not None and micros // 1000 <= self._now_ms:
@@ -327,21 +330,21 @@ class RowReader:
             return
         if waits > 1:
             raise self._refused(
-                number, "it has more than one time to wait", f"set one of {', '.join(_WAITS)}"
+                number, "it has more than one delay", f"set one of {', '.join(_DELAY_COLUMNS)}"
             )
-        if not self._may_wait:
+        if not self._allow_delays:
             raise self._refused(
                 number,
-                "it is to wait for its time, which delivery=transactional can't promise",
-                "write such rows by a sink of their own, without delivery=transactional",
+                "it has a delay, which delivery=transactional does not support",
+                "write delayed rows with another sink, without delivery=transactional",
             )
         try:
             message.delay_level = level
             message.delay = timedelta(milliseconds=delay_ms) if delay_ms else None
-            message.deliver_at = micros if micros is None else _moment(micros)
+            message.deliver_at = micros if micros is None else _datetime(micros)
         except OverflowError:
             raise self._refused(
-                number, "its time to wait is too long", "delay_ms is in milliseconds"
+                number, "its delay is too long", "delay_ms is in milliseconds"
             ) from None
 
     def _refused(self, number: int, why: str, hint: str) -> RowRefused:
@@ -352,18 +355,18 @@ def _is_sent(name: str) -> bool:
     return name not in DROPPED_PROPERTIES and not name.startswith(PROPERTY_TRANSIENT_PREFIX)
 
 
-def _whole(array: pa.Array) -> pa.Array:
-    """Timestamps as microseconds since 1970."""
+def _integers(array: pa.Array) -> pa.Array:
+    """The array, with timestamps as microseconds since 1970."""
     if pa.types.is_timestamp(array.type):
         return array.cast(pa.timestamp("us", tz=array.type.tz)).cast(pa.int64())
     return array
 
 
-def _moment(micros: int) -> datetime:
+def _datetime(micros: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=micros)
 
 
 def _first(found: pa.BooleanArray) -> int:
-    """Where the first of them stands."""
+    """The index of the first true value."""
     place: int = pc.index(found, True).as_py()
     return place

@@ -1,9 +1,9 @@
-"""Which rows leave in one request, and which after which.
+"""Groups rows into requests, and says which requests must follow each other.
 
-Rows of one topic leave together, in requests of `batchCount` rows or `batchBytes`. Alone leave
-those that wait for their time (brokers take no such batches) and those long enough to be
-compressed. Rows with a queue key leave together with those of the same key, one request after the
-other, so that a second attempt changes no order.
+Rows of one topic are sent together, in requests of `batchCount` rows or `batchBytes`. Delayed rows
+are sent one by one, because brokers refuse them in batches, and so are rows that are large enough
+to be compressed. Rows with a queue key are sent with those of the same key, one request after the
+other, so that a retry does not change their order.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -11,33 +11,33 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.client.messages import Message
-from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.sink_options import SinkOptions
 
-ALONE_MAX: Final = 500
-"""Rows that leave alone and are looked after together."""
+SINGLE_ROWS_MAX: Final = 500
+"""Rows of one send batch that are sent one by one."""
 _OVERHEAD_BYTES: Final = 150
-"""About what a row has beside its body and its properties."""
+"""The approximate size of a message without its body and properties."""
 
 
 @dataclass(slots=True)
-class Bundle:
-    """Rows that are looked after together, as requests one after the other."""
+class SendBatch:
+    """Requests that are sent one after the other."""
 
-    requests: list[list[Outgoing]]
+    requests: list[list[RowMessage]]
     size: int
     together: bool
-    """Whether the rows of a request leave as one, or each alone, at the same time."""
+    """Whether a request sends its rows as one batch, or each as its own message."""
 
 
-class _Growing:
-    """Rows of one topic and key that wait for company."""
+class _OpenBatch:
+    """Collects rows of one topic and queue key."""
 
     __slots__ = ("requests", "rows", "size", "total")
 
     def __init__(self) -> None:
-        self.requests: list[list[Outgoing]] = []
-        self.rows: list[Outgoing] = []
+        self.requests: list[list[RowMessage]] = []
+        self.rows: list[RowMessage] = []
         self.size = 0
         self.total = 0
 
@@ -47,75 +47,73 @@ class _Growing:
             self.total += self.size
             self.rows, self.size = [], 0
 
-    def bundle(self, *, together: bool) -> Bundle:
+    def close(self, *, together: bool) -> SendBatch:
         self.close_request()
-        return Bundle(self.requests, self.total, together)
+        return SendBatch(self.requests, self.total, together)
 
 
-def bundles(rows: Sequence[Outgoing], options: SinkOptions) -> Iterator[Bundle]:
-    """Rows as they leave; those with one topic and key stay in order."""
-    together: dict[tuple[str, str | None], _Growing] = {}
-    alone = _Growing()
+def make_send_batches(rows: Sequence[RowMessage], options: SinkOptions) -> Iterator[SendBatch]:
+    """The rows in send batches; rows with the same topic and key keep their order."""
+    open_batches: dict[tuple[str, str | None], _OpenBatch] = {}
+    singles = _OpenBatch()
     compress_from = options.compress_above_bytes if options.compression else 1 << 62
     properties: Mapping[str, str] = {}
-    beside = _OVERHEAD_BYTES
+    overhead = _OVERHEAD_BYTES
     for row in rows:
         message = row.message
-        if message.properties is not properties:  # those of a whole batch may be one
+        if message.properties is not properties:  # all rows of a batch may share one mapping
             properties = message.properties
-            beside = _OVERHEAD_BYTES + _length(properties)
+            overhead = _OVERHEAD_BYTES + _length(properties)
         length = len(message.body)
-        size = length + beside
-        apart = length >= compress_from or _waits(message)
-        if apart and row.queue_key is None:
-            alone.rows.append(row)
-            alone.size += size
-            if len(alone.rows) >= ALONE_MAX or alone.size >= options.batch_bytes:
-                yield alone.bundle(together=False)
-                alone = _Growing()
+        size = length + overhead
+        is_single = length >= compress_from or is_delayed(message)
+        if is_single and row.queue_key is None:
+            singles.rows.append(row)
+            singles.size += size
+            if len(singles.rows) >= SINGLE_ROWS_MAX or singles.size >= options.batch_bytes:
+                yield singles.close(together=False)
+                singles = _OpenBatch()
             continue
-        kind = (message.topic, row.queue_key)
-        growing = together.get(kind)
-        if growing is None:
-            growing = together[kind] = _Growing()
-        if apart or (
-            growing.rows
-            and (
-                growing.size + size > options.batch_bytes
-                or len(growing.rows) >= options.batch_count
-            )
+        key = (message.topic, row.queue_key)
+        batch = open_batches.get(key)
+        if batch is None:
+            batch = open_batches[key] = _OpenBatch()
+        if is_single or (
+            batch.rows
+            and (batch.size + size > options.batch_bytes or len(batch.rows) >= options.batch_count)
         ):
-            growing.close_request()
+            batch.close_request()
             if row.queue_key is None:
-                yield growing.bundle(together=True)
-                growing = together[kind] = _Growing()
-        growing.rows.append(row)
-        growing.size += size
-        if apart:
-            growing.close_request()
-    yield from _leftover(together, alone)
+                yield batch.close(together=True)
+                batch = open_batches[key] = _OpenBatch()
+        batch.rows.append(row)
+        batch.size += size
+        if is_single:
+            batch.close_request()
+    yield from _close_all(open_batches, singles)
 
 
-def _leftover(
-    together: dict[tuple[str, str | None], _Growing], alone: _Growing
-) -> Iterator[Bundle]:
-    for (_, key), growing in together.items():
-        bundle = growing.bundle(together=True)
-        if key is not None and len(bundle.requests) == 1 and len(bundle.requests[0]) == 1:
-            alone.rows += bundle.requests[0]  # nothing else has its key: it need not wait
-            alone.size += bundle.size
-            if len(alone.rows) >= ALONE_MAX:
-                alone.close_request()
-        elif bundle.requests:
-            yield bundle
-    alone.close_request()
-    for request in alone.requests:
-        yield Bundle([request], alone.total // len(alone.requests), False)
+def _close_all(
+    open_batches: dict[tuple[str, str | None], _OpenBatch], singles: _OpenBatch
+) -> Iterator[SendBatch]:
+    for (_, key), open_batch in open_batches.items():
+        batch = open_batch.close(together=True)
+        if key is not None and len(batch.requests) == 1 and len(batch.requests[0]) == 1:
+            singles.rows += batch.requests[0]  # the only row of its key need not wait for others
+            singles.size += batch.size
+            if len(singles.rows) >= SINGLE_ROWS_MAX:
+                singles.close_request()
+        elif batch.requests:
+            yield batch
+    singles.close_request()
+    for request in singles.requests:
+        yield SendBatch([request], singles.total // len(singles.requests), False)
 
 
 def _length(properties: Mapping[str, str]) -> int:
     return sum(map(len, properties)) + sum(map(len, properties.values()))
 
 
-def _waits(message: Message) -> bool:
+def is_delayed(message: Message) -> bool:
+    """Whether the message has a delay level, a delay or a delivery time."""
     return bool(message.delay_level or message.delay is not None or message.deliver_at is not None)

@@ -1,4 +1,4 @@
-"""The options of the sink: where rows go, how they are sent, and how sure it has to be."""
+"""The options of the sink: topic, delivery guarantee, and how rows are sent."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -29,8 +29,8 @@ SINK_OPTIONS: Final = (
     "messageBytesMax",
     "identify",
 )
-_SPARKS_OWN: Final = ("checkpointLocation", "queryName", "outputMode")
-"""What Spark itself hands over with a stream's options."""
+_SPARK_OPTIONS: Final = ("checkpointLocation", "queryName", "outputMode")
+"""Options of a stream that Spark itself adds."""
 _TRANSACTIONAL_ONLY: Final = ("transactionTimeout", "controlBroker")
 _AT_LEAST_ONCE_ONLY: Final = ("acks", "identify", "batchBytes", "batchCount", "inFlightBytes")
 
@@ -38,32 +38,32 @@ GROUP: Final = "penstock-spark-sink"
 BATCH_BYTES: Final = 256 * 1024
 IN_FLIGHT_BYTES: Final = 16 * 1024 * 1024
 DELIVERY_MS: Final = 120_000
-"""As long as Kafka's producers try: a broker that is restarted comes back within it."""
+"""The default of Kafka's producers: a broker restarts within it."""
 TRANSACTION_MS: Final = 24 * 3_600_000
 MESSAGES_IN_FLIGHT_MAX: Final = 100_000
-"""What a producer would refuse; the sink keeps to fewer by itself."""
+"""The producer's own limit; the sink stays below it."""
 _SINK_ID_CHARS_MAX: Final = 128
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SinkOptions:
-    """How a DataFrame is written; tasks on other machines get it too."""
+    """How a DataFrame is written; pickled for tasks on other machines."""
 
     connection: ConnectionOptions
     topic: str | None
-    """Where all rows go; None: each row says it in its column `topic`."""
+    """The topic of all rows; None: each row has a column `topic`."""
     transactional: bool
     sink_id: str | None
-    """The identity of what is written, for ever; None: a stream's query id."""
+    """The permanent identity of this sink; None: the id of the streaming query."""
     batch_id: int
-    """The number of a batch write within its sinkId; streams count by themselves."""
+    """The number of a batch write within its sinkId; streams have Spark's batch ids."""
     control_broker: str | None
-    """The broker that keeps the decisions of a sink that begins in the midst of a stream."""
+    """The control broker of a sink whose first batch is not batch 0."""
     transaction_timeout_ms: int
     delivery_timeout_ms: int
-    """How long a message is tried to be sent, whatever fails."""
-    only_safe: bool
-    """Whether a broker that has a message, and less safely than it should, is no success."""
+    """How long a send is retried, whatever fails."""
+    require_durable: bool
+    """Whether a message that is stored, but not durably, counts as failed."""
     group: str
     compression: str | None
     compress_above_bytes: int
@@ -72,13 +72,13 @@ class SinkOptions:
     in_flight_bytes: int
     message_bytes_max: int
     identify: bool
-    """Whether messages say which sink, batch and partition they come from."""
+    """Whether messages have properties with their sink, batch and partition."""
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, stream: bool) -> "SinkOptions":
-        """From what Spark hands over; raises BadSetting."""
+        """From Spark's options; raises BadSetting."""
         given = OptionReader(
-            options, (*CONNECTION_OPTIONS, *SINK_OPTIONS, *_SPARKS_OWN), what="sink"
+            options, (*CONNECTION_OPTIONS, *SINK_OPTIONS, *_SPARK_OPTIONS), what="sink"
         )
         delivery = given.choice(
             "delivery", ("at-least-once", "transactional"), default="at-least-once"
@@ -86,7 +86,7 @@ class SinkOptions:
         transactional = delivery == "transactional"
         _check_identity(given, transactional=transactional, stream=stream)
         compression = given.choice("compression", ("zlib", "lz4", "zstd", "none"), default="zlib")
-        made = cls(
+        found = cls(
             connection=ConnectionOptions.of(given),
             topic=given.text("topic"),
             transactional=transactional,
@@ -95,7 +95,7 @@ class SinkOptions:
             control_broker=given.text("controlBroker"),
             transaction_timeout_ms=given.duration_ms("transactionTimeout", default=TRANSACTION_MS),
             delivery_timeout_ms=given.duration_ms("deliveryTimeout", default=DELIVERY_MS),
-            only_safe=given.choice("acks", ("all", "1"), default="all") == "all",
+            require_durable=given.choice("acks", ("all", "1"), default="all") == "all",
             group=given.text("group") or GROUP,
             compression=None if compression == "none" else compression,
             compress_above_bytes=given.count("compressAboveBytes") or 4096,
@@ -105,11 +105,11 @@ class SinkOptions:
             message_bytes_max=given.count("messageBytesMax") or SendOptions().message_bytes_max,
             identify=given.boolean("identify", default=True),
         )
-        _check_values(made)
-        return made
+        _check_values(found)
+        return found
 
     def producer(self) -> AsyncProducer:
-        """A producer for these options, not started."""
+        """A producer for these options, not started yet."""
         return AsyncProducer(
             self.connection.nameservers,
             group=self.group,
@@ -121,7 +121,7 @@ class SinkOptions:
         )
 
     def producer_key(self) -> object:
-        """What two writes have in common that can share a producer."""
+        """Two writes with the same key can share a producer."""
         return (
             self.connection,
             self.group,
@@ -140,16 +140,16 @@ def _check_identity(given: OptionReader, *, transactional: bool, stream: bool) -
         given.refuse(("batchId",), "is only for batch writes: streams count their batches")
     elif transactional and "sinkId" not in given:
         raise BadSetting(
-            "delivery=transactional of a batch write needs the option sinkId: a second run is known"
-            " by it",
-            hint="give it a name of its own, and batchId where one name writes several batches",
+            "a batch write with delivery=transactional needs the option sinkId, which identifies a"
+            " repeated run",
+            hint="set a unique sinkId, and batchId if one sinkId writes several batches",
         )
     elif "batchId" in given and "sinkId" not in given:
-        raise BadSetting("the option batchId needs sinkId", hint="give both, or none of them")
+        raise BadSetting("the option batchId needs sinkId", hint="set both or neither")
 
 
 def _batch_id(given: OptionReader) -> int:
-    """The one number of the sink that may be 0: foreachBatch counts from there."""
+    """The only number that may be 0: foreachBatch counts from 0."""
     text = given.text("batchId")
     return 0 if text in (None, "0") else given.count("batchId") or 0
 
@@ -158,26 +158,26 @@ def _at_most(given: OptionReader, name: str, limit: int, *, default: int) -> int
     value = given.count(name) or default
     if value > limit:
         raise BadSetting.over(
-            f"the option {name}", figure=value, limit=limit, unit="given", hint="give less"
+            f"the option {name}", figure=value, limit=limit, unit="given", hint="set a lower value"
         )
     return value
 
 
-def _check_values(made: SinkOptions) -> None:
-    fault = group_fault(made.group)
+def _check_values(found: SinkOptions) -> None:
+    fault = group_fault(found.group)
     if fault is not None:
         raise BadSetting(f"the option group: {fault}", hint="choose another name")
-    if made.topic is not None:
+    if found.topic is not None:
         try:
-            check_topic(made.topic)
+            check_topic(found.topic)
         except PenstockError as error:
             raise BadSetting(f"the option topic: {error}", hint=error.hint) from None
-    sink_id = made.sink_id
+    sink_id = found.sink_id
     if sink_id is not None and (
         len(sink_id) > _SINK_ID_CHARS_MAX or not sink_id.isprintable() or not sink_id.isascii()
     ):
         raise BadSetting(
             f"the option sinkId is {sink_id[:40]!r}",
-            hint=f"give at most {_SINK_ID_CHARS_MAX} visible ASCII characters",
+            hint=f"use at most {_SINK_ID_CHARS_MAX} printable ASCII characters",
         )
-    SendOptions(message_bytes_max=made.message_bytes_max)  # raises what is beyond a frame
+    SendOptions(message_bytes_max=found.message_bytes_max)  # raises if it exceeds a frame

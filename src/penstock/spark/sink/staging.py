@@ -1,13 +1,12 @@
-"""Format `penstock-staging`: tasks write Parquet files themselves, and tell which.
+"""Format `penstock-staging`: tasks write Parquet files themselves and return their paths.
 
-Rows that go through Spark's JVM to its Parquet writer cost it several times what reading them does.
-Arrow batches that are there already become Parquet files without leaving their Python process, and
-Spark carries a row for each file. It is for the pipeline `lake`, on file systems that all workers
-see as local ones.
+Passing rows through Spark's JVM to its Parquet writer costs several times as much as reading them.
+Here Arrow batches become Parquet files in the Python process, and Spark gets one row per file. The
+pipeline `lake` uses it on file systems that are local paths on all workers.
 
-Options besides those of format `penstock`, whose columns have to have `date` and `topic`:
-`staging`, a directory, and `codec`. A task that fails leaves files that nobody knows of; whoever
-gave it the directory removes it later.
+Options besides those of the format `penstock`, whose columns must include `date` and `topic`:
+`staging`, a directory, and `codec`. A task that fails leaves files behind; the pipeline removes the
+directory later.
 """
 
 import os
@@ -33,7 +32,7 @@ NAME: Final = "penstock-staging"
 STAGING: Final = "staging"
 CODEC: Final = "codec"
 GROUP_BYTES: Final = 64 * 1024 * 1024
-"""A row group of a file, as it is in memory."""
+"""The size of a row group in memory."""
 FILES_OPEN_MAX: Final = 64
 FILES: Final = pa.schema(
     [
@@ -43,11 +42,11 @@ FILES: Final = pa.schema(
     ]
 )
 _ESCAPED: Final = frozenset("\"#%'*/:=?\\\x7f{[]^")
-"""What Spark does not leave in names of directories, besides control characters."""
+"""Characters that Spark escapes in directory names, besides control characters."""
 
 
 class StagingSource(DataSource):
-    """The format."""
+    """The data source."""
 
     @classmethod
     def name(cls) -> str:
@@ -66,7 +65,7 @@ class StagingSource(DataSource):
 
 
 class StagingReader(TopicStreamReader):
-    """The stream of messages, of which tasks keep the messages to themselves."""
+    """A stream of messages whose tasks return files instead of rows."""
 
     def __init__(self, options: SourceOptions, folder: str, codec: str) -> None:
         super().__init__(options, spark_schema(options.columns))
@@ -86,7 +85,7 @@ class StagedFiles:
     def __init__(self, folder: str, codec: str) -> None:
         self._folder = folder
         self._codec = codec
-        self._open: dict[tuple[date, str], _File] = {}
+        self._open: dict[tuple[date, str], _ParquetFile] = {}
         self._done: list[tuple[str, int, int]] = []
 
     def __enter__(self) -> "StagedFiles":
@@ -97,7 +96,7 @@ class StagedFiles:
             file.abandon()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Rows of one topic."""
+        """Add rows of one topic."""
         topic = batch.column("topic")[0].as_py()
         days = batch.column(DATE)
         data = batch.drop_columns([DATE, "topic"])
@@ -109,19 +108,19 @@ class StagedFiles:
             self._file(day.as_py(), topic).add(data.filter(pc.equal(days, day)))
 
     def finish(self) -> pa.RecordBatch:
-        """All files, with their sizes and rows."""
+        """Close all files; returns their paths, sizes and row counts."""
         self._close_all()
         columns = zip(*self._done, strict=True) if self._done else ((), (), ())
         arrays = [pa.array(column, kind) for column, kind in zip(columns, FILES.types, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=FILES)
 
-    def _file(self, day: date, topic: str) -> "_File":
+    def _file(self, day: date, topic: str) -> "_ParquetFile":
         file = self._open.get((day, topic))
         if file is None:
             if len(self._open) >= FILES_OPEN_MAX:
                 self._close_all()
             place = Path(self._folder, "data", f"{DATE}={day}", f"topic={escaped(topic)}")
-            file = self._open[day, topic] = _File(place, self._codec)
+            file = self._open[day, topic] = _ParquetFile(place, self._codec)
         return file
 
     def _close_all(self) -> None:
@@ -130,7 +129,7 @@ class StagedFiles:
             self._done.append(file.close())
 
 
-class _File:
+class _ParquetFile:
     """A Parquet file that is being written, a row group at a time."""
 
     def __init__(self, folder: Path, codec: str) -> None:
@@ -138,19 +137,19 @@ class _File:
         self._path = folder / f"{uuid.uuid4().hex}.parquet"
         self._codec = codec
         self._writer: Any = None
-        self._waiting: list[pa.RecordBatch] = []
+        self._batches: list[pa.RecordBatch] = []
         self._size = 0
         self._rows = 0
 
     def add(self, batch: pa.RecordBatch) -> None:
-        self._waiting.append(batch)
+        self._batches.append(batch)
         self._size += batch.nbytes
         self._rows += batch.num_rows
         if self._size >= GROUP_BYTES:
             self._write()
 
     def _write(self) -> None:
-        table = pa.Table.from_batches(self._waiting)
+        table = pa.Table.from_batches(self._batches)
         if self._writer is None:
             searched = [
                 name for name in table.schema.names if name not in COLUMNS_WITHOUT_STATISTICS
@@ -163,29 +162,29 @@ class _File:
                 store_schema=False,
             )
         self._writer.write_table(table, row_group_size=table.num_rows)
-        self._waiting.clear()
+        self._batches.clear()
         self._size = 0
 
     def close(self) -> tuple[str, int, int]:
-        """Its path, size and rows."""
-        if self._waiting:
+        """Finish the file; returns its path, size and row count."""
+        if self._batches:
             self._write()
         self._writer.close()
         return str(self._path), os.path.getsize(self._path), self._rows
 
     def abandon(self) -> None:
-        """Whatever is wrong was told before; only the descriptor has to go."""
+        """Close the file descriptor after an error."""
         if self._writer is not None:
             self._writer.close()
 
 
 def escaped(value: str) -> str:
-    """A value as a part of a path, as Spark writes it for partitions."""
+    """A value as Spark escapes it in the path of a partition."""
     return "".join(
         f"%{ord(each):02X}" if each in _ESCAPED or each < " " else each for each in value
     )
 
 
 def files_of(rows: "list[Mapping[str, Any]]", root: str) -> list[tuple[str, int, int]]:
-    """What tasks have told: paths below the root, sizes, rows."""
+    """The files that tasks returned: paths relative to the root, sizes, row counts."""
     return [(os.path.relpath(row["path"], root), row["size"], row["rows"]) for row in rows]

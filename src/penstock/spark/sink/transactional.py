@@ -1,113 +1,100 @@
-"""Each row once: `delivery=transactional`, from the first half to the last commit.
+"""`delivery=transactional`: each row is published once, from the first half message to the commit.
 
-1.  A task asks whether its batch is decided (`begin`). If so it sends nothing. Otherwise it sends
-    its rows as half messages, which no consumer sees, and hands their offsets over (`finish`), or
-    takes them back when it fails (`roll_back`).
-2.  `commit_batch` writes all tasks' halves as the decision, commits each of them, and notes that
-    this is done. Commits may be repeated: brokers answer the second one, and store nothing.
+1.  A task asks whether its batch is decided (`begin`). If so, it sends nothing. Otherwise it sends
+    its rows as half messages, which consumers do not see, and returns their offsets (`finish`), or
+    rolls them back if it fails (`roll_back`).
+2.  `commit_batch` writes the half messages of all tasks as the decision, commits each of them, and
+    records that the batch is done. Commits may be repeated: brokers answer the second one and store
+    nothing.
 3.  A decision is final. `commit_batch` and `abort_batch`, of this run of the batch or a later one,
-    finish what is decided and roll back only halves that are not part of it. `abort_batch` without
-    a decision first notes the abort, so that a decision that is still on its way is void.
+    finish what is decided and roll back only half messages that are not part of the decision.
+    Without a decision `abort_batch` first records the abort, which makes a later decision void.
 
-**Halves that nobody mentions.** An attempt that is killed, a speculative one that loses, an answer
-that gets lost before a send is tried again: such halves are in no decision, so they are never
-published. They expire after `transactionTimeout`; until then they are open at their broker, count
-for its `open_transactions_max`, and keep its log from being cleaned. Then the broker asks a
-producer of the group (any sink that runs with the same `group` answers, `Judge`), and rolls them
-back; if there is none, it does so after `retain_hours`, with a copy for people to look at.
+**Half messages without a decision** come from attempts that were killed, speculative attempts that
+lost, and sends whose response was lost before a retry. They are never published. They expire after
+`transactionTimeout`. Until then they count for the broker's `open_transactions_max`, and their log
+segments are not deleted. Then the broker checks back with a producer of the group, that is any
+running sink with the same `group` (`transaction_check`), and rolls them back. If there is none, it
+does so after `retain_hours`, and keeps a copy.
 
-**Drivers that do not know that they are dead.** Two of them may run the same batch. Each has halves
-of its own; the queue of the control topic orders their decisions, and the one that comes second
-finds the first, finishes it and rolls back its own. A batch older than one that is decided is
-refused (SinkTaken), and so is one of another query: a decision tells whose it is.
+**Two drivers** may run the same batch if one does not know that it was replaced. Each sends its own
+half messages. The queue of the control topic orders their decisions: the second one finds the
+first, finishes it and rolls back its own half messages. A batch that is older than a decided one is
+refused (SinkTaken), and so is a batch of another query: a decision contains its query.
 
-**Batch writes** are one batch of their `sinkId`, number `batchId` (0). The same again is the same
-batch: it publishes nothing more. Who goes on with a higher number after a commit that failed half
-way has the earlier batch finished first.
+**A batch write** is one batch of its `sinkId`, with the number `batchId` (0). Running it again
+publishes nothing more. If a commit failed half way, a write with a higher number first finishes the
+earlier batch.
 """
 
 import logging
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.transaction.async_transaction_producer import Decision
 from penstock.client.transaction.transaction_checks import Check
 from penstock.errors import BatchNotDecided, DecisionLost, PenstockError, RowsExpired, SinkTaken
-from penstock.spark.sink.batch_status import Note, Standing, rows_in
+from penstock.spark.sink.batch_status import BatchStatus, ControlRecord, rows_in
 from penstock.spark.sink.commit_messages import (
-    ROWS_MAX,
-    HalfOffsets,
-    Parcel,
-    Place,
+    CHUNK_ROWS_MAX,
+    HalfMessageOffsets,
+    HalfMessages,
+    HalfMessageTopic,
     decode,
     digest,
-    label,
+    read_header,
 )
-from penstock.spark.sink.control_topic import Control
+from penstock.spark.sink.control_topic import ControlTopic
 from penstock.spark.sink.row_messages import (
     PROPERTY_ATTEMPT,
     PROPERTY_BATCH,
     PROPERTY_PARTITION,
     PROPERTY_SINK,
-    Outgoing,
+    RowMessage,
 )
-from penstock.spark.sink.sink_client import NOTHING, SinkClient
+from penstock.spark.sink.sink_client import NOTHING_LOST, SinkClient
 from penstock.spark.sink.sink_options import SinkOptions
+from penstock.spark.sink.task_id import TaskId
 from penstock.wire.codes import PROPERTY_CHECK_IMMUNITY_SECONDS
 
 log = logging.getLogger(__name__)
 
-MARGIN: Final = 0.9
-"""A batch is decided within this part of `transactionTimeout`: its commits need time too."""
-
-
-@dataclass(frozen=True, slots=True)
-class TaskId:
-    """One attempt of one task; picklable."""
-
-    sink_id: str
-    batch_id: int
-    partition: int
-    attempt: int
-    query_id: str = ""
-    """The streaming query's; "" in a batch write. A sinkId that another query has used is refused:
-    batches of this one would be taken for batches of that one, which are published."""
+DECISION_TIME_SHARE: Final = 0.9
+"""A batch must be decided within this share of `transactionTimeout`: commits need time, too."""
 
 
 class TransactionalTask:
-    """What one task sends; started and used on one event loop."""
+    """Sends the half messages of one task; used on one event loop."""
 
     def __init__(self, options: SinkOptions, task: TaskId) -> None:
         self._options = options
         self._task = task
-        self._client = SinkClient(options, judge)
+        self._client = SinkClient(options, transaction_check)
         self._expires_ms = 0
-        self._full: list[bytes] = []
-        self._open: dict[Place, list[HalfOffsets]] = {}
+        self._chunks: list[bytes] = []
+        self._open: dict[HalfMessageTopic, list[HalfMessageOffsets]] = {}
         self._count = 0
 
     async def begin(self) -> bool:
-        """Whether to send: False if the batch is decided. Then nothing is to be sent; `finish` and
-        `roll_back` do nothing."""
+        """Whether to send. If the batch is decided, `finish` and `roll_back` do nothing."""
         task, client = self._task, self._client
         await client.start()
         control = client.control(task.sink_id, task.query_id)
         try:
-            await control.locate(task.batch_id, self._options.control_broker)
-            standing = await control.claim(task.batch_id)
+            await control.find_control_broker(task.batch_id, self._options.control_broker)
+            status = await control.take_ownership(task.batch_id)
         except BaseException:
             await client.close()
             raise
-        if standing.done or standing.decision is not None:
+        if status.done or status.decision is not None:
             await client.close()
             return False
         return True
 
-    async def send(self, rows: Sequence[Outgoing]) -> None:
-        """Send halves; returns when all are acknowledged."""
+    async def send(self, rows: Sequence[RowMessage]) -> None:
+        """Send half messages; returns when all are acknowledged."""
         task, timeout_ms = self._task, self._options.transaction_timeout_ms
         if not self._expires_ms:
             self._expires_ms = self._client.now_ms() + timeout_ms
@@ -118,33 +105,33 @@ class TransactionalTask:
             PROPERTY_ATTEMPT: str(task.attempt),
             PROPERTY_CHECK_IMMUNITY_SECONDS: str(-(-timeout_ms // 1000)),
         }
-        await self._client.send_halves(rows, properties, task.partition, self._stored)
+        await self._client.send_half_messages(rows, properties, task.partition, self._on_stored)
 
-    def _stored(self, place: Place, half: HalfOffsets) -> None:
-        self._open.setdefault(place, []).append(half)
+    def _on_stored(self, topic: HalfMessageTopic, half: HalfMessageOffsets) -> None:
+        self._open.setdefault(topic, []).append(half)
         self._count += 1
-        if self._count >= ROWS_MAX:
-            self._seal()
+        if self._count >= CHUNK_ROWS_MAX:
+            self._close_chunk()
 
-    def _seal(self) -> None:
+    def _close_chunk(self) -> None:
         group = self._client.group_name
         if self._open:
-            self._full.append(Parcel(group, self._expires_ms, self._open).encode())
+            self._chunks.append(HalfMessages(group, self._expires_ms, self._open).encode())
         self._open, self._count = {}, 0
 
     async def finish(self) -> tuple[bytes, ...]:
-        """What the commit message carries: a few bytes for each row. Closes the connections."""
-        self._seal()
+        """The chunks for the commit message, a few bytes for each row. Closes the connections."""
+        self._close_chunk()
         await self._client.close()
-        return tuple(self._full)
+        return tuple(self._chunks)
 
     async def roll_back(self) -> None:
-        """After a failure: take back what was sent, as far as brokers can be reached. Closes."""
-        self._seal()
-        if self._full:
+        """After a failure: roll back what was sent, if possible. Closes the connections."""
+        self._close_chunk()
+        if self._chunks:
             await self._client.start()  # a task may fail after `finish`
-        for data in self._full:
-            await self._client.roll_back_halves(decode(data))
+        for chunk in self._chunks:
+            await self._client.roll_back_half_messages(decode(chunk))
         await self._client.close()
 
 
@@ -152,139 +139,138 @@ async def commit_batch(
     options: SinkOptions,
     sink_id: str,
     batch_id: int,
-    handles: Sequence[bytes],
+    chunks: Sequence[bytes],
     *,
     query_id: str,
     decided: bool = False,
 ) -> None:
-    """Publish a batch. `handles` are what all tasks' `finish` gave, together; `decided` says that
-    `begin` of one of them found the batch decided."""
+    """Publish a batch. `chunks` are the results of all tasks' `finish`; `decided` says that `begin`
+    of one of them found the batch decided."""
     async with _batch(options, sink_id, batch_id, query_id) as batch:
-        standing = await batch.look_or_roll_back(handles)
-        if not standing.done and standing.decision is None:
+        status = await batch.status_or_roll_back(chunks)
+        if not status.done and status.decision is None:
             if decided:
                 raise DecisionLost(
-                    f"a task found batch {batch_id} of the sink {sink_id!r} decided, and now no "
-                    "decision is to be found"
+                    f"a task found batch {batch_id} of the sink {sink_id!r} decided, but now its "
+                    "decision is missing"
                 )
-            batch.check_time(handles)
+            batch.check_time_left(chunks)
             await batch.finish_earlier()
-            await batch.control.write_decision(batch_id, handles)
-            standing = await batch.control.look(batch_id)
-            if not standing.done and standing.decision is None:
+            await batch.control.write_decision(batch_id, chunks)
+            status = await batch.control.status(batch_id)
+            if not status.done and status.decision is None:
                 raise BatchNotDecided(
                     f"batch {batch_id} of the sink {sink_id!r} was aborted before it was decided"
                 )
-        await batch.finish(standing, handles)
+        await batch.finish(status, chunks)
 
 
 async def abort_batch(
     options: SinkOptions,
     sink_id: str,
     batch_id: int,
-    handles: Sequence[bytes],
+    chunks: Sequence[bytes],
     query_id: str | None = None,
 ) -> None:
-    """Take a batch back; if it is decided, finish it instead. Without the tasks' messages nobody
-    knows the query.
+    """Roll a batch back, or finish it if it is decided; the query is unknown without task messages.
 
-    What can't be done now is logged: a later run finishes what is decided, other halves expire, and
-    an error would take the place of the one because of which Spark aborts.
+    Failures are only logged: a later run finishes what is decided, other half messages expire, and
+    an error here would hide the error because of which Spark aborts.
     """
     try:
         async with _batch(options, sink_id, batch_id, query_id) as batch:
-            standing = await batch.look_or_roll_back(handles)
-            if not standing.done and standing.decision is None and handles:
-                await batch.control.write_abort(batch_id, handles)
-                standing = await batch.control.look(batch_id)
-            await batch.finish(standing, handles)
+            status = await batch.status_or_roll_back(chunks)
+            if not status.done and status.decision is None and chunks:
+                await batch.control.write_abort(batch_id, chunks)
+                status = await batch.control.status(batch_id)
+            await batch.finish(status, chunks)
     except PenstockError as error:
-        log.warning("batch %d of the sink %r is left as it is: %s", batch_id, sink_id, error)
+        log.warning("could not abort batch %d of the sink %s: %s", batch_id, sink_id, error)
 
 
 @asynccontextmanager
 async def _batch(
     options: SinkOptions, sink_id: str, batch_id: int, query_id: str | None
-) -> "AsyncIterator[_Batch]":
-    async with SinkClient(options, judge) as client:
+) -> "AsyncIterator[_BatchCommit]":
+    async with SinkClient(options, transaction_check) as client:
         control = client.control(sink_id, query_id)
-        await control.locate(batch_id, options.control_broker)
-        yield _Batch(options, client, control, batch_id)
+        await control.find_control_broker(batch_id, options.control_broker)
+        yield _BatchCommit(options, client, control, batch_id)
 
 
-class _Batch:
-    """A batch at its end."""
+class _BatchCommit:
+    """Commits or rolls back one batch."""
 
     def __init__(
-        self, options: SinkOptions, client: SinkClient, control: Control, batch_id: int
+        self, options: SinkOptions, client: SinkClient, control: ControlTopic, batch_id: int
     ) -> None:
         self._options = options
         self._client = client
         self.control = control
         self._batch_id = batch_id
 
-    async def look_or_roll_back(self, handles: Sequence[bytes]) -> Standing:
-        """How it stands; where the sink has gone on without this run, its halves are taken back."""
+    async def status_or_roll_back(self, chunks: Sequence[bytes]) -> BatchStatus:
+        """The status of the batch; rolls back this run's half messages if the sink is taken."""
         try:
-            return await self.control.look(self._batch_id)
+            return await self.control.status(self._batch_id)
         except SinkTaken:
-            await self._roll_back(handles)
+            await self._roll_back(chunks)
             raise
 
-    def check_time(self, handles: Iterable[bytes]) -> None:
-        """Raise BatchNotDecided if halves may expire before they are committed."""
+    def check_time_left(self, chunks: Iterable[bytes]) -> None:
+        """Raise BatchNotDecided if half messages may expire before they are committed."""
         timeout_ms = self._options.transaction_timeout_ms
-        first_ms = min((label(data).expires_ms for data in handles), default=None)
+        first_ms = min((read_header(chunk).expires_ms for chunk in chunks), default=None)
         if first_ms is None:
             return
         took_ms = self._client.now_ms() - (first_ms - timeout_ms)
-        if took_ms > MARGIN * timeout_ms:
+        if took_ms > DECISION_TIME_SHARE * timeout_ms:
             raise BatchNotDecided.over(
                 f"batch {self._batch_id} of the sink {self.control.sink_id!r} took too long to be "
-                f"published: {rows_in(handles)} rows",
+                f"published: {rows_in(chunks)} rows",
                 figure=took_ms,
-                limit=round(MARGIN * timeout_ms),
+                limit=round(DECISION_TIME_SHARE * timeout_ms),
                 unit="ms",
                 setting="transactionTimeout",
                 hint="raise transactionTimeout, or write smaller batches",
             )
 
-    async def finish(self, standing: Standing, handles: Iterable[bytes]) -> None:
-        """Publish what is decided, take back what is not; raises RowsExpired, DecisionLost."""
-        decision = standing.decision
+    async def finish(self, status: BatchStatus, chunks: Iterable[bytes]) -> None:
+        """Commit what is decided, roll back what is not; raises RowsExpired, DecisionLost."""
+        decision = status.decision
         kept = decision.digests if decision is not None else frozenset()
-        await self._roll_back(data for data in handles if digest(data) not in kept)
+        await self._roll_back(chunk for chunk in chunks if digest(chunk) not in kept)
         if decision is None:
             return
-        if not standing.done:
-            await self.control.note_decided(decision)
+        if not status.done:
+            await self.control.record_decided(decision)
             await self._commit(decision)
-        await self.control.note_done(decision)
+        await self.control.record_done(decision)
 
     async def finish_earlier(self) -> None:
-        """Streams have no such batches: Spark runs one until it succeeds."""
+        """Finish earlier batches. Streams have none: Spark repeats a batch until it succeeds."""
         for decision in await self.control.unfinished(self._batch_id):
-            await self.finish(Standing(False, decision), ())
+            await self.finish(BatchStatus(False, decision), ())
 
-    async def _roll_back(self, handles: Iterable[bytes]) -> None:
-        for data in handles:
-            await self._client.roll_back_halves(decode(data))
+    async def _roll_back(self, chunks: Iterable[bytes]) -> None:
+        for chunk in chunks:
+            await self._client.roll_back_half_messages(decode(chunk))
 
-    async def _commit(self, decision: Note) -> None:
-        lost = NOTHING
-        async for data in self.control.parcels(decision):
-            lost = lost.plus(await self._client.commit_halves(decode(data)))
+    async def _commit(self, decision: ControlRecord) -> None:
+        lost = NOTHING_LOST
+        async for chunk in self.control.chunks_of(decision):
+            lost = lost.plus(await self._client.commit_half_messages(decode(chunk)))
         if lost.rows:
             seconds = self._options.transaction_timeout_ms // 1000
             raise RowsExpired(
                 f"{lost.rows} of {decision.body.rows} rows of batch {decision.body.batch} of the "
-                f"sink {self.control.sink_id!r} can't be published any more, the others are: "
+                f"sink {self.control.sink_id!r} can't be published any more; the others are: "
                 f"{lost.why} (transactionTimeout {seconds} s)"
             )
 
 
-def judge(client: SinkClient) -> Check:
-    """What brokers are told that ask about a half after its time."""
+def transaction_check(client: SinkClient) -> Check:
+    """Answers brokers that check back about a half message that has expired."""
 
     async def check(message: ReceivedMessage) -> Decision:
         sink_id = message.properties.get(PROPERTY_SINK, "")
@@ -293,15 +279,15 @@ def judge(client: SinkClient) -> Check:
             return Decision.UNKNOWN
         control = client.control(sink_id, None)
         try:
-            await control.locate(int(batch))
-            standing = await control.look(int(batch))
+            await control.find_control_broker(int(batch))
+            status = await control.status(int(batch))
         except SinkTaken:  # the sink is beyond that batch
             return Decision.ROLLBACK
         except PenstockError as error:
-            log.info("a half of the sink %r can't be judged now: %s", sink_id, error)
+            log.info("could not check a half message of the sink %s: %s", sink_id, error)
             return Decision.UNKNOWN
-        # A decided half is late, not unwanted: it stays for its commit, or for people to look at.
-        open_decision = standing.decision is not None and not standing.done
+        # A decided half message is late, not unwanted: keep it for its commit or an operator.
+        open_decision = status.decision is not None and not status.done
         return Decision.UNKNOWN if open_decision else Decision.ROLLBACK
 
     return check

@@ -1,4 +1,4 @@
-"""Rows on their way: what leaves together, what is sent again, what a failing task says."""
+"""The at-least-once writer: send batches, retries, and the errors of a failed task."""
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
@@ -15,9 +15,9 @@ from penstock.errors import (
     SendFailed,
     WriteGaveUp,
 )
-from penstock.spark.sink.at_least_once import Courier, Outbox, close_producers
-from penstock.spark.sink.row_messages import Outgoing
-from penstock.spark.sink.send_batches import ALONE_MAX, Bundle, bundles
+from penstock.spark.sink.at_least_once import AtLeastOnceWriter, BatchSender, close_producers
+from penstock.spark.sink.row_messages import RowMessage
+from penstock.spark.sink.send_batches import SINGLE_ROWS_MAX, SendBatch, make_send_batches
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.testing.clock import VirtualClock
 
@@ -28,82 +28,88 @@ def options(**given: str) -> SinkOptions:
     return SinkOptions.of({"nameserver": "127.0.0.1:1", **given}, stream=False)
 
 
-def row(number: int, body: bytes = b"x", *, topic: str = "t", key: str | None = None) -> Outgoing:
-    return Outgoing(number, Message(topic, body, keys=[str(number)]), key)
+def row(number: int, body: bytes = b"x", *, topic: str = "t", key: str | None = None) -> RowMessage:
+    return RowMessage(number, Message(topic, body, keys=[str(number)]), key)
 
 
-def numbers(bundle: Bundle) -> list[list[int]]:
-    return [[one.row for one in request] for request in bundle.requests]
+def row_numbers(batch: SendBatch) -> list[list[int]]:
+    return [[one.row for one in request] for request in batch.requests]
 
 
-# --- what leaves together ------------------------------------------------------------------------
+# --- send batches --------------------------------------------------------------------------------
 
 
-def test_rows_of_one_topic_leave_together_up_to_the_limits() -> None:
+def test_rows_of_one_topic_share_requests_up_to_the_limits() -> None:
     rows = [row(n, topic="ab"[n % 2]) for n in range(10)]
-    found = list(bundles(rows, options(batchCount="3")))
-    assert sorted(map(numbers, found)) == [[[0, 2, 4]], [[1, 3, 5]], [[6, 8]], [[7, 9]]]
-    assert all(bundle.together for bundle in found)
-    found = list(bundles([row(n, b"x" * 350) for n in range(5)], options(batchBytes="1000")))
-    assert list(map(numbers, found)) == [[[0, 1]], [[2, 3]], [[4]]]
-    assert [bundle.size for bundle in found] == [1_000, 1_000, 500]
+    found = list(make_send_batches(rows, options(batchCount="3")))
+    assert sorted(map(row_numbers, found)) == [[[0, 2, 4]], [[1, 3, 5]], [[6, 8]], [[7, 9]]]
+    assert all(batch.together for batch in found)
+    found = list(
+        make_send_batches([row(n, b"x" * 350) for n in range(5)], options(batchBytes="1000"))
+    )
+    assert list(map(row_numbers, found)) == [[[0, 1]], [[2, 3]], [[4]]]
+    assert [batch.size for batch in found] == [1_000, 1_000, 500]
 
 
-def test_properties_count_as_well() -> None:
-    """They may be far longer than bodies, and a request of one key must be one request."""
+def test_properties_count_towards_the_batch_size() -> None:
+    """They may be far longer than bodies."""
     rows = [
-        Outgoing(n, Message("t", b"x", properties={"p": "y" * 10_000}), "key") for n in range(100)
+        RowMessage(n, Message("t", b"x", properties={"p": "y" * 10_000}), "key") for n in range(100)
     ]
-    (found,) = bundles(rows, options())
+    (found,) = make_send_batches(rows, options())
     assert all(len(request) <= 26 for request in found.requests)
     assert found.size > 1_000_000
 
 
-def test_what_waits_and_what_is_compressed_leaves_alone() -> None:
-    late = Outgoing(1, Message("t", b"x", delay_level=2), None)
+def test_delayed_and_compressed_rows_are_sent_alone() -> None:
+    late = RowMessage(1, Message("t", b"x", delay_level=2), None)
     rows = [row(0), late, row(2, b"y" * 5_000), row(3)]
-    together, alone = sorted(bundles(rows, options()), key=numbers)
-    assert numbers(together) == [[0, 3]]
+    together, alone = sorted(make_send_batches(rows, options()), key=row_numbers)
+    assert row_numbers(together) == [[0, 3]]
     assert together.together
-    assert numbers(alone) == [[1, 2]]
+    assert row_numbers(alone) == [[1, 2]]
     assert not alone.together
-    (both,) = bundles([row(0), row(2, b"y" * 5_000)], options(compression="none"))
-    assert numbers(both) == [[0, 2]]
+    (both,) = make_send_batches([row(0), row(2, b"y" * 5_000)], options(compression="none"))
+    assert row_numbers(both) == [[0, 2]]
 
 
-def test_rows_with_one_key_stay_in_their_order() -> None:
+def test_rows_with_the_same_key_keep_their_order() -> None:
     rows = [row(n, key="a" if n != 3 else "b") for n in range(6)]
     rows[2] = row(2, b"y" * 5_000, key="a")
-    lane, alone = bundles(rows, options())
-    assert numbers(lane) == [[0, 1], [2], [4, 5]]
-    assert lane.together
-    assert numbers(alone) == [[3]]
+    keyed, alone = make_send_batches(rows, options())
+    assert row_numbers(keyed) == [[0, 1], [2], [4, 5]]
+    assert keyed.together
+    assert row_numbers(alone) == [[3]]
     assert not alone.together
 
 
-def test_many_keys_of_one_row_each_are_looked_after_together() -> None:
-    rows = [row(n, key=str(n)) for n in range(ALONE_MAX + 1)]
-    found = list(bundles(rows, options()))
-    assert [len(bundle.requests[0]) for bundle in found] == [ALONE_MAX, 1]
-    assert not any(bundle.together for bundle in found)
+def test_keys_with_a_single_row_share_a_send_batch() -> None:
+    rows = [row(n, key=str(n)) for n in range(SINGLE_ROWS_MAX + 1)]
+    found = list(make_send_batches(rows, options()))
+    assert [len(batch.requests[0]) for batch in found] == [SINGLE_ROWS_MAX, 1]
+    assert not any(batch.together for batch in found)
 
 
-def test_every_row_leaves_once() -> None:
+def test_every_row_is_in_one_send_batch() -> None:
     rows = [
-        Outgoing(n, Message("ab"[n % 3 == 0], b"z" * (n * 37 % 6_000 + 1)), [None, "k", "l"][n % 3])
+        RowMessage(
+            n, Message("ab"[n % 3 == 0], b"z" * (n * 37 % 6_000 + 1)), [None, "k", "l"][n % 3]
+        )
         for n in range(500)
     ]
-    found = [one for p in bundles(rows, options()) for request in p.requests for one in request]
+    found = [
+        one for p in make_send_batches(rows, options()) for request in p.requests for one in request
+    ]
     assert sorted(one.row for one in found) == list(range(500))
 
 
-# --- until it is acknowledged --------------------------------------------------------------------
+# --- retries -------------------------------------------------------------------------------------
 
 Answer = Callable[[Message], "SendStatus | Exception"]
 
 
-class Brokers:
-    """A producer whose answers the test gives; `sent` has each request's keys."""
+class ScriptedProducer:
+    """A producer whose responses the test sets; `sent` has the keys of each request."""
 
     def __init__(self, answer: Answer = lambda message: OK) -> None:
         self.answer = answer
@@ -113,7 +119,7 @@ class Brokers:
     def submit(
         self, message: Message, *, ordering_key: str | None = None
     ) -> "asyncio.Future[SendReceipt]":
-        self._note([message], ordering_key)
+        self._record([message], ordering_key)
         outcome = self.answer(message)
         if isinstance(outcome, MessageIllegal):
             raise outcome
@@ -127,14 +133,14 @@ class Brokers:
     async def send_batch(
         self, messages: Sequence[Message], *, ordering_key: str | None = None
     ) -> list[SendReceipt]:
-        self._note(messages, ordering_key)
+        self._record(messages, ordering_key)
         outcomes = [self.answer(message) for message in messages]
         for outcome in outcomes:
             if isinstance(outcome, Exception):
                 raise outcome
         return [self._receipt(one) for one in outcomes if isinstance(one, SendStatus)]
 
-    def _note(self, messages: Sequence[Message], ordering_key: str | None) -> None:
+    def _record(self, messages: Sequence[Message], ordering_key: str | None) -> None:
         self.sent.append([message.keys[0] for message in messages])
         self.ordering.append(ordering_key)
 
@@ -144,17 +150,21 @@ class Brokers:
 
 
 def deliver(
-    brokers: Brokers, rows: list[Outgoing], *, known: Sequence[str] = ("t",), **given: str
+    brokers: ScriptedProducer,
+    rows: list[RowMessage],
+    *,
+    known: Sequence[str] = ("t",),
+    **given: str,
 ) -> None:
-    """All rows, one bundle after the other; an error's `figure` is the time that has passed."""
+    """Deliver all rows, one send batch after the other; sets an error's `figure` to the time."""
     clock = VirtualClock()
     settings = options(**given)
     began_ms = clock.now_ms()
 
     async def work() -> None:
-        courier = Courier(brokers, settings, partition=3, known=set(known), clock=clock)
-        for bundle in bundles(rows, settings):
-            task = asyncio.ensure_future(courier.deliver(bundle))
+        sender = BatchSender(brokers, settings, partition=3, known_topics=set(known), clock=clock)
+        for batch in make_send_batches(rows, settings):
+            task = asyncio.ensure_future(sender.deliver(batch))
             while not task.done():
                 await clock.elapse(100)
             await task
@@ -167,7 +177,7 @@ def deliver(
 
 
 def failing(times: int, error: PenstockError, key: str | None = None) -> Answer:
-    """Answers that are errors so many times, for all messages or the one with this key."""
+    """Fails this many times, for all messages or only the one with this key."""
     left = times
 
     def answer(message: Message) -> SendStatus | Exception:
@@ -180,36 +190,38 @@ def failing(times: int, error: PenstockError, key: str | None = None) -> Answer:
     return answer
 
 
-def test_a_request_that_fails_is_sent_again() -> None:
-    brokers = Brokers(failing(4, SendFailed("no answer")))
+def test_failed_request_is_retried() -> None:
+    brokers = ScriptedProducer(failing(4, SendFailed("no answer")))
     deliver(brokers, [row(n) for n in range(2)])
     assert brokers.sent == [["0", "1"]] * 3
 
 
-def test_of_rows_alone_only_the_failed_are_sent_again() -> None:
-    brokers = Brokers(failing(1, SendFailed("no answer"), key="1"))
+def test_only_failed_single_rows_are_retried() -> None:
+    brokers = ScriptedProducer(failing(1, SendFailed("no answer"), key="1"))
     deliver(brokers, [row(n, b"y" * 5_000) for n in range(3)])
     assert brokers.sent == [["0"], ["1"], ["2"], ["1"]]
 
 
-def test_after_the_time_allowed_the_rows_and_the_cause_are_named() -> None:
-    brokers = Brokers(lambda message: SendFailed("all brokers are down"))
+def test_delivery_timeout_names_the_rows_and_the_cause() -> None:
+    brokers = ScriptedProducer(lambda message: SendFailed("all brokers are down"))
     with pytest.raises(WriteGaveUp) as caught:
         deliver(brokers, [row(n) for n in range(2, 5)], deliveryTimeout="10s")
     text = str(caught.value)
     assert text.startswith("3 rows, 2 to 4, of partition 3 for the topic 't': not acknowledged")
     assert "all brokers are down" in text
-    assert 5 < len(brokers.sent) < 30  # patience grows
+    assert 5 < len(brokers.sent) < 30  # the back-off grows
 
 
-def test_the_row_that_is_wrong_is_named_and_only_it() -> None:
-    brokers = Brokers(lambda message: MessageIllegal("too long") if message.keys[0] == "2" else OK)
+def test_illegal_row_is_named() -> None:
+    brokers = ScriptedProducer(
+        lambda message: MessageIllegal("too long") if message.keys[0] == "2" else OK
+    )
     with pytest.raises(RowRefused, match=r"^row 2 of partition 3: too long$"):
         deliver(brokers, [row(n) for n in range(4)])
 
 
-def test_what_is_forbidden_is_not_tried_again() -> None:
-    brokers = Brokers(lambda message: NoPermission("topic t: no right to PUB"))
+def test_permission_error_is_not_retried() -> None:
+    brokers = ScriptedProducer(lambda message: NoPermission("topic t: no right to PUB"))
     with pytest.raises(NoPermission) as caught:
         deliver(brokers, [row(n) for n in range(4)])
     assert len(brokers.sent) == 1
@@ -219,18 +231,16 @@ def test_what_is_forbidden_is_not_tried_again() -> None:
 @pytest.mark.parametrize(
     ("known", "least_ms", "most_ms"), [([], 10_000, 13_000), (["t"], 20_000, 23_000)]
 )
-def test_a_topic_that_was_there_is_waited_for_longer(
-    known: list[str], least_ms: int, most_ms: int
-) -> None:
-    brokers = Brokers(lambda message: NoRoute("no topic 't'; similar: 'tt'"))
+def test_known_topic_is_waited_for_longer(known: list[str], least_ms: int, most_ms: int) -> None:
+    brokers = ScriptedProducer(lambda message: NoRoute("no topic 't'; similar: 'tt'"))
     with pytest.raises(NoRoute, match="similar") as caught:
         deliver(brokers, [row(0), row(1)], known=known, deliveryTimeout="20s")
     assert caught.value.figure is not None
     assert least_ms <= caught.value.figure <= most_ms
 
 
-def test_stored_and_not_safe_is_not_written() -> None:
-    brokers = Brokers(lambda message: SendStatus.SLAVE_NOT_AVAILABLE)
+def test_message_that_is_not_durable_fails_unless_acks_is_1() -> None:
+    brokers = ScriptedProducer(lambda message: SendStatus.SLAVE_NOT_AVAILABLE)
     with pytest.raises(WriteGaveUp, match="answers SLAVE_NOT_AVAILABLE"):
         deliver(brokers, [row(0), row(1)])
     assert brokers.sent == [["0", "1"]] * 3
@@ -239,20 +249,20 @@ def test_stored_and_not_safe_is_not_written() -> None:
     assert brokers.sent == [["0", "1"]]
 
 
-def test_requests_with_one_key_leave_one_after_the_other() -> None:
-    brokers = Brokers(failing(1, SendFailed("no answer"), key="0"))
+def test_requests_with_the_same_key_are_sent_in_order() -> None:
+    brokers = ScriptedProducer(failing(1, SendFailed("no answer"), key="0"))
     deliver(brokers, [row(n, key="k") for n in range(4)], batchCount="2")
     assert brokers.sent == [["0", "1"], ["0", "1"], ["2", "3"]]
     assert brokers.ordering == ["k"] * 3
 
 
-def test_an_error_of_ours_is_not_swallowed() -> None:
-    brokers = Brokers(lambda message: ZeroDivisionError("a bug"))
+def test_unexpected_error_is_raised() -> None:
+    brokers = ScriptedProducer(lambda message: ZeroDivisionError("a bug"))
     with pytest.raises(ZeroDivisionError):
         deliver(brokers, [row(0, b"y" * 5_000)])
 
 
-# --- the task's side -----------------------------------------------------------------------------
+# --- in the task's thread-------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -262,18 +272,18 @@ def producers() -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("producers")
-def test_without_a_nameserver_the_task_fails_with_the_rows_in_its_hand() -> None:
+def test_unreachable_nameserver_fails_the_task_and_names_the_rows() -> None:
     given = options(topic="t", deliveryTimeout="1ms", requestTimeout="200ms")
 
     def write() -> None:
-        with Outbox(given, 7) as outbox:
-            outbox.put([row(0), row(1)])
-            outbox.put([])
+        with AtLeastOnceWriter(given, 7) as writer:
+            writer.put([row(0), row(1)])
+            writer.put([])
 
     with pytest.raises(WriteGaveUp, match="2 rows, 0 to 1, of partition 7"):
         write()
 
 
-def test_a_task_without_rows_connects_to_nobody() -> None:
-    with Outbox(options(topic="t"), 0) as outbox:
-        outbox.put([])
+def test_task_without_rows_does_not_connect() -> None:
+    with AtLeastOnceWriter(options(topic="t"), 0) as writer:
+        writer.put([])

@@ -1,4 +1,4 @@
-"""Rows of DataFrames as messages: columns, types, what is refused and what is passed over."""
+"""Rows of DataFrames as messages: columns, types, refusals."""
 
 import datetime as dt
 import pickle
@@ -9,7 +9,7 @@ import pytest
 
 from penstock.errors import BadSetting, RowRefused
 from penstock.spark.message_schema import FIELDS
-from penstock.spark.sink.row_messages import DROPPED_PROPERTIES, Outgoing, RowPlan, RowReader
+from penstock.spark.sink.row_messages import DROPPED_PROPERTIES, RowMessage, RowPlan, RowReader
 
 NOW_MS = 1_700_000_000_000
 MAP = pa.map_(pa.string(), pa.string())
@@ -25,21 +25,26 @@ KINDS = {
 
 
 def read(
-    columns: dict[str, tuple[str, list[Any]]], *, topic: str | None = None, start: int = 0,
-    own: dict[str, str] | None = None, bytes_max: int = 1_000, may_wait: bool = True,
-) -> list[Outgoing]:  # fmt: skip
+    columns: dict[str, tuple[str, list[Any]]],
+    *,
+    topic: str | None = None,
+    start: int = 0,
+    own: dict[str, str] | None = None,
+    bytes_max: int = 1_000,
+    allow_delays: bool = True,
+) -> list[RowMessage]:
     """Messages of columns given as (Spark type, values); `start` rows were read before."""
     plan = RowPlan.of([(name, kind) for name, (kind, _) in columns.items()], topic)
     reader = RowReader(
         pickle.loads(pickle.dumps(plan)), partition=3, properties=own or {},
-        message_bytes_max=bytes_max, now_ms=NOW_MS, may_wait=may_wait,
+        message_bytes_max=bytes_max, now_ms=NOW_MS, allow_delays=allow_delays,
     )  # fmt: skip
     reader.rows = start
     arrays = [pa.array(values, KINDS[kind]) for kind, values in columns.values()]
     return reader.read(pa.RecordBatch.from_arrays(arrays, names=list(columns)))
 
 
-def test_a_row_has_all_the_parts_of_a_message() -> None:
+def test_row_becomes_a_message_with_all_parts() -> None:
     rows = read(
         {
             "topic": ("string", ["t1", "t2"]),
@@ -68,7 +73,7 @@ def test_a_row_has_all_the_parts_of_a_message() -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), pa.large_binary()])
-def test_text_and_bytes_are_bodies_under_both_names(kind: pa.DataType) -> None:
+def test_body_may_be_text_or_bytes_under_both_names(kind: pa.DataType) -> None:
     for name in ("body", "VALUE"):
         spark = "binary" if "binary" in str(kind) else "string"
         plan = RowPlan.of([(name, spark)], "t")
@@ -78,12 +83,12 @@ def test_text_and_bytes_are_bodies_under_both_names(kind: pa.DataType) -> None:
         assert [row.message.body for row in reader.read(batch)] == ["ü".encode(), b"b"]
 
 
-def test_keys_as_text_stay_as_they_are() -> None:
+def test_keys_as_text_are_unchanged() -> None:
     rows = read({"body": ("string", ["a", "b"]), "keys": ("string", ["k1 k2", ""])}, topic="t")
     assert [list(row.message.keys) for row in rows] == [["k1 k2"], []]
 
 
-def test_the_option_goes_before_the_column() -> None:
+def test_topic_option_overrides_the_column() -> None:
     rows = read({"topic": ("string", ["x", None]), "body": ("string", ["a", "b"])}, topic="t")
     assert [row.message.topic for row in rows] == ["t", "t"]
 
@@ -100,7 +105,7 @@ def test_slices_of_batches_keep_their_properties() -> None:
     assert [row.row for row in rows] == [0, 1, 2, 3]
 
 
-def test_what_the_machinery_said_of_a_message_is_not_sent_again() -> None:
+def test_internal_properties_are_not_sent_again() -> None:
     reserved = sorted(DROPPED_PROPERTIES)
     pairs = [(name, "x") for name in (*reserved, "__RMQ.TRANSIENT.a", "mine")]
     own = {"PENSTOCK_SINK": "s", "PENSTOCK_BATCH": "4"}
@@ -115,7 +120,7 @@ def test_what_the_machinery_said_of_a_message_is_not_sent_again() -> None:
     assert [row.message.properties for row in rows] == [{"mine": "x", **own}, own, own]
 
 
-def test_our_own_properties_go_before_the_rows() -> None:
+def test_sink_properties_override_those_of_rows() -> None:
     own = {"PENSTOCK_SINK": "s"}
     rows = read({"body": ("string", ["a"])}, topic="t", own=own)
     assert rows[0].message.properties == own
@@ -128,7 +133,7 @@ def moment(ms: int) -> dt.datetime:
     return dt.datetime.fromtimestamp(ms / 1000, dt.UTC)
 
 
-def test_rows_may_wait_for_their_time_each_in_its_own_way() -> None:
+def test_each_row_may_have_another_kind_of_delay() -> None:
     rows = read(
         {
             "body": ("string", ["a", "b", "c", "d", "e"]),
@@ -149,22 +154,22 @@ def test_rows_may_wait_for_their_time_each_in_its_own_way() -> None:
         assert (message.delay_level, message.delay, message.deliver_at) == (0, None, None)
 
 
-def test_two_times_to_wait_are_refused_and_so_is_any_where_it_can_not_be() -> None:
+def test_two_delays_and_delays_in_transactions_are_refused() -> None:
     columns: dict[str, tuple[str, list[Any]]] = {
         "body": ("string", ["a", "b"]),
         "delay_level": ("int", [None, 2]),
         "delay_ms": ("bigint", [None, 5]),
     }
-    with pytest.raises(RowRefused, match=r"row 1 of partition 3: .*more than one time"):
+    with pytest.raises(RowRefused, match=r"row 1 of partition 3: .*more than one delay"):
         read(columns, topic="t")
     columns["delay_ms"] = ("bigint", [None, None])
     with pytest.raises(RowRefused, match=r"row 1 of partition 3: .*transactional"):
-        read(columns, topic="t", may_wait=False)
+        read(columns, topic="t", allow_delays=False)
     columns["delay_level"] = ("int", [0, None])
-    assert len(read(columns, topic="t", may_wait=False)) == 2
+    assert len(read(columns, topic="t", allow_delays=False)) == 2
 
 
-def test_a_delay_beyond_all_time_is_refused() -> None:
+def test_delay_out_of_range_is_refused() -> None:
     columns: dict[str, tuple[str, list[Any]]] = {
         "body": ("string", ["a"]),
         "delay_ms": ("bigint", [2**62]),
@@ -188,7 +193,7 @@ def test_a_delay_beyond_all_time_is_refused() -> None:
         ("topic", ["t", "t", "SCHEDULE_TOPIC_XXXX"], "row 7 of partition 3: only brokers write"),
     ],
 )
-def test_a_refused_row_is_named(column: str, values: list[Any], why: str) -> None:
+def test_refused_row_is_named(column: str, values: list[Any], why: str) -> None:
     columns: dict[str, tuple[str, list[Any]]] = {
         "topic": ("string", ["t"] * 3),
         "body": ("string", ["b"] * 3),
@@ -211,10 +216,10 @@ def test_all_columns_of_the_source_can_be_written() -> None:
 @pytest.mark.parametrize(
     ("columns", "topic", "why"),
     [
-        ([("topic", "string")], None, "no column has the body"),
+        ([("topic", "string")], None, "no column holds the body"),
         ([("body", "binary")], None, "no topic is named"),
-        ([("body", "binary"), ("value", "string")], "t", "two columns have the body"),
-        ([("Body", "binary"), ("body", "binary")], "t", "two columns have the body"),
+        ([("body", "binary"), ("value", "string")], "t", "two columns hold the body"),
+        ([("Body", "binary"), ("body", "binary")], "t", "two columns hold the body"),
         ([("body", "binary"), ("price", "double")], "t", "does not know the column 'price'"),
         ([("body", "struct<a:int>")], "t", "'body' is of type struct<a:int>"),
         ([("body", "binary"), ("keys", "array<int>")], "t", "'keys' is of type array<int>"),
@@ -233,12 +238,12 @@ def test_bad_columns_are_refused_when_the_write_is_planned(
     assert why in str(caught.value)
 
 
-def test_an_unknown_column_is_refused_with_the_list_of_all() -> None:
+def test_unknown_column_is_refused_with_a_list_of_columns() -> None:
     with pytest.raises(BadSetting) as caught:
         RowPlan.of([("body", "binary"), ("price", "double")], "t")
     for name in ("queue_key", "properties", "deliver_timestamp", "message_id"):
         assert name in caught.value.hint
 
 
-def test_an_empty_batch_is_no_row() -> None:
+def test_empty_batch_has_no_rows() -> None:
     assert read({"body": ("string", [])}, topic="t") == []

@@ -1,4 +1,4 @@
-"""The sink's options: defaults, what contradicts itself, what is refused with a reason."""
+"""The options of the sink: defaults, contradictions, refusals."""
 
 import pickle
 from typing import Any
@@ -18,14 +18,14 @@ def test_defaults() -> None:
     assert options.connection.nameservers == ("ns:9876",)
     assert (options.topic, options.transactional, options.sink_id) == ("t", False, None)
     assert options.delivery_timeout_ms == 120_000
-    assert options.only_safe
+    assert options.require_durable
     assert options.identify
     assert (options.compression, options.compress_above_bytes) == ("zlib", 4096)
     assert (options.batch_bytes, options.batch_count) == (256 * 1024, 1_000)
     assert options.message_bytes_max == 4 * 1024 * 1024
 
 
-def test_all_of_them_whatever_the_case() -> None:
+def test_all_options_in_any_case() -> None:
     options = of(
         DELIVERY="At-Least-Once", sinkid="daily report", batchID="0", deliveryTimeout="30s",
         acks="1", group="g", compression="none", compressAboveBytes="100", batchBytes="1000",
@@ -33,7 +33,7 @@ def test_all_of_them_whatever_the_case() -> None:
     )  # fmt: skip
     assert (options.sink_id, options.batch_id) == ("daily report", 0)
     assert options.delivery_timeout_ms == 30_000
-    assert not options.only_safe
+    assert not options.require_durable
     assert not options.identify
     assert (options.group, options.compression, options.compress_above_bytes) == ("g", None, 100)
     assert (options.batch_bytes, options.batch_count, options.in_flight_bytes) == (1_000, 10, 5_000)
@@ -41,7 +41,7 @@ def test_all_of_them_whatever_the_case() -> None:
     assert pickle.loads(pickle.dumps(options)) == options
 
 
-def test_those_of_transactions() -> None:
+def test_transactional_options() -> None:
     options = of(
         delivery="Transactional", sinkid="s", transactionTimeout="2h", controlBroker="broker-a"
     )
@@ -55,7 +55,7 @@ def test_batch_ids_count_from_0() -> None:
     assert of(sinkId="s").batch_id == 0
 
 
-def test_a_stream_has_its_identity_from_its_query() -> None:
+def test_stream_is_identified_by_its_query() -> None:
     options = of(stream=True, delivery="transactional", checkpointLocation="/c", queryName="q")
     assert options.transactional
     assert options.sink_id is None
@@ -92,20 +92,20 @@ def test_a_stream_has_its_identity_from_its_query() -> None:
         (False, {"accessKey": "a"}, "accessKey and secretKey belong together"),
     ],
 )
-def test_what_can_not_be_is_refused(stream: bool, given: dict[str, Any], why: str) -> None:
+def test_bad_options_are_refused(stream: bool, given: dict[str, Any], why: str) -> None:
     with pytest.raises(BadSetting) as caught:
         of(stream, **given)
     assert why in str(caught.value)
     assert caught.value.hint
 
 
-def test_one_producer_serves_many_batches() -> None:
+def test_writes_with_the_same_options_share_a_producer() -> None:
     first, second = of(sinkId="s", batchId="1"), of(sinkId="s", batchId="2")
     assert first.producer_key() == second.producer_key()
     assert first.producer_key() != of(compression="lz4").producer_key()
 
 
-def test_the_secret_key_is_not_shown() -> None:
+def test_repr_hides_the_secret_key() -> None:
     assert "hush" not in repr(of(accessKey="a", secretKey="hush"))
 
 

@@ -43,7 +43,7 @@ def read(folder: Path) -> dict[str, list[int]]:
     return found
 
 
-def test_rows_go_by_date_and_topic(tmp_path: Path) -> None:
+def test_files_are_split_by_date_and_topic(tmp_path: Path) -> None:
     with StagedFiles(str(tmp_path), "snappy") as files:
         files.add(batch("orders", 1, 1))
         files.add(batch("orders", 1, 2, 1))
@@ -61,7 +61,7 @@ def test_rows_go_by_date_and_topic(tmp_path: Path) -> None:
         assert (tmp_path / path).stat().st_size == size
 
 
-def test_a_row_group_is_written_when_it_is_large(
+def test_row_group_is_written_when_it_is_large_enough(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one = batch("orders", 1, 1, 1)
@@ -79,7 +79,7 @@ def test_a_row_group_is_written_when_it_is_large(
     assert body.compression == "ZSTD"
 
 
-def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_open_files_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "FILES_OPEN_MAX", 3)
     with StagedFiles(str(tmp_path), "none") as files:
         for _ in range(2):
@@ -90,15 +90,13 @@ def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.Monkey
     assert sum(map(len, read(tmp_path).values())) == 8
 
 
-def test_nothing_to_write(tmp_path: Path) -> None:
+def test_task_without_rows_writes_no_file(tmp_path: Path) -> None:
     with StagedFiles(str(tmp_path), "snappy") as files:
         assert files.finish().num_rows == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_task_that_fails_lets_its_files_go(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_task_closes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "GROUP_BYTES", 1)
     with StagedFiles(str(tmp_path), "snappy") as files:
         files.add(batch("orders", 1))
@@ -116,5 +114,5 @@ def test_a_task_that_fails_lets_its_files_go(
         ("a-b_c|", "a-b_c|"),
     ],
 )
-def test_values_in_paths(topic: str, path: str) -> None:
+def test_topics_are_escaped_in_paths(topic: str, path: str) -> None:
     assert escaped(topic) == path

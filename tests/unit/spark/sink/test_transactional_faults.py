@@ -1,4 +1,4 @@
-"""The transactional sink where several things go wrong together."""
+"""The transactional sink with several failures at once."""
 
 import asyncio
 from collections.abc import Coroutine, Iterator
@@ -8,8 +8,16 @@ import pytest
 
 from penstock.errors import NoPermission, NoRoute, RowRefused, SinkTaken
 from penstock.spark.sink import sink_client
-from penstock.spark.sink.batch_status import HERE, Body, Kind, Note, Part, Standing, fold
-from penstock.spark.sink.control_topic import _STATE, Control, _number
+from penstock.spark.sink.batch_status import (
+    INLINE_OFFSET,
+    BatchStatus,
+    ControlRecord,
+    ControlRecordBody,
+    ControlRecordKind,
+    Part,
+    status_of,
+)
+from penstock.spark.sink.control_topic import _STATE, ControlTopic, _number
 from penstock.testing import InProcessBroker
 from tests.unit.spark.sink.sink_kit import Sink, row
 
@@ -40,39 +48,39 @@ def _die_in(patch: pytest.MonkeyPatch, kind: type, name: str, calls: int = 0) ->
     patch.setattr(kind, name, dying)
 
 
-# --- two queries with one sinkId -----------------------------------------------------------------
+# --- two queries with the same sinkId------------------------------------------------------------
 
 
-def test_a_decision_of_another_query_is_not_taken_for_ones_own(
+def test_decision_of_another_query_is_refused(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The driver dies between the decision and its number; somebody deletes the checkpoint."""
+    """The driver dies between the decision and its stored state; the checkpoint is deleted."""
 
     async def body() -> None:
         sink = Sink(broker)
-        handles = await sink.halves("a")
+        chunks = await sink.send_rows("a")
         with monkeypatch.context() as patch:
-            _die_in(patch, Control, "note_decided")
+            _die_in(patch, ControlTopic, "record_decided")
             with pytest.raises(OSError, match="dies"):
-                await sink.commit(*handles)
+                await sink.commit(*chunks)
         with pytest.raises(SinkTaken, match="batches of another query"):
             await sink.task(query="other").begin()
-        await sink.commit(*handles)
-        assert sink.seen() == ["a"]
+        await sink.commit(*chunks)
+        assert sink.published() == ["a"]
 
     _run(body())
 
 
 @pytest.mark.parametrize("done", [False, True])
-def test_two_queries_that_begin_together(
+def test_two_queries_that_start_together(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, done: bool
 ) -> None:
     async def body() -> None:
         sink = Sink(broker)
-        one, two = await sink.halves("a", query="q"), await sink.halves("b", query="r")
+        one, two = await sink.send_rows("a", query="q"), await sink.send_rows("b", query="r")
         with monkeypatch.context() as patch:
             if not done:
-                _die_in(patch, Control, "note_decided")
+                _die_in(patch, ControlTopic, "record_decided")
             try:
                 await sink.commit(*one, query="q")
             except OSError:
@@ -80,7 +88,7 @@ def test_two_queries_that_begin_together(
         with pytest.raises(SinkTaken, match="batches of another query"):
             await sink.commit(*two, query="r")
         await sink.commit(*one, query="q")
-        assert sink.seen() == ["a"]
+        assert sink.published() == ["a"]
 
     _run(body())
 
@@ -88,151 +96,159 @@ def test_two_queries_that_begin_together(
 # --- drivers that are late -----------------------------------------------------------------------
 
 
-def test_a_number_that_goes_back_does_not_let_a_batch_be_sent_again(
+def test_stored_state_that_goes_back_does_not_repeat_a_batch(
     broker: InProcessBroker,
 ) -> None:
-    """A driver that is thought dead sets `state`, having read it long before."""
+    """A replaced driver stores `state`, which it read long before."""
 
     async def body() -> None:
         sink = Sink(broker)
-        await sink.commit(*await sink.halves("a"))
-        await sink.commit(*await sink.halves("b", batch=1), batch=1)
+        await sink.commit(*await sink.send_rows("a"))
+        await sink.commit(*await sink.send_rows("b", batch=1), batch=1)
         sink.set_number(_STATE, 1)
-        assert not await sink.begins(batch=1)
+        assert not await sink.starts(batch=1)
         await sink.commit(batch=1, decided=True)
         sink.set_number(_STATE, 1)
         with pytest.raises(SinkTaken, match="comes after its batch 1"):
-            await sink.begins(batch=0)
-        assert sink.seen() == ["a", "b"]
+            await sink.starts(batch=0)
+        assert sink.published() == ["a", "b"]
 
     _run(body())
 
 
-def _note(kind: Kind, name: str, offset: int) -> Note:
-    body = Body("s", 0, id=name, parts=[Part(HERE, [(name, 1)])])
-    return Note(kind, offset, body, b"")
+def _record(kind: ControlRecordKind, name: str, offset: int) -> ControlRecord:
+    body = ControlRecordBody("s", 0, id=name, parts=[Part(INLINE_OFFSET, [(name, 1)])])
+    return ControlRecord(kind, offset, body, b"")
 
 
-def test_what_is_done_needs_no_decision() -> None:
-    """The decision lies before the position that was read, a second one after it."""
-    one, two = _note(Kind.DECIDED, "one", 4), _note(Kind.DECIDED, "two", 5)
-    done = _note(Kind.DONE, "one", 6)
-    assert fold([one, two, done]) == Standing(True, one)
-    assert fold([two, done]) == Standing(True, None)
-    assert fold([done, two]) == Standing(True, None)
-    assert fold([two]) == Standing(False, two)
+def test_done_batch_needs_no_decision() -> None:
+    """The decision is before the position that was read, a second one after it."""
+    one, two = (
+        _record(ControlRecordKind.DECIDED, "one", 4),
+        _record(ControlRecordKind.DECIDED, "two", 5),
+    )
+    done = _record(ControlRecordKind.DONE, "one", 6)
+    assert status_of([one, two, done]) == BatchStatus(True, one)
+    assert status_of([two, done]) == BatchStatus(True, None)
+    assert status_of([done, two]) == BatchStatus(True, None)
+    assert status_of([two]) == BatchStatus(False, two)
 
 
-# --- batches that are left half done -------------------------------------------------------------
+# --- unfinished batches --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("step", ["note_decided", "_end"])
-def test_a_decided_batch_is_finished_before_the_next_one(
+@pytest.mark.parametrize("step", ["record_decided", "_end"])
+def test_decided_batch_is_finished_before_the_next_one(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
-    """Whoever counts batches by himself may go on after an error."""
+    """An application that numbers its batches may continue after an error."""
 
     async def body() -> None:
         sink = Sink(broker)
-        handles = await sink.halves("a", "b")
+        chunks = await sink.send_rows("a", "b")
         with monkeypatch.context() as patch:
-            patch.setattr(sink_client, "ENDS_AT_ONCE", 1)
-            _die_in(patch, Control if step == "note_decided" else sink_client.SinkClient, step)
+            patch.setattr(sink_client, "END_WINDOW", 1)
+            _die_in(
+                patch, ControlTopic if step == "record_decided" else sink_client.SinkClient, step
+            )
             with pytest.raises(OSError, match="dies"):
-                await sink.commit(*handles)
-        await sink.commit(*await sink.halves("c", batch=1), batch=1)
-        assert sink.seen() == ["a", "b", "c"]
-        await sink.commit(*await sink.halves("d", batch=2), batch=2)
-        assert sink.seen() == ["a", "b", "c", "d"]
+                await sink.commit(*chunks)
+        await sink.commit(*await sink.send_rows("c", batch=1), batch=1)
+        assert sink.published() == ["a", "b", "c"]
+        await sink.commit(*await sink.send_rows("d", batch=2), batch=2)
+        assert sink.published() == ["a", "b", "c", "d"]
 
     _run(body())
 
 
-def test_a_late_decision_of_a_done_batch_is_not_finished(broker: InProcessBroker) -> None:
+def test_late_decision_of_a_done_batch_is_ignored(broker: InProcessBroker) -> None:
     async def body() -> None:
         sink = Sink(broker)
-        late = await sink.halves("a")
-        await sink.commit(*await sink.halves("a"))
-        await sink.commit(*await sink.halves("b", batch=1), batch=1)
+        late = await sink.send_rows("a")
+        await sink.commit(*await sink.send_rows("a"))
+        await sink.commit(*await sink.send_rows("b", batch=1), batch=1)
         async with sink_client.SinkClient(sink.options, lambda client: lambda message: None) as it:
             control = it.control("s", "q")
-            await control.locate(1)
+            await control.find_control_broker(1)
             await control.write_decision(0, late)
         sink.set_number(_STATE, 1)
-        await sink.commit(*await sink.halves("c", batch=2), batch=2)
-        assert sink.seen() == ["a", "b", "c"]
+        await sink.commit(*await sink.send_rows("c", batch=2), batch=2)
+        assert sink.published() == ["a", "b", "c"]
 
     _run(body())
 
 
-# --- brokers that forget -------------------------------------------------------------------------
+# --- brokers that lose state----------------------------------------------------------------------
 
 
-def test_a_broker_that_dies_soon_after_the_first_batch(broker: InProcessBroker) -> None:
-    """It has the notes, and had not written the numbers to its disk yet."""
+def test_broker_that_crashes_soon_after_the_first_batch(broker: InProcessBroker) -> None:
+    """It has the control records, but had not written the numbers to disk."""
 
     async def body() -> None:
         sink = Sink(broker)
-        await sink.commit(*await sink.halves("a"))
-        sink.forget_numbers()
-        assert not await sink.begins()
-        sink.forget_numbers()
-        await sink.commit(*await sink.halves("b", batch=1), batch=1)
-        assert sink.seen() == ["a", "b"]
+        await sink.commit(*await sink.send_rows("a"))
+        sink.lose_numbers()
+        assert not await sink.starts()
+        sink.lose_numbers()
+        await sink.commit(*await sink.send_rows("b", batch=1), batch=1)
+        assert sink.published() == ["a", "b"]
 
     _run(body())
 
 
-class _Homes(Control):
-    """A sink on brokers that exist only here."""
+class _FakeBrokers(ControlTopic):
+    """The control topic on brokers that exist only in this test."""
 
-    def __init__(self, homes: dict[str, int | None], away: set[str]) -> None:
+    def __init__(self, hashes: dict[str, int | None], unavailable: set[str]) -> None:
         self.sink_id, self._name, self._topic, self._queue_id = "s", "0", "t", 3
-        self.homes, self._away = homes, away
+        self.hashes, self._unavailable = hashes, unavailable
         self._session = self  # type: ignore[assignment]
-        self.brokers = tuple(homes)
+        self.brokers = tuple(hashes)
 
-    async def find_route(self, topic: str) -> "_Homes":
+    async def find_route(self, topic: str) -> "_FakeBrokers":
         return self
 
     async def _get(self, broker: str, queue_id: int) -> int | None:
-        if broker in self._away:
+        if broker in self._unavailable:
             raise NoRoute(broker)
-        return self.homes[broker]
+        return self.hashes[broker]
 
     async def _set(self, broker: str, queue_id: int, number: int) -> None:
-        self.homes[broker] = number
+        self.hashes[broker] = number
 
 
-def test_brokers_that_name_two_homes_are_made_to_agree() -> None:
-    """Two tasks chose at the same time, and one of them did not know of both brokers yet."""
+def test_brokers_that_disagree_on_the_control_broker_are_corrected() -> None:
+    """Two tasks chose at the same time, and one did not know both brokers yet."""
 
     async def body() -> None:
         a, b = _number("home", "a"), _number("home", "b")
-        control = _Homes({"a": a, "b": b}, set())
-        home = await control._find_home(1, None)
-        assert set(control.homes.values()) == {min(a, b)}
+        control = _FakeBrokers({"a": a, "b": b}, set())
+        control_broker = await control._look_up_broker(1, None)
+        assert set(control.hashes.values()) == {min(a, b)}
         for away in "ab":
-            assert await _Homes(control.homes, {away})._find_home(1, None) == home
+            assert (
+                await _FakeBrokers(control.hashes, {away})._look_up_broker(1, None)
+                == control_broker
+            )
         with pytest.raises(NoRoute):
-            await _Homes({"a": a, "b": b, "c": None}, {"c"})._find_home(1, None)
+            await _FakeBrokers({"a": a, "b": b, "c": None}, {"c"})._look_up_broker(1, None)
 
     _run(body())
 
 
-# --- rows and rights -----------------------------------------------------------------------------
+# --- rows and permissions ------------------------------------------------------------------------
 
 
-def test_notes_may_be_longer_than_rows(broker: InProcessBroker) -> None:
+def test_control_records_may_exceed_message_bytes_max(broker: InProcessBroker) -> None:
     async def body() -> None:
         sink = Sink(broker, messageBytesMax="50")
-        await sink.commit(*await sink.halves("a", "b"))
-        assert sink.seen() == ["a", "b"]
+        await sink.commit(*await sink.send_rows("a", "b"))
+        assert sink.published() == ["a", "b"]
 
     _run(body())
 
 
-def test_a_row_with_too_many_properties_is_named(broker: InProcessBroker) -> None:
+def test_row_with_too_many_properties_is_named(broker: InProcessBroker) -> None:
     async def body() -> None:
         task = Sink(broker).task(partition=3)
         assert await task.begin()
@@ -243,12 +259,12 @@ def test_a_row_with_too_many_properties_is_named(broker: InProcessBroker) -> Non
     _run(body())
 
 
-def test_a_commit_that_is_not_allowed_is_no_loss(
+def test_commit_without_permission_loses_nothing(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def body() -> None:
         sink = Sink(broker)
-        handles = await sink.halves("a")
+        chunks = await sink.send_rows("a")
         address = sink_client.SinkClient._address_of
 
         async def refuse(self: Any, *args: Any, **named: Any) -> str:
@@ -264,8 +280,8 @@ def test_a_commit_that_is_not_allowed_is_no_loss(
         with monkeypatch.context() as patch:
             patch.setattr(sink_client.SinkClient, "_address_of", refuse)
             with pytest.raises(NoPermission, match="the key was changed"):
-                await sink.commit(*handles)
-        await sink.commit(*handles)
-        assert sink.seen() == ["a"]
+                await sink.commit(*chunks)
+        await sink.commit(*chunks)
+        assert sink.published() == ["a"]
 
     _run(body())

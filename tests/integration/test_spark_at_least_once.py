@@ -1,4 +1,4 @@
-"""A task's outbox over real servers: a broker that goes and comes back, and producers that stay."""
+"""The at-least-once writer with real servers: a broker is killed and started again."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from penstock import Admin, Message
-from penstock.spark.sink.at_least_once import Outbox, close_producers
-from penstock.spark.sink.row_messages import Outgoing
+from penstock.spark.sink.at_least_once import AtLeastOnceWriter, close_producers
+from penstock.spark.sink.row_messages import RowMessage
 from penstock.spark.sink.sink_options import SinkOptions
 from tests.compat.penstock import Broker, NameServer
 from tests.spark.kit import read_topic
@@ -32,25 +32,25 @@ def servers(tmp_path: Path) -> Iterator[tuple[NameServer, Broker]]:
         close_producers()
 
 
-def rows(numbers: range) -> list[Outgoing]:
-    return [Outgoing(n, Message(TOPIC, str(n)), None) for n in numbers]
+def rows(numbers: range) -> list[RowMessage]:
+    return [RowMessage(n, Message(TOPIC, str(n)), None) for n in numbers]
 
 
-def test_a_broker_that_is_killed_and_comes_back_gets_every_row(
+def test_killed_broker_gets_every_row_after_its_restart(
     servers: tuple[NameServer, Broker],
 ) -> None:
     names, broker = servers
     options = SinkOptions.of({"nameserver": names.address, "topic": TOPIC}, stream=False)
 
-    def go_on() -> None:
-        with Outbox(options, 0) as outbox:
-            outbox.put(rows(range(2_000, 5_000)))
+    def write_more() -> None:
+        with AtLeastOnceWriter(options, 0) as writer:
+            writer.put(rows(range(2_000, 5_000)))
 
-    with Outbox(options, 0) as outbox:
-        outbox.put(rows(range(2_000)))
+    with AtLeastOnceWriter(options, 0) as writer:
+        writer.put(rows(range(2_000)))
     broker.kill()
     with ThreadPoolExecutor(1) as pool:
-        writing = pool.submit(go_on)
+        writing = pool.submit(write_more)
         broker.start()
         writing.result(100)
     found = {int(m.body) for m in read_topic(names, TOPIC, 5_000)}  # type: ignore[arg-type]
