@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.consumers.clients import GroupMember
-from penstock.broker.stats import Flow
+from penstock.broker.stats import FlowCounter
 from penstock.config import BrokerConfig, Live, Settings
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
@@ -103,7 +103,7 @@ def fake_broker() -> Any:
         for topic, puts, size in ((b"orders", 3, 300), (b"orders", 4, 400), (b"TBW102", 0, 0),
                                   (b"SCHEDULE_TOPIC_XXXX", 1, 10))
     ]  # fmt: skip
-    flow = Flow()
+    flow = FlowCounter()
     flow.nums, flow.size, flow.behind_ms = 5, 500, 70
     offsets = {"orders@pay": {0: 2, 1: 0}, "%RETRY%pay@pay": {0: 9}}
     store = SimpleNamespace(

@@ -1,7 +1,7 @@
-"""Attributes of topics and groups: what may be set, what may be changed later, and how.
+"""Attributes of topics and groups.
 
-A change is written `+name=value` to set and `-name` to remove, several separated by commas; in JSON
-bodies the sign is part of the key. A new topic or group can only be given attributes.
+`+name=value` sets an attribute and `-name` removes it; several are separated by commas. In JSON
+bodies the sign is part of the key. For a new topic or group attributes can only be set.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from penstock.errors import InvalidParameter
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """One attribute: whether it may change, and why a value is refused (None: it is fine)."""
+    """An attribute: whether it may change, and a function that returns why a value is invalid."""
 
     changeable: bool
     fault: Callable[[str], str | None]
@@ -22,8 +22,8 @@ class Attribute:
 def _one_of(*values: str, unserved: str = "") -> Callable[[str], str | None]:
     def fault(value: str) -> str | None:
         if value not in values:
-            return f"it is one of {', '.join(values)}"
-        return "this broker does not serve it" if value == unserved else None
+            return f"it must be one of {', '.join(values)}"
+        return "this broker does not support it" if value == unserved else None
 
     return fault
 
@@ -34,7 +34,7 @@ def _between(least: int, most: int) -> Callable[[str], str | None]:
         is_number = digits.isascii() and digits.isdigit() and len(digits) < 20
         if is_number and least <= int(value) <= most:
             return None
-        return f"it is a number from {least} to {most}"
+        return f"it must be a number from {least} to {most}"
 
     return fault
 
@@ -69,8 +69,8 @@ def parse_changes(text: str) -> dict[str, str]:
         key, sets, value = part.partition("=")
         if not key.startswith("+" if sets else "-") or (sets and not value):
             raise InvalidParameter(
-                f"the attribute {part!r} can't be read",
-                hint="write +name=value to set one and -name to remove it, separated by commas",
+                f"{part!r} is not a valid change of an attribute",
+                hint="use +name=value to set and -name to remove an attribute, separated by commas",
             )
         if key in changes:
             raise InvalidParameter(f"the attribute {key[1:]} is given twice")
@@ -81,7 +81,7 @@ def parse_changes(text: str) -> dict[str, str]:
 def alter(
     known: Mapping[str, Attribute], current: Mapping[str, str] | None, changes: Mapping[str, str]
 ) -> dict[str, str]:
-    """The attributes after `changes`; `current` is None for what is new."""
+    """The attributes after `changes`; `current` is None for a new topic or group."""
     result = dict(current or {})
     seen = set()
     for key, value in changes.items():
@@ -91,22 +91,22 @@ def alter(
             raise InvalidParameter(f"the attribute {name} is given twice")
         seen.add(name)
         if sign not in ("+", "-"):
-            raise InvalidParameter(f"the attribute {key!r} needs a + (set) or a - (remove) before")
+            raise InvalidParameter(f"the attribute {key!r} must start with + (set) or - (remove)")
         if attribute is None:
             names = ", ".join(sorted(known))
-            raise InvalidParameter(f"there is no attribute {name!r}", hint=f"there are {names}")
+            raise InvalidParameter(f"unknown attribute {name!r}", hint=f"known ones: {names}")
         if sign == "-" and name not in result:
             raise InvalidParameter(f"the attribute {name} can't be removed: it is not set")
         if current is not None and not attribute.changeable:
             raise InvalidParameter(
                 f"the attribute {name} can't be changed",
-                hint="it is given when the topic is created; delete the topic and create it anew",
+                hint="it is fixed when the topic is created; delete the topic and create it again",
             )
         if sign == "-":
             del result[name]
             continue
         fault = attribute.fault(value)
         if fault is not None:
-            raise InvalidParameter(f"the attribute {name} can't be {value!r}: {fault}")
+            raise InvalidParameter(f"{value!r} is not valid for the attribute {name}: {fault}")
         result[name] = value
     return result

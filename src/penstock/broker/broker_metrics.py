@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from penstock.broker.context import BrokerContext
-from penstock.broker.stats import Flow
+from penstock.broker.stats import FlowCounter
 from penstock.metrics import Registry, Sample
 from penstock.wire.codes import (
     RETRY_TOPIC_PREFIX,
@@ -101,7 +101,7 @@ def _stored(context: BrokerContext, column: int) -> Iterator[Sample]:
         yield (topic, _truth(is_system_topic(topic))), count
 
 
-def _delivered(context: BrokerContext, value: Callable[[Flow], int]) -> Iterator[Sample]:
+def _delivered(context: BrokerContext, value: Callable[[FlowCounter], int]) -> Iterator[Sample]:
     for (topic, group), flow in list(context.stats.groups.items()):
         yield (topic, group, *_kind_labels(topic, group)), value(flow)
 

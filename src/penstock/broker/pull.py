@@ -1,7 +1,7 @@
-"""Pulling: messages of a queue from an offset on, now or when some have come (codes 11 and 361).
+"""Pulls: messages of a queue from an offset on, now or when they arrive (codes 11 and 361).
 
-Found messages are copied from the log straight into the connection's output. What is not in memory
-is read in the pool. Nothing there and the client is willing to wait: the request is held.
+Messages in memory are copied from the log straight into the connection's output. Others are read in
+the thread pool. If there are none and the client allows it, the request is suspended.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.wire.output import Output
 from penstock.wire.record import java_hash
 
 SUSPEND_MS_MAX = 60_000
-"""No pull is held longer than this; RocketMQ's clients give up after 30 s."""
+"""Longest time that a pull is suspended; RocketMQ's clients give up after 30 s."""
 
 _CODES = {
     get.FOUND: ResponseCode.SUCCESS,
@@ -55,8 +55,8 @@ _FORBIDDEN_BROKER, _FORBIDDEN_GROUP, _FORBIDDEN_TOPIC = 1, 2, 3
 _FORBIDDEN_BROADCAST, _FORBIDDEN_SUBSCRIPTION = 4, 5
 
 
-class Forbidden(NoPermission):
-    """A pull that is refused; clients are told by which rule."""
+class PullForbidden(NoPermission):
+    """A pull that is not allowed; `kind` is the `forbiddenType` in the response."""
 
     def __init__(self, message: str, kind: int, hint: str) -> None:
         super().__init__(message, hint=hint)
@@ -64,7 +64,7 @@ class Forbidden(NoPermission):
 
 
 class SubscriptionError(PenstockError):
-    """A subscription that is not known here, or not yet: the client's next heartbeat helps."""
+    """A subscription that is unknown or out of date until the client's next heartbeat."""
 
     hint = "send a heartbeat with the subscription first"
 
@@ -74,7 +74,7 @@ class SubscriptionError(PenstockError):
 
 
 class Wanted(NamedTuple):
-    """What of a queue is wanted: messages with tags of these hashes, or that a filter matches."""
+    """Which messages are wanted: those with tags of these hash codes, or that match a filter."""
 
     codes: Sequence[int] = ()
     filter: Filter | None = None
@@ -85,7 +85,7 @@ ALL = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class Pull:
-    """What is asked for."""
+    """The fields of a pull request."""
 
     group: str
     topic: str
@@ -97,12 +97,12 @@ class Pull:
 
 
 class PullHandler:
-    """Answers pulls."""
+    """Handles pull requests."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
         self._store = context.store
-        self._reader: Reader | FilteredReader = context.store.reader  # of the last find in the loop
+        self._reader: Reader | FilteredReader = context.store.reader  # of the last `_find`
 
     def rows(self) -> list[InPlaceRow]:
         return [
@@ -111,10 +111,10 @@ class PullHandler:
         ]
 
     def handle(self, request: Request, output: Output, client: int, now_ms: int) -> Answer:
-        """Messages into the output, or another answer."""
+        """Write the messages into the output, or return another answer."""
         try:
             pull, wait_ms = self._read(request, now_ms)
-        except Forbidden as error:
+        except PullForbidden as error:
             return _forbidden(error)
         except SubscriptionError as error:
             return Reply(error.wire_code, _no_offsets(), remark=error.remark())
@@ -164,14 +164,14 @@ class PullHandler:
         return pull, wait_ms
 
     def _allowed(self, group: str, topic: str, queue_id: int, now_ms: int) -> ConsumeQueue:
-        """The queue, if broker, group and topic allow to read it; in RocketMQ's order of checks."""
+        """The queue, if broker, group and topic may be read; checks in RocketMQ's order."""
         context = self._context
         config = context.settings.current.broker
         if not config.permission & PERM_READ:
-            raise Forbidden(
-                f"the broker {config.name} does not serve pulls",
+            raise PullForbidden(
+                f"the broker {config.name} is not readable",
                 _FORBIDDEN_BROKER,
-                "its permission is set so (brokerPermission)",
+                "its permission (brokerPermission) does not allow reading",
             )
         known = context.groups.find(group, now_ms)
         if not known.consume_enable:
@@ -179,28 +179,28 @@ class PullHandler:
         return self._readable(topic, queue_id)
 
     def _forbidden_now(self, pull: Pull) -> Reply | None:
-        """The refusal of a held pull, if its group may not read any more."""
+        """The refusal of a suspended pull whose group may no longer read."""
         group = self._context.groups.get(pull.group)
         try:
             if group is not None and not group.consume_enable:
                 self._refuse_group(pull.group)
             self._readable(pull.topic, pull.queue.queue_id)
-        except Forbidden as error:
+        except PullForbidden as error:
             return _forbidden(error)
         return None
 
     def _refuse_group(self, group: str) -> NoReturn:
-        raise Forbidden(
+        raise PullForbidden(
             f"the group {group} may not consume",
             _FORBIDDEN_GROUP,
-            "switch it on with mqadmin updateSubGroup -s true",
+            "enable it with mqadmin updateSubGroup -s true",
         )
 
     def _readable(self, topic: str, queue_id: int) -> ConsumeQueue:
         try:
             return self._context.topics.readable_queue(topic, queue_id)
         except NoPermission as error:
-            raise Forbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
+            raise PullForbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
 
     def _wanted(self, request: Request, group: str, topic: str, flags: int) -> Wanted:
         if flags & PULL_SUBSCRIPTION:
@@ -208,27 +208,27 @@ class PullHandler:
             expression = request.text(b"subscription") or ""
             if kind == TAG:
                 return Wanted(expression_codes(expression))
-            bad = ResponseCode.SUBSCRIPTION_PARSE_FAILED
-            return Wanted(filter=self._filter(kind, expression, bad))
+            code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
+            return Wanted(filter=self._filter(kind, expression, code))
         subscription = self._subscription(request, group, topic)
         if subscription.class_filter_mode:
             return ALL
         kind = subscription.expression_type or TAG
         if kind != TAG:
-            bad = ResponseCode.FILTER_DATA_NOT_EXIST
-            return Wanted(filter=self._filter(kind, subscription.sub_string or "", bad))
+            code = ResponseCode.FILTER_DATA_NOT_EXIST
+            return Wanted(filter=self._filter(kind, subscription.sub_string or "", code))
         if subscription.sub_string == "*":
             return ALL
         return Wanted(sorted(subscription.code_set)[: get.CODES_MAX + 1])
 
-    def _filter(self, kind: str, expression: str, bad: int) -> Filter:
-        """The compiled filter; one that can't be read is refused with the code `bad`."""
+    def _filter(self, kind: str, expression: str, invalid_code: int) -> Filter:
+        """The compiled filter; an invalid one is refused with `invalid_code`."""
         context = self._context
         try:
             context.filters.check_kind(kind, context.settings.current.broker.property_filter)
             return context.filters.get(expression)
         except Refused as error:
-            code = bad if isinstance(error, BadFilter) else error.code
+            code = invalid_code if isinstance(error, BadFilter) else error.code
             raise SubscriptionError(code, error.remark()) from None
 
     def _subscription(self, request: Request, group: str, topic: str) -> SubscriptionData:
@@ -242,41 +242,41 @@ class PullHandler:
         config = context.groups.get(group)
         broadcast = members.message_model == "BROADCASTING"
         if config is not None and broadcast and not config.consume_broadcast_enable:
-            raise Forbidden(
-                f"the group {group} may not consume by broadcasting",
+            raise PullForbidden(
+                f"the group {group} may not use broadcasting",
                 _FORBIDDEN_BROADCAST,
-                "switch it on with mqadmin updateSubGroup -d true",
+                "enable it with mqadmin updateSubGroup -d true",
             )
         if not context.groups.may_read(group, topic):
-            raise Forbidden(
+            raise PullForbidden(
                 f"the group {group} may not read the topic {topic}",
                 _FORBIDDEN_SUBSCRIPTION,
-                "it was forbidden to this group; mqadmin can allow it again",
+                "an administrator has forbidden it; mqadmin can allow it again",
             )
         subscription = context.clients.subscription(group, topic)
         if subscription is None:
             raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
                 f"the group {group} does not subscribe to the topic {topic}: all its consumers "
-                "have to subscribe to the same topics",
+                "must subscribe to the same topics",
             )
         if subscription.sub_version < request.i64_or(b"subVersion", 0):
             raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_LATEST,
-                f"a newer subscription of the group {group} to {topic} has not arrived here yet",
+                f"the newest subscription of the group {group} to {topic} has not arrived yet",
             )
         return subscription
 
-    # --- answering
+    # --- responding
 
     def _find(self, pull: Pull) -> int:
-        self._reader = through(self._store.reader, pull.wanted)
+        self._reader = filtered_reader(self._store.reader, pull.wanted)
         return self._reader.find(
             pull.queue, pull.offset, pull.count_max, pull.bytes_max, self._store.confirm_offset
         )
 
     def _write(self, pull: Pull, request: Request, output: Output) -> bool:
-        """The found messages as a response; False if they have to be read from the disk."""
+        """Write the found messages as a response; False if they must be read from disk."""
         reader = self._reader
         before = output.length
         output.begin(request.encoding, ResponseCode.SUCCESS, request.opaque)
@@ -298,11 +298,11 @@ class PullHandler:
         found = GetResult(status, reader.next_offset, reader.min_offset, reader.max_offset, 0, b"")
         reply = self._reply(pull, found)
         if reply.code == ResponseCode.PULL_NOT_FOUND and deadline_ms > 0:
-            return self._hold(replace(pull, offset=found.next_offset), deadline_ms)
+            return self._suspend(replace(pull, offset=found.next_offset), deadline_ms)
         self._context.stats.missed()
         return reply
 
-    def _hold(self, pull: Pull, deadline_ms: int) -> Suspend:
+    def _suspend(self, pull: Pull, deadline_ms: int) -> Suspend:
         def retry(last: bool) -> Answer:
             if pull.queue.deleted:
                 raise TopicNotExist(f"the topic {pull.topic} was deleted")
@@ -318,11 +318,11 @@ class PullHandler:
             reader = self._reader
             seen_all = reader.next_offset >= reader.max_offset
             if status == get.NO_MATCHED_MESSAGE and seen_all and not last:
-                # None of the newcomers is wanted: go on waiting behind them.
-                return self._hold(replace(pull, offset=reader.next_offset), deadline_ms)
+                # None of the new messages is wanted: wait for later ones.
+                return self._suspend(replace(pull, offset=reader.next_offset), deadline_ms)
             return self._without_messages(pull, status, 0 if last else deadline_ms)
 
-        # From now on, not from when the pull is held: its turn may go on with a send.
+        # Watch now, because a later request of the same read may be a send to this queue.
         self._context.store.watch(pull.queue)
         return Suspend(pull.queue, deadline_ms, retry)
 
@@ -345,10 +345,10 @@ class PullHandler:
         store, confirm_offset = self._store, self._store.confirm_offset
 
         def work() -> GetResult:
-            reader = through(store.new_reader(), pull.wanted)
+            reader = filtered_reader(store.new_reader(), pull.wanted)
             output = Output(1024)
-            # Where retention is quicker, the next find passes over what is gone. One that still
-            # can't be read is passed over by itself, not with those behind it.
+            # Messages may be deleted by retention between find and copy; the next find skips them.
+            # A message that still can't be read is skipped alone, without those after it.
             for count_max in (pull.count_max, pull.count_max, 1):
                 status = reader.find(
                     pull.queue, pull.offset, count_max, pull.bytes_max, confirm_offset, True
@@ -385,37 +385,37 @@ class PullHandler:
         return Reply(ResponseCode.PULL_OFFSET_MOVED, ext, remark="OFFSET_RESET")
 
     def _count(self, pull: Pull, count: int, size: int, data: Bytes, at: int) -> None:
-        """Note what was given; `data` holds the first record at `at`."""
+        """Count delivered messages; the first record is in `data` at `at`."""
         sys_flag = octets.get_i32(data, at + layout.SYS_FLAG_AT)
         stored_ms = octets.get_i64(data, at + layout.store_ms_at(sys_flag))
         behind_ms = max(self._store.writer.store_ms - stored_ms, 0)
         self._context.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
-def through(reader: Reader, wanted: Wanted) -> Reader | FilteredReader:
-    """A reader that finds only what is wanted."""
+def filtered_reader(reader: Reader, wanted: Wanted) -> Reader | FilteredReader:
+    """A reader that finds only wanted messages."""
     if wanted.filter is not None:
         reader.set_tag_hashes(())
         return FilteredReader(reader, wanted.filter)
-    # Clients look at the tags themselves, too: without this help they only get more to look at.
+    # Clients check the tags too, so with too many tags the broker need not filter.
     reader.set_tag_hashes(wanted.codes if len(wanted.codes) <= get.CODES_MAX else ())
     return reader
 
 
 def expression_codes(expression: str) -> Sequence[int]:
-    """Hashes of the tags of an expression such as `a || b`; empty for all."""
+    """Hash codes of the tags of an expression such as `a || b`; empty for all messages."""
     if expression.strip() in ("", "*"):
         return ()
     tags = [tag.strip() for tag in expression.split("||")]
     codes = {java_hash(tag) for tag in tags if tag}
     if not codes:
         raise SubscriptionError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"there is no tag in {expression[:80]!r}"
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"{expression[:80]!r} contains no tag"
         )
     return sorted(codes)
 
 
-def _forbidden(error: Forbidden) -> Reply:
+def _forbidden(error: PullForbidden) -> Reply:
     ext = {**_no_offsets(), "forbiddenType": str(error.kind)}
     return Reply(error.code, ext, remark=error.remark())
 
@@ -430,5 +430,5 @@ def _offsets(next_offset: int, low: int, high: int) -> dict[str, str]:
 
 
 def _no_offsets() -> dict[str, str]:
-    """Java unboxes these whatever the code is."""
+    """Java clients require these fields with every code."""
     return _offsets(0, 0, 0)

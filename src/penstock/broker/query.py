@@ -1,4 +1,4 @@
-"""Single messages: by key, unique id or tag, by place in the log, and a queue's entries."""
+"""Queries for messages by key, unique id, tag or log offset, and for the entries of a queue."""
 
 from penstock.broker.context import BrokerContext
 from penstock.errors import NoPermission, Refused
@@ -12,10 +12,10 @@ from penstock.wire.codes import EXT_UNIQUE_KEY_QUERY, RequestCode, ResponseCode
 from penstock.wire.message import decode_message
 
 UNIQUE_MAX = 32
-"""Messages looked at for a unique id, whatever the client asks for: the newest ones."""
+"""Most messages of a query by unique id, the newest ones, whatever the client asks for."""
 ENTRIES_MAX = 10_000
-"""Most entries of one view of a queue: about 1 MB of answer."""
-_TAG = "T"  # indexType of 5.4; K (key) and U (unique id) are kept under the same name
+"""Most entries of one response: about 1 MB."""
+_TAG = "T"  # indexType of 5.4; keys (K) and unique ids (U) have no prefix in the index
 
 
 class QueryHandlers:
@@ -32,7 +32,7 @@ class QueryHandlers:
         ]
 
     def by_key(self, command: Command) -> Answer:
-        """Messages with a key, unique id or tag, stored in a range of time."""
+        """Messages with a key, unique id or tag, by store time."""
         topic, key = command.text("topic"), command.text("key")
         begin_ms, end_ms = command.i64("beginTimestamp"), command.i64("endTimestamp")
         most = max(command.i32("maxNum"), 0)
@@ -56,7 +56,7 @@ class QueryHandlers:
                 return Reply(
                     ResponseCode.QUERY_NOT_FOUND,
                     _index_position(0, 0),
-                    remark=f"no message of topic {topic} has the key {key} in this range of time",
+                    remark=f"no message of topic {topic} has the key {key} in this time range",
                 )
             file = store.index.current if store.index is not None else None
             position = (file.end_ms(), file.end_offset()) if file is not None else (0, 0)
@@ -65,17 +65,19 @@ class QueryHandlers:
         return InThread(work, _as_is)
 
     def by_offset(self, command: Command) -> Answer:
-        """The message at a place in the log, which is the last part of its offset id."""
+        """The message at a log offset, which is the last part of its offset message id."""
         offset, named = command.i64("offset"), command.text_or("topic")
         store = self._context.store
         confirm_offset = store.confirm_offset
 
         def answer(record: bytes | None) -> Answer:
             if record is None:
-                raise Refused(f"no message begins at the log offset {offset}")
-            # The right was asked for the topic that the request names: it must be the message's.
+                raise Refused(f"there is no message at the log offset {offset}")
+            # The permission was checked for the topic in the request: it must be the message's.
             if self._context.access.enabled() and decode_message(record).topic != named:
-                raise NoPermission(f"the message at {offset} is not of the topic {named!r}")
+                raise NoPermission(
+                    f"the message at {offset} does not belong to the topic {named!r}"
+                )
             return Reply(body=record)
 
         return InThread(lambda: store.lookup.record(offset, confirm_offset), answer)
@@ -87,15 +89,15 @@ class QueryHandlers:
         context = self._context
         queue = context.store.queue(topic, queue_id)
         if queue is None:
-            raise Refused(f"the topic {topic} has no queue {queue_id} with messages here")
+            raise Refused(f"the topic {topic} has no queue {queue_id} with messages on this broker")
         low, high = queue.min_offset, queue.visible_max(context.store.confirm_offset)
         if not low <= index < high:
-            raise Refused(f"queue {queue_id} of {topic} holds the offsets {low} to {high}: {index}")
+            raise Refused(f"queue {queue_id} of {topic} has offsets {low} to {high}, not {index}")
         group = command.text_or("consumerGroup")
         subscription = context.clients.subscription(group, topic) if group else None
         filter_data = None
         if group:
-            # Compiled filters are none of a queue's entries; the text is what tools print.
+            # There are no compiled filters in a queue's entries; tools print this text.
             filter_data = f"{group}@{topic} is not online!" if subscription is None else "null"
         count = max(min(count, high - index, ENTRIES_MAX), 0)
 
@@ -118,7 +120,7 @@ def _as_is(reply: Reply) -> Answer:
 
 
 def _index_position(updated_ms: int, offset: int) -> dict[str, str]:
-    """How far the index reaches."""
+    """Time and log offset of the last message in the index."""
     return {
         "indexLastUpdateTimestamp": str(updated_ms),
         "indexLastUpdatePhyoffset": str(offset),

@@ -1,8 +1,8 @@
-"""Request-reply: what a consumer answers is handed on to the producer that asked.
+"""Request-reply: forwards the reply of a consumer to the producer that sent the request.
 
-The asking producer waits, and its client id stands in the request (REPLY_TO_CLIENT). The consumer
-sends its reply with a code of its own (SEND_REPLY_MESSAGE). It is stored as any message, and pushed
-to the newest connection of that client; what the client says to it is the answer to the consumer.
+The request contains the client id of its producer, the requester (REPLY_TO_CLIENT). The consumer
+sends its reply with SEND_REPLY_MESSAGE. The broker stores it like any message and pushes it to the
+newest connection of the requester, whose response becomes the response to the consumer.
 """
 
 import logging
@@ -34,7 +34,7 @@ from penstock.wire.record import Record
 log = logging.getLogger(__name__)
 
 PUSH_MS: Final = 10_000
-"""How long the client that asked may take to say that it has the reply."""
+"""How long the requester may take to accept the reply."""
 _LETTERS: Final = {
     "a": "producerGroup",
     "b": "topic",
@@ -54,31 +54,31 @@ _OPTIONAL: Final = ("reconsumeTimes", "unitMode")
 
 
 class Replies:
-    """Hands replies on; `host` is the broker's address as messages note it."""
+    """Forwards replies; `host` is the broker's address as stored in messages."""
 
     def __init__(self, context: BrokerContext, host: bytes) -> None:
         self._context = context
         self._host = host
         self._record = Record()
-        self._complained = False
-        self.taken = 0
-        self.handed_on = 0
+        self._warned = False
+        self.received = 0
+        self.forwarded = 0
         self.not_stored = 0
 
     def rows(self) -> list[Row]:
         return [
-            Row(RequestCode.SEND_REPLY_MESSAGE, self.take),
-            Row(RequestCode.SEND_REPLY_MESSAGE_V2, self.take),
+            Row(RequestCode.SEND_REPLY_MESSAGE, self.receive),
+            Row(RequestCode.SEND_REPLY_MESSAGE_V2, self.receive),
         ]
 
     def add_metrics(self, registry: Registry) -> None:
         registry.counter(
-            "penstock_replies_total", "Replies that consumers sent.", read=lambda: self.taken
+            "penstock_replies_total", "Replies that consumers sent.", read=lambda: self.received
         )
         registry.counter(
-            "penstock_replies_handed_on_total",
-            "Replies that the client that asked has taken.",
-            read=lambda: self.handed_on,
+            "penstock_replies_forwarded_total",
+            "Replies that the requester accepted.",
+            read=lambda: self.forwarded,
         )
         registry.counter(
             "penstock_replies_not_stored_total",
@@ -86,8 +86,8 @@ class Replies:
             read=lambda: self.not_stored,
         )
 
-    def take(self, command: Command) -> Answer:
-        """Store a reply, and ask its requester to take it."""
+    def receive(self, command: Command) -> Answer:
+        """Store a reply and push it to its requester."""
         header = _header(command)
         context, now_ms = self._context, command.now_ms
         queue = context.topics.writable_queue(
@@ -99,24 +99,24 @@ class Replies:
         )
         properties = decode_properties(header.text_or("properties").encode())
         push = self._pushed_header(header, command, properties)
-        self.taken += 1
+        self.received += 1
         answer = self._put(header, command, queue)
         requester = properties.get(PROPERTY_REPLY_TO_CLIENT)
         member = context.clients.find_producer(requester) if requester else None
         if member is None:
             raise Refused(
-                f"the reply can't be handed on: {_who_is_missing(requester)}",
-                hint="the asking producer is gone, or has not sent this broker a heartbeat yet",
+                f"the reply can't be forwarded: {_missing_requester(requester)}",
+                hint="the requester is gone, or has not sent a heartbeat to this broker yet",
             )
         late = Reply(
             ResponseCode.SYSTEM_ERROR,
-            remark=f"the reply can't be handed on: {requester} did not take it",
+            remark=f"the reply can't be forwarded: {requester} did not accept it",
         )
 
-        def then(taken: Reply) -> Answer:
-            if taken.code != ResponseCode.SUCCESS:
+        def then(response: Reply) -> Answer:
+            if response.code != ResponseCode.SUCCESS:
                 return late
-            self.handed_on += 1
+            self.forwarded += 1
             return answer
 
         return CallClient(
@@ -132,7 +132,7 @@ class Replies:
     def _pushed_header(
         self, header: Command, command: Command, properties: dict[str, str]
     ) -> dict[str, str]:
-        """What the requester is told with the body; its client refuses a reply without these."""
+        """The fields of the pushed reply, all of which the requester's client requires."""
         now = str(command.now_ms)
         ext = {name: header.text(name) for name in _TEXTS}
         ext |= {name: str(header.i32(name)) for name in _NUMBERS}
@@ -141,20 +141,20 @@ class Replies:
         ext["bornHost"] = command.peer
         ext["storeHost"] = decode_host(self._host)
         ext["storeTimestamp"] = now
-        noted = {**properties, PROPERTY_PUSH_REPLY_TIME: now}
-        ext["properties"] = encode_properties(noted).decode()
+        pushed = {**properties, PROPERTY_PUSH_REPLY_TIME: now}
+        ext["properties"] = encode_properties(pushed).decode()
         return ext
 
     def _put(self, header: Command, command: Command, queue: ConsumeQueue) -> Answer:
-        """Store the reply where that is wanted; gives the answer for when it is handed on.
+        """Store the reply if `store_replies` is set; returns the answer for the consumer.
 
-        The requester waits now and perhaps never again, so it gets even what can't be stored.
+        A reply that can't be stored is forwarded too, because the requester is waiting.
         """
         ext = {"msgId": "0", "queueId": str(queue.queue_id), "queueOffset": "0"}
         settings = self._context.settings.current.broker
         if settings.region != DEFAULT_REGION:
             ext[PROPERTY_MSG_REGION] = settings.region
-        if not settings.trace_on:  # a client that is told nothing may trace
+        if not settings.trace_on:  # without this field clients trace
             ext[PROPERTY_TRACE_ON] = "false"
         waits = False
         if settings.store_replies and self._store(header, command, queue):
@@ -167,7 +167,7 @@ class Replies:
             return None
         if not waits:
             return Reply(ext=ext)
-        # Late is as good: the requester has its reply, whether the copy is on the disk or not.
+        # The same response after a timeout: the requester has its reply, flushed or not.
         data = response(0, command.opaque, command.encoding, ext=ext)
         return EncodedReply(data, data, self._context.store.log.end)
 
@@ -190,25 +190,25 @@ class Replies:
         stored = status == PUT_OK
         if not stored:
             self.not_stored += 1
-            if not self._complained:  # a full disk would fill the log as well
+            if not self._warned:  # once: a full disk would fill the log too
                 log.warning(
-                    "replies to %s can't be stored: %s",
+                    "can't store replies to %s: %s",
                     header.text("topic"),
                     context.rewriter.fault(status),
                 )
-        self._complained = not stored
+        self._warned = not stored
         return stored
 
 
 def _header(command: Command) -> Command:
-    """The fields of a send by their long names."""
+    """The fields by their full names."""
     if command.code == RequestCode.SEND_REPLY_MESSAGE_V2:
         ext = {_LETTERS[name]: text for name, text in command.ext.items() if name in _LETTERS}
         return Command(command.code, ext)
     return Command(command.code, dict(command.ext))
 
 
-def _who_is_missing(requester: str | None) -> str:
+def _missing_requester(requester: str | None) -> str:
     if not requester:
         return f"its property {PROPERTY_REPLY_TO_CLIENT} is missing"
     return f"the client {requester} is not connected here"

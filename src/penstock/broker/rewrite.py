@@ -1,8 +1,8 @@
-"""Storing a message of the log once more, in another queue: delayed and timed messages that are
-due, committed halves, retries.
+"""Stores a message of the log again in another queue: delayed messages and timer messages that are
+due, committed half messages, retries.
 
-The copy has the body, the birth and (unless told otherwise) the flags of the original; where and
-when it is stored is its own.
+The copy has the body, the born time and host and, by default, the flags of the original. Its store
+time and offsets are new.
 """
 
 import logging
@@ -24,18 +24,19 @@ _QUEUES_LEAST: Final = 4
 
 
 class MessageRewriter:
-    """Reads one stored record at a time and puts it into queues."""
+    """Reads one stored record at a time and stores it in queues."""
 
     def __init__(self, store: MessageStore, topics: Topics) -> None:
         self._store = store
         self._topics = topics
-        self._data = b""
         self._record = Record(_I32_MAX)
+        # The record that was read last, its decoded header and its properties as stored.
+        self._data = b""
         self.stored = StoredRecord()
-        self.text = b""  # its properties
+        self.text = b""
 
     def read(self, data: bytes) -> bool:
-        """Take a record to copy; False if it is none."""
+        """Read a record; False if it is not valid."""
         self._data = data
         stored = self.stored
         stored.bind(memoryview(bytearray(data or b"\0")))
@@ -85,7 +86,7 @@ class MessageRewriter:
         return status
 
     def fault(self, status: int) -> PenstockError:
-        """What a status other than PUT_OK means, as an error."""
+        """The error for a status other than PUT_OK."""
         writer = self._store.writer
         if status == ILLEGAL:
             return MessageIllegal(f"the message can't be stored again (problem {writer.problem})")
@@ -94,25 +95,25 @@ class MessageRewriter:
         return NotWriteable(f"the message can't be stored: {writer.fault}")
 
     def destination(
-        self, topic: str, queue_id: int, place: int, now_ms: int
+        self, topic: str, queue_id: int, log_offset: int, now_ms: int
     ) -> ConsumeQueue | None:
         """The queue that a message was sent to; None if its topic was deleted since.
 
-        `place` is the log offset where it waited. A topic that a send made may be lost in a crash,
-        while the message is parked: it is made anew. In one that was made smaller the message goes
-        where consumers look. Raises InvalidParameter.
+        `log_offset` is that of the waiting message. A topic that a send created may be lost in a
+        crash while the message waits; it is created again. If the topic has fewer queues now, the
+        message goes to a queue that consumers read. Raises InvalidParameter.
         """
-        if topic == TOPIC_TRANS_HALF or place < self._store.deleted_below(topic.encode()):
+        if topic == TOPIC_TRANS_HALF or log_offset < self._store.deleted_below(topic.encode()):
             return None
         config = self._topics.get(topic)
         if config is None:
             queues = max(_QUEUES_LEAST, queue_id + 1)
-            log.warning("the topic %s of a message that waited is unknown: made anew", topic)
+            log.warning("created topic %s again: a waiting message was sent to it", topic)
             config = self._topics.ensure(topic, queues, PERM_READ_WRITE, now_ms)
         queues = max(config.read_queue_nums, config.write_queue_nums)
         if queue_id >= queues > 0:
             queue_id %= max(config.read_queue_nums, 1)
         queue = self._store.make_queue(topic.encode(), queue_id)
         if queue is None:
-            raise InvalidParameter(f"there can't be a queue {queue_id}")
+            raise InvalidParameter(f"the topic {topic} can't have a queue {queue_id}")
         return queue

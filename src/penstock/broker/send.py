@@ -66,7 +66,7 @@ class SendTopics(Protocol):
     def writable_queue(
         self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
     ) -> ConsumeQueue:
-        """The queue, marked as `taking`; raises a PenstockError if it may not be sent to."""
+        """The queue, marked as `writable`; raises a PenstockError if it may not be sent to."""
 
     def priority_queue(self, topic: str, priority: int, now_ms: int) -> ConsumeQueue:
         """The queue for messages of this priority."""

@@ -1,12 +1,13 @@
-"""What went through: counters by topic and group over the last minute, hour and day.
+"""Statistics: counters by topic and group over the last minute, hour and day.
 
-Messages in are counted on the queue rows (`puts`, `put_bytes`) by the send path and summed here
-when sampled; messages out are counted here, once per pull.
+Stored messages are counted in the queues (`puts`, `put_bytes`) by the send path and summed here
+when sampled; delivered messages are counted here, once per pull.
 
-A window is a row of samples taken at equal steps; what it tells is the difference of its last and
-first one. All counters are sampled at the same moments, so the moments are kept once, and numbered.
-A counter notes the numbers of those samples only where it had changed. As there may be 100,000 of
-them the round over all is made in steps; its samples count when it is complete.
+A window is a series of samples at equal intervals; its value is the difference between the last and
+the first one. All counters are sampled at the same times, so the times are stored once, with
+numbers. A counter stores a sample, with its number, only if the counter has changed. There may be
+100,000 counters, so a round over all of them runs in steps; its samples are valid when it is
+complete.
 
 | window | a sample every | samples |
 |---|---|---|
@@ -14,7 +15,7 @@ them the round over all is made in steps; its samples count when it is complete.
 | hour | 10 min | 7 |
 | day | 1 h | 25 |
 
-Besides, the broker's totals are sampled every second for averages over 10, 60 and 600 s.
+The broker's totals are also sampled every second, for averages over 10, 60 and 600 s.
 """
 
 from array import array
@@ -30,19 +31,19 @@ from penstock.wire.codes import is_system_topic
 
 SECOND_MS = 1_000
 WINDOWS = ((10 * SECOND_MS, 7), (600 * SECOND_MS, 7), (3_600 * SECOND_MS, 25))
-"""(step, samples kept) of minute, hour and day."""
+"""(interval, samples) of minute, hour and day."""
 RATE_SECONDS = (10, 60, 600)
 STEP_COUNTERS = 1_000
-"""How many counters of queues and groups are looked at in one step: 1 to 4 ms."""
+"""Counters of queues and groups that are sampled in one step: 1 to 4 ms."""
 
-_NUMBER, _NUMS, _SIZE, _TIMES = 0, 1, 2, 3  # fields of a note
+_NUMBER, _NUMS, _SIZE, _TIMES = 0, 1, 2, 3  # fields of a sample
 _FIELDS = 4
-_OVER: Final = object()
+_END: Final = object()
 _PUTS, _FOUND, _MISSED, _TRANSFERRED = 1, 2, 3, 4  # columns of a second's sample, after its time
 
 
-class Flow:
-    """Messages, bytes and requests that went one way, with their notes for each window."""
+class FlowCounter:
+    """Messages, bytes and requests in one direction, with the samples of each window."""
 
     __slots__ = ("behind_ms", "nums", "samples", "size", "times")
 
@@ -50,70 +51,70 @@ class Flow:
         self.nums = 0
         self.size = 0
         self.times = 0
-        self.behind_ms = 0  # a group's: how old the last message was that it got
+        self.behind_ms = 0  # of a group: age of the last message that it pulled
         self.samples = tuple(array("q") for _ in WINDOWS)
 
     def has_changed(self, window: int) -> bool:
-        """Whether there is something to note; each change counts as a request."""
+        """Whether the counter has changed since the last sample, by its number of requests."""
         row = self.samples[window]
         return self.times != (row[-1] if row else 0)
 
-    def note(self, window: int, number: int) -> None:
-        """Note how it stands at the sample of this number."""
+    def sample(self, window: int, number: int) -> None:
+        """Store the present values under this number."""
         row = self.samples[window]
         if not row:
-            row.extend((number - 1, 0, 0, 0))  # it began after that sample, so it was zero then
+            row.extend((number - 1, 0, 0, 0))  # zero at the sample before the first change
         row.extend((number, self.nums, self.size, self.times))
-        oldest = number - WINDOWS[window][1]  # needed until this round is complete
-        while row[_FIELDS] <= oldest:  # the note before says nothing any more
+        oldest = number - WINDOWS[window][1]  # still needed until this round is complete
+        while row[_FIELDS] <= oldest:  # the sample before is outside of the window
             del row[:_FIELDS]
 
-    def place_of(self, window: int, number: int) -> int:
-        """Where the note begins that tells of a sample: this one, or the last before it."""
+    def position_of(self, window: int, number: int) -> int:
+        """Position of the stored sample with this number, or of the last one before it."""
         row = self.samples[window]
-        place = len(row) - _FIELDS
-        while row[place] > number:
-            place -= _FIELDS
-        return place
+        position = len(row) - _FIELDS
+        while row[position] > number:
+            position -= _FIELDS
+        return position
 
 
 class Stats:
-    """Counters and their samples."""
+    """The statistics of a broker."""
 
     def __init__(self, store: MessageStore, table: TopicTable, now_ms: int) -> None:
         self._store = store
         self._table = table
-        self.topics: dict[str, Flow] = {}
-        self.groups: dict[tuple[str, str], Flow] = {}  # by (topic, group)
-        self.backs: dict[tuple[str, str], Flow] = {}  # messages handed back, likewise
-        self.acks: dict[tuple[str, str], Flow] = {}  # popped messages acknowledged
-        self.batches: dict[tuple[str, str], Flow] = {}  # batches that were popped
+        self.topics: dict[str, FlowCounter] = {}
+        self.groups: dict[tuple[str, str], FlowCounter] = {}  # by (topic, group)
+        self.backs: dict[tuple[str, str], FlowCounter] = {}  # messages that consumers sent back
+        self.acks: dict[tuple[str, str], FlowCounter] = {}  # acknowledged POP messages
+        self.batches: dict[tuple[str, str], FlowCounter] = {}  # POP responses with messages
         self._flows = {
             "SNDBCK_PUT_NUMS": self.backs,
             "GROUP_ACK_NUMS": self.acks,
             "GROUP_CK_NUMS": self.batches,
         }
         self._topics_of: dict[str, dict[str, None]] = {}  # by group
-        self._moments = [deque([now_ms], maxlen=kept) for _, kept in WINDOWS]
-        self._numbers = [0] * len(WINDOWS)  # of the last moments
+        self._times = [deque([now_ms], maxlen=kept) for _, kept in WINDOWS]
+        self._numbers = [0] * len(WINDOWS)  # number of the last sample of each window
         self._round: Iterator[None] | None = None
         self._next_ms = [now_ms + step for step, _ in WINDOWS]
-        self._broker_in = Flow()
-        self._broker_out = Flow()
-        self._user_in = Flow()  # without system topics
-        self._user_out = Flow()
+        self._broker_in = FlowCounter()
+        self._broker_out = FlowCounter()
+        self._user_in = FlowCounter()  # without system topics
+        self._user_out = FlowCounter()
         self._found = 0
         self._missed = 0
         self._seconds: deque[tuple[int, ...]] = deque(maxlen=RATE_SECONDS[-1] + 1)
         self._second_ms = now_ms + SECOND_MS
         self._midnight_ms = _next_midnight_ms(now_ms)
-        self._mornings = (0, 0, 0, 0)  # put yesterday, put today, got yesterday, got today
+        self._midnight_totals = (0, 0, 0, 0)  # stored yesterday, today; delivered yesterday, today
 
     def got(self, group: str, topic: str, count: int, size: int, behind_ms: int) -> None:
-        """A pull has given so many messages and bytes; the last was stored so long ago."""
+        """Count a pull that found messages; `behind_ms` is the age of the first one."""
         flow = self.groups.get((topic, group))
         if flow is None:
-            flow = self.groups[topic, group] = Flow()
+            flow = self.groups[topic, group] = FlowCounter()
             self._topics_of.setdefault(group, {})[topic] = None
         flow.nums += count
         flow.size += size
@@ -125,23 +126,23 @@ class Stats:
             self._user_out.nums += count
 
     def missed(self) -> None:
-        """A pull has found nothing."""
+        """Count a pull that found nothing."""
         self._missed += 1
 
     def sent_back(self, group: str, topic: str) -> None:
-        """A consumer has handed back a message that it could not handle."""
+        """Count a message that a consumer sent back."""
         _count(self.backs, (topic, group), 1)
 
     def acked(self, group: str, topic: str, count: int) -> None:
-        """A consumer has acknowledged so many popped messages."""
+        """Count acknowledged POP messages."""
         _count(self.acks, (topic, group), count)
 
     def popped(self, group: str, topic: str) -> None:
-        """A batch of messages was popped."""
+        """Count a POP response with messages."""
         _count(self.batches, (topic, group), 1)
 
     def forget_group(self, group: str) -> None:
-        """The group is deleted."""
+        """Remove the counters of a deleted group."""
         for topic in self._topics_of.pop(group, ()):
             del self.groups[topic, group]
         for flows in self._flows.values():
@@ -149,9 +150,9 @@ class Stats:
                 del flows[key]
 
     def view(self, name: str, key: str) -> BrokerStatsData | None:
-        """RocketMQ's windows of a counter, e.g. TOPIC_PUT_NUMS of a topic.
+        """The windows of a counter by RocketMQ's name, e.g. TOPIC_PUT_NUMS.
 
-        The key of a group is `topic@group`; the key of BROKER_… is not looked at.
+        The key is a topic, or `topic@group` for counters of groups; for BROKER_… it is ignored.
         """
         flow = self._flow(name, key)
         if flow is None and name.startswith("TOPIC_PUT_") and self._is_new(key):
@@ -163,21 +164,21 @@ class Stats:
         return BrokerStatsData(stats_minute=minute, stats_hour=hour, stats_day=day)
 
     def put_tps(self, topic: str) -> float:
-        """Messages per second that came in for a topic in the last minute."""
+        """Messages per second stored in a topic in the last minute."""
         flow = self.topics.get(topic)
         return self._snapshot(flow, 0, _NUMS).tps if flow is not None else 0.0
 
     def get_tps(self, group: str, topic: str) -> float:
-        """Messages per second that a group got of a topic in the last minute."""
+        """Messages per second of a topic delivered to a group in the last minute."""
         flow = self.groups.get((topic, group))
         return self._snapshot(flow, 0, _NUMS).tps if flow is not None else 0.0
 
     def runtime(self) -> dict[str, str]:
-        """The figures of GET_BROKER_RUNTIME_INFO that are counted here."""
+        """The fields of GET_BROKER_RUNTIME_INFO that are counted here."""
         self._count_totals()
         puts, put_bytes = self._store.writer.puts, self._store.writer.put_bytes
-        put_yesterday, put_today, got_yesterday, got_today = self._mornings
-        figures = {
+        put_yesterday, put_today, got_yesterday, got_today = self._midnight_totals
+        counters = {
             "putMessageTimesTotal": puts,
             "putMessageSizeTotal": put_bytes,
             "putMessageAverageSize": put_bytes / puts if puts else 0.0,
@@ -192,7 +193,7 @@ class Stats:
             sum(self._rate(column, s) or 0.0 for column in (_FOUND, _MISSED)) for s in RATE_SECONDS
         )
         return {
-            **{name: str(figure) for name, figure in figures.items()},
+            **{name: str(value) for name, value in counters.items()},
             "putTps": self._rates(_PUTS),
             "getFoundTps": self._rates(_FOUND),
             "getMissTps": self._rates(_MISSED),
@@ -201,13 +202,13 @@ class Stats:
         }
 
     def due(self) -> int:
-        """When `tick` has something to do: at once, while there are steps left."""
+        """When `tick` has something to do: now, while a round has steps left."""
         return self._second_ms if self._round is None else 0
 
     def tick(self, now_ms: int) -> None:
-        """Take the samples that are due, or a step of that."""
+        """Take the samples that are due, one step at a time."""
         if now_ms >= self._second_ms or now_ms + SECOND_MS < self._second_ms:
-            # The second case: the clock was set back, and must not stop us until it caught up.
+            # The second case: the clock was set back, and sampling must go on.
             self._second_ms = now_ms + SECOND_MS
             self._seconds.append(
                 (now_ms, self._store.writer.puts, self._found, self._missed, self._broker_out.nums)
@@ -215,16 +216,16 @@ class Stats:
         if now_ms >= self._midnight_ms:
             self._count_totals()
             self._midnight_ms = _next_midnight_ms(now_ms)
-            _, put_today, _, got_today = self._mornings
-            self._mornings = (put_today, self._user_in.nums, got_today, self._user_out.nums)
+            _, put_today, _, got_today = self._midnight_totals
+            self._midnight_totals = (put_today, self._user_in.nums, got_today, self._user_out.nums)
         if self._round is None:
             windows = self._due_windows(now_ms)
             self._round = self._sample_all(windows, now_ms) if windows else None
-        if self._round is not None and next(self._round, _OVER) is _OVER:
+        if self._round is not None and next(self._round, _END) is _END:
             self._round = None
 
     def _due_windows(self, now_ms: int) -> list[int]:
-        """The windows of which a sample is due; their next ones are set."""
+        """The windows with a sample due; their next samples are scheduled."""
         due = []
         for window, (step_ms, _) in enumerate(WINDOWS):
             if now_ms >= self._next_ms[window] or now_ms + step_ms < self._next_ms[window]:
@@ -233,15 +234,15 @@ class Stats:
         return due
 
     def _sample_all(self, windows: list[int], now_ms: int) -> Iterator[None]:
-        """A round, step by step. What belongs to topics that are gone is forgotten."""
+        """A round, step by step. Counters of deleted topics are removed."""
         self._count_totals()
         for flow in (self._broker_in, self._broker_out, self._user_in, self._user_out):
             for window in windows:
-                flow.note(window, self._numbers[window] + 1)
+                flow.sample(window, self._numbers[window] + 1)
         yield from self._sample_topics(windows)
         yield from self._sample_groups(windows)
         for window in windows:
-            self._moments[window].append(now_ms)
+            self._times[window].append(now_ms)
             self._numbers[window] += 1
 
     def _sample_topics(self, windows: list[int]) -> Iterator[None]:
@@ -255,11 +256,11 @@ class Stats:
                 self.topics.pop(topic, None)
             else:
                 flow = self.topics.get(topic)
-                if flow is None or nums < flow.nums:  # fewer: deleted and made again
-                    flow = self.topics[topic] = Flow()
+                if flow is None or nums < flow.nums:  # fewer: deleted and created again
+                    flow = self.topics[topic] = FlowCounter()
                 flow.nums = flow.times = nums
                 flow.size = sum([queue.put_bytes for queue in queues])
-                self._note_changes(flow, windows)
+                self._sample_changes(flow, windows)
             done += len(queues) + 1
             if done >= STEP_COUNTERS:
                 done = 0
@@ -272,7 +273,7 @@ class Stats:
             if self._table.get(topic) is None:
                 self._forget(topic, group)
             else:
-                self._note_changes(flow, windows)
+                self._sample_changes(flow, windows)
             if done % STEP_COUNTERS == STEP_COUNTERS - 1:
                 yield
         for flows in self._flows.values():
@@ -280,7 +281,7 @@ class Stats:
                 if self._table.get(key[0]) is None:
                     flows.pop(key, None)
                 else:
-                    self._note_changes(flow, windows)
+                    self._sample_changes(flow, windows)
                 if done % STEP_COUNTERS == STEP_COUNTERS - 1:
                     yield
 
@@ -290,10 +291,10 @@ class Stats:
             if not self._topics_of[group]:
                 del self._topics_of[group]
 
-    def _note_changes(self, flow: Flow, windows: list[int]) -> None:
+    def _sample_changes(self, flow: FlowCounter, windows: list[int]) -> None:
         for window in windows:
             if flow.has_changed(window):
-                flow.note(window, self._numbers[window] + 1)
+                flow.sample(window, self._numbers[window] + 1)
 
     def _count_totals(self) -> None:
         stored = self._store.queues.topics
@@ -306,7 +307,7 @@ class Stats:
         self._broker_in.nums = self._store.writer.puts
         self._user_in.nums = self._store.writer.puts - system
 
-    def _flow(self, name: str, key: str) -> Flow | None:
+    def _flow(self, name: str, key: str) -> FlowCounter | None:
         if name in ("TOPIC_PUT_NUMS", "TOPIC_PUT_SIZE"):
             return self.topics.get(key)
         if name in ("GROUP_GET_NUMS", "GROUP_GET_SIZE"):
@@ -323,18 +324,18 @@ class Stats:
         }.get(name)
 
     def _is_new(self, topic: str) -> bool:
-        """Whether the topic has got messages that no sample has counted yet."""
+        """Whether the topic has messages that are in no sample yet."""
         queues = self._store.queues.topics.get(topic.encode(), {})
         return any(queue.puts for queue in queues.values())
 
-    def _snapshot(self, flow: Flow, window: int, field: int) -> BrokerStatsItem:
+    def _snapshot(self, flow: FlowCounter, window: int, field: int) -> BrokerStatsItem:
         row, last = flow.samples[window], self._numbers[window]
-        if not row or row[_NUMBER] >= last:  # what a round has noted that is not complete
+        if not row or row[_NUMBER] >= last:  # only samples of a round that is not complete
             return BrokerStatsItem()
         first = max(last - WINDOWS[window][1] + 1, row[_NUMBER])
-        moments = self._moments[window]
-        elapsed_ms = moments[-1] - moments[first - last - 1]
-        begin, end = flow.place_of(window, first), flow.place_of(window, last)
+        times_ms = self._times[window]
+        elapsed_ms = times_ms[-1] - times_ms[first - last - 1]
+        begin, end = flow.position_of(window, first), flow.position_of(window, last)
         total = row[end + field] - row[begin + field]
         times = row[end + _TIMES] - row[begin + _TIMES]
         return BrokerStatsItem(
@@ -344,7 +345,7 @@ class Stats:
         )
 
     def _rate(self, column: int, seconds: int) -> float | None:
-        """The average over the last seconds; None before so many have passed."""
+        """The average over the last seconds; None if there are not enough samples."""
         if len(self._seconds) <= seconds:
             return None
         first, last = self._seconds[-seconds - 1], self._seconds[-1]
@@ -352,15 +353,15 @@ class Stats:
         return (last[column] - first[column]) * 1000 / elapsed_ms if elapsed_ms > 0 else 0.0
 
     def _rates(self, column: int) -> str:
-        """Averages as tools expect them: separated by blanks, those not known yet left out."""
+        """Averages as tools expect them: separated by spaces, empty if unknown."""
         rates = (self._rate(column, seconds) for seconds in RATE_SECONDS)
         return " ".join("" if rate is None else str(rate) for rate in rates)
 
 
-def _count(flows: dict[tuple[str, str], Flow], key: tuple[str, str], count: int) -> None:
+def _count(flows: dict[tuple[str, str], FlowCounter], key: tuple[str, str], count: int) -> None:
     flow = flows.get(key)
     if flow is None:
-        flow = flows[key] = Flow()
+        flow = flows[key] = FlowCounter()
     flow.nums += count
     flow.times += 1
 

@@ -1,7 +1,7 @@
-"""The topics of a broker: lookup, creation by sending, change, deletion.
+"""The topics of a broker: lookup, creation by sends, changes, deletion.
 
-A queue may be sent to without a further look as long as its row says `taking`. Whatever changes a
-topic, or the broker's permission, takes that mark back, so that the next send asks again.
+A queue that is marked as `writable` may be sent to without further checks. A change of the
+topic or of the broker's permission removes the mark, so that the next send is checked again.
 """
 
 import logging
@@ -56,17 +56,18 @@ from penstock.wire.codes import (
 log = logging.getLogger(__name__)
 
 QUEUES_MAX: Final = 1 << 20
-"""Most queues of a topic: the store knows no higher queue ids."""
-ANNOUNCE_MS: Final = 1_000
-"""How long the answer to a send that made its topic waits for NameServers; clients wait 3 s."""
+"""Most queues of a topic, by the store's limit of queue ids."""
+SEND_REGISTER_MS: Final = 1_000
+"""How long the response to a send that created its topic waits for the NameServers; clients wait
+3 s."""
 _CLUSTER_QUEUES: Final = 16
 _BENCHMARK_QUEUES: Final = 1024
-_CLIENT_QUEUES: Final = 4  # what RocketMQ's clients ask for when a send creates a topic
+_CLIENT_QUEUES: Final = 4  # the number that RocketMQ's clients ask for when a send creates a topic
 _REVIVE_QUEUES: Final = 8
 
 
 class Topics:
-    """The topic table and its rules."""
+    """The topics of a broker."""
 
     def __init__(
         self, table: TopicTable, store: MessageStore, settings: Live, effects: EffectQueue
@@ -75,26 +76,28 @@ class Topics:
         self._store = store
         self._settings = settings
         self._effects = effects
-        self._turn = 0
-        self.creations = 0  # by sending
+        self._next_queue = 0  # for sends without a queue id
+        self.creations = 0  # topics created by sends
         broker = settings.current.broker
         self._default_queues = broker.default_topic_queues
-        self._own = frozenset({broker.name, broker.cluster, broker.cluster + REPLY_TOPIC_SUFFIX})
+        self._broker_topics = frozenset(
+            {broker.name, broker.cluster, broker.cluster + REPLY_TOPIC_SUFFIX}
+        )
 
-    # --- the topics every broker has
+    # --- built-in topics
 
     def seed(self) -> None:
-        """Make the topics every broker has."""
+        """Create the built-in topics that are missing."""
         for config in self._built_in().values():
             self.table.seed(config)
         if self.table.dirty:
             self._effects.put(PersistSoon(self.table))
 
     def adopt(self, now_ms: int) -> None:
-        """Make the topics anew whose queues hold messages and that the table does not know.
+        """Create topics for queues with messages whose topic is not in the table.
 
-        A send that creates its topic is answered before the table is on the disk; a crash between
-        the two must not hide the message. Deleted topics have no queues.
+        A send that creates its topic is answered before the table is written; a crash between the
+        two must not hide the message. Deleted topics have no queues.
         """
         queues: dict[str, int] = {}
         for queue in self._store.queues.rows:
@@ -102,11 +105,11 @@ class Topics:
             if self.table.get(topic) is None and queue.max_offset > 0:
                 queues[topic] = max(queues.get(topic, _CLIENT_QUEUES), queue.queue_id + 1)
         for topic, count in queues.items():
-            log.warning("the topic %s was not in the table, but has messages: made anew", topic)
+            log.warning("created topic %s again: it has messages but was not in the table", topic)
             self.put(_topic(topic, count), now_ms)
 
     def refresh(self, now_ms: int) -> None:
-        """Live settings changed: let sends ask again, and have the template if there should be."""
+        """Apply changed live settings: check sends again, create or change built-in topics."""
         self.recheck_queues()
         default_queues = self._settings.current.broker.default_topic_queues
         for config in self._built_in().values():
@@ -118,12 +121,12 @@ class Topics:
         self._default_queues = default_queues
 
     def is_system(self, topic: str) -> bool:
-        """Whether the topic belongs to the broker's machinery: nobody may change or delete it."""
-        return topic in self._own or is_system_topic(topic)
+        """Whether the topic is internal: clients may not change or delete it."""
+        return topic in self._broker_topics or is_system_topic(topic)
 
     def system_names(self) -> list[str]:
-        """All system topics known here, those that do not exist included."""
-        return sorted({*SYSTEM_TOPICS, *self._own, *self._built_in()})
+        """The names of all system topics, including those that do not exist."""
+        return sorted({*SYSTEM_TOPICS, *self._broker_topics, *self._built_in()})
 
     def _built_in(self) -> dict[str, TopicConfig]:
         settings = self._settings.current
@@ -168,31 +171,33 @@ class Topics:
     def writable_queue(
         self, topic: str, queue_id: int, *, template: str, template_queues: int, now_ms: int
     ) -> ConsumeQueue:
-        """The queue a message may be sent to, marked as `taking`; a negative id means any.
+        """The queue that a message may be sent to, marked as `writable`; a negative id means any.
 
-        Creates the topic after the template where that is allowed. Raises NoPermission,
-        TopicNotExist or InvalidParameter.
+        Creates the topic from the template if that is allowed. Raises NoPermission, TopicNotExist
+        or InvalidParameter.
         """
         if topic in SEND_FORBIDDEN_TOPICS:
-            raise NoPermission(f"the topic {topic} is the broker's own: nobody may send to it")
+            raise NoPermission(f"the topic {topic} is internal: clients may not send to it")
         config = self.table.get(topic)
         if config is None:
             _check_name(topic)
             config = self._create_by_send(topic, template, template_queues, now_ms)
         broker = self._settings.current.broker
         if config.order and not broker.permission & PERM_WRITE:
-            # Other topics go on until the route tells producers, as RocketMQ has it: no send fails
-            # while a broker is drained. An ordered one would be torn between two brokers.
+            # Other topics accept sends until producers see the new route, as in RocketMQ, so that
+            # no send fails while a broker is drained. In an ordered topic the messages of one key
+            # would be split between two brokers.
             raise NoPermission(
-                f"the broker {broker.name} takes no messages of ordered topics",
-                hint="its permission is set so (brokerPermission); another broker may serve it",
+                f"the broker {broker.name} does not accept messages of ordered topics",
+                hint="its permission (brokerPermission) does not allow writing; send to another "
+                "broker",
             )
         if not config.perm & PERM_WRITE:
             raise NoPermission(
-                f"the topic {topic} may not be sent to: its permission is {config.perm}",
+                f"the topic {topic} is not writable: its permission is {config.perm}",
                 hint="mqadmin updateTopicPerm -p 6 allows it",
             )
-        return self._open_gate(config, queue_id)
+        return self._queue_for_send(config, queue_id)
 
     def priority_queue(self, topic: str, priority: int, now_ms: int) -> ConsumeQueue:
         """The queue for messages of this priority: the last write queue for all higher ones."""
@@ -200,34 +205,34 @@ class Topics:
         return self.writable_queue(topic, queue_id, template="", template_queues=0, now_ms=now_ms)
 
     def readable_queue(self, topic: str, queue_id: int) -> ConsumeQueue:
-        """The queue a consumer may read. Raises NoPermission, TopicNotExist or InvalidParameter."""
+        """The queue, if it may be read. Raises NoPermission, TopicNotExist or InvalidParameter."""
         config = self.need(topic)
         broker = self._settings.current.broker
         if not broker.permission & PERM_READ:
             raise NoPermission(
-                f"the broker {broker.name} may not be read from",
-                hint="its permission is set so (brokerPermission)",
+                f"the broker {broker.name} is not readable",
+                hint="its permission (brokerPermission) does not allow reading",
             )
         if not config.perm & PERM_READ:
             raise NoPermission(
-                f"the topic {topic} may not be read: its permission is {config.perm}",
+                f"the topic {topic} is not readable: its permission is {config.perm}",
                 hint="mqadmin updateTopicPerm -p 6 allows it",
             )
         if not 0 <= queue_id < config.read_queue_nums:
             raise InvalidParameter(
-                f"the topic {topic} has no queue {queue_id} to read: there are "
-                f"{config.read_queue_nums}, counted from 0"
+                f"the topic {topic} has no readable queue {queue_id}: it has "
+                f"{config.read_queue_nums} readable queues, numbered from 0"
             )
         return self._queue(topic, queue_id)
 
     # --- changes
 
     def ensure(self, topic: str, queues: int, permission: int, now_ms: int) -> TopicConfig:
-        """The topic, created with so many queues if it is new (retry and dead-letter topics)."""
+        """The topic, created if it does not exist (retry and dead letter topics)."""
         config = self.table.get(topic)
         if config is None:
             name = topic
-            if topic.startswith(RETRY_TOPIC_PREFIX):  # POP's, which only the broker itself makes
+            if topic.startswith(RETRY_TOPIC_PREFIX):  # of POP, which only the broker creates
                 name = topic.replace(POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1, 1)
             _check_name(name)
             config = _topic(topic, queues, permission)
@@ -235,60 +240,61 @@ class Topics:
         return config
 
     def put(self, config: TopicConfig, now_ms: int) -> None:
-        """Create or change a topic: persisted and registered soon."""
+        """Create or change a topic; it is persisted and registered soon."""
         before = self.table.get(config.topic_name)
         self.table.put(config, now_ms)
         if before is None:
-            log.info("topic %s is created: %s", config.topic_name, config)
+            log.info("created topic %s", _described(config))
             self._store.prepare(config.topic_name, config.write_queue_nums)
         else:
-            log.info("topic %s is changed: %s, before: %s", config.topic_name, config, before)
+            log.info("changed topic %s; before: %s", _described(config), _described(before))
             self._recheck_queues_of(before)
-        self._tell()
+        self._persist_and_register()
 
     def mark_ordered(self, names: Iterable[str], now_ms: int) -> None:
-        """These have an order config at the NameServers, as Apache has it: they are ordered, and
-        stay so when it is taken away."""
+        """Mark topics with an order config at the NameServers as ordered. As in Apache, they stay
+        ordered when the order config is removed."""
         for name in names:
             config = self.table.get(name)
             if config is not None and not config.order:
                 self.put(msgspec.structs.replace(config, order=True), now_ms)
 
     def delete(self, topic: str, now_ms: int) -> list[ConsumeQueue]:
-        """Forget a topic; gives its queues, whose files the caller has destroyed in the pool
+        """Delete a topic; returns its queues, whose files the caller deletes in the thread pool
         (`store.finish_removal`)."""
         name = topic.encode()
         if self.table.get(topic) is None and not self._store.queues.of(name):
             return []
         queues = self._store.remove_queues(name)
         if self.table.remove(topic, now_ms) is not None:
-            log.info("topic %s is deleted, with %d queues", topic, len(queues))
-            self._tell()
+            log.info("deleted topic %s with %d queues", topic, len(queues))
+            self._persist_and_register()
         return queues
 
     def reply_when_registered(self, topic: str, reply: EncodedReply, now_ms: int) -> Answer:
-        """The answer to a send that made its topic: consumers that start on it find the route."""
-        return RegisterTopics(lambda: reply, now_ms + ANNOUNCE_MS, (topic,))
+        """Reply to a send that created its topic when the NameServers know the topic."""
+        return RegisterTopics(lambda: reply, now_ms + SEND_REGISTER_MS, (topic,))
 
     def recheck_queues(self) -> None:
-        """Let every queue ask again before it takes messages: the broker's permission changed."""
+        """Check the next send to every queue again: the broker's permission has changed."""
         for queue in self._store.queues.rows:
             queue.writable = False
 
     def _create_by_send(
         self, topic: str, template: str, template_queues: int, now_ms: int
     ) -> TopicConfig:
-        model = self.table.get(template)
+        template_config = self.table.get(template)
         allowed = template != TOPIC_AUTO_CREATE or (
             self._settings.current.broker.auto_create_topics
         )
-        if model is not None and allowed and model.perm & PERM_INHERIT:
+        if template_config is not None and allowed and template_config.perm & PERM_INHERIT:
+            queues = max(min(template_queues, template_config.write_queue_nums), 0)
             config = TopicConfig(
                 topic_name=topic,
-                read_queue_nums=(queues := max(min(template_queues, model.write_queue_nums), 0)),
+                read_queue_nums=queues,
                 write_queue_nums=queues,
-                perm=model.perm & ~PERM_INHERIT,
-                topic_filter_type=model.topic_filter_type,
+                perm=template_config.perm & ~PERM_INHERIT,
+                topic_filter_type=template_config.topic_filter_type,
             )
             self.put(config, now_ms)
             self.creations += 1
@@ -297,18 +303,18 @@ class Topics:
             return self.ensure(topic, 1, PERM_READ_WRITE, now_ms)
         raise TopicNotExist(f"the topic {topic} does not exist here and is not created by sending")
 
-    def _open_gate(self, config: TopicConfig, queue_id: int) -> ConsumeQueue:
+    def _queue_for_send(self, config: TopicConfig, queue_id: int) -> ConsumeQueue:
         topic = config.topic_name
         if queue_id < 0:
             if config.write_queue_nums <= 0:
-                raise InvalidParameter(f"the topic {topic} has no queue to write to")
-            self._turn += 1
-            queue_id = self._turn % config.write_queue_nums
+                raise InvalidParameter(f"the topic {topic} has no writable queue")
+            self._next_queue += 1
+            queue_id = self._next_queue % config.write_queue_nums
         queues = max(config.write_queue_nums, config.read_queue_nums)
         if queue_id >= queues:
             raise InvalidParameter(
-                f"the topic {topic} has no queue {queue_id}: there are {queues}, counted from 0",
-                hint="the producer's route may be old; it asks the NameServer every 30 s",
+                f"the topic {topic} has no queue {queue_id}: it has {queues} queues, from 0 on",
+                hint="the producer's route may be out of date; it is updated every 30 s",
             )
         queue = self._queue(topic, queue_id)
         queue.writable = True
@@ -327,13 +333,19 @@ class Topics:
             if queue is not None:
                 queue.writable = False
 
-    def _tell(self) -> None:
+    def _persist_and_register(self) -> None:
         self._effects.put(PersistSoon(self.table))
         self._effects.put(RegisterSoon())
 
 
 def _topic(name: str, queues: int = 1, perm: int = PERM_READ_WRITE) -> TopicConfig:
     return TopicConfig(topic_name=name, read_queue_nums=queues, write_queue_nums=queues, perm=perm)
+
+
+def _described(config: TopicConfig) -> str:
+    queues = f"{config.write_queue_nums}/{config.read_queue_nums}"
+    ordered = ", ordered" if config.order else ""
+    return f"{config.topic_name} (write/read queues {queues}, perm {config.perm}{ordered})"
 
 
 def _check_name(topic: str) -> None:

@@ -1,8 +1,9 @@
-"""TLS: the contexts that a server and its outgoing calls use, built from files and kept fresh.
+"""TLS contexts for a server and for its outgoing connections.
 
-Files that change are read again (`refresh`, by the listener every few seconds): new
-connections get the new certificate, open ones stay as they are. Files that can't be used, half
-written ones say, leave the old certificate in place and are tried again.
+Changed certificate files are read again (`refresh`, called by the listener every few seconds). New
+connections use the new certificate; open ones are not affected. If the files can't be used, for
+example because they are being written, the old certificate stays in use and they are read again
+later.
 """
 
 import logging
@@ -26,89 +27,89 @@ _CLIENT_AUTH = {
 
 
 class Tls:
-    """TLS of a server."""
+    """The TLS context of a server."""
 
     def __init__(self, config: TlsConfig) -> None:
         """Raises TlsError if the files can't be used."""
         self.config = config
         self.plain_allowed = config.mode != "enforcing"
         self.loads = 0
-        self._seen = self._look()
-        self._complaint = ""
-        self._making = threading.Lock()
+        self._stats = self._stat_files()
+        self._error = ""
+        self._lock = threading.Lock()
         self._context: ssl.SSLContext | None = None
-        if self._must_be_whole():
+        if self._needs_files():
             self._context = server_context(config)
 
-    def _must_be_whole(self) -> bool:
-        """Whether something is set that a certificate made for the moment would not honour."""
+    def _needs_files(self) -> bool:
+        """Whether the settings rule out a self-signed certificate."""
         config = self.config
         wanted = config.certificate or config.key or config.client_auth != "none"
         return bool(wanted) or config.mode == "enforcing"
 
     @classmethod
     def of(cls, config: TlsConfig) -> Self | None:
-        """TLS by these settings; None where it is off."""
+        """TLS by these settings; None if it is off."""
         return None if config.mode == "off" else cls(config)
 
     @property
     def context(self) -> ssl.SSLContext | None:
-        """For the next connection; None: `make_context` first, in a thread."""
+        """The context for new connections; None: call `make_context` first, in a thread."""
         return self._context
 
     def make_context(self) -> ssl.SSLContext:
-        """A context with a certificate that vouches for nobody, where no other was given.
+        """A context with a self-signed certificate, for a server without certificate files.
 
-        So a client that insists on TLS is served by a server nobody prepared for it, as RocketMQ
-        does by default; it must not check the certificate. Raises TlsError.
+        It serves clients that use TLS and do not check the certificate, as RocketMQ does by
+        default. Raises TlsError.
         """
-        with self._making:
+        with self._lock:
             if self._context is None:
                 self._context = self_signed_context()
                 log.warning(
-                    "a client speaks TLS: it is served with a certificate made for the moment; set "
-                    "tls.certificate and tls.key to one that clients can check"
+                    "a client uses TLS, and the server uses a self-signed certificate: set "
+                    "tls.certificate and tls.key to a certificate that clients can check"
                 )
             return self._context
 
     def refresh(self) -> bool:
-        """Read the files again if they changed; whether there is a new certificate. Reads files."""
+        """Read the files again if they have changed; whether there is a new certificate."""
         if not self.config.certificate:
             return False
-        seen = self._look()
-        if seen == self._seen and not self._complaint:
+        stats = self._stat_files()
+        if stats == self._stats and not self._error:
             return False
         try:
             self._context = server_context(self.config)
         except TlsError as error:
-            if str(error) != self._complaint:
-                log.error("the certificate stays the old one: %s", error)
-            self._complaint = str(error)
+            if str(error) != self._error:
+                log.error("the old certificate stays in use: %s", error)
+            self._error = str(error)
             return False
-        self._seen = seen
-        self._complaint = ""
+        self._stats = stats
+        self._error = ""
         self.loads += 1
-        log.info("the certificate %s was read again", self.config.certificate)
+        log.info("loaded the changed certificate %s", self.config.certificate)
         return True
 
-    def _look(self) -> list[tuple[int, int, int]]:
-        """What tells whether a file is another one now; a link's target counts."""
-        seen = []
+    def _stat_files(self) -> list[tuple[int, int, int]]:
+        """Inode, time and size of each file, to detect changes; of a link's target."""
+        stats = []
         for path in (self.config.certificate, self.config.key, self.config.client_ca):
             try:
                 found = os.stat(path)
-                seen.append((found.st_ino, found.st_mtime_ns, found.st_size))
+                stats.append((found.st_ino, found.st_mtime_ns, found.st_size))
             except OSError:
-                seen.append((0, 0, 0))
-        return seen
+                stats.append((0, 0, 0))
+        return stats
 
 
 def server_context(config: TlsConfig) -> ssl.SSLContext:
-    """What a server needs: TLS 1.2 and up, its certificate, and which clients it trusts."""
+    """A server's context: TLS 1.2 or later, its certificate, and the clients that it trusts."""
     if not config.certificate:
         raise TlsError(
             f"tls.mode is {config.mode}, but tls.certificate is empty",
-            hint="name a PEM file with the certificate chain, and its key in tls.key",
+            hint="set it to a PEM file with the certificate chain, and tls.key to its key",
         )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
@@ -117,7 +118,7 @@ def server_context(config: TlsConfig) -> ssl.SSLContext:
         if not config.client_ca:
             raise TlsError(
                 f"tls.client_auth is {config.client_auth}, but tls.client_ca is empty",
-                hint="name a PEM file with the authorities that sign your clients' certificates",
+                hint="set it to a PEM file with the authorities that sign client certificates",
             )
         _load_authorities(context, "tls.client_ca", config.client_ca)
         context.verify_mode = _CLIENT_AUTH[config.client_auth]
@@ -125,7 +126,7 @@ def server_context(config: TlsConfig) -> ssl.SSLContext:
 
 
 def self_signed_context() -> ssl.SSLContext:
-    """A context with a new certificate of our own making; runs `openssl`."""
+    """A context with a new self-signed certificate; runs `openssl`."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     with tempfile.TemporaryDirectory(prefix="penstock-tls-") as folder:
@@ -153,19 +154,18 @@ def self_signed_context() -> ssl.SSLContext:
             context.load_cert_chain(certificate, key)
         except (OSError, subprocess.SubprocessError) as error:
             raise TlsError(
-                f"there is no certificate for a client that speaks TLS, and none can be made: "
-                f"{error}",
+                f"a client uses TLS, but there is no certificate and none can be made: {error}",
                 hint="set tls.certificate and tls.key",
             ) from None
     return context
 
 
 def outgoing_context(config: TlsConfig) -> ssl.SSLContext | None:
-    """What calls to NameServers and brokers use; None: they are plain.
+    """The context for connections to NameServers and brokers; None if they do not use TLS.
 
-    Without `outgoing_ca` nobody's certificate is checked, as in RocketMQ's clients: the traffic is
-    hidden from listeners, not from an impostor. Names are never checked, because servers are known
-    by their addresses. Our own certificate is shown where a server asks for one.
+    Without `outgoing_ca` certificates are not checked, as in RocketMQ's clients: the traffic is
+    encrypted, but the server may be an impostor. Host names are never checked, because servers are
+    known by their addresses. The own certificate is sent if a server asks for one.
     """
     if not config.outgoing:
         return None
@@ -182,17 +182,17 @@ def outgoing_context(config: TlsConfig) -> ssl.SSLContext | None:
 
 
 def _load_certificate(context: ssl.SSLContext, config: TlsConfig) -> None:
-    key = config.key or config.certificate  # one file may hold both
+    key = config.key or config.certificate  # one file may contain both
     for setting, path in (("tls.certificate", config.certificate), ("tls.key", key)):
         _check_readable(setting, path)
     try:
-        # Without a password of ours OpenSSL would ask the terminal for one.
+        # Without a password OpenSSL would ask for one on the terminal.
         context.load_cert_chain(config.certificate, key, lambda: config.key_password)
     except OSError as error:  # TLS errors are OSErrors too
         raise TlsError(
-            f"tls.certificate {config.certificate} and tls.key {key} can't be used: {_say(error)}",
-            hint="both are PEM files; the key belongs to the first certificate of the chain, and "
-            "tls.key_password opens it if it is encrypted",
+            f"can't use tls.certificate {config.certificate} and tls.key {key}: {_reason(error)}",
+            hint="both are PEM files; the key belongs to the first certificate of the chain; set "
+            "tls.key_password if the key is encrypted",
         ) from None
 
 
@@ -201,7 +201,7 @@ def _load_authorities(context: ssl.SSLContext, setting: str, path: str) -> None:
     try:
         context.load_verify_locations(path)
     except OSError as error:  # TLS errors are OSErrors too
-        raise TlsError(f"{setting} {path} can't be used: {_say(error)}") from None
+        raise TlsError(f"{setting} {path} can't be used: {_reason(error)}") from None
 
 
 def _check_readable(setting: str, path: str) -> None:
@@ -212,8 +212,8 @@ def _check_readable(setting: str, path: str) -> None:
         raise TlsError(f"{setting} {path} can't be read: {error.strerror}") from None
 
 
-def _say(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     if not isinstance(error, ssl.SSLError):
         return error.strerror or str(error)
     reason = (error.reason or "").replace("_", " ").lower()
-    return reason or "no certificate or key in it that can be read, or the password is wrong"
+    return reason or "there is no readable certificate or key, or the password is wrong"

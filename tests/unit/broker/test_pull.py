@@ -333,8 +333,10 @@ def test_what_retention_takes_during_a_read_takes_nothing_with_it(
     for number in range(5):
         home.send(body=bytes([number]))
     monkeypatch.setattr(home.broker.pull, "_write", lambda *_: False)
-    through = pull.through
-    monkeypatch.setattr(pull, "through", lambda *given: Vanishing(through(*given), failures))
+    filtered_reader = pull.filtered_reader
+    monkeypatch.setattr(
+        pull, "filtered_reader", lambda *given: Vanishing(filtered_reader(*given), failures)
+    )
     answer = home.pull(0)
     if found:
         assert bodies(answer) == [bytes([number]) for number in range(found)]

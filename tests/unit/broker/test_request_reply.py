@@ -113,8 +113,8 @@ def test_the_replier_hears_what_the_requester_said(home: BrokerFixture) -> None:
     (message,) = stored(home)
     answer = relay.then(Reply())
     assert answer == Reply(ext={"msgId": message.offset_id, "queueId": "0", "queueOffset": "0"})
-    assert "asker did not take it" in refused(relay.then(Reply(1, remark="no request is open")))
-    assert "asker did not take it" in refused(relay.on_timeout)
+    assert "asker did not accept it" in refused(relay.then(Reply(1, remark="no request is open")))
+    assert "asker did not accept it" in refused(relay.on_timeout)
 
 
 def test_a_reply_is_stored_as_it_came(home: BrokerFixture) -> None:
@@ -219,7 +219,7 @@ def test_who_waits_gets_even_what_can_not_be_stored(home: BrokerFixture) -> None
     home.broker.replies.add_metrics(registry)
     text = registry.text()
     assert "penstock_replies_total 1" in text
-    assert "penstock_replies_handed_on_total 1" in text
+    assert "penstock_replies_forwarded_total 1" in text
     assert "penstock_replies_not_stored_total 1" in text
 
 

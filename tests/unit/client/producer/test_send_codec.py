@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import errors
-from penstock.broker.pull import Forbidden
+from penstock.broker.pull import PullForbidden
 from penstock.client.messages import Message, MessageQueue, SendReceipt, SendStatus
 from penstock.client.producer.send_codec import (
     INLINE_BODY_BYTES_MAX,
@@ -262,7 +262,7 @@ def test_broker_can_switch_traces_off(text: str | None, on: bool) -> None:
 def test_errors_are_the_same_with_a_broker_in_the_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert issubclass(Forbidden, NoPermission)  # whose constructor is another
+    assert issubclass(PullForbidden, NoPermission)  # whose constructor is another
     monkeypatch.setattr(errors, "_REFUSALS", {})
     owner = RecordingOwner()
     pending = make_pending(owner)
