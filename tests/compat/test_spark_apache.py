@@ -82,8 +82,8 @@ def test_parts_of_a_queue(
     assert sorted(row[1:] for row in found) == sorted(row[1:] for row in sent)
     assert [row[0] for row in found] == list(range(COUNT))
     assert rows(read_range(connection, part(broker, 17, 4_000), ALL)) == found[17:4_000]
-    tagged = Reading(columns=COLUMNS, group="spark", tags="b")
-    assert rows(read_range(connection, part(broker), tagged)) == [r for r in found if r[2] == "b"]
+    has_tag = Reading(columns=COLUMNS, group="spark", tags="b")
+    assert rows(read_range(connection, part(broker), has_tag)) == [r for r in found if r[2] == "b"]
 
 
 def test_offsets_that_are_not_there(

@@ -1,9 +1,9 @@
-"""Messages as consumers get them: one small object each, decoded when asked.
+"""Received messages: one small object per message, decoded lazily.
 
-A `ReceivedMessage` holds positions in the answer that brought it (`wire.layout` has the layout).
-Every length is checked when the answer is walked; after that each attribute reads its own bytes, so
-that what a handler does not look at costs nothing. A message keeps the bytes of its whole answer
-alive.
+A `ReceivedMessage` holds positions in the body of the response that contains it (`wire.layout` has
+the layout). All lengths are checked once, when the response is scanned; after that each attribute
+reads only its own bytes, so attributes that a handler does not use cost nothing. A message keeps
+the bytes of its whole response alive.
 """
 
 from typing import NamedTuple
@@ -24,30 +24,30 @@ from penstock.wire.compression import decompress
 from penstock.wire.message import decode_host, decode_properties
 
 BODY_BYTES_MAX = 64 * 1024 * 1024
-"""Most bytes that a compressed body may have unpacked: four times the longest frame."""
+"""Longest decompressed body: four times the longest frame."""
 OFFSET_MAX = 2**63 - 1
 
 WAITING = 0
-WORKING = 1
+HANDLING = 1
 FINISHED = 2
-"""States of a message in its consumer: not begun, with a handler, settled."""
+"""States of a message in its consumer: waiting for a handler, being handled, done."""
 
-# Twins for the compiler, which keeps them to itself.
+# C constants of the compiled module.
 _COMPRESSED = SYS_COMPRESSED
 _WRAPPED = SYS_INNER_BATCH | SYS_NEED_UNWRAP
 _OK, _SHORT, _SIZE, _MAGIC, _LENGTHS, _PACKED = range(6)
 _PROBLEMS = (
     "",
     "the bytes end inside a record",
-    "a record's size can't be",
+    "the size of the record is impossible",
     "the magic number is unknown",
-    "the lengths inside do not add up to the size",
-    "the batch inside can't be unpacked",
+    "the lengths of its parts do not match its size",
+    "its batch cannot be decompressed",
 )
 
 
 class BadRecord(NamedTuple):
-    """A record that can't be read: where it lies, and whether those after it could be read."""
+    """A record that cannot be decoded. `skipped`: the records after it were decoded."""
 
     at: int
     queue_offset: int
@@ -55,38 +55,41 @@ class BadRecord(NamedTuple):
     skipped: bool
 
 
-class Source:
-    """The answer that messages came in, and what they have in common."""
+class MessageSource:
+    """The body of a response with messages, and what all of them have in common."""
 
-    def __init__(self, data: bytes, broker_name: str) -> None:
+    def __init__(
+        self, data: bytes, broker_name: str, topic: str | None, namespace: str, received_ms: int
+    ) -> None:
         self.data: bytes = data
-        self.view: memoryview = memoryview(data)
+        self.view: memoryview = memoryview(data)  # of data
         self.broker_name: str = broker_name
-        self.topic: str | None = None
-        self.namespace: str = ""
-        self.received_ms: int = 0
+        self.topic: str | None = topic  # shown for all messages; None: each record has its own
+        self.namespace: str = namespace  # removed from the topics of records
+        self.received_ms: int = received_ms
 
 
 class ReceivedMessage:
     """A message from a broker.
 
-    Attributes are read-only for handlers. `topic` is the one that the message was sent to, also
-    where it comes again by a retry topic (`stored_topic`), and without the namespace.
+    Handlers must not change attributes. `topic` is the topic that the message was sent to, without
+    the namespace, also if it is redelivered through a retry topic (`stored_topic`).
     """
 
     __slots__ = (
         "_body",
         "_properties",
-        "again",
         "at",
         "body_at",
         "body_length",
+        "handling_since_ms",
         "local_retries",
-        "owner",
+        "pop_receipt",
+        "process_queue",
         "properties_at",
         "properties_length",
         "queue_offset",
-        "since_ms",
+        "retry_level",
         "size",
         "source",
         "state",
@@ -95,51 +98,55 @@ class ReceivedMessage:
     )
 
     def __init__(self) -> None:
-        raise TypeError("messages are made by decode_records")
+        raise TypeError("messages are created by decode_records")
 
-    def _place(self, source: Source, at: int, end: int) -> int:
-        """Take the record at `at`; _OK, or what is wrong with it."""
+    def _locate(self, source: MessageSource, start: int, end: int) -> int:
+        """Locate the record that starts at `start`; returns _OK or what is wrong with it."""
         view = source.view
-        self.source: Source = source
-        self.at: int = at
+        # Positions of the record in `source`, fixed for the life of the message.
+        self.source: MessageSource = source
+        self.at: int = start
+        # Decoded on first use.
         self._body: bytes | None = None
         self._properties: dict[str, str] | None = None
-        self.owner: object = None
-        self.again: int | None = None
-        self.state: int = 0
-        self.since_ms: int = 0
-        self.local_retries: int = 0
-        if end - at < layout.HEAD_BYTES:
+        # State in its consumer, from the response until it is done or redelivered.
+        self.process_queue: object = None  # push and pull consumers: `process_queue_of`
+        self.pop_receipt: object = None  # POP consumers: `receipt_of`
+        self.state: int = 0  # WAITING, HANDLING, FINISHED or a state of the dispatch
+        self.handling_since_ms: int = 0  # monotonic, valid while HANDLING
+        self.retry_level: int | None = None  # set by retry(): redeliver with this delay level
+        self.local_retries: int = 0  # redeliveries that the record does not count
+        if end - start < layout.HEAD_BYTES:
             return _SHORT
-        size = octets.get_i32(view, at + layout.SIZE_AT)
+        size = octets.get_i32(view, start + layout.SIZE_AT)
         self.size: int = size
-        if size < layout.FIXED_BYTES or size > end - at:
+        if size < layout.FIXED_BYTES or size > end - start:
             return _SIZE
-        self.queue_offset: int = octets.get_i64(view, at + layout.QUEUE_OFFSET_AT)
-        magic = octets.get_i32(view, at + layout.MAGIC_AT)
+        self.queue_offset: int = octets.get_i64(view, start + layout.QUEUE_OFFSET_AT)
+        magic = octets.get_i32(view, start + layout.MAGIC_AT)
         if magic != layout.MAGIC_V1 and magic != layout.MAGIC_V2:
             return _MAGIC
-        end = at + size
-        sys_flag = octets.get_i32(view, at + layout.SYS_FLAG_AT)
-        place = at + layout.body_at(sys_flag)
-        if place > end:
+        end = start + size
+        sys_flag = octets.get_i32(view, start + layout.SYS_FLAG_AT)
+        at = start + layout.body_at(sys_flag)
+        if at > end:
             return _LENGTHS
-        length = octets.get_i32(view, place - layout.BODY_LENGTH_BEFORE_BODY)
-        self.body_at: int = place
+        length = octets.get_i32(view, at - layout.BODY_LENGTH_BEFORE_BODY)
+        self.body_at: int = at
         self.body_length: int = length
         prefix = layout.topic_length_bytes(magic)
-        if length < 0 or length > end - place - prefix - layout.PROPERTIES_LENGTH_BYTES:
+        if length < 0 or length > end - at - prefix - layout.PROPERTIES_LENGTH_BYTES:
             return _LENGTHS
-        place += length
-        length = octets.get_i16(view, place) if prefix == 2 else view[place]
-        place += prefix
-        self.topic_at: int = place
+        at += length
+        length = octets.get_i16(view, at) if prefix == 2 else view[at]
+        at += prefix
+        self.topic_at: int = at
         self.topic_length: int = length
-        if length < 0 or length > end - place - layout.PROPERTIES_LENGTH_BYTES:
+        if length < 0 or length > end - at - layout.PROPERTIES_LENGTH_BYTES:
             return _LENGTHS
-        place += length
-        length = octets.get_i16(view, place)
-        self.properties_at: int = place + layout.PROPERTIES_LENGTH_BYTES
+        at += length
+        length = octets.get_i16(view, at)
+        self.properties_at: int = at + layout.PROPERTIES_LENGTH_BYTES
         self.properties_length: int = length
         if length < 0 or self.properties_at + length != end:
             return _LENGTHS
@@ -149,7 +156,7 @@ class ReceivedMessage:
 
     @property
     def topic(self) -> str:
-        """The topic that it was sent to, as the application knows it."""
+        """The topic that the message was sent to, without the namespace."""
         if self.source.topic is not None:
             return self.source.topic
         name = self.stored_topic
@@ -159,13 +166,13 @@ class ReceivedMessage:
 
     @property
     def stored_topic(self) -> str:
-        """The topic that holds the message, as the broker knows it."""
+        """The topic that the message is stored in, with the namespace."""
         data = self.source.data
         return data[self.topic_at : self.topic_at + self.topic_length].decode("utf-8", "replace")
 
     @property
     def body(self) -> bytes:
-        """What the producer sent; raises CompressionError where that can't be unpacked."""
+        """The body, decompressed; raises CompressionError."""
         body = self._body
         if body is None:
             body = self.source.data[self.body_at : self.body_at + self.body_length]
@@ -177,12 +184,12 @@ class ReceivedMessage:
 
     @property
     def stored_body(self) -> bytes:
-        """The body as it travels: compressed, where `sys_flag` says so."""
+        """The stored body, compressed if `sys_flag` says so."""
         return self.source.data[self.body_at : self.body_at + self.body_length]
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties, the application's and RocketMQ's."""
+        """All properties: the application's and RocketMQ's."""
         properties = self._properties
         if properties is None:
             end = self.properties_at + self.properties_length
@@ -199,21 +206,21 @@ class ReceivedMessage:
         text = self._text(b"\x02KEYS\x01")
         return [] if text is None else [key for key in text.split(KEY_SEPARATOR) if key]
 
-    # --- who and where
+    # --- ids, hosts and positions
 
     @property
     def message_id(self) -> str:
-        """The id that its producer knows, else the broker's."""
+        """The producer's id of the message, else the broker's."""
         return self.unique_id or self.offset_id
 
     @property
     def unique_id(self) -> str | None:
-        """The id that its producer gave it."""
+        """The id given by the producer."""
         return self._text(b"\x02UNIQ_KEY\x01")
 
     @property
     def offset_id(self) -> str:
-        """The id that the broker gave it: the address and the place in the log."""
+        """The id given by the broker: its address and the physical offset."""
         data, at = self.source.data, self.at + layout.store_host_at(self.sys_flag)
         host = data[at : at + layout.store_host_length(self.sys_flag)]
         at = self.at + layout.PHYSICAL_OFFSET_AT
@@ -229,7 +236,7 @@ class ReceivedMessage:
 
     @property
     def queue(self) -> MessageQueue:
-        """The queue that it was read from; a retry topic's, if it comes again."""
+        """The queue of the message; a queue of the retry topic if it is redelivered."""
         topic = without_namespace(self.source.namespace, self.stored_topic)
         return MessageQueue(topic, self.source.broker_name, self.queue_id)
 
@@ -239,12 +246,12 @@ class ReceivedMessage:
 
     @property
     def physical_offset(self) -> int:
-        """Where it lies in the broker's log."""
+        """The offset in the broker's CommitLog."""
         return octets.get_i64(self.source.view, self.at + layout.PHYSICAL_OFFSET_AT)
 
     @property
     def prepared_offset(self) -> int:
-        """Where the half message of its transaction lies."""
+        """The CommitLog offset of the half message of its transaction."""
         at = self.body_at - layout.PREPARED_OFFSET_BEFORE_BODY
         return octets.get_i64(self.source.view, at)
 
@@ -258,35 +265,35 @@ class ReceivedMessage:
 
     @property
     def born_ms(self) -> int:
-        """When it was sent, by the producer's clock."""
+        """When the message was sent, by the producer's clock."""
         return octets.get_i64(self.source.view, self.at + layout.BORN_MS_AT)
 
     @property
     def born_host(self) -> str:
-        """Who sent it, as the broker saw it: `ip:port`."""
+        """The producer's address as the broker saw it: `ip:port`."""
         end = self.at + layout.store_ms_at(self.sys_flag)
         return decode_host(self.source.data[self.at + layout.BORN_HOST_AT : end])
 
     @property
     def store_ms(self) -> int:
-        """When it was stored, by the broker's clock."""
+        """When the message was stored, by the broker's clock."""
         return octets.get_i64(self.source.view, self.at + layout.store_ms_at(self.sys_flag))
 
     @property
     def store_host(self) -> str:
-        """The broker that stored it: `ip:port`."""
+        """The address of the broker that stored the message: `ip:port`."""
         at = self.at + layout.store_host_at(self.sys_flag)
         return decode_host(self.source.data[at : at + layout.store_host_length(self.sys_flag)])
 
     @property
     def reconsume_times(self) -> int:
-        """How often handling it has failed before."""
+        """The number of redeliveries so far."""
         at = self.body_at - layout.RECONSUME_TIMES_BEFORE_BODY
         return octets.get_i32(self.source.view, at) + self.local_retries
 
     @property
     def received_ms(self) -> int:
-        """When it came here, by this client's clock."""
+        """When the message was received, by this client's clock."""
         return self.source.received_ms
 
     @property
@@ -294,17 +301,17 @@ class ReceivedMessage:
         """The bytes of the whole record."""
         return self.source.data[self.at : self.at + self.size]
 
-    # --- what its consumer does with it
+    # --- for consumers
 
     def retry(self, delay_level: int = 0) -> None:
-        """Let it come again later: after RocketMQ's delay level, or as the broker sees fit (0).
+        """Let the broker redeliver the message after a delay level; 0: the broker's choice.
 
-        A level below 0 sends it to the dead letter topic.
+        A level below 0 sends the message to the dead letter topic.
         """
-        self.again = delay_level
+        self.retry_level = delay_level
 
-    def tagged(self, tags: frozenset[bytes]) -> bool:
-        """Whether its tag is one of these."""
+    def has_tag(self, tags: frozenset[bytes]) -> bool:
+        """Whether the tag of the message is one of these."""
         return self._value(b"\x02TAGS\x01") in tags
 
     def __repr__(self) -> str:
@@ -319,14 +326,12 @@ class ReceivedMessage:
         source = self.source
         return _rebuild, (self.record, source.broker_name, source.topic, source.namespace)
 
-    # --- positions
-
     def _text(self, pattern: bytes) -> str | None:
         value = self._value(pattern)
         return None if value is None else value.decode("utf-8", "replace")
 
     def _value(self, pattern: bytes) -> bytes | None:
-        """A property by `0x02 name 0x01`; the last with a value counts."""
+        """The value of a property, by `0x02 name 0x01`; the last one that is not empty counts."""
         data = self.source.data
         begin = self.properties_at
         end = begin + self.properties_length
@@ -339,7 +344,7 @@ class ReceivedMessage:
                 return data[at + len(pattern) : stop]
             at = data.rfind(pattern, begin, at + 1)
         first = pattern[1:]
-        if data.startswith(first, begin, end):  # nothing separates the first from the length
+        if data.startswith(first, begin, end):  # there is no separator before the first property
             stop = data.find(b"\x02", begin, end)
             if stop < 0:
                 stop = end
@@ -358,44 +363,41 @@ def decode_records(
     tags: frozenset[bytes] | None = None,
     bad: list[BadRecord] | None = None,
 ) -> list[ReceivedMessage]:
-    """The messages that lie one after another in an answer's body.
+    """The messages in the body of a response.
 
-    `topic` is shown for all of them; None: what each record says, without `namespace`. With `tags`
-    only messages with one of these. A record that can't be read raises RecordError, or goes to
-    `bad` while those after it are read on, as long as its size can be believed.
+    `topic` is shown for all of them; None: the topic of each record, without `namespace`. With
+    `tags`, only messages with one of these tags. A record that cannot be decoded raises
+    RecordError; with `bad` it is added there, and decoding continues after it if its size is
+    plausible.
     """
-    source = Source(data, broker_name)
-    source.topic = topic
-    source.namespace = namespace
-    source.received_ms = received_ms
-    return _walk(source, tags, bad)
+    return _scan(MessageSource(data, broker_name, topic, namespace, received_ms), tags, bad)
 
 
-def _walk(
-    source: Source, tags: frozenset[bytes] | None, bad: list[BadRecord] | None
+def _scan(
+    source: MessageSource, tags: frozenset[bytes] | None, bad: list[BadRecord] | None
 ) -> list[ReceivedMessage]:
     messages: list[ReceivedMessage] = []
     end = len(source.data)
     at = 0
     while at < end:
         message = ReceivedMessage.__new__(ReceivedMessage)
-        problem = message._place(source, at, end)
+        problem = message._locate(source, at, end)
         if problem != 0:
-            _note_bad(message, problem, bad)
+            _report_bad(message, problem, bad)
             if problem <= _SIZE:
                 break
         elif octets.get_i32(source.view, at + layout.SYS_FLAG_AT) & _WRAPPED == _WRAPPED:
             messages += _unwrap(message, tags, bad)
-        elif tags is None or message.tagged(tags):
+        elif tags is None or message.has_tag(tags):
             messages.append(message)
         at += message.size
     return messages
 
 
-def _note_bad(message: ReceivedMessage, problem: int, bad: list[BadRecord] | None) -> None:
+def _report_bad(message: ReceivedMessage, problem: int, bad: list[BadRecord] | None) -> None:
     text = _PROBLEMS[problem]
     if bad is None:
-        raise RecordError(f"no message at byte {message.at}: {text}")
+        raise RecordError(f"bad record at byte {message.at}: {text}")
     skipped = problem > _SIZE
     offset = message.queue_offset if skipped else -1
     bad.append(BadRecord(message.at, offset, text, skipped))
@@ -404,15 +406,15 @@ def _note_bad(message: ReceivedMessage, problem: int, bad: list[BadRecord] | Non
 def _unwrap(
     outer: ReceivedMessage, tags: frozenset[bytes] | None, bad: list[BadRecord] | None
 ) -> list[ReceivedMessage]:
-    """The messages of a batch that is stored as one record (topics of type BatchCQ).
+    """The messages of a batch that is stored as one record (topics with a BatchConsumeQueue).
 
-    Each is written out as a record of its own with the numbers of the batch, at the next offset.
+    Each becomes a record with the header of the batch and its own queue offset.
     """
     data = outer.source.data
     try:
         body = outer.body
     except CompressionError:
-        _note_bad(outer, _PACKED, bad)
+        _report_bad(outer, _PACKED, bad)
         return []
     head = data[outer.at : outer.body_at - layout.BODY_LENGTH_BEFORE_BODY]
     sys_flag = outer.sys_flag & ~(_WRAPPED | _COMPRESSED | SYS_COMPRESSION_MASK)
@@ -428,7 +430,7 @@ def _unwrap(
         if outer.queue_offset + number > OFFSET_MAX or len(records) > BODY_BYTES_MAX:
             break
         body_at = at + layout.BATCH_BODY_AT
-        rest = body[body_at + length : at + total]  # the length of the properties, and they
+        rest = body[body_at + length : at + total]  # length of the properties, properties
         record = bytearray(head)
         octets.put_i32(record, layout.SIZE_AT, len(head) + 4 + length + len(topic) + len(rest))
         octets.put_i32(record, layout.FLAG_AT, flag)
@@ -438,12 +440,10 @@ def _unwrap(
         records += topic + rest
         at, number = at + total, number + 1
     if at != len(body):
-        _note_bad(outer, _LENGTHS, bad)
-    source = Source(bytes(records), outer.source.broker_name)
-    source.topic = outer.source.topic
-    source.namespace = outer.source.namespace
-    source.received_ms = outer.source.received_ms
-    return _walk(source, tags, bad)
+        _report_bad(outer, _LENGTHS, bad)
+    of = outer.source
+    source = MessageSource(bytes(records), of.broker_name, of.topic, of.namespace, of.received_ms)
+    return _scan(source, tags, bad)
 
 
 def _rebuild(record: bytes, broker_name: str, topic: str | None, namespace: str) -> ReceivedMessage:

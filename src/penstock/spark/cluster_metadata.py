@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 from penstock.client.admin.admin_topics import kind_of
 from penstock.client.admin.admin_values import BrokerAddress, TopicKind
 from penstock.client.admin.async_admin import AsyncAdmin
-from penstock.client.consumer.offset_store import broker_of, offset_in
+from penstock.client.consumer.offset_store import offset_of_response, peer_of_queue
 from penstock.client.lifetime import Lifetime
 from penstock.client.sync.sync_client import SyncClient, blocking
 from penstock.errors import (
@@ -214,9 +214,9 @@ class AsyncClusterMetadata(Lifetime):
             "bname": queue.broker_name,
             **fields,
         }
-        peer = await broker_of(self._session, queue)
+        peer = await peer_of_queue(self._session, queue)
         ext = (await self._session.call(peer, code, fields)).ext
-        return 0 if ext.get("offset") == _NO_OFFSET else offset_in(ext)
+        return 0 if ext.get("offset") == _NO_OFFSET else offset_of_response(ext)
 
     def _has_master(self, broker: str) -> bool:
         return MASTER_ID in self._session.brokers.get(broker, {})
@@ -326,7 +326,7 @@ class AsyncClusterMetadata(Lifetime):
             "commitOffset": str(offset),
             "bname": queue.broker_name,
         }
-        peer = await broker_of(self._session, queue)
+        peer = await peer_of_queue(self._session, queue)
         await self._session.call(peer, RequestCode.UPDATE_CONSUMER_OFFSET, fields)
 
     # --- retries

@@ -1,7 +1,7 @@
 """Consumers over a whole broker without sockets: the broker's real answers, in virtual time.
 
-A `HouseSession` stands in for a client's session. Its one broker is a `House`; requests may be lost
-on the way (`lose`), answers too, and each is noted.
+`FixtureSession` replaces the session of a client. Its only broker is a `ClientBrokerFixture`.
+Requests and responses can be lost (`lose`), and requests are counted.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ BROKER = "broker-a"
 NEVER = 2**40
 
 
-class ClientHouse(BrokerFixture):
+class ClientBrokerFixture(BrokerFixture):
     """A broker whose held requests are answered to those who wait for them."""
 
     def __init__(self, root: Path, settings: Settings | None = None) -> None:
@@ -56,12 +56,12 @@ class ClientHouse(BrokerFixture):
             future.set_result(answer)
 
 
-class HousePeer:
+class FixturePeer:
     """The connection to the broker."""
 
     address = BROKER
 
-    def __init__(self, session: "HouseSession") -> None:
+    def __init__(self, session: "FixtureSession") -> None:
         self._session = session
 
     async def read(
@@ -78,12 +78,12 @@ class HousePeer:
         return reader(request)
 
 
-class HouseSession:
+class FixtureSession:
     """As much of a Session as consumers use."""
 
-    def __init__(self, home: ClientHouse) -> None:
-        self.home = home
-        self.clock = VirtualClock(home.now_ms)
+    def __init__(self, broker_fixture: ClientBrokerFixture) -> None:
+        self.broker_fixture = broker_fixture
+        self.clock = VirtualClock(broker_fixture.now_ms)
         self.options = ClientOptions()
         self.client_id = "10.1.2.3@test"
         self.started = False
@@ -109,7 +109,7 @@ class HouseSession:
         for task in list(self.tasks):
             task.cancel()
         await asyncio.gather(*self.tasks, return_exceptions=True)
-        self.home.context.long_polling.drop(1)  # the connection ends
+        self.broker_fixture.context.long_polling.drop(1)  # the connection ends
         assert not self.failures, self.failures
 
     def check_alive(self) -> None:
@@ -140,7 +140,7 @@ class HouseSession:
         while ms > 0:
             step = min(ms, most)
             await self.clock.elapse(step)
-            advance(self.home, self.clock.now_ms() - self.home.now_ms)
+            advance(self.broker_fixture, self.clock.now_ms() - self.broker_fixture.now_ms)
             await self.clock.elapse(0)
             ms -= step
 
@@ -153,7 +153,7 @@ class HouseSession:
         return name
 
     async def find_route(self, topic: str) -> Route | None:
-        config = self.home.context.topics.get(topic)
+        config = self.broker_fixture.context.topics.get(topic)
         if config is None:
             return None
         route = self._known[topic] = Route.of(
@@ -182,12 +182,12 @@ class HouseSession:
     def address_of(self, broker_name: str, broker_id: int = 0) -> str | None:
         return BROKER
 
-    def peer(self, address: str) -> HousePeer:
-        return HousePeer(self)
+    def peer(self, address: str) -> FixturePeer:
+        return FixturePeer(self)
 
-    def broker(self, broker_name: str, broker_id: int = 0) -> HousePeer:
+    def broker(self, broker_name: str, broker_id: int = 0) -> FixturePeer:
         assert broker_name == BROKER
-        return HousePeer(self)
+        return FixturePeer(self)
 
     # --- requests
 
@@ -203,7 +203,7 @@ class HouseSession:
         pass
 
     async def call(
-        self, peer: HousePeer, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"",
+        self, peer: FixturePeer, code: int, ext: Mapping[str, str] | None = None, body: bytes = b"",
         *, timeout_ms: int | None = None, good: Iterable[int] = (ResponseCode.SUCCESS,),
     ) -> Response:  # fmt: skip
         self.check_alive()
@@ -220,12 +220,14 @@ class HouseSession:
             raise PeerTimeout("lost on the way", address=BROKER)
         if code in self.refuse:
             return Reply(self.refuse[code], remark="as the test wants it")
-        home, opaque = self.home, next(self._opaques)
-        home.now_ms = max(home.now_ms, self.clock.now_ms())
-        answer = home.frame(encode(code, ext, body, opaque=opaque, version=493, encoding=JSON))
-        home.store.publish()
+        broker_fixture, opaque = self.broker_fixture, next(self._opaques)
+        broker_fixture.now_ms = max(broker_fixture.now_ms, self.clock.now_ms())
+        answer = broker_fixture.frame(
+            encode(code, ext, body, opaque=opaque, version=493, encoding=JSON)
+        )
+        broker_fixture.store.publish()
         if isinstance(answer, Suspend):
-            future = home.waiting[opaque] = asyncio.get_running_loop().create_future()
+            future = broker_fixture.waiting[opaque] = asyncio.get_running_loop().create_future()
             alarm = self.clock.wake_at(
                 self.clock.now_ms() + timeout_ms, lambda: _give_up(future, timeout_ms)
             )
@@ -245,7 +247,7 @@ def _give_up(future: "asyncio.Future[Any]", ms: int) -> None:
 
 
 @contextlib.contextmanager
-def session_of(module: str, session: HouseSession) -> Iterator[None]:
+def session_of(module: str, session: FixtureSession) -> Iterator[None]:
     """Have the clients of a module made with this session."""
     with patch(f"penstock.client.{module}.Session", lambda options: session):
         yield

@@ -182,9 +182,9 @@ def test_messages_cannot_be_constructed() -> None:
 
 def test_retry_sets_the_delay_level() -> None:
     (message,) = messages(1)
-    assert message.again is None
+    assert message.retry_level is None
     message.retry(delay_level=4)
-    assert message.again == 4
+    assert message.retry_level == 4
 
 
 def test_offsets_inside_a_batch_stay_within_64_bits() -> None:

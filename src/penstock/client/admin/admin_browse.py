@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from penstock.client.admin.admin_core import AdminCore
 from penstock.client.admin.admin_values import MessagePage
-from penstock.client.consumer.offset_store import broker_of, offset_in
+from penstock.client.consumer.offset_store import offset_of_response, peer_of_queue
 from penstock.client.consumer.pull_loop import PULL_ANSWERS
 from penstock.client.consumer.subscription import SQL92, Subscription
 from penstock.client.received_message import ReceivedMessage, decode_records
@@ -83,7 +83,7 @@ class QueueView:
             "subVersion": str(wanted.version),
             "expressionType": wanted.kind,
         }
-        peer = await broker_of(self._session, queue)
+        peer = await peer_of_queue(self._session, queue)
         answer = await self._core.ask(
             peer.address,
             RequestCode.PULL_MESSAGE,
@@ -138,8 +138,8 @@ class QueueView:
         self, code: int, queue: MessageQueue, more: dict[str, str] | None = None
     ) -> int:
         fields = {"topic": queue.topic, "queueId": str(queue.queue_id), **(more or {})}
-        peer = await broker_of(self._session, queue)
-        return offset_in((await self._core.ask(peer.address, code, fields)).ext)
+        peer = await peer_of_queue(self._session, queue)
+        return offset_of_response((await self._core.ask(peer.address, code, fields)).ext)
 
 
 class _Reader:

@@ -15,7 +15,7 @@ from penstock.client.admin.admin_values import (
     GroupSettings,
     QueueProgress,
 )
-from penstock.client.consumer.offset_store import offset_in
+from penstock.client.consumer.offset_store import offset_of_response
 from penstock.errors import GroupNotExist, InvalidParameter, PenstockError
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
@@ -203,7 +203,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
             fields,
             good=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
         )
-        return offset_in(answer.ext) if answer.code == ResponseCode.SUCCESS else None
+        return offset_of_response(answer.ext) if answer.code == ResponseCode.SUCCESS else None
 
     async def _progress_at(
         self,

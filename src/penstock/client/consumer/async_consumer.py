@@ -1,12 +1,12 @@
-"""The push-style consumer: messages come to handlers, or one by one to `async for`.
+"""`AsyncConsumer`, the push consumer: calls handlers, or gives messages to `async for`.
 
     async with AsyncConsumer("localhost:9876", group="coupons") as consumer:
         @consumer.on("UserRegistered", tags="trial || vip")
         async def grant(message): ...
         await consumer.run()
 
-Messages are delivered at least once. A group's progress in a queue is the smallest offset that is
-still in work, so a message may come again after a crash or while queues change hands.
+Messages are delivered at least once. The committed offset of a queue is the smallest offset that is
+not handled, so a message can be delivered again after a crash or a rebalance.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from penstock.client.client_session import Session
 from penstock.client.consumer.consumer_core import ConsumerCore
 from penstock.client.consumer.consumer_options import ConsumerOptions
 from penstock.client.consumer.dispatch.handlers import Function, Handlers
-from penstock.client.consumer.dispatch.message_iterator import Mailbox, MessageIterator
+from penstock.client.consumer.dispatch.message_iterator import IteratorDispatch, MessageIterator
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.lifetime import Lifetime
 from penstock.client.messages import MessageQueue, SendReceipt
@@ -33,38 +33,37 @@ HandlerT = TypeVar("HandlerT", bound=Function)
 
 
 @dataclass(frozen=True, slots=True)
-class QueueState:
-    """One queue of this consumer at one moment."""
+class ConsumerQueueState:
+    """The state of an assigned queue."""
 
     queue: MessageQueue
     progress: int
-    """Everything before this offset is settled."""
+    """All messages before this offset are handled."""
     next_offset: int
-    """What the next pull asks for."""
+    """The offset of the next pull."""
     lag: int | None
-    """Messages of the queue that are not settled; None before the first answer."""
+    """Messages of the queue that are not handled; None before the first response."""
     in_work: int
+    """Messages that were received and are not handled."""
     in_work_bytes: int
     oldest_age_ms: int | None
-    """How long ago the oldest message in work came here."""
+    """Time since the oldest of these messages was received."""
     received: int
     finished: int
     failed: int
     paused: bool
     throttled: int
-    """How often pulling has waited because too much was in work."""
+    """Number of pauses by flow control."""
 
 
 class AsyncConsumer(Lifetime):
-    """Consumes topics for a group. Options are described at `ConsumerOptions`.
+    """Consumes topics for a group. The options are described at `ConsumerOptions`.
 
-    A handler takes a message (a list of messages where `handle_batch` is more than 1). It is done
-    when the handler returns; it comes again later when the handler raises, or returns False or
-    `Retry(delay_level)`. Async handlers run on the event loop, others in threads: `concurrency` at
-    a time, and with `orderly` one at a time for each queue.
+    A handler takes a message, or a list of messages if `handle_batch` is above 1. The message is
+    acknowledged when the handler returns. It is redelivered later if the handler raises, or returns
+    False or `Retry(delay_level)`. Async handlers run on the event loop, others in threads.
 
-    With `model="broadcast"` every consumer gets every message; failed ones are logged and dropped,
-    as in RocketMQ. Their progress is in memory, or in the file `offsets_path`.
+    With `model="broadcast"` failed messages are logged and dropped, as in RocketMQ.
     """
 
     @takes_options(ConsumerOptions)
@@ -73,20 +72,20 @@ class AsyncConsumer(Lifetime):
         self._session = Session(options)
         self._handlers = Handlers(takes_list=options.handle_batch > 1)
         self._core = ConsumerCore(self._session, options, self._handlers)
-        self._starting = asyncio.Lock()
-        self._unwanted = False
+        self._start_lock = asyncio.Lock()
+        self._start_cancelled = False  # by a close during the start
         self._closing: asyncio.Task[None] | None = None
         self._ended = asyncio.Event()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None  # from the start on
 
-    # --- life
+    # --- lifecycle
 
     async def start(self) -> None:
-        """Begin to consume; `async with`, `run` and `async for` do it.
+        """Start to consume; `async with`, `run` and `async for` do it.
 
-        Without a subscription it begins with the first one.
+        Without a subscription, consuming starts with the first one.
         """
-        async with self._starting:
+        async with self._start_lock:
             if self._closing is not None:
                 raise _closed()
             if self._session.started:
@@ -95,47 +94,47 @@ class AsyncConsumer(Lifetime):
             await self._start()
 
     async def _start(self) -> None:
-        self._unwanted = False
+        self._start_cancelled = False
         self._loop = asyncio.get_running_loop()
         await self._session.start()
         try:
-            if self._unwanted:
+            if self._start_cancelled:
                 raise _closed()
-            if self._core.subscribes:
-                await self._begin()
+            if self._core.has_subscriptions:
+                await self._start_core()
         except BaseException:
             if self._closing is None:
-                await self._core.abandon()
+                await self._core.cancel_start()
                 await self._session.close()
             raise
 
-    async def _begin(self) -> None:
-        """Begin, or wait until another caller has; raises ClientClosed if `close` comes between."""
-        beginning = self._core.begin()
-        await asyncio.wait([beginning])
-        if beginning.cancelled():
+    async def _start_core(self) -> None:
+        """Start, or wait for a start in progress; raises ClientClosed if it is cancelled."""
+        starting = self._core.start()
+        await asyncio.wait([starting])
+        if starting.cancelled():
             raise _closed()
-        beginning.result()
+        starting.result()
 
     def stop(self) -> None:
-        """Let `run` end; a handler may call it, also in a thread."""
+        """Let `run` return; handlers may call it, also in a thread."""
         if self._loop is None or self._loop is _running_loop():
             self._ended.set()
         else:
-            with contextlib.suppress(RuntimeError):  # that loop is closed: nothing runs
+            with contextlib.suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._ended.set)
 
     async def close(self) -> None:
-        """Stop pulling, wait (at most `drain_ms`) for handlers, store progress, say goodbye.
+        """Stop pulling, wait up to `drain_ms` for handlers, commit offsets and unregister.
 
-        In a handler, which would wait for itself, it only begins with that.
+        Called in a handler, which would wait for itself, it does not wait.
         """
         if self._session.started:
             self._session.check_alive()
             if self._closing is None:
                 self._closing = asyncio.ensure_future(self._close())
         elif self._closing is None:
-            self._unwanted = True  # a start that is under way goes no further
+            self._start_cancelled = True
             return
         if not self._core.is_handling:
             await asyncio.shield(self._closing)
@@ -148,7 +147,7 @@ class AsyncConsumer(Lifetime):
             self._ended.set()
 
     async def run(self) -> None:
-        """Consume until `stop`, `close` or until this is cancelled; closes the consumer then."""
+        """Consume until `stop`, `close` or a cancellation; then close the consumer."""
         try:
             if await self._consume():
                 await self._ended.wait()
@@ -156,7 +155,7 @@ class AsyncConsumer(Lifetime):
             await self.close()
 
     async def _consume(self) -> bool:
-        """Whether it has begun; False if it is closed meanwhile."""
+        """Start consuming; False if the consumer is closed meanwhile."""
         closed_before = self._closing is not None
         try:
             await self._start_all()
@@ -168,39 +167,39 @@ class AsyncConsumer(Lifetime):
 
     async def _start_all(self) -> None:
         await self.start()
-        if not self._core.subscribes:
+        if not self._core.has_subscriptions:
             raise InvalidParameter(
-                "nothing is subscribed",
-                hint="name topics by @consumer.on(topic) or subscribe(topic)",
+                "there is no subscription",
+                hint="use @consumer.on(topic) or subscribe(topic)",
             )
-        await self._begin()
+        await self._start_core()
 
-    # --- what to consume
+    # --- subscriptions
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
-        """Consume a topic: all of it, some tags ("a || b"), or what an SQL92 expression selects.
+        """Subscribe to a topic: all messages, some tags ("a || b"), or by an SQL92 expression.
 
         A second subscription to a topic replaces the first.
         """
         self._subscribe(topic, tags, sql, merge=False)
 
     def unsubscribe(self, topic: str) -> None:
-        """Consume a topic no more."""
+        """Remove the subscription to a topic."""
         self._core.unsubscribe(self._session.with_namespace(topic))
 
     def on(
         self, topic: str, tags: str = "*", *, sql: str | None = None
     ) -> Callable[[HandlerT], HandlerT]:
-        """Decorate a function, async or not, that is called with the messages of a topic.
+        """Decorate a handler of a topic, async or not.
 
-        Several handlers of a topic share its messages by their tags: the first that fits gets it.
+        If a topic has several handlers, the first one whose tags match gets a message.
         """
 
         def add(function: HandlerT) -> HandlerT:
-            if self._session.started and self._core.mailbox is not None:
+            if self._session.started and self._core.iterator_dispatch is not None:
                 raise InvalidParameter(
-                    "a handler for a consumer that was started without one",
-                    hint="add handlers before the consumer starts, or use `async for` only",
+                    "the consumer was started without handlers",
+                    hint="add handlers before the start, or use only `async for`",
                 )
             self._subscribe(topic, tags, sql, merge=True)
             self._handlers.add(topic, tags, function)
@@ -213,35 +212,35 @@ class AsyncConsumer(Lifetime):
             self._session.check_alive()
         fault = topic_fault(topic)
         if fault is not None:
-            raise BadSetting(f"no topic can be called {topic[:80]!r}: {fault}", hint="check it")
+            raise BadSetting(f"bad topic name {topic[:80]!r}: {fault}", hint="use another name")
         name = self._session.with_namespace(topic)
         version = self._core.next_version()
         self._core.subscribe(Subscription.of(name, tags, sql, version=version), merge=merge)
 
     def __aiter__(self) -> MessageIterator:
-        """Messages one by one; a message is done when the next one is asked for.
+        """Messages one by one; a message is acknowledged when the next one is requested.
 
-        `message.retry()` before that lets it come again later.
+        `message.retry()` before that lets the broker redeliver it later.
         """
-        return MessageIterator(self._mailbox)
+        return MessageIterator(self._start_iterating)
 
-    async def _mailbox(self) -> Mailbox | None:
+    async def _start_iterating(self) -> IteratorDispatch | None:
         if not await self._consume():
             return None
-        if self._core.mailbox is None:
+        if self._core.iterator_dispatch is None:
             raise InvalidParameter(
-                "`async for` over a consumer with handlers", hint="use subscribe() instead of on()"
+                "`async for` is not possible with handlers", hint="use subscribe() instead of on()"
             )
-        return self._core.mailbox
+        return self._core.iterator_dispatch
 
-    # --- flow
+    # --- flow control
 
     def pause(self, topic: str | None = None) -> None:
-        """Pull no more messages of a topic, or of all; those that are here are still handled."""
+        """Stop pulling a topic or all topics; messages already received are still handled."""
         self._core.pause(self._names(topic))
 
     def resume(self, topic: str | None = None) -> None:
-        """Pull them again."""
+        """Pull a topic or all topics again."""
         self._core.resume(self._names(topic))
 
     def _names(self, topic: str | None) -> list[str]:
@@ -249,37 +248,39 @@ class AsyncConsumer(Lifetime):
             self._session.check_alive()
         return list(self._core.topics()) if topic is None else [self._session.with_namespace(topic)]
 
-    def queues(self) -> list[QueueState]:
-        """The queues that are this consumer's now, and how it does there."""
+    def queues(self) -> list[ConsumerQueueState]:
+        """The state of each assigned queue."""
         if self._session.started:
             self._session.check_alive()
         now_ms = self._session.clock.now_ms()
         states = []
-        for queue, work in sorted(self._core.works.items()):
-            oldest = work.oldest
+        for queue, process_queue in sorted(self._core.process_queues.items()):
+            oldest = process_queue.oldest
             topic = self._session.without_namespace(queue.topic)
             states.append(
-                QueueState(
+                ConsumerQueueState(
                     queue=MessageQueue(topic, queue.broker_name, queue.queue_id),
-                    progress=work.progress,
-                    next_offset=work.next_offset,
-                    lag=max(work.end_offset - work.progress, 0) if work.end_offset >= 0 else None,
-                    in_work=work.count,
-                    in_work_bytes=work.bytes,
+                    progress=process_queue.progress,
+                    next_offset=process_queue.next_offset,
+                    lag=max(process_queue.end_offset - process_queue.progress, 0)
+                    if process_queue.end_offset >= 0
+                    else None,
+                    in_work=process_queue.count,
+                    in_work_bytes=process_queue.bytes,
                     oldest_age_ms=None if oldest is None else now_ms - oldest.received_ms,
-                    received=work.received,
-                    finished=work.finished,
-                    failed=work.failed,
-                    paused=work.paused,
-                    throttled=work.throttled,
+                    received=process_queue.received,
+                    finished=process_queue.finished,
+                    failed=process_queue.failed,
+                    paused=process_queue.paused,
+                    throttled=process_queue.throttled,
                 )
             )
         return states
 
     async def explain(self) -> list[str]:
-        """Why nothing comes: a sentence for each topic from which nothing does, or can.
+        """Why no messages are received: a sentence for each topic to which this applies.
 
-        The log says the same by itself, within a heartbeat and once.
+        The same reasons are logged once, within a heartbeat interval.
         """
         self._session.check_alive()
         return await self._core.explain()
@@ -289,7 +290,7 @@ class AsyncConsumer(Lifetime):
     async def reply(
         self, message: ReceivedMessage, body: bytes | str, **fields: Any
     ) -> SendReceipt:
-        """Answer a message that was sent as a request; `fields` are those of Message."""
+        """Reply to a message that was sent as a request; `fields` are those of Message."""
         answer = reply_message(message, body, **fields)
         return await send_reply(
             self._session,
@@ -301,7 +302,7 @@ class AsyncConsumer(Lifetime):
 
 
 def _closed() -> ClientClosed:
-    return ClientClosed("the consumer was closed", hint="make another one")
+    return ClientClosed("the consumer was closed", hint="create another one")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop | None:

@@ -1,12 +1,12 @@
-"""What brokers ask of a consumer: rebalance, reset, and how are you.
+"""Requests of brokers to a consumer.
 
     40   members changed            one-way: rebalance soon
-    220  reset offsets              one-way: go on at other offsets
-    221  how far are you            offsets in memory
-    307  running info               settings, queues, figures, stacks: `mqadmin consumerStatus`
-    309  consume this message now   the handler's result: `mqadmin consumeMessage`, consoles
+    220  reset offsets              one-way: continue at other offsets
+    221  consumer status            the offsets in memory
+    307  running info               settings, queues, statistics, stacks: `mqadmin consumerStatus`
+    309  consume message directly   the handler's result: `mqadmin consumeMessage`, consoles
 
-The answers have the shape of the Java client's, because Java's tools read them.
+Responses have the form of the Java client's, since Java's tools read them.
 """
 
 import asyncio
@@ -16,11 +16,13 @@ import sys
 import threading
 import traceback
 from collections.abc import Awaitable, Callable, Iterable, Mapping
+from datetime import datetime
 from typing import Protocol
 
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.consume_rates import Rates
-from penstock.client.consumer.offset_store import Offsets
+from penstock.client.consumer.consumer_options import QueueConsumerOptions
+from penstock.client.consumer.offset_store import OffsetStore
 from penstock.client.consumer.process_queue import ProcessQueue
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.clock import Clock
@@ -36,73 +38,75 @@ from penstock.wire.bodies.admin_bodies import (
     ResetOffsetBody,
     ResetOffsetBodyForC,
 )
-from penstock.wire.bodies.client_bodies import MessageQueue, SubscriptionData
+from penstock.wire.bodies.client_bodies import ConsumerData, MessageQueue, SubscriptionData
 from penstock.wire.codes import RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)
 
 STACK_CHARS_MAX = 512 * 1024
-"""Most text of stacks that an answer carries."""
+"""Longest text of stacks in a response."""
 
 
-class Consuming(Protocol):
-    """What a consumer has for its brokers."""
+class ManagedConsumer(Protocol):
+    """A consumer that handles requests of brokers."""
 
     @property
     def group(self) -> str:
-        """Its group, as servers know it."""
+        """The group, with namespace."""
 
     def members_changed(self) -> None:
         """Rebalance soon."""
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        """Go on at these offsets; see `reset_queues`."""
+        """Continue at these offsets; see `reset_queues`."""
 
     def progress(self, topic: str) -> dict[MessageQueue, int]:
         """The offsets in memory."""
 
     def running_info(self) -> ConsumerRunningInfo:
-        """All about it; see `running_info`."""
+        """Settings and statistics; see the function `running_info`."""
 
     async def consume_directly(
         self, record: bytes, broker_name: str
     ) -> ConsumeMessageDirectlyResult:
-        """Hand a message to the handler, beside all queues; see `try_handler`."""
+        """Call the handler with a message that is in no queue; see `try_handler`."""
 
 
-def answer(consumer: Consuming, ask: PeerRequest, address: str) -> MemberResponse | bool:
-    """For `Member.asked`: what a broker asks of this consumer's group; False for all else."""
-    group = ask.ext.get("consumerGroup", ask.ext.get("group"))
+def handle_request(
+    consumer: ManagedConsumer, request: PeerRequest, address: str
+) -> MemberResponse | bool:
+    """Handle a request for this consumer's group; False for all others."""
+    group = request.ext.get("consumerGroup", request.ext.get("group"))
     if group != consumer.group:
         return False
-    if ask.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-        log.debug("%s says that the members of %s have changed", address, group)
+    if request.code == RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
+        log.debug("%s: members have changed, says %s", group, address)
         consumer.members_changed()
         return None
-    if ask.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
-        return _reset(consumer, ask, address)
-    if ask.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
-        table = consumer.progress(ask.ext.get("topic", ""))
-        return _answer(GetConsumerStatusBody(message_queue_table=table))
-    if ask.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
-        return _answer(_with_stacks(consumer.running_info(), ask))
-    if ask.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
-        return _consume(consumer, ask)
+    if request.code == RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
+        return _reset(consumer, request, address)
+    if request.code == RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT:
+        table = consumer.progress(request.ext.get("topic", ""))
+        return _response(GetConsumerStatusBody(message_queue_table=table))
+    if request.code == RequestCode.GET_CONSUMER_RUNNING_INFO:
+        return _response(_with_stacks(consumer.running_info(), request))
+    if request.code == RequestCode.CONSUME_MESSAGE_DIRECTLY:
+        return _consume(consumer, request)
     return False
 
 
-def _answer(body: object) -> Response:
+def _response(body: object) -> Response:
     return Response(ResponseCode.SUCCESS, body=fastjson.encode(body))
 
 
-async def _reset(consumer: Consuming, ask: PeerRequest, address: str) -> None:
-    topic = ask.ext.get("topic", "")
+async def _reset(consumer: ManagedConsumer, request: PeerRequest, address: str) -> None:
+    topic = request.ext.get("topic", "")
     try:
-        table = _offset_table(ask.body)
+        table = _offset_table(request.body)
     except BodyError as error:
-        log.warning("%s resets %s with offsets that can't be read: %s", address, topic, error)
+        log.warning("cannot decode the offset reset of topic %s from %s: %s", topic, address, error)
         return
-    log.warning("%s resets %s to %d offsets", address, topic, len(table))
+    log.warning("%s resets the offsets of %d queues of topic %s", address, len(table), topic)
     await consumer.reset(topic, {q: max(n, 0) for q, n in table.items() if q.topic == topic})
 
 
@@ -116,54 +120,87 @@ def _offset_table(body: bytes) -> dict[MessageQueue, int]:
         return {MessageQueue(row.topic, row.broker_name, row.queue_id): row.offset for row in rows}
 
 
-async def _consume(consumer: Consuming, ask: PeerRequest) -> Response:
-    result = await consumer.consume_directly(ask.body, ask.ext.get("brokerName", ""))
-    return _answer(result)
+async def _consume(consumer: ManagedConsumer, request: PeerRequest) -> Response:
+    result = await consumer.consume_directly(request.body, request.ext.get("brokerName", ""))
+    return _response(result)
 
 
 async def reset_queues(
-    rebalancer: Rebalancer, offsets: Offsets, table: Mapping[MessageQueue, int]
+    rebalancer: Rebalancer, offsets: OffsetStore, table: Mapping[MessageQueue, int]
 ) -> None:
-    """Drop those of these queues that are ours, store the offsets, and take the queues anew."""
-    ours = rebalancer.ours.intersection(table)
-    for queue in ours:
+    """Restart the assigned ones of these queues at the given offsets."""
+    assigned = rebalancer.assigned.intersection(table)
+    for queue in assigned:
         offsets.freeze(queue, table[queue])
-    await asyncio.gather(*(rebalancer.give_up(queue) for queue in ours))
+    await asyncio.gather(*(rebalancer.restart_queue(queue) for queue in assigned))
 
 
 async def try_handler(
     call: Callable[[], Awaitable[bool]], clock: Clock, *, orderly: bool
 ) -> ConsumeMessageDirectlyResult:
-    """The result of one call of a handler: `call` says whether it is done, or raises."""
-    begun_ms = clock.monotonic_ms()
+    """The result of one handler call: `call` returns whether the message is done, or raises."""
+    started_ms = clock.monotonic_ms()
     remark = None
     try:
         result = "CR_SUCCESS" if await call() else "CR_LATER"
-    except Exception as error:  # the application's
-        log.warning("a message that was handed over directly failed", exc_info=error)
+    except Exception as error:  # raised by the application
+        log.warning("the handler failed for a directly consumed message", exc_info=error)
         result, remark = "CR_THROW_EXCEPTION", f"{type(error).__name__}: {error}"
-    spent_ms = clock.monotonic_ms() - begun_ms
+    spent_ms = clock.monotonic_ms() - started_ms
     return ConsumeMessageDirectlyResult(
         order=orderly, consume_result=result, remark=remark, spent_time_mills=spent_ms
     )
 
 
-# --- running info
+# --- heartbeats and running info
+
+
+def consumer_data(
+    group: str,
+    options: QueueConsumerOptions,
+    consume_type: str,
+    subscriptions: Iterable[SubscriptionData],
+) -> ConsumerData:
+    """A consumer in heartbeats; `group` has the namespace."""
+    start_at = options.start_at
+    where = "TIMESTAMP" if isinstance(start_at, datetime) else f"{start_at.upper()}_OFFSET"
+    return ConsumerData(
+        group_name=group,
+        consume_type=consume_type,
+        message_model=_message_model(options),
+        consume_from_where=f"CONSUME_FROM_{where}",
+        subscription_data_set=list(subscriptions),
+    )
+
+
+def common_settings(options: QueueConsumerOptions) -> dict[str, str]:
+    """The settings of push and pull consumers in running info, by Java's names."""
+    return {
+        "consumerGroup": options.group,
+        "messageModel": _message_model(options),
+        "pullBatchSize": str(options.pull_batch),
+        "pullThresholdForQueue": str(options.messages_max),
+        "pullThresholdSizeForQueue": str(options.bytes_max // 2**20),
+    }
+
+
+def _message_model(options: QueueConsumerOptions) -> str:
+    return "BROADCASTING" if options.broadcast else "CLUSTERING"
 
 
 class LockAges(Protocol):
-    """Who knows how old our locks are (`orderly.QueueLocks`)."""
+    """Ages of our queue locks (`orderly.OrderlyQueueLocks`)."""
 
     def age_ms(self, queue: MessageQueue) -> int | None:
-        """How old the lock is; None if there is none."""
+        """The age of the lock; None if there is none."""
 
 
 def running_info(
     session: Session,
     *,
     subscriptions: Iterable[SubscriptionData],
-    works: Iterable[ProcessQueue],
-    offsets: Offsets,
+    process_queues: Iterable[ProcessQueue],
+    offsets: OffsetStore,
     settings: Mapping[str, str],
     rates: Rates,
     started_ms: int,
@@ -171,9 +208,9 @@ def running_info(
     concurrency: int = 0,
     locks: LockAges | None = None,
 ) -> ConsumerRunningInfo:
-    """A consumer as Java's tools want to see it; `settings` are its options, by Java's names."""
+    """The state of a consumer for Java's tools; `settings` are its options by Java's names."""
     subscriptions = list(subscriptions)
-    works = list(works)
+    process_queues = list(process_queues)
     return ConsumerRunningInfo(
         properties={
             **settings,
@@ -185,34 +222,34 @@ def running_info(
             "PROP_CONSUMER_START_TIMESTAMP": str(started_ms),
         },
         subscription_set=subscriptions,
-        mq_table={w.queue: _queue_info(w, offsets, locks, session.clock) for w in works},
+        mq_table={w.queue: _queue_info(w, offsets, locks, session.clock) for w in process_queues},
         status_table={
-            s.topic: rates.status(s.topic, (w for w in works if w.queue.topic == s.topic))
+            s.topic: rates.status(s.topic, (w for w in process_queues if w.queue.topic == s.topic))
             for s in subscriptions
         },
     )
 
 
 def _queue_info(
-    work: ProcessQueue, offsets: Offsets, locks: LockAges | None, clock: Clock
+    process_queue: ProcessQueue, offsets: OffsetStore, locks: LockAges | None, clock: Clock
 ) -> ProcessQueueInfo:
-    oldest = work.oldest
-    age_ms = None if locks is None else locks.age_ms(work.queue)
+    oldest = process_queue.oldest
+    age_ms = None if locks is None else locks.age_ms(process_queue.queue)
     return ProcessQueueInfo(
-        commit_offset=offsets.get(work.queue) or 0,
+        commit_offset=offsets.get(process_queue.queue) or 0,
         cached_msg_min_offset=0 if oldest is None else oldest.queue_offset,
-        cached_msg_max_offset=0 if oldest is None else max(work.next_offset - 1, 0),
-        cached_msg_count=work.count,
-        cached_msg_size_in_mib=work.bytes // 2**20,
+        cached_msg_max_offset=0 if oldest is None else max(process_queue.next_offset - 1, 0),
+        cached_msg_count=process_queue.count,
+        cached_msg_size_in_mib=process_queue.bytes // 2**20,
         locked=age_ms is not None,
         last_lock_timestamp=0 if age_ms is None else clock.now_ms() - age_ms,
-        dropped=work.dropped,
-        last_pull_timestamp=work.last_pull_ms,
+        dropped=process_queue.dropped,
+        last_pull_timestamp=process_queue.last_pull_ms,
     )
 
 
-def _with_stacks(info: ConsumerRunningInfo, ask: PeerRequest) -> ConsumerRunningInfo:
-    if ask.ext.get("jstackEnable", "").lower() != "true":
+def _with_stacks(info: ConsumerRunningInfo, request: PeerRequest) -> ConsumerRunningInfo:
+    if request.ext.get("jstackEnable", "").lower() != "true":
         return info
     return ConsumerRunningInfo(
         properties=info.properties,
@@ -224,7 +261,7 @@ def _with_stacks(info: ConsumerRunningInfo, ask: PeerRequest) -> ConsumerRunning
 
 
 def _stacks() -> str:
-    """Where all threads and tasks of this process are."""
+    """The stacks of all threads and tasks of this process."""
     text = io.StringIO()
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     for ident, frame in sys._current_frames().items():

@@ -1,7 +1,7 @@
-"""How fast a consumer is, topic by topic: for tools that ask now and then.
+"""Consumption rates by topic, for admin tools that query them now and then.
 
-Nothing is measured while nobody asks. Each question is answered for the time since an earlier one,
-ten seconds ago at least, or since the consumer began.
+Nothing is measured between queries. Rates are those since an earlier query that was at least ten
+seconds ago, or since the start of the consumer.
 """
 
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ WINDOW_MS = 10_000
 
 
 class Sample(NamedTuple):
-    """The counts of a topic at one moment."""
+    """The counters of a topic at one time."""
 
     ms: int
     received: int = 0
@@ -25,25 +25,25 @@ class Sample(NamedTuple):
 
 
 class Rates:
-    """Remembers two moments of each topic."""
+    """Keeps two samples of each topic."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._begun_ms = clock.monotonic_ms()
+        self._started_ms = clock.monotonic_ms()
         self._samples: dict[str, tuple[Sample, Sample]] = {}
 
-    def status(self, topic: str, works: Iterable[ProcessQueue]) -> ConsumeStatus:
-        """The figures of a topic whose queues these are; a queue that left counts no more."""
-        works = list(works)
+    def status(self, topic: str, process_queues: Iterable[ProcessQueue]) -> ConsumeStatus:
+        """The rates of a topic with these queues; released queues do not count."""
+        process_queues = list(process_queues)
         now = Sample(
             self._clock.monotonic_ms(),
-            sum(w.received for w in works),
-            sum(w.finished for w in works),
-            sum(w.failed for w in works),
-            sum(w.busy_ms for w in works),
+            sum(w.received for w in process_queues),
+            sum(w.finished for w in process_queues),
+            sum(w.failed for w in process_queues),
+            sum(w.busy_ms for w in process_queues),
         )
-        begin = Sample(self._begun_ms)
-        older, newer = self._samples.get(topic, (begin, begin))
+        start = Sample(self._started_ms)
+        older, newer = self._samples.get(topic, (start, start))
         if now.ms - newer.ms >= WINDOW_MS:
             older, newer = newer, now
         self._samples[topic] = (older, newer)

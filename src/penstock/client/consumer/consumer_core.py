@@ -1,31 +1,27 @@
-"""A push-style consumer at work: what it subscribes to, its queues, and what brokers ask of it.
+"""The core of a push consumer: subscriptions, queues and requests of brokers.
 
-`consumer.AsyncConsumer` is the face. Queues come and go by the rebalancer; each has a ProcessQueue
-and a Puller; messages go to the dispatch, and the settling finishes them or hands them back.
+`AsyncConsumer` is the public class. The rebalancer assigns and releases queues; each has a process
+queue and a pull loop. Messages go to the dispatch, and the completion finishes them or sends them
+back.
 """
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from datetime import datetime
 
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer import broker_requests
 from penstock.client.consumer.consume_rates import Rates
 from penstock.client.consumer.consumer_options import ConsumerOptions
-from penstock.client.consumer.diagnosis import Diagnosis
-from penstock.client.consumer.dispatch.completion import Settling
-from penstock.client.consumer.dispatch.concurrent import ConcurrentDispatch, Dispatch
-from penstock.client.consumer.dispatch.handler_calls import Calls, is_handling
-from penstock.client.consumer.dispatch.handlers import Handlers, Retry, verdict
-from penstock.client.consumer.dispatch.message_iterator import Mailbox
-from penstock.client.consumer.dispatch.orderly import OrderlyDispatch, QueueLocks
-from penstock.client.consumer.dispatch.send_back import SendBack
-from penstock.client.consumer.offset_store import PERSIST_MS, LocalOffsets, Offsets, RemoteOffsets
-from penstock.client.consumer.process_queue import ProcessQueue
-from penstock.client.consumer.pull_loop import AGAIN_MS_MAX, Puller, Troubles
-from penstock.client.consumer.rebalance import Rebalancer, Share
+from penstock.client.consumer.consumer_parts import ConsumerParts, make_parts
+from penstock.client.consumer.dispatch.handler_calls import is_handling
+from penstock.client.consumer.dispatch.handlers import Handlers, retry_from_result
+from penstock.client.consumer.dispatch.message_iterator import IteratorDispatch
+from penstock.client.consumer.offset_store import PERSIST_MS, OffsetStore, make_offset_store
+from penstock.client.consumer.process_queue import ProcessQueue, process_queue_of
+from penstock.client.consumer.pull_loop import RETRY_MS_MAX, Puller, PullFailures
+from penstock.client.consumer.rebalance import Allocation
 from penstock.client.consumer.subscription import SQL92, Subscription
 from penstock.client.messages import Message, MessageQueue, SendReceipt
 from penstock.client.producer.producer_options import SendOptions
@@ -47,12 +43,12 @@ from penstock.wire.codes import GROUP_INNER_PRODUCER, RETRY_TOPIC_PREFIX, Reques
 
 log = logging.getLogger(__name__)
 
-WATCH_MS = 60_000
-"""How often it is looked for handlers that do not come back, at least."""
+STUCK_CHECK_MS = 60_000
+"""Longest interval of checks for stuck handlers."""
 
 
 class ConsumerCore:
-    """Member of the session, holder of queues, and what brokers' requests are about."""
+    """Session member, rebalance listener and target of brokers' requests."""
 
     def __init__(self, session: Session, options: ConsumerOptions, handlers: Handlers) -> None:
         self._session = session
@@ -61,72 +57,50 @@ class ConsumerCore:
         self.group = session.with_namespace(options.group)
         self.start_at = options.start_at
         self.started_ms = 0
-        self.works: dict[MessageQueue, ProcessQueue] = {}
-        self._pullers: dict[ProcessQueue, asyncio.Task[object]] = {}
+        self.process_queues: dict[MessageQueue, ProcessQueue] = {}
+        self._pull_tasks: dict[ProcessQueue, asyncio.Task[object]] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._paused: set[str] = set()
         self._version = 0
-        self._troubles = Troubles()
-        self._beginning: asyncio.Task[None] | None = None
+        self._pull_failures = PullFailures()
+        self._starting: asyncio.Task[None] | None = None
         self._closing = False
-        self.offsets: Offsets = (
-            LocalOffsets(options.offsets_path)
-            if options.broadcast
-            else RemoteOffsets(session, self.group)
-        )
-        self.mailbox: Mailbox | None = None
-        self._retries: Subscription | None = None
+        self.offsets: OffsetStore = make_offset_store(session, self.group, options)
+        self._retry_subscription: Subscription | None = None
         if not options.broadcast:
-            self._retries = Subscription(RETRY_TOPIC_PREFIX + self.group)
+            self._retry_subscription = Subscription(RETRY_TOPIC_PREFIX + self.group)
         self._sender: Sender | None = None
         self._tracer: Tracer | None = None
-        self._locks: QueueLocks | None = None
-        self._settling: Settling | None = None
-        self._calls: Calls
-        self._dispatch: Dispatch
-        self._rebalancer: Rebalancer
-        self._diagnosis: Diagnosis | None = None
+        self._parts: ConsumerParts | None = None  # from the start on
         self._rates = Rates(session.clock)
 
-    # --- life
+    # --- lifecycle
 
-    def begin(self) -> asyncio.Task[None]:
-        """Begin once, when there is something to consume; the session has begun before."""
-        if self._beginning is None:
-            self._beginning = asyncio.ensure_future(self._begin())
-            self._beginning.add_done_callback(self._begun)
-        return self._beginning
+    def start(self) -> asyncio.Task[None]:
+        """Start once, when there is a subscription; the session has been started before."""
+        if self._starting is None:
+            self._starting = asyncio.ensure_future(self._start())
+            self._starting.add_done_callback(self._start_done)
+        return self._starting
 
-    def _begun(self, beginning: asyncio.Task[None]) -> None:
-        if beginning.cancelled() or beginning.exception() is not None:
-            self._beginning = None  # it may be tried again
+    def _start_done(self, starting: asyncio.Task[None]) -> None:
+        if starting.cancelled() or starting.exception() is not None:
+            self._starting = None  # it may be tried again
 
-    def _begin_beside(self) -> None:
-        def log_failure(beginning: asyncio.Task[None]) -> None:
-            if not beginning.cancelled() and (error := beginning.exception()) is not None:
-                log.error("%s: consuming can't begin: %s", self._options.group, error)
+    def _start_in_background(self) -> None:
+        def log_failure(starting: asyncio.Task[None]) -> None:
+            if not starting.cancelled() and (error := starting.exception()) is not None:
+                log.error("%s: cannot start consuming: %s", self._options.group, error)
 
-        self.begin().add_done_callback(log_failure)
+        self.start().add_done_callback(log_failure)
 
-    async def _begin(self) -> None:
+    async def _start(self) -> None:
         session, options = self._session, self._options
         self.started_ms = session.clock.now_ms()
-        if self._retries is not None:
-            self._retries = replace(self._retries, version=self.started_ms)
-        if session.options.trace_topic is not None:
-            self._tracer = make_tracer(session, options.group, self._send_trace)
-        self._make_dispatch()
-        self._rebalancer = Rebalancer(
-            session,
-            self.group,
-            self,
-            self.offsets,
-            broadcast=options.broadcast,
-            strategy=options.strategy,
-            start_at=options.start_at,
-            locks=self._locks,
-            rebalance_ms=options.rebalance_ms,
-        )
+        if self._retry_subscription is not None:
+            self._retry_subscription = replace(self._retry_subscription, version=self.started_ms)
+        self._tracer = make_tracer(session, options.group, self._send_trace)
+        parts = self._parts = make_parts(session, options, self._handlers, self, self._tracer)
         await self.offsets.load()
         try:
             await session.join(self)
@@ -135,77 +109,32 @@ class ConsumerCore:
         except BaseException:
             await session.leave(self)
             raise
-        self._rebalancer.start()
+        parts.rebalancer.start()
         session.spawn(self._keep_persisting())
-        if self._locks is not None:
-            session.spawn(self._locks.keep_locked())
+        if parts.locks is not None:
+            session.spawn(parts.locks.keep_locked())
         if not options.orderly:
-            session.spawn(self._keep_watch())
-        self._diagnosis = Diagnosis(session, self, self._rebalancer, self._locks)
-        session.spawn(self._diagnosis.keep_explaining())
-
-    def _make_dispatch(self) -> None:
-        session, options = self._session, self._options
-        send_back = None
-        if not options.broadcast:
-            send_back = SendBack(session, self.group, retries_max=options.retries)
-        settling = self._settling = Settling(
-            session, options.group, give_back=send_back, retries_max=options.retries
-        )
-        name = f"penstock-{options.group}"
-        self._calls = Calls(
-            self._handlers, settling, self._tracer, name=name, threads=options.concurrency
-        )
-        handle: Callable[[list[ReceivedMessage]], Awaitable[Retry | None]] = self._calls.handle
-        self.mailbox = None
-        if not self._handlers:
-            self.mailbox = Mailbox(session, settling)
-            handle = self.mailbox.handle
-        if options.orderly:
-            if not options.broadcast:
-                self._locks = QueueLocks(session, self.group)
-            self._dispatch = OrderlyDispatch(
-                session,
-                self.group,
-                self.offsets,
-                handle=handle,
-                handler_of=self._handlers.find,
-                locks=self._locks,
-                send_back=send_back,
-                handle_batch=options.handle_batch if self.mailbox is None else 1,
-                retries_max=options.retries,
-                concurrency=options.concurrency,
-            )
-        elif self.mailbox is not None:
-            self._dispatch = self.mailbox
-        else:
-            self._dispatch = ConcurrentDispatch(
-                session,
-                self._handlers,
-                self._calls,
-                settling,
-                name=name,
-                concurrency=options.concurrency,
-                handle_batch=options.handle_batch,
-            )
+            session.spawn(self._keep_expiring(parts))
+        session.spawn(parts.diagnosis.keep_explaining())
 
     async def close(self) -> None:
-        """Stop pulling, let handlers finish, store progress, unlock, say goodbye."""
+        """Stop pulling, wait for handlers, store offsets, unlock queues and unregister."""
         self._closing = True
-        beginning = self._beginning
-        if beginning is None or not beginning.done():
-            await self.abandon()
+        starting, parts = self._starting, self._parts
+        if starting is None or not starting.done():
+            await self.cancel_start()
             return
-        if beginning.cancelled() or beginning.exception() is not None:
+        if starting.cancelled() or starting.exception() is not None:
             return
-        for puller in self._pullers.values():
-            puller.cancel()
-        await asyncio.gather(*self._pullers.values(), return_exceptions=True)
-        if self.mailbox is not None:
-            await self.mailbox.close(0)
-        await self._dispatch.close(self._options.drain_ms)
-        await self._calls.close(self._session, 0)
-        await self._rebalancer.close()
+        assert parts is not None
+        for task in self._pull_tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._pull_tasks.values(), return_exceptions=True)
+        if parts.iterator_dispatch is not None:
+            await parts.iterator_dispatch.close(0)
+        await parts.dispatch.close(self._options.drain_ms)
+        await parts.calls.close(self._session, 0)
+        await parts.rebalancer.close()
         if self._tracer is not None:
             await self._tracer.close()
         if self._sender is not None:
@@ -213,79 +142,82 @@ class ConsumerCore:
             await self._session.leave(self._sender)
         await self._session.leave(self)
 
-    async def abandon(self) -> None:
-        """What is about to begin does not."""
-        beginning = self._beginning
-        if beginning is not None and not beginning.done():
-            beginning.cancel()
-            await asyncio.wait([beginning])
+    async def cancel_start(self) -> None:
+        """Cancel a start in progress."""
+        starting = self._starting
+        if starting is not None and not starting.done():
+            starting.cancel()
+            await asyncio.wait([starting])
 
     @property
     def is_handling(self) -> bool:
-        """Whether the caller is one of our async handlers, or was started by one."""
-        return self._settling is not None and is_handling(self._settling)
+        """Whether the caller runs in one of our async handlers, or in a task of one."""
+        return self._parts is not None and is_handling(self._parts.completion)
+
+    @property
+    def iterator_dispatch(self) -> IteratorDispatch | None:
+        """The dispatch for `async for`; None if there are handlers, or before the start."""
+        return None if self._parts is None else self._parts.iterator_dispatch
 
     async def _keep_persisting(self) -> None:
         while True:
             await pause(self._session.clock, PERSIST_MS)
-            self._note_progress()
+            self._update_offsets()
             await self.offsets.persist()
 
-    async def _keep_watch(self) -> None:
+    async def _keep_expiring(self, parts: ConsumerParts) -> None:
         timeout_ms = self._options.consume_timeout_ms
-        assert self._settling is not None
         while True:
-            await pause(self._session.clock, min(timeout_ms, WATCH_MS))
-            await self._settling.expire(list(self.works.values()), timeout_ms)
+            await pause(self._session.clock, min(timeout_ms, STUCK_CHECK_MS))
+            await parts.completion.expire_stuck(list(self.process_queues.values()), timeout_ms)
 
-    def _note_progress(self) -> None:
-        for queue, work in self.works.items():
-            if not work.dropped:
-                self.offsets.update(queue, work.progress)
+    def _update_offsets(self) -> None:
+        for queue, process_queue in self.process_queues.items():
+            if not process_queue.dropped:
+                self.offsets.update(queue, process_queue.progress)
 
     # --- subscriptions
 
     def next_version(self) -> int:
-        """The version of a subscription: brokers believe in none that is not above the last."""
+        """The version of a new subscription; brokers ignore versions that do not increase."""
         self._version = max(self._version + 1, self._session.clock.now_ms())
         return self._version
 
     def subscribe(self, subscription: Subscription, *, merge: bool) -> None:
-        """Want messages of a topic, from now on; `merge`: besides what is wanted already."""
+        """Subscribe to a topic; `merge`: in addition to the present subscription."""
         known = self._subscriptions.get(subscription.topic)
         if known is not None and merge:
             subscription = known.merged(subscription)
         self._subscriptions[subscription.topic] = subscription
         if self._session.started:
-            if self._beginning is None:
-                self._begin_beside()  # in the next turn: more handlers may be named in this one
+            if self._starting is None:
+                self._start_in_background()  # not at once: more handlers may be added now
             else:
-                self._session.spawn(self._announce(self._beginning, subscription))
+                self._session.spawn(self._apply_subscription(self._starting, subscription))
 
     @property
-    def subscribes(self) -> bool:
-        """Whether there is something to consume."""
+    def has_subscriptions(self) -> bool:
         return bool(self._subscriptions)
 
     def unsubscribe(self, topic: str) -> None:
-        """Want no more messages of a topic."""
-        if self._subscriptions.pop(topic, None) is not None and self._beginning is not None:
-            self._session.spawn(self._announce(self._beginning, None))
+        """Remove the subscription to a topic."""
+        if self._subscriptions.pop(topic, None) is not None and self._starting is not None:
+            self._session.spawn(self._apply_subscription(self._starting, None))
 
-    async def _announce(
-        self, beginning: asyncio.Task[None], subscription: Subscription | None
+    async def _apply_subscription(
+        self, starting: asyncio.Task[None], subscription: Subscription | None
     ) -> None:
-        await asyncio.wait([beginning])
-        if self._beginning is not beginning:  # it failed, and whoever waited for it knows
+        await asyncio.wait([starting])
+        if self._starting is not starting:  # the start failed and has been reported
             return
         if subscription is not None:
             await self._session.find_route(subscription.topic)
             await self._check_filter(subscription)
         await self._session.send_heartbeats()
-        self._rebalancer.wake()
+        self.members_changed()
 
     async def _check_filter(self, subscription: Subscription) -> None:
-        """Ask a broker whether it understands an SQL92 expression; raises BadFilter."""
+        """Let a broker check an SQL92 expression; raises BadFilter."""
         route = self._session.cached_route(subscription.topic)
         if subscription.kind != SQL92 or route is None or not route.brokers:
             return
@@ -303,152 +235,160 @@ class ConsumerCore:
         )
 
     def subscriptions(self) -> Iterable[SubscriptionData]:
-        """As heartbeats tell them."""
+        """The subscriptions for heartbeats, with that to the retry topic."""
         found = [subscription.data() for subscription in self._subscriptions.values()]
-        if self._retries is not None:
-            found.append(self._retries.data())
+        if self._retry_subscription is not None:
+            found.append(self._retry_subscription.data())
         return found
 
     def _subscription(self, topic: str) -> Subscription | None:
-        if self._retries is not None and topic == self._retries.topic:
-            return self._retries
+        retry = self._retry_subscription
+        if retry is not None and topic == retry.topic:
+            return retry
         return self._subscriptions.get(topic)
 
-    # --- queues (rebalance.Holder)
+    # --- RebalanceListener
 
     def topics(self) -> Iterable[str]:
-        """What is subscribed, and the group's own retry topic."""
-        if self._retries is None:
+        """The subscribed topics and the retry topic of the group."""
+        if self._retry_subscription is None:
             return tuple(self._subscriptions)
-        return (*self._subscriptions, self._retries.topic)
+        return (*self._subscriptions, self._retry_subscription.topic)
 
-    def take(self, queue: MessageQueue, offset: int) -> None:
-        """The queue is ours from now on."""
+    def add_queue(self, queue: MessageQueue, offset: int) -> None:
+        """Start to pull a queue."""
         if self._closing:
             return
-        options, locks = self._options, self._locks
+        options, parts = self._options, self._parts
+        assert parts is not None
+        locks = parts.locks
         subscription = self._subscription(queue.topic)
-        if subscription is None:  # no longer
+        if subscription is None:  # unsubscribed meanwhile
             return
-        work = ProcessQueue(queue, offset, options.limits(), ordered=options.orderly)
-        work.paused = queue.topic in self._paused
+        process_queue = ProcessQueue(queue, offset, options.limits(), ordered=options.orderly)
+        process_queue.paused = queue.topic in self._paused
         puller = Puller(
             self._session,
             self.group,
-            work,
+            process_queue,
             subscription=lambda: self._subscription(queue.topic) or subscription,
-            received=self._dispatch.submit,
-            moved=self._moved,
-            troubles=self._troubles,
+            on_messages=parts.dispatch.submit,
+            on_offset_moved=self._offset_moved,
+            failures=self._pull_failures,
             batch=options.pull_batch,
-            may_pull=None if locks is None else lambda work: locks.holds(work.queue),
+            may_pull=None if locks is None else lambda pulled: locks.holds(pulled.queue),
         )
-        self.works[queue] = work
-        task = self._pullers[work] = self._session.spawn(puller.run())
-        task.add_done_callback(lambda task: self._pulled(work, task))
+        self.process_queues[queue] = process_queue
+        task = self._pull_tasks[process_queue] = self._session.spawn(puller.run())
+        task.add_done_callback(lambda task: self._pull_done(process_queue, task))
 
-    def _pulled(self, work: ProcessQueue, puller: asyncio.Task[object]) -> None:
-        """A puller has ended; one that failed as nobody thought of stops no queue for ever."""
-        del self._pullers[work]
-        if not (puller.cancelled() or puller.exception() is None or self._closing):
-            self._session.spawn(self._begin_anew(work))
+    def _pull_done(self, process_queue: ProcessQueue, task: asyncio.Task[object]) -> None:
+        """Restart a queue whose pull loop ended with an unexpected error."""
+        del self._pull_tasks[process_queue]
+        if not (task.cancelled() or task.exception() is None or self._closing):
+            self._session.spawn(self._restart_later(process_queue))
 
-    async def _begin_anew(self, work: ProcessQueue) -> None:
-        await pause(self._session.clock, AGAIN_MS_MAX)
-        if not work.dropped:
-            await self._rebalancer.give_up(work.queue)
+    async def _restart_later(self, process_queue: ProcessQueue) -> None:
+        await pause(self._session.clock, RETRY_MS_MAX)
+        if not process_queue.dropped and self._parts is not None:
+            await self._parts.rebalancer.restart_queue(process_queue.queue)
 
-    async def drop(self, queue: MessageQueue) -> None:
-        """The queue is not ours any more."""
-        work = self.works.pop(queue, None)
-        if work is None:
+    async def remove_queue(self, queue: MessageQueue) -> None:
+        """Stop a queue that is no longer assigned."""
+        process_queue, parts = self.process_queues.pop(queue, None), self._parts
+        if process_queue is None:
             return
-        work.drop()
-        puller = self._pullers.get(work)
-        if puller is not None:
-            puller.cancel()
-        if self.mailbox is not None:
-            await self.mailbox.stop(work)  # what an ordered queue's worker waits for is let go
-        await self._dispatch.stop(work)
-        self.offsets.update(queue, work.progress)
+        assert parts is not None
+        process_queue.drop()
+        task = self._pull_tasks.get(process_queue)
+        if task is not None:
+            task.cancel()
+        if parts.iterator_dispatch is not None:
+            # Wakes the worker of an ordered queue, which waits for an iterator.
+            await parts.iterator_dispatch.stop(process_queue)
+        await parts.dispatch.stop(process_queue)
+        self.offsets.update(queue, process_queue.progress)
 
-    def shared(self, share: Share) -> None:
-        """Nothing has to be done."""
+    def allocation_changed(self, allocation: Allocation) -> None:
+        """Nothing to do: queues are started and stopped one by one."""
 
-    def _moved(self, work: ProcessQueue, offset: int) -> None:
-        """The broker has other offsets than we asked for: begin anew there."""
-        self.offsets.freeze(work.queue, offset)
-        self._session.spawn(self._rebalancer.give_up(work.queue))
+    def lock_lost(self, queue: MessageQueue) -> None:
+        """Another member has, or may have had, the lock of a queue."""
+        if self._parts is not None:
+            self._parts.rebalancer.lock_lost(queue)
+
+    def resubmit(self, message: ReceivedMessage) -> None:
+        """Dispatch a message again that no broker has taken back."""
+        if self._parts is not None:
+            self._parts.dispatch.submit(process_queue_of(message), [message])
+
+    def _offset_moved(self, process_queue: ProcessQueue, offset: int) -> None:
+        """The broker does not have the offset: restart the queue at the broker's offset."""
+        self.offsets.freeze(process_queue.queue, offset)
+        if self._parts is not None:
+            self._session.spawn(self._parts.rebalancer.restart_queue(process_queue.queue))
 
     def pause(self, topics: Iterable[str]) -> None:
-        """Pull nothing more of these topics."""
+        """Stop pulling these topics."""
         self._paused.update(topics)
-        for queue, work in self.works.items():
+        for queue, process_queue in self.process_queues.items():
             if queue.topic in self._paused:
-                work.pause()
+                process_queue.pause()
 
     def resume(self, topics: Iterable[str]) -> None:
-        """Pull these again."""
+        """Pull these topics again."""
         self._paused.difference_update(topics)
-        for queue, work in self.works.items():
+        for queue, process_queue in self.process_queues.items():
             if queue.topic not in self._paused:
-                work.resume()
+                process_queue.resume()
 
-    # --- a member of the session
+    # --- SessionMember
 
     def producers(self) -> Iterable[ProducerData]:
         return ()
 
     def consumers(self) -> Iterable[ConsumerData]:
-        start_at = self._options.start_at
-        where = "TIMESTAMP" if isinstance(start_at, datetime) else f"{start_at.upper()}_OFFSET"
-        yield ConsumerData(
-            group_name=self.group,
-            consume_type="CONSUME_PASSIVELY",
-            message_model="BROADCASTING" if self._options.broadcast else "CLUSTERING",
-            consume_from_where=f"CONSUME_FROM_{where}",
-            subscription_data_set=list(self.subscriptions()),
+        yield broker_requests.consumer_data(
+            self.group, self._options, "CONSUME_PASSIVELY", self.subscriptions()
         )
 
     def route_changed(self, route: Route) -> None:
         if route.topic in self.topics():
             self.members_changed()
 
-    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
-        return broker_requests.answer(self, ask, address)
+    def handle_request(self, request: PeerRequest, address: str) -> MemberResponse | bool:
+        return broker_requests.handle_request(self, request, address)
 
-    # --- what brokers ask for (inbound.Consuming)
+    # --- ManagedConsumer
 
     def members_changed(self) -> None:
-        self._rebalancer.wake()
+        if self._parts is not None:
+            self._parts.rebalancer.wake()
 
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
-        await broker_requests.reset_queues(self._rebalancer, self.offsets, offsets)
+        if self._parts is not None:
+            await broker_requests.reset_queues(self._parts.rebalancer, self.offsets, offsets)
 
     def progress(self, topic: str) -> dict[MessageQueue, int]:
-        self._note_progress()
+        self._update_offsets()
         return self.offsets.snapshot(topic)
 
     def running_info(self) -> ConsumerRunningInfo:
         options = self._options
-        self._note_progress()
+        self._update_offsets()
         return broker_requests.running_info(
             self._session,
             subscriptions=self.subscriptions(),
-            works=self.works.values(),
+            process_queues=self.process_queues.values(),
             offsets=self.offsets,
             started_ms=self.started_ms,
             orderly=options.orderly,
             concurrency=options.concurrency,
-            locks=self._locks,
+            locks=None if self._parts is None else self._parts.locks,
             rates=self._rates,
             settings={
-                "consumerGroup": options.group,
-                "messageModel": "BROADCASTING" if options.broadcast else "CLUSTERING",
-                "pullBatchSize": str(options.pull_batch),
+                **broker_requests.common_settings(options),
                 "consumeMessageBatchMaxSize": str(options.handle_batch),
-                "pullThresholdForQueue": str(options.messages_max),
-                "pullThresholdSizeForQueue": str(options.bytes_max // 2**20),
                 "consumeConcurrentlyMaxSpan": str(options.span_max),
                 "maxReconsumeTimes": str(options.retries),
                 "consumeTimeout": str(options.consume_timeout_ms // 60_000),
@@ -458,26 +398,27 @@ class ConsumerCore:
     async def consume_directly(
         self, record: bytes, broker_name: str
     ) -> ConsumeMessageDirectlyResult:
-        """Call the handler with a message that a tool sends; whatever it says, nothing follows."""
+        """Call the handler with a message of an admin tool; the result has no consequences."""
 
         async def call() -> bool:
+            assert self._parts is not None
             messages = decode_records(
                 record,
                 broker_name,
                 namespace=self._session.options.namespace,
                 received_ms=self._session.clock.now_ms(),
             )
-            return verdict(await self._calls.call(messages[:1])) is None
+            return retry_from_result(await self._parts.calls.call(messages[:1])) is None
 
         return await broker_requests.try_handler(
             call, self._session.clock, orderly=self._options.orderly
         )
 
     async def explain(self) -> list[str]:
-        """Why nothing comes."""
-        if self._diagnosis is None:
-            return ["nothing is subscribed" if not self._subscriptions else "it has not begun yet"]
-        return await self._diagnosis.explain()
+        """Why no messages are received."""
+        if self._parts is None:
+            return ["there is no subscription" if not self._subscriptions else "it is not started"]
+        return await self._parts.diagnosis.explain()
 
     # --- sending
 

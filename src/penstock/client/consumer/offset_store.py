@@ -1,9 +1,9 @@
-"""How far a group has come in each queue: in memory, and from there to brokers or to a file.
+"""Committed offsets: kept in memory and stored at the brokers or in a file.
 
-An offset is that of the next message to consume. Groups that share queues keep their offsets with
-the brokers; broadcast consumers keep their own, in memory or in a file of RocketMQ's format.
-What changed is stored every second, when a queue is given up and when the consumer closes. (Java's
-clients do so every five seconds and let pulls carry it too, which ours do not: see pulling.py.)
+An offset is that of the next message to consume. Clustering consumers store their offsets at the
+brokers; broadcast consumers in memory or in a file of RocketMQ's format. Changed offsets are stored
+every second, when a queue is released and when the consumer closes. (Java's clients do it every
+five seconds and also with each pull; `pull_loop` says why ours do not.)
 """
 
 import asyncio
@@ -11,7 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.client.client_session import Session
 from penstock.errors import BadSetting, BodyError, PenstockError, Refused
@@ -21,53 +21,56 @@ from penstock.wire.bodies.admin_bodies import ResetOffsetBody
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RequestCode, ResponseCode
 
+if TYPE_CHECKING:
+    from penstock.client.consumer.consumer_options import QueueConsumerOptions
+
 log = logging.getLogger(__name__)
 
 PERSIST_MS = 1_000
 PERSIST_ALL_MS = 60_000
-"""As often what has not changed is stored again: a crashed broker may have lost it."""
+"""Interval of storing unchanged offsets again: a crashed broker may have lost them."""
 CALL_MS = 5_000
 OFFSET_MAX = 2**63 - 1
 FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
-class Offsets(Protocol):
-    """Where progress is kept."""
+class OffsetStore(Protocol):
+    """Stores the committed offsets of a consumer."""
 
     async def load(self) -> None:
-        """Make ready, before the first queue is taken."""
+        """Load stored offsets, before the first queue is assigned."""
 
     async def read(self, queue: MessageQueue, *, exact: bool = False) -> int | None:
-        """What is stored; None where nothing is. Raises PenstockError where that can't be told.
+        """The stored offset; None if there is none. Raises PenstockError.
 
-        Where nothing is stored and the queue still has its first message, brokers say 0 unless
-        asked for the `exact` truth.
+        If nothing is stored and the queue still has its first message, brokers return 0 unless
+        `exact` is set.
         """
 
     def get(self, queue: MessageQueue) -> int | None:
         """The offset in memory."""
 
     def update(self, queue: MessageQueue, offset: int, *, only_up: bool = True) -> None:
-        """Progress, in memory; nothing happens to a frozen queue."""
+        """Set the offset in memory; ignored for a frozen queue."""
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
-        """Set the offset for good, until the queue is forgotten: late progress must not undo it."""
+        """Set the offset and ignore updates until the queue is forgotten."""
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        """Store this offset now; raises PenstockError."""
+        """Store an offset now; raises PenstockError."""
 
     async def persist(self, queues: Iterable[MessageQueue] | None = None) -> None:
-        """Store what has changed of these queues, or of all; failures are logged and stay due."""
+        """Store changed offsets, of these queues or of all; failures are logged and retried."""
 
     def forget(self, queue: MessageQueue) -> None:
-        """Drop a queue from memory."""
+        """Remove a queue from memory."""
 
     def snapshot(self, topic: str | None = None) -> dict[MessageQueue, int]:
         """The offsets in memory, of one topic or of all."""
 
 
 class OffsetTable:
-    """Offsets in memory, and which of them are not stored yet."""
+    """Offsets in memory and those that are stored."""
 
     def __init__(self) -> None:
         self._offsets: dict[MessageQueue, int] = {}
@@ -104,23 +107,23 @@ class OffsetTable:
         ]
 
 
-class RemoteOffsets(OffsetTable):
-    """The offsets of a group that shares its queues: each with the broker of its queue."""
+class RemoteBrokerOffsetStore(OffsetTable):
+    """Offsets of a clustering consumer, stored at the broker of each queue."""
 
     def __init__(self, session: Session, group: str) -> None:
         super().__init__()
         self._session = session
         self._group = group
         self._all_stored_ms = session.clock.now_ms()
-        self._turns: dict[MessageQueue, asyncio.Lock] = {}
-        self._failing: dict[str, str] = {}
+        self._commit_locks: dict[MessageQueue, asyncio.Lock] = {}
+        self._failing: dict[str, str] = {}  # broker name → last logged failure
 
     def freeze(self, queue: MessageQueue, offset: int) -> None:
         super().freeze(queue, offset)
-        self._stored.pop(queue, None)  # a commit on its way may bring more
+        self._stored.pop(queue, None)  # a commit in flight may store another offset
 
     async def load(self) -> None:
-        """Nothing to do: brokers are asked queue by queue."""
+        """Nothing to do: offsets are queried queue by queue."""
 
     async def read(self, queue: MessageQueue, *, exact: bool = False) -> int | None:
         offset = await stored_offset(
@@ -133,13 +136,13 @@ class RemoteOffsets(OffsetTable):
         return offset
 
     async def commit(self, queue: MessageQueue, offset: int) -> None:
-        # One after another: Apache's brokers may handle two in the other order.
-        async with self._turns.setdefault(queue, asyncio.Lock()):
+        # One at a time: Apache's brokers may handle two commits in reverse order.
+        async with self._commit_locks.setdefault(queue, asyncio.Lock()):
             await self._commit(queue, offset)
 
     async def _commit(self, queue: MessageQueue, offset: int) -> None:
         fields = {**_fields(self._group, queue), "commitOffset": str(offset)}
-        peer = await broker_of(self._session, queue)
+        peer = await peer_of_queue(self._session, queue)
         await self._session.call(
             peer, RequestCode.UPDATE_CONSUMER_OFFSET, fields, timeout_ms=CALL_MS
         )
@@ -160,19 +163,19 @@ class RemoteOffsets(OffsetTable):
         try:
             await self.commit(queue, offset)
         except PenstockError as error:
-            self._complain(queue, offset, str(error))
+            self._log_failure(queue, offset, str(error))
         else:
             if self._failing.pop(queue.broker_name, None) is not None:
-                log.info("%s: %s stores progress again", self._group, queue.broker_name)
+                log.info("%s: broker %s stores offsets again", self._group, queue.broker_name)
         if queue not in self._offsets:  # forgotten meanwhile
             self._stored.pop(queue, None)
 
-    def _complain(self, queue: MessageQueue, offset: int, problem: str) -> None:
-        """Once for each broker and problem: a broker that is down has many queues."""
+    def _log_failure(self, queue: MessageQueue, offset: int, problem: str) -> None:
+        """Log a failure once per broker: a broker that is down has many queues."""
         if self._failing.get(queue.broker_name) != problem:
             self._failing[queue.broker_name] = problem
             log.warning(
-                "%s: progress is not stored at %s yet (offset %d of %s/%d, and maybe more): %s",
+                "%s: cannot store offsets at broker %s (offset %d of %s/%d and maybe others): %s",
                 self._group,
                 queue.broker_name,
                 offset,
@@ -190,8 +193,8 @@ async def stored_offset(
     exact: bool,
     timeout_ms: int | None = None,
 ) -> int | None:
-    """What the queue's broker has stored for a group; None, and `exact`, as for `Offsets.read`."""
-    peer = await broker_of(session, queue)
+    """The offset that the queue's broker has stored for a group; see `OffsetStore.read`."""
+    peer = await peer_of_queue(session, queue)
     fields = _fields(group, queue)
     if exact:
         fields["setZeroIfNotFound"] = "false"
@@ -202,7 +205,7 @@ async def stored_offset(
         timeout_ms=timeout_ms,
         good=(ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND),
     )
-    return offset_in(answer.ext) if answer.code == ResponseCode.SUCCESS else None
+    return offset_of_response(answer.ext) if answer.code == ResponseCode.SUCCESS else None
 
 
 def _fields(group: str, queue: MessageQueue) -> dict[str, str]:
@@ -214,30 +217,30 @@ def _fields(group: str, queue: MessageQueue) -> dict[str, str]:
     }
 
 
-async def broker_of(session: Session, queue: MessageQueue) -> Peer:
-    """The broker of a queue: its master, else a replica; the route is asked for if need be."""
+async def peer_of_queue(session: Session, queue: MessageQueue) -> Peer:
+    """The broker of a queue: its master, else a replica; queries the route if necessary."""
     if session.address_of(queue.broker_name) is None:
         await session.find_route(queue.topic)
     return session.broker(queue.broker_name)
 
 
-def offset_in(ext: Mapping[str, str]) -> int:
-    """The offset in a broker's answer; raises Refused where it has none."""
+def offset_of_response(ext: Mapping[str, str]) -> int:
+    """The offset in a broker's response; raises Refused if there is none."""
     text = ext.get("offset", "")
     try:
         offset = int(text)
     except ValueError:
         offset = -1
     if not 0 <= offset <= OFFSET_MAX:
-        raise Refused(f"the broker answers with the offset {text[:40]!r}")
+        raise Refused(f"the response has the bad offset {text[:40]!r}")
     return offset
 
 
-class LocalOffsets(OffsetTable):
-    """A broadcast consumer's own offsets, in memory or in a file that Java's clients can read too.
+class LocalFileOffsetStore(OffsetTable):
+    """Offsets of a broadcast consumer, in memory or in a file that Java's clients can read.
 
-    The file is written beside and moved into place; the one before stays as `.bak` and is read when
-    the file is missing or empty. Queues that are not ours now keep their lines.
+    A new file is written and renamed; the previous one is kept as `.bak` and is read if the file is
+    missing or empty. Queues that are not assigned now keep their entries.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -245,7 +248,7 @@ class LocalOffsets(OffsetTable):
         self._path = None if path is None else Path(path)
 
     async def load(self) -> None:
-        """Read the file, if there is one; raises BadSetting where it can't be read."""
+        """Read the file if it exists; raises BadSetting if it cannot be read."""
         if self._path is not None:
             self._stored = self._read_file(self._path)
 
@@ -267,26 +270,26 @@ class LocalOffsets(OffsetTable):
             try:
                 self._write_file(self._path, {**self._stored, **due})
             except OSError as error:
-                log.warning("%s: offsets are not stored yet: %s", self._path, error)
+                log.warning("cannot store offsets in %s: %s", self._path, error)
                 return
         self._stored.update(due)
 
     def forget(self, queue: MessageQueue) -> None:
-        self._offsets.pop(queue, None)  # its line stays
+        self._offsets.pop(queue, None)  # its entry in the file stays
         self._frozen.discard(queue)
 
     def _read_file(self, path: Path) -> dict[MessageQueue, int]:
         problem = ""
         for file in (path, _backup(path)):
             try:
-                data = _read_some(file)
+                data = _read_limited(file)
                 if data.strip():
                     table = fastjson.decode(data, ResetOffsetBody).offset_table
                     return {queue: offset for queue, offset in table.items() if offset >= 0}
             except (OSError, BodyError) as error:
                 problem = problem or f"{file}: {error}"
         if problem:
-            raise BadSetting(problem, hint="mend or remove the file; without it start_at decides")
+            raise BadSetting(problem, hint="repair or remove the file; without it start_at applies")
         return {}
 
     def _write_file(self, path: Path, table: dict[MessageQueue, int]) -> None:
@@ -298,14 +301,21 @@ class LocalOffsets(OffsetTable):
         os.replace(new, path)
 
 
-def _read_some(path: Path) -> bytes:
-    """The bytes of a file, none if there is none; raises BodyError where it is too long."""
+def make_offset_store(session: Session, group: str, options: "QueueConsumerOptions") -> OffsetStore:
+    """The offset store of a consumer: local for broadcast, else at the brokers."""
+    if options.broadcast:
+        return LocalFileOffsetStore(options.offsets_path)
+    return RemoteBrokerOffsetStore(session, group)
+
+
+def _read_limited(path: Path) -> bytes:
+    """The content of a file, empty if there is none; raises BodyError if it is too long."""
     if not path.exists():
         return b""
     with path.open("rb") as file:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
-        raise BodyError(f"more than {FILE_BYTES_MAX} bytes")
+        raise BodyError(f"the file has more than {FILE_BYTES_MAX} bytes")
     return data
 
 

@@ -1,16 +1,16 @@
-"""Pulling one queue: a request waits at the broker for messages, then the next goes out.
+"""The pull loop of one queue: a pull request waits at the broker for messages, then the next one.
 
-An answer's messages are handed on at once, so the next pull is on its way while they are handled,
-as long as the queue has room. Progress does not travel with pulls, though the protocol allows it:
-Apache's brokers handle pulls and commits in different threads, and a pull that is overtaken by the
-last commit of a consumer would undo it. What the broker answers:
+Messages of a response are dispatched at once, so the next pull is in flight while they are handled,
+as long as flow control permits. Pulls do not carry committed offsets, though the protocol allows
+it: Apache's brokers handle pulls and commits in different threads, and a pull that is overtaken by
+the last commit of a consumer would undo it. Responses of the broker:
 
-    0   messages        handed on, pull after them
-    19  none in time    pull again
-    20  none for us     pull after what was looked through
-    21  offset moved    forward (messages were deleted): pull on there
-                        back: the queue is given up and begun anew at the broker's offset
-    else                said once, tried again after a while that grows up to three seconds
+    0   messages          dispatched, next pull after them
+    19  no new message    pull again
+    20  no match          pull after the offsets that were looked through
+    21  offset moved      forward (messages were deleted): pull there
+                          back: the queue is dropped and started again at the broker's offset
+    other                 logged once, retried with a back-off of up to three seconds
 """
 
 import logging
@@ -37,17 +37,18 @@ log = logging.getLogger(__name__)
 
 PULL_BATCH = 32
 SUSPEND_MS = 15_000
-"""How long the broker may hold a pull that finds nothing."""
+"""How long the broker may suspend a pull that finds nothing."""
 TIMEOUT_MS = 30_000
-AGAIN_MS = 200
-AGAIN_MS_MAX = 3_000
-BUSY_MS = 20
+RETRY_MS = 200
+RETRY_MS_MAX = 3_000
+FLOW_CONTROL_MS = 20
+"""Pause after the response FLOW_CONTROL."""
 EMPTY_MS = 100
-"""A broker that has nothing holds a pull for longer than this, or is asked again after it."""
-TROUBLES_MAX = 16
-"""Different failures of one broker that are said until it answers again."""
+"""Pause after an empty response that came faster than this."""
+LOGGED_FAILURES_MAX = 16
+"""Most different failures of one broker that are logged until it responds again."""
 LOCK_MS = 1_000
-"""How soon a queue whose lock is missing is looked at again."""
+"""Interval of checks for a queue that is not locked."""
 
 PULL_ANSWERS = frozenset(
     (
@@ -57,14 +58,14 @@ PULL_ANSWERS = frozenset(
         ResponseCode.PULL_OFFSET_MOVED,
     )
 )
-_UNKNOWN_HERE = frozenset(
+_NOT_REGISTERED = frozenset(
     (ResponseCode.SUBSCRIPTION_NOT_EXIST, ResponseCode.SUBSCRIPTION_NOT_LATEST)
 )
-"""The broker has not had our last heartbeat, or has forgotten it in a restart."""
+"""The broker has not received our last heartbeat, or has lost it in a restart."""
 
 
 class PullAnswer(NamedTuple):
-    """A broker's answer to a pull; offsets are 0 where `code` is none of those above."""
+    """A broker's response to a pull; the offsets are 0 if `code` is not in PULL_ANSWERS."""
 
     code: int
     next_offset: int
@@ -76,13 +77,13 @@ class PullAnswer(NamedTuple):
 
 
 def read_pull(request: Request) -> PullAnswer:
-    """The answer in place → values; raises HeaderError."""
+    """Decode a response in place; raises HeaderError."""
     code = request.code
     if code not in PULL_ANSWERS:
         return PullAnswer(code, 0, 0, 0, 0, b"", request.remark())
     next_offset = request.i64(b"nextBeginOffset")
     if next_offset < 0:
-        raise BodyError(f"a pull is answered with the next offset {next_offset}")
+        raise BodyError(f"the response to a pull has the next offset {next_offset}")
     return PullAnswer(
         code,
         next_offset,
@@ -95,7 +96,7 @@ def read_pull(request: Request) -> PullAnswer:
 
 
 async def pull(peer: Peer, fields: Mapping[str, str], *, timeout_ms: int) -> PullAnswer:
-    """Ask a broker once; raises its refusal."""
+    """Send one pull request; raises the broker's refusal."""
     answer = await peer.read(
         RequestCode.PULL_MESSAGE, fields, reader=read_pull, timeout_ms=timeout_ms, encoding=BINARY
     )
@@ -104,57 +105,59 @@ async def pull(peer: Peer, fields: Mapping[str, str], *, timeout_ms: int) -> Pul
     return answer
 
 
-class Troubles:
-    """What goes wrong with brokers, said once for all queues there."""
+class PullFailures:
+    """Logs each failure of a broker once for all its queues."""
 
     def __init__(self) -> None:
-        self._said: dict[str, set[str]] = {}
+        self._logged: dict[str, set[str]] = {}  # by broker name
 
-    def note(self, work: ProcessQueue, error: PenstockError) -> None:
-        said = self._said.setdefault(work.queue.broker_name, set())
-        if str(error) not in said and len(said) < TROUBLES_MAX:
-            said.add(str(error))
+    def report(self, process_queue: ProcessQueue, error: PenstockError) -> None:
+        """Log a failed pull."""
+        logged = self._logged.setdefault(process_queue.queue.broker_name, set())
+        if str(error) not in logged and len(logged) < LOGGED_FAILURES_MAX:
+            logged.add(str(error))
             log.warning(
-                "%s: a pull failed and is tried again: %s", queue_text(work.queue), error.remark()
+                "%s: pull failed, retrying: %s", queue_text(process_queue.queue), error.remark()
             )
 
-    def clear(self, work: ProcessQueue) -> None:
-        if self._said and self._said.pop(work.queue.broker_name, None) is not None:
-            log.info("%s: pulls again", queue_text(work.queue))
+    def clear(self, process_queue: ProcessQueue) -> None:
+        """A pull has succeeded."""
+        if self._logged and self._logged.pop(process_queue.queue.broker_name, None) is not None:
+            log.info("%s: pulls succeed again", queue_text(process_queue.queue))
 
 
 class Puller:
-    """Keeps one queue pulled."""
+    """Pulls one queue."""
 
     def __init__(
         self,
         session: Session,
         group: str,
-        work: ProcessQueue,
+        process_queue: ProcessQueue,
         *,
         subscription: Callable[[], Subscription],
-        received: Callable[[ProcessQueue, list[ReceivedMessage]], None],
-        moved: Callable[[ProcessQueue, int], None],
-        troubles: Troubles,
+        on_messages: Callable[[ProcessQueue, list[ReceivedMessage]], None],
+        on_offset_moved: Callable[[ProcessQueue, int], None],
+        failures: PullFailures,
         batch: int = PULL_BATCH,
         may_pull: Callable[[ProcessQueue], bool] | None = None,
     ) -> None:
         self._session = session
-        self._work = work
+        self._process_queue = process_queue
         self._subscription = subscription
-        self._received = received
-        self._moved = moved
+        self._on_messages = on_messages
+        self._on_offset_moved = on_offset_moved
         self._may_pull = may_pull
-        self._broker_id = MASTER_ID
-        self._again_ms = AGAIN_MS
-        self._troubles = troubles
-        self._full = False
-        self._known: Subscription | None = None
-        self._tags: frozenset[bytes] | None = None
-        queue = work.queue
-        # Records of a retry topic say themselves where they belong.
-        own = not queue.topic.startswith(RETRY_TOPIC_PREFIX)
-        self._topic = session.without_namespace(queue.topic) if own else None
+        self._broker_id = MASTER_ID  # as suggested by the broker's last response
+        self._retry_ms = RETRY_MS
+        self._failures = failures
+        self._throttling_logged = False
+        self._last_subscription: Subscription | None = None
+        self._tags: frozenset[bytes] | None = None  # of the last subscription
+        queue = process_queue.queue
+        # Records of a retry topic have their original topic as a property.
+        retry = queue.topic.startswith(RETRY_TOPIC_PREFIX)
+        self._topic = None if retry else session.without_namespace(queue.topic)
         self._fields = {
             "consumerGroup": group,
             "topic": queue.topic,
@@ -167,135 +170,139 @@ class Puller:
         }
 
     async def run(self) -> None:
-        """Until the queue is dropped."""
-        work, clock = self._work, self._session.clock
-        while not work.dropped:
-            if work.paused or work.full is not None:
-                await self._wait_for_room()
+        """Pull until the queue is dropped."""
+        process_queue, clock = self._process_queue, self._session.clock
+        while not process_queue.dropped:
+            if process_queue.paused or process_queue.full is not None:
+                await self._wait()
                 continue
-            if self._may_pull is not None and not self._may_pull(work):
+            if self._may_pull is not None and not self._may_pull(process_queue):
                 await pause(clock, LOCK_MS)
                 continue
             try:
                 answer = await self._pull()
-                if not work.dropped:
-                    await self._take(answer)
+                if not process_queue.dropped:
+                    await self._handle_answer(answer)
             except PenstockError as error:
-                await self._failed(error)
+                await self._handle_failure(error)
 
-    async def _wait_for_room(self) -> None:
-        work = self._work
-        if not work.paused:
-            work.throttled += 1
-            if not self._full:
-                self._full = True
+    async def _wait(self) -> None:
+        process_queue = self._process_queue
+        if not process_queue.paused:
+            process_queue.throttled += 1
+            if not self._throttling_logged:
+                self._throttling_logged = True
                 log.warning(
-                    "%s: pulling waits for the handlers: %s; counted, and not said again",
-                    queue_text(work.queue),
-                    work.full,
+                    "%s: pulling pauses until handlers catch up: %s (logged once)",
+                    queue_text(process_queue.queue),
+                    process_queue.full,
                 )
-        await work.room()
+        await process_queue.wait_for_pull()
 
     async def _pull(self) -> PullAnswer:
-        session, work = self._session, self._work
-        name = work.queue.broker_name
+        session, process_queue = self._session, self._process_queue
+        name = process_queue.queue.broker_name
         await session.ensure_heartbeat(name)
         address = session.address_of(name, self._broker_id)
         if address is None:
-            await session.find_route(work.queue.topic)
-            raise NoRoute(f"no address is known of the broker {name!r}")
-        work.last_pull_ms = session.clock.now_ms()
+            await session.find_route(process_queue.queue.topic)
+            raise NoRoute(f"the address of broker {name!r} is not known")
+        process_queue.last_pull_ms = session.clock.now_ms()
         return await pull(session.peer(address), self._pull_fields(), timeout_ms=TIMEOUT_MS)
 
     def _pull_fields(self) -> Mapping[str, str]:
-        work, fields, subscription = self._work, self._fields, self._subscription()
-        if subscription is not self._known:
-            self._known, self._tags = subscription, subscription.tag_bytes
-        fields["queueOffset"] = str(work.next_offset)
+        process_queue, fields, subscription = (
+            self._process_queue,
+            self._fields,
+            self._subscription(),
+        )
+        if subscription is not self._last_subscription:
+            self._last_subscription, self._tags = subscription, subscription.tag_bytes
+        fields["queueOffset"] = str(process_queue.next_offset)
         fields["subVersion"] = str(subscription.version)
         fields["expressionType"] = subscription.kind
         return fields
 
-    async def _take(self, answer: PullAnswer) -> None:
-        work = self._work
-        self._troubles.clear(work)
-        self._again_ms = AGAIN_MS
+    async def _handle_answer(self, answer: PullAnswer) -> None:
+        process_queue = self._process_queue
+        self._failures.clear(process_queue)
+        self._retry_ms = RETRY_MS
         self._broker_id = answer.suggested_broker_id
-        work.end_offset = answer.max_offset
+        process_queue.end_offset = answer.max_offset
         if answer.code == ResponseCode.PULL_OFFSET_MOVED:
             log.warning(
-                "%s: the broker has nothing at offset %d (%d to %d are there): on to %d",
-                queue_text(work.queue),
-                work.next_offset,
+                "%s: the broker does not have offset %d (it has %d to %d), continuing at %d",
+                queue_text(process_queue.queue),
+                process_queue.next_offset,
                 answer.min_offset,
                 answer.max_offset,
                 answer.next_offset,
             )
-            if answer.next_offset <= work.next_offset:
-                work.drop()
-                self._moved(work, answer.next_offset)
+            if answer.next_offset <= process_queue.next_offset:
+                process_queue.drop()
+                self._on_offset_moved(process_queue, answer.next_offset)
                 return
         if answer.code != ResponseCode.SUCCESS:
-            await self._pass_over(answer.next_offset)
+            await self._skip_to(answer.next_offset)
             return
         bad: list[BadRecord] = []
         messages = decode_records(
             answer.body,
-            work.queue.broker_name,
+            process_queue.queue.broker_name,
             topic=self._topic,
             bad=bad,
             namespace=self._session.options.namespace,
             tags=self._tags,
             received_ms=self._session.clock.now_ms(),
         )
-        next_offset = max(answer.next_offset, work.next_offset)
+        next_offset = max(answer.next_offset, process_queue.next_offset)
         if bad:
-            next_offset = self._beyond(bad, messages, next_offset)
+            next_offset = self._skip_bad_records(bad, messages, next_offset)
         if messages:
-            work.add(messages, next_offset)
-            self._received(work, messages)
+            process_queue.add(messages, next_offset)
+            self._on_messages(process_queue, messages)
         else:
-            await self._pass_over(next_offset)
+            await self._skip_to(next_offset)
 
-    async def _pass_over(self, next_offset: int) -> None:
-        """Nothing for us before this offset. An answer that says nothing at all and comes at once
-        must not lead to the next one without a pause."""
-        work, clock = self._work, self._session.clock
-        if next_offset > work.next_offset:
-            work.add([], next_offset)
-        elif clock.now_ms() - work.last_pull_ms < EMPTY_MS:
+    async def _skip_to(self, next_offset: int) -> None:
+        """Continue at this offset; there is no message for us before it. An empty response that
+        came at once is followed by a pause."""
+        process_queue, clock = self._process_queue, self._session.clock
+        if next_offset > process_queue.next_offset:
+            process_queue.add([], next_offset)
+        elif clock.now_ms() - process_queue.last_pull_ms < EMPTY_MS:
             await pause(clock, EMPTY_MS)
 
-    def _beyond(
+    def _skip_bad_records(
         self, bad: list[BadRecord], messages: list[ReceivedMessage], next_offset: int
     ) -> int:
-        """Report records that can't be read, and say where to pull on.
+        """Log records that cannot be decoded; returns the offset of the next pull.
 
-        Where the rest of an answer can't be told apart the next pull begins right after the last
-        message before it, or, if there is none, one offset further: nothing more is passed over.
+        If the rest of the response could not be decoded, the next pull starts after the last
+        message before it, or one offset further if there is none. So only one record is skipped.
         """
-        work = self._work
-        name = queue_text(work.queue)
+        process_queue = self._process_queue
+        name = queue_text(process_queue.queue)
         for record in bad:
             log.error(
-                "%s: a record at offset %s can't be read and is passed over: %s",
+                "%s: skipping the record at offset %s, which cannot be decoded: %s",
                 name,
                 record.queue_offset if record.skipped else "unknown",
                 record.problem,
             )
         if bad[-1].skipped:
             return next_offset
-        last = messages[-1].queue_offset if messages else work.next_offset
-        return max(last + 1, work.next_offset)
+        last = messages[-1].queue_offset if messages else process_queue.next_offset
+        return max(last + 1, process_queue.next_offset)
 
-    async def _failed(self, error: PenstockError) -> None:
-        work, clock = self._work, self._session.clock
+    async def _handle_failure(self, error: PenstockError) -> None:
+        process_queue, clock = self._process_queue, self._session.clock
         if error.answer_code == ResponseCode.FLOW_CONTROL:
-            await pause(clock, BUSY_MS)
+            await pause(clock, FLOW_CONTROL_MS)
             return
-        self._troubles.note(work, error)
+        self._failures.report(process_queue, error)
         self._broker_id = MASTER_ID
-        await pause(clock, self._again_ms)
-        self._again_ms = min(2 * self._again_ms, AGAIN_MS_MAX)
-        if error.answer_code in _UNKNOWN_HERE and not work.dropped:
+        await pause(clock, self._retry_ms)
+        self._retry_ms = min(2 * self._retry_ms, RETRY_MS_MAX)
+        if error.answer_code in _NOT_REGISTERED and not process_queue.dropped:
             await self._session.send_heartbeats()

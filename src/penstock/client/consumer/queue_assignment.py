@@ -1,22 +1,22 @@
-"""Who gets which queues: strategies that every member of a group works out by itself.
+"""Allocation strategies: which member of a group gets which queues.
 
-Nobody decides for the others. Each member has the same sorted queues and the same sorted client
-ids and applies the same rule, so the shares fit together. **All members of a group must use the
-same strategy**, with the same parameters: members with different rules take queues twice or leave
-some to nobody. All but `sticky` give exactly what RocketMQ's Java classes give, so that a group may
-have Java and Python members.
+There is no coordinator. Every member applies the same strategy to the same sorted queues and client
+ids, so the results fit together. **All members of a group must use the same strategy** with the
+same parameters; otherwise some queues are consumed twice and others not at all. All strategies
+except `sticky` give the same result as RocketMQ's Java classes, so a group can have Java and Python
+members.
 
-    averagely        a run of neighbours for each           AllocateMessageQueueAveragely
-    circle           every n-th                             …AveragelyByCircle
+    averagely        contiguous queues for each client      AllocateMessageQueueAveragely
+    circle           every n-th queue                       …AveragelyByCircle
     consistent_hash  by a ring of hashes; uneven            …ConsistentHash
     machine_room     brokers named `room@name`, by room     …ByMachineRoom
     room_nearby      own room first                         AllocateMachineRoomNearby
-    sticky           even, and few queues move              ours
+    sticky           even, and few queues move              Penstock's own
 
-`sticky` remembers nothing, so members that come later or restart agree with the others. Each pair
-of a queue and a client has a weight, a hash of both names. The heaviest pairs win, as long as the
-client's share is not full; shares differ by one queue at most. When a member comes or goes, the
-weights of all other pairs stay what they were, and most queues stay where they are.
+`sticky` has no state, so members that join later or restart agree with the others. Each pair of a
+queue and a client has a weight, a hash of both names. Pairs are taken in the order of their weights
+until the client has its share; shares differ by at most one queue. When a member joins or leaves,
+the weights of the other pairs do not change, so most queues stay where they are.
 """
 
 import hashlib
@@ -31,13 +31,13 @@ Strategy = Callable[[str, str, Sequence[MessageQueue], Sequence[str]], Sequence[
 """(group, client id, all queues sorted, all client ids sorted) → the queues of this client."""
 
 VIRTUAL_NODES = 10
-"""Java's; other members use it too unless they were told otherwise."""
+"""The default of RocketMQ's Java class."""
 
 
 def averagely(
     group: str, client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]
 ) -> list[MessageQueue]:
-    """Neighbouring queues for each client; the first clients get one more."""
+    """Contiguous queues for each client; the first clients get one more."""
     if client_id not in clients:
         return []
     index = clients.index(client_id)
@@ -49,17 +49,17 @@ def averagely(
 def circle(
     group: str, client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]
 ) -> list[MessageQueue]:
-    """The queues are dealt out one by one."""
+    """Every n-th queue for each client."""
     if client_id not in clients:
         return []
     return list(queues[clients.index(client_id) :: len(clients)])
 
 
 def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Strategy:
-    """Each client has some places on a ring; a queue belongs to the next place after its own."""
+    """Each client has virtual nodes on a hash ring; a queue belongs to the next node."""
     if virtual_nodes < 1:
         raise BadSetting(
-            f"a ring of {virtual_nodes} virtual nodes has no place for anybody",
+            f"virtual_nodes is {virtual_nodes}",
             hint="give 1 or more",
         )
 
@@ -72,18 +72,18 @@ def consistent_hash(virtual_nodes: int = VIRTUAL_NODES) -> Strategy:
         nodes: Counter[str] = Counter()
         for client in clients:
             for number in range(nodes[client], nodes[client] + virtual_nodes):
-                ring[_ring_place(f"{client}-{number}")] = client
+                ring[_ring_position(f"{client}-{number}")] = client
             nodes[client] += virtual_nodes
-        places = sorted(ring)
-        return [q for q in queues if ring[_next_place(places, _java_text(q))] == client_id]
+        positions = sorted(ring)
+        return [q for q in queues if ring[_next_node(positions, _java_text(q))] == client_id]
 
     return assign
 
 
 def machine_room(rooms: Iterable[str] | None = None) -> Strategy:
-    """Only queues of brokers named `room@name` with one of these rooms; the rest after the rounds.
+    """Only queues of brokers named `room@name` in one of these rooms.
 
-    Without rooms all brokers count, whatever their names: then no queue is left to nobody.
+    Without rooms the queues of all brokers are allocated.
     """
     wanted = None if rooms is None else frozenset(rooms)
 
@@ -92,13 +92,13 @@ def machine_room(rooms: Iterable[str] | None = None) -> Strategy:
     ) -> list[MessageQueue]:
         if client_id not in clients:
             return []
-        near = [q for q in queues if wanted is None or _room(q.broker_name) in wanted]
+        eligible = [q for q in queues if wanted is None or _room(q.broker_name) in wanted]
         index = clients.index(client_id)
-        each, more = divmod(len(near), len(clients))
-        share = near[index * each : (index + 1) * each]
+        each, more = divmod(len(eligible), len(clients))
+        own = eligible[index * each : (index + 1) * each]
         if index < more:
-            share.append(near[index + each * len(clients)])
-        return share
+            own.append(eligible[index + each * len(clients)])
+        return own
 
     return assign
 
@@ -108,7 +108,7 @@ def room_nearby(
     room_of_client: Callable[[str], str],
     inner: Strategy = averagely,
 ) -> Strategy:
-    """Queues go to clients of their own room; those of rooms without a client go to all clients."""
+    """Queues go to clients of their room; queues of rooms without a client go to all clients."""
 
     def assign(
         group: str, client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]
@@ -118,16 +118,16 @@ def room_nearby(
         rooms: dict[str, list[MessageQueue]] = {}
         for queue in queues:
             rooms.setdefault(room_of_queue(queue), []).append(queue)
-        inhabited: dict[str, list[str]] = {}
+        room_clients: dict[str, list[str]] = {}
         for client in clients:
-            inhabited.setdefault(room_of_client(client), []).append(client)
+            room_clients.setdefault(room_of_client(client), []).append(client)
         home = room_of_client(client_id)
-        share: list[MessageQueue] = []
+        own: list[MessageQueue] = []
         if home in rooms:
-            share += inner(group, client_id, rooms[home], inhabited[home])
-        for room in sorted(rooms.keys() - inhabited.keys()):
-            share += inner(group, client_id, rooms[room], clients)
-        return share
+            own += inner(group, client_id, rooms[home], room_clients[home])
+        for room in sorted(rooms.keys() - room_clients.keys()):
+            own += inner(group, client_id, rooms[room], clients)
+        return own
 
     return assign
 
@@ -135,7 +135,7 @@ def room_nearby(
 def sticky(
     group: str, client_id: str, queues: Sequence[MessageQueue], clients: Sequence[str]
 ) -> list[MessageQueue]:
-    """Even shares of which few queues move when members come or go; ours, not Java's."""
+    """Even shares; few queues move when members join or leave. Not available in Java."""
     if client_id not in clients:
         return []
     members = list(dict.fromkeys(clients))
@@ -169,42 +169,42 @@ STRATEGIES: dict[str, Strategy] = {
 
 
 def strategy_of(given: str | Strategy) -> Strategy:
-    """A strategy by its name, or the application's own; raises BadSetting."""
+    """A strategy by name, or the application's own function; raises BadSetting."""
     if callable(given):
         return given
     if given not in STRATEGIES:
         known = ", ".join(STRATEGIES)
-        raise BadSetting(f"no strategy is called {given!r}", hint=f"take one of {known}")
+        raise BadSetting(f"there is no strategy {given!r}", hint=f"give one of {known}")
     return STRATEGIES[given]
 
 
 def sorted_clients(clients: Iterable[str]) -> list[str]:
-    """Client ids in the order of all members: Java compares UTF-16 units."""
+    """Client ids in the order of Java, which compares UTF-16 code units."""
     return sorted(clients, key=lambda client: client.encode("utf-16-be", "surrogatepass"))
 
 
 def _room(broker_name: str) -> str | None:
-    """`room` of `room@name`; Java takes a name with more or fewer parts for none of a room."""
+    """The room of `room@name`; None for other names, as in Java."""
     parts = broker_name.rstrip("@").split("@")
     return parts[0] if len(parts) == 2 else None
 
 
 def _java_text(queue: MessageQueue) -> str:
-    """The text that Java hashes for a queue."""
+    """The text of a queue that Java hashes."""
     return (
         f"MessageQueue [topic={queue.topic}, brokerName={queue.broker_name},"
         f" queueId={queue.queue_id}]"
     )
 
 
-def _ring_place(text: str) -> int:
+def _ring_position(text: str) -> int:
     digest = hashlib.md5(text.encode("utf-8", "replace"), usedforsecurity=False).digest()
     return int.from_bytes(digest[:4], "big")
 
 
-def _next_place(places: Sequence[int], text: str) -> int:
-    at = bisect_left(places, _ring_place(text))
-    return places[at if at < len(places) else 0]
+def _next_node(positions: Sequence[int], text: str) -> int:
+    index = bisect_left(positions, _ring_position(text))
+    return positions[index if index < len(positions) else 0]
 
 
 def _weight(queue: MessageQueue, client: str) -> bytes:

@@ -1,4 +1,4 @@
-"""Subscriptions: what a consumer wants of a topic, by tags or by an SQL92 expression."""
+"""Subscriptions: a topic and a filter by tags or by an SQL92 expression."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ _OR = "||"
 
 @dataclass(frozen=True, slots=True)
 class Subscription:
-    """One topic, as servers know it, and the filter on it."""
+    """A topic (with namespace) and its filter."""
 
     topic: str
     expression: str = ALL
@@ -25,15 +25,15 @@ class Subscription:
     def of(
         cls, topic: str, tags: str | None = None, sql: str | None = None, *, version: int
     ) -> "Subscription":
-        """From what the application gave: tags as "a || b", or an SQL92 expression."""
+        """From the application's arguments: tags as "a || b", or an SQL92 expression."""
         if sql is not None:
             if tags not in (None, ALL):
                 raise BadFilter(
-                    f"the subscription to {topic} has tags and an SQL92 expression",
-                    hint="give one of them; SQL92 can ask for TAGS too",
+                    f"the subscription to topic {topic} has both tags and an SQL92 expression",
+                    hint="give one of them; an SQL92 expression can use TAGS",
                 )
             if not sql.strip():
-                raise BadFilter(f"the SQL92 expression for {topic} is empty")
+                raise BadFilter(f"the SQL92 expression for topic {topic} is empty")
             return cls(topic, sql, SQL92, version)
         names = split_tags(tags)
         if names is None:
@@ -42,22 +42,22 @@ class Subscription:
 
     @property
     def tags(self) -> frozenset[str] | None:
-        """The tags that are wanted; None: all."""
+        """The subscribed tags; None: all."""
         return split_tags(self.expression) if self.kind == TAG else None
 
     @property
     def tag_bytes(self) -> frozenset[bytes] | None:
-        """The same as they stand in records: brokers compare hashes, which may collide."""
+        """The tags as bytes, to compare with records: brokers compare hashes, which may collide."""
         tags = self.tags
         return None if tags is None else frozenset(tag.encode() for tag in tags)
 
     def merged(self, other: "Subscription") -> "Subscription":
-        """What two handlers of one topic want together; raises BadFilter."""
+        """The subscription for two handlers of one topic; raises BadFilter."""
         if self.kind != other.kind or (self.kind == SQL92 and self.expression != other.expression):
             raise BadFilter(
-                f"two filters for the topic {self.topic}: {self.expression!r} and"
+                f"two different filters for topic {self.topic}: {self.expression!r} and"
                 f" {other.expression!r}",
-                hint="a group has one filter for a topic: use one SQL92 expression, or tags only",
+                hint="a group has one filter per topic: use one SQL92 expression, or only tags",
             )
         if self.kind == SQL92:
             return self
@@ -66,7 +66,7 @@ class Subscription:
         return Subscription(self.topic, text, TAG, max(self.version, other.version))
 
     def data(self) -> SubscriptionData:
-        """For heartbeats."""
+        """The body for heartbeats."""
         tags = self.tags or frozenset()
         return SubscriptionData(
             topic=self.topic,

@@ -1,8 +1,8 @@
-"""Consuming by POP: messages are lent for a while, and come back unless they are acknowledged.
+"""`AsyncPopConsumer`, the POP consumer: messages are invisible for a while and are acknowledged.
 
-There are no queues to share out and nothing to rebalance: brokers lend to whoever of the group asks
-next. `receive`, `ack` and `extend` are for programs with a rhythm of their own; `on` and `run` call
-a handler for each message and do the rest (pop_push.py).
+Queues are not assigned and there is no rebalancing: any member of the group can pop any message.
+`receive`, `ack` and `extend` are for applications with their own loop; `on` and `run` call handlers
+(`pop_handlers`).
 """
 
 import logging
@@ -15,11 +15,11 @@ from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer.dispatch.handlers import Function, Handlers
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.lifetime import Lifetime
-from penstock.client.pop.invisible_time import Loans, loan_of
-from penstock.client.pop.pop_handlers import PopPush
+from penstock.client.pop.ack_client import PopAckClient
+from penstock.client.pop.pop_handlers import PopHandlerRunner
 from penstock.client.pop.pop_options import PopConsumerOptions, check_invisible_ms
-from penstock.client.pop.pop_source import PopSource, Wish
-from penstock.client.pop.popped_messages import MESSAGES_MAX, Place
+from penstock.client.pop.pop_source import PopRequest, PopSource
+from penstock.client.pop.popped_messages import MESSAGES_MAX, PopTarget, receipt_of
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.topic_routes import Route
 from penstock.clock import pause
@@ -31,18 +31,12 @@ HandlerT = TypeVar("HandlerT", bound=Function)
 
 log = logging.getLogger(__name__)
 
-QUICK_MS = 100
-"""A round of questions that brought nothing takes at least so long: a broker that is too busy to
-let us wait answers at once."""
+EMPTY_MS = 100
+"""Shortest time of an empty round: a busy broker responds at once instead of waiting."""
 
 
 class AsyncPopConsumer(Lifetime):
-    """Receives messages that are lent to its group.
-
-    With `fifo` the messages of a queue are lent in order, and no more of it before those are
-    acknowledged. `start_at` is where a new group begins. `wait_ms` and `invisible_ms` are for
-    `receive` calls that do not say it; for the other options see `PushOptions`.
-    """
+    """Receives messages by POP. The options are described at `PopConsumerOptions`."""
 
     @takes_options(PopConsumerOptions)
     def __init__(self, options: PopConsumerOptions) -> None:
@@ -50,33 +44,33 @@ class AsyncPopConsumer(Lifetime):
         self._options = options
         self._session = Session(options)
         self._group = self._session.with_namespace(options.group)
-        self._loans = Loans(self._session, self._group)
+        self._acks = PopAckClient(self._session, self._group)
         self._source = PopSource(
             self._session,
             self._group,
-            self._loans,
+            self._acks,
             fifo=options.fifo,
             from_first=options.start_at == "first",
         )
         self._handlers = Handlers()
-        self._push: PopPush | None = None
+        self._runner: PopHandlerRunner | None = None
         self._turn = 0
-        self._spare: deque[ReceivedMessage] = deque()
+        self._buffered: deque[ReceivedMessage] = deque()  # popped and not returned yet
 
-    # --- life
+    # --- lifecycle
 
     async def start(self) -> None:
-        """Find the brokers, and tell them of the group."""
+        """Start the session and register the group at the brokers."""
         if not self._session.started:
             await self._session.start()
             await self._session.join(self)
 
     async def close(self) -> None:
-        """End; what was received and not acknowledged comes back to the group."""
+        """Close; messages that are not acknowledged are redelivered to the group."""
         if not self._session.started:
             return
-        if self._push is not None:
-            await self._push.stop()
+        if self._runner is not None:
+            await self._runner.stop()
         await self._source.close()
         await self._session.leave(self)
         await self._session.close()
@@ -84,7 +78,7 @@ class AsyncPopConsumer(Lifetime):
     # --- messages
 
     def subscribe(self, topic: str, tags: str = "*", *, sql: str | None = None) -> None:
-        """Receive messages of a topic, before or after `start`: all, some tags, or by a filter."""
+        """Subscribe to a topic: all messages, some tags, or by an SQL92 expression."""
         self._subscribe(topic, tags, sql)
 
     async def receive(
@@ -94,12 +88,12 @@ class AsyncPopConsumer(Lifetime):
         wait_ms: int | None = None,
         invisible_ms: int | None = None,
     ) -> list[ReceivedMessage]:
-        """Messages that are lent to us for `invisible_ms`; none if there are none for `wait_ms`.
+        """Messages, invisible to others for `invisible_ms`; none if there are none for `wait_ms`.
 
-        At most 32 come at a time: brokers lend no more.
+        At most 32 messages are returned: the limit of brokers.
         """
         if count_max <= 0:
-            raise InvalidParameter(f"count_max is {count_max}: at least 1 message is received")
+            raise InvalidParameter(f"count_max is {count_max}", hint="give 1 or more")
         clock = self._session.clock
         if wait_ms is None:
             wait_ms = self._options.wait_ms
@@ -110,34 +104,34 @@ class AsyncPopConsumer(Lifetime):
         count_max = min(count_max, MESSAGES_MAX)
         while True:
             self._session.check_alive()
-            began_ms = clock.monotonic_ms()
-            self._spare.extend(
-                await self._round(Wish(count_max, invisible_ms, max(end_ms - began_ms, 0)))
+            started_ms = clock.monotonic_ms()
+            self._buffered.extend(
+                await self._round(PopRequest(count_max, invisible_ms, max(end_ms - started_ms, 0)))
             )
             messages = self._take(count_max)
             now_ms = clock.monotonic_ms()
             if messages or now_ms >= end_ms:
                 return messages
-            if now_ms - began_ms < QUICK_MS:
-                await pause(clock, min(QUICK_MS, end_ms - now_ms))
+            if now_ms - started_ms < EMPTY_MS:
+                await pause(clock, min(EMPTY_MS, end_ms - now_ms))
 
     async def ack(self, message: ReceivedMessage) -> None:
-        """The message is done: it does not come back. A second time says nothing more."""
-        await self._loans.ack(loan_of(message))
+        """Acknowledge a message: it is not redelivered. A second call does nothing."""
+        await self._acks.ack(receipt_of(message))
 
     async def extend(self, message: ReceivedMessage, invisible_ms: int) -> None:
-        """Keep the message for so long from now on; soon (1 ms) hands it back to the group."""
-        await self._loans.extend(loan_of(message), check_invisible_ms(invisible_ms))
+        """Change the invisible time, counted from now; 1 ms returns the message to the group."""
+        await self._acks.extend(receipt_of(message), check_invisible_ms(invisible_ms))
 
     # --- handlers
 
     def on(
         self, topic: str, tags: str = "*", *, sql: str | None = None
     ) -> Callable[[HandlerT], HandlerT]:
-        """Decorate a function, async or not, that `run` calls with each message of a topic.
+        """Decorate a handler of a topic, async or not, for `run`.
 
-        The message is done when it returns. It comes again later when it raises, or returns False
-        or `Retry(delay_level)`.
+        A message is acknowledged when its handler returns. It is redelivered later if the handler
+        raises, or returns False or `Retry(delay_level)`.
         """
 
         def add(function: HandlerT) -> HandlerT:
@@ -148,80 +142,87 @@ class AsyncPopConsumer(Lifetime):
         return add
 
     async def run(self) -> None:
-        """Call the handlers with messages until the consumer is closed, or this is cancelled."""
+        """Run the handlers until the consumer is closed or this call is cancelled."""
         if not self._handlers:
             raise InvalidParameter(
-                "there is no handler to run", hint="decorate one with @on(topic)"
+                "there is no handler", hint="decorate one with @consumer.on(topic)"
             )
         await self.start()
-        if self._push is not None:
-            raise InvalidParameter("the consumer runs already", hint="call run() once")
-        self._push = PopPush(
+        if self._runner is not None:
+            raise InvalidParameter("the consumer is already running", hint="call run() once")
+        self._runner = PopHandlerRunner(
             self._session,
             self._group,
             self._source,
-            self._loans,
+            self._acks,
             self._handlers,
             self._options,
         )
         try:
-            await self._push.run()
+            await self._runner.run()
         finally:
-            self._push = None
+            self._runner = None
 
-    # --- asking
+    # --- popping
 
     def _take(self, count_max: int) -> list[ReceivedMessage]:
-        """Of what is here and still lent to us."""
+        """Buffered messages whose invisible time is not over."""
         now_ms = self._session.clock.monotonic_ms()
         messages: list[ReceivedMessage] = []
-        while self._spare and len(messages) < count_max:
-            message = self._spare.popleft()
-            if loan_of(message).ends_ms > now_ms:
+        while self._buffered and len(messages) < count_max:
+            message = self._buffered.popleft()
+            if receipt_of(message).visible_ms > now_ms:
                 messages.append(message)
         return messages
 
-    async def _round(self, wish: Wish) -> list[ReceivedMessage]:
-        """Ask everywhere, and wait where nothing is found; stops at the first with messages."""
-        if self._spare:
+    async def _round(self, request: PopRequest) -> list[ReceivedMessage]:
+        """Pop from all targets until one has messages; wait if none has."""
+        if self._buffered:
             return []
-        places = await self._source.places()
-        if not places:
-            raise InvalidParameter("nothing is subscribed", hint="call subscribe(topic) first")
+        targets = await self._source.targets()
+        if not targets:
+            raise InvalidParameter("there is no subscription", hint="call subscribe(topic) first")
         self._turn += 1
-        first = self._turn % len(places)
-        places = places[first:] + places[:first]
-        if len(places) == 1:
-            return await self._pop_from(places, wish)
-        at_once = Wish(wish.count_max, wish.invisible_ms)
-        found = await self._pop_from(places, at_once)
-        if found or not wish.wait_ms:
+        first = self._turn % len(targets)
+        targets = targets[first:] + targets[:first]
+        if len(targets) == 1:
+            return await self._pop_from(targets, request)
+        at_once = PopRequest(request.count_max, request.invisible_ms)
+        found = await self._pop_from(targets, at_once)
+        if found or not request.wait_ms:
             return found
-        place = await self._source.await_any(places, wish.wait_ms)
-        return [] if place is None else await self._pop_from([place], at_once)
+        target = await self._source.wait_for_any(targets, request.wait_ms)
+        return [] if target is None else await self._pop_from([target], at_once)
 
-    async def _pop_from(self, places: Sequence[Place], wish: Wish) -> list[ReceivedMessage]:
-        """What the first place with messages lends; raises where asking again does not help, and
-        where no place answers."""
+    async def _pop_from(
+        self, targets: Sequence[PopTarget], request: PopRequest
+    ) -> list[ReceivedMessage]:
+        """The messages of the first target that has some; raises an error that cannot be retried,
+        or if no target responds."""
         failure: PenstockError | None = None
         failures = 0
-        for place in places:
+        for target in targets:
             try:
-                found = await self._source.pop(place, wish)
+                found = await self._source.pop(target, request)
             except PenstockError as error:
                 if not (error.retry or isinstance(error, TopicNotExist)):
                     raise
                 failure, failures = error, failures + 1
-                log.info("%s lends nothing of %s: %s", place.broker_name, place.topic, error)
-                await self._session.find_route(place.topic)  # it may have moved
+                log.info(
+                    "pop of topic %s at broker %s failed: %s",
+                    target.topic,
+                    target.broker_name,
+                    error,
+                )
+                await self._session.find_route(target.topic)  # the topic may have moved
             else:
                 if found:
                     return found
-        if failure is not None and failures == len(places):
+        if failure is not None and failures == len(targets):
             raise failure
         return []
 
-    # --- what the session asks for
+    # --- SessionMember
 
     def producers(self) -> Iterable[ProducerData]:
         return ()
@@ -241,10 +242,10 @@ class AsyncPopConsumer(Lifetime):
         return list(self._source.subscriptions)
 
     def route_changed(self, route: Route) -> None:
-        if self._push is not None:
-            self._push.wake()
+        if self._runner is not None:
+            self._runner.wake()
 
-    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
+    def handle_request(self, request: PeerRequest, address: str) -> MemberResponse | bool:
         return False
 
     def _subscribe(self, topic: str, tags: str, sql: str | None, *, merge: bool = False) -> None:
@@ -255,10 +256,10 @@ class AsyncPopConsumer(Lifetime):
             wanted = subscriptions[name].merged(wanted)
         subscriptions[name] = wanted
         if session.started:
-            session.spawn(self._announce(name))
+            session.spawn(self._apply_subscription(name))
 
-    async def _announce(self, topic: str) -> None:
+    async def _apply_subscription(self, topic: str) -> None:
         await self._session.find_route(topic)
         await self._session.send_heartbeats()
-        if self._push is not None:
-            self._push.wake()
+        if self._runner is not None:
+            self._runner.wake()

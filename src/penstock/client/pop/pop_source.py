@@ -1,7 +1,7 @@
-"""Asking brokers to lend messages: one request for all queues of a topic at a broker.
+"""Pops messages: one request for all queues of a topic at a broker.
 
-An answer may hold messages whose loan has begun, whoever waits for it: a caller that gives up
-leaves the request behind, and the next one takes it over.
+The messages of a response are invisible from then on, even if the caller was cancelled. So a
+cancelled caller leaves its request behind, and the next caller continues with it.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from penstock.client.client_session import Session
 from penstock.client.consumer.subscription import Subscription
-from penstock.client.pop.invisible_time import Loans, loan_of
-from penstock.client.pop.popped_messages import Loan, Place, read_popped
+from penstock.client.pop.ack_client import PopAckClient
+from penstock.client.pop.popped_messages import PopTarget, read_popped, receipt_of
 from penstock.client.received_message import ReceivedMessage
 from penstock.clock import finish_within
 from penstock.errors import NoRoute, PeerError, PenstockError
@@ -22,8 +22,8 @@ from penstock.wire.codes import RequestCode, ResponseCode
 
 log = logging.getLogger(__name__)
 
-HOLD_MS_MAX = 20_000
-"""Longest that one request waits at a broker: a dead connection is found out so early."""
+POLL_MS_MAX = 20_000
+"""Longest poll time of one request; a dead connection is detected after it."""
 
 _ALL_QUEUES = "-1"
 _FROM_FIRST, _FROM_LAST = "0", "1"
@@ -31,8 +31,8 @@ _NOTHING = (ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT, ResponseCod
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """How many messages, lent for how long, and how long to wait for the first."""
+class PopRequest:
+    """Most messages, their invisible time, and how long to wait for the first."""
 
     count_max: int
     invisible_ms: int
@@ -40,23 +40,23 @@ class Wish:
 
 
 class PopSource:
-    """Where messages of one group come from."""
+    """Pops the messages of one group."""
 
     def __init__(
-        self, session: Session, group: str, loans: Loans, *, fifo: bool, from_first: bool
+        self, session: Session, group: str, acks: PopAckClient, *, fifo: bool, from_first: bool
     ) -> None:
         self.subscriptions: dict[str, Subscription] = {}
         self._session = session
         self._group = group
-        self._loans = loans
+        self._acks = acks
         self._fifo = fifo
         self._mode = _FROM_FIRST if from_first else _FROM_LAST
-        self._left: defaultdict[Place, list[asyncio.Task[list[ReceivedMessage]]]]
-        self._left = defaultdict(list)
-        self._attempts: dict[Place, str] = {}
+        self._abandoned: defaultdict[PopTarget, list[asyncio.Task[list[ReceivedMessage]]]]
+        self._abandoned = defaultdict(list)
+        self._attempts: dict[PopTarget, str] = {}
 
-    async def places(self) -> list[Place]:
-        """All of them, by the routes; raises NoRoute if no topic has one."""
+    async def targets(self) -> list[PopTarget]:
+        """All targets of the subscribed topics; raises NoRoute if no topic has a route."""
         found, error = [], None
         for topic in list(self.subscriptions):
             try:
@@ -65,147 +65,154 @@ class PopSource:
                 error = missing
                 continue
             names = {queue.broker_name for queue in route.read_queues}
-            found += [Place(topic, name) for name in sorted(names)]
+            found += [PopTarget(topic, name) for name in sorted(names)]
         if not found and error is not None:
             raise error
         return found
 
-    async def pop(self, place: Place, wish: Wish) -> list[ReceivedMessage]:
-        """Messages lent to us, perhaps more than wished for if somebody else asked for them."""
-        left = self._left[place]
+    async def pop(self, target: PopTarget, request: PopRequest) -> list[ReceivedMessage]:
+        """Popped messages; more than requested if another caller's request is continued."""
+        abandoned = self._abandoned[target]
         clock = self._session.clock
-        while left:
-            # Still with the broker: then there is nothing, or it is on its way here.
-            if not left[-1].done() and wish.wait_ms <= 0:
+        while abandoned:
+            # The request is still waiting at the broker: there are no messages yet.
+            if not abandoned[-1].done() and request.wait_ms <= 0:
                 return []
-            asking = left.pop()
+            popping = abandoned.pop()
             try:
-                found = await finish_within(clock, wish.wait_ms, asyncio.shield(asking))
+                found = await finish_within(clock, request.wait_ms, asyncio.shield(popping))
             except TimeoutError:
-                left.append(asking)
+                abandoned.append(popping)
                 return []
             except asyncio.CancelledError:
-                left.append(asking)
+                abandoned.append(popping)
                 raise
             now_ms = clock.monotonic_ms()
-            found = [message for message in found if loan_of(message).ends_ms > now_ms]
+            found = [message for message in found if receipt_of(message).visible_ms > now_ms]
             if found:
                 return found
-        asking = asyncio.ensure_future(self._pop(place, wish))
-        asking.add_done_callback(_look_at)
+        popping = asyncio.ensure_future(self._pop(target, request))
+        popping.add_done_callback(_mark_retrieved)
         try:
-            return await asyncio.shield(asking)
+            return await asyncio.shield(popping)
         except asyncio.CancelledError:
-            left.append(asking)
+            abandoned.append(popping)
             raise
 
-    async def await_any(self, places: Iterable[Place], wait_ms: int) -> Place | None:
-        """The first place to have messages; None if none has, or a question fails."""
-        wait_ms = min(wait_ms, HOLD_MS_MAX)
-        asking = {asyncio.ensure_future(self._notified(place, wait_ms)): place for place in places}
-        waiting: set[asyncio.Task[bool]] = set(asking)
+    async def wait_for_any(self, targets: Iterable[PopTarget], wait_ms: int) -> PopTarget | None:
+        """The first target that has messages; None if none has, or a request fails."""
+        wait_ms = min(wait_ms, POLL_MS_MAX)
+        requests = {
+            asyncio.ensure_future(self._has_messages(target, wait_ms)): target for target in targets
+        }
+        waiting: set[asyncio.Task[bool]] = set(requests)
         try:
             while waiting:
                 done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                 for task in done:
                     if task.result():
-                        return asking[task]
+                        return requests[task]
             return None
         finally:
-            for task in asking:
+            for task in requests:
                 task.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*requests, return_exceptions=True)
 
     async def close(self) -> None:
-        """Give up what is being asked."""
-        asking = [task for tasks in self._left.values() for task in tasks]
-        self._left.clear()
-        for task in asking:
+        """Cancel requests that were left behind."""
+        abandoned = [task for tasks in self._abandoned.values() for task in tasks]
+        self._abandoned.clear()
+        for task in abandoned:
             task.cancel()
-        await asyncio.gather(*asking, return_exceptions=True)
+        await asyncio.gather(*abandoned, return_exceptions=True)
 
-    async def _pop(self, place: Place, wish: Wish) -> list[ReceivedMessage]:
-        session, subscription = self._session, self.subscriptions[place.topic]
-        await session.ensure_heartbeat(place.broker_name)
-        # A pop in order whose answer got lost is repeated under its name: the broker lends the
-        # same messages again instead of keeping the queue closed until their time is over.
-        attempt = self._attempts.pop(place, None) or uuid.uuid4().hex
-        wait_ms = min(wish.wait_ms, HOLD_MS_MAX)
-        ext = self._asked(place, attempt, wait_ms) | {
-            "maxMsgNums": str(wish.count_max),
-            "invisibleTime": str(wish.invisible_ms),
+    async def _pop(self, target: PopTarget, request: PopRequest) -> list[ReceivedMessage]:
+        session, subscription = self._session, self.subscriptions[target.topic]
+        await session.ensure_heartbeat(target.broker_name)
+        # An ordered pop whose response was lost is repeated with its attempt id: the broker then
+        # returns the same messages instead of blocking the queue until they are visible again.
+        attempt = self._attempts.pop(target, None) or uuid.uuid4().hex
+        wait_ms = min(request.wait_ms, POLL_MS_MAX)
+        ext = self._common_fields(target, attempt, wait_ms) | {
+            "maxMsgNums": str(request.count_max),
+            "invisibleTime": str(request.invisible_ms),
             "initMode": self._mode,
             "exp": subscription.expression,
             "expType": subscription.kind,
         }
         clock = session.clock
-        asked_ms = clock.monotonic_ms()
+        sent_ms = clock.monotonic_ms()
         try:
             answer = await session.call(
-                session.broker(place.broker_name),
+                session.broker(target.broker_name),
                 RequestCode.POP_MESSAGE,
                 ext,
                 timeout_ms=wait_ms + session.options.timeout_ms,
                 good=(ResponseCode.SUCCESS, *_NOTHING),
             )
         except PeerError:
-            self._attempts[place] = attempt
+            self._attempts[target] = attempt
             raise
         if answer.code != ResponseCode.SUCCESS or not answer.body:
             return []
         messages = read_popped(
             answer,
-            place,
-            shown_topic=session.without_namespace(place.topic),
+            target,
+            shown_topic=session.without_namespace(target.topic),
             now_ms=clock.now_ms(),
-            began_ms=clock.monotonic_ms() if wait_ms else asked_ms,
+            popped_ms=clock.monotonic_ms() if wait_ms else sent_ms,
         )
-        return self._meant(subscription, messages)
+        return self._filter_tags(subscription, messages)
 
-    def _meant(
+    def _filter_tags(
         self, subscription: Subscription, messages: Sequence[ReceivedMessage]
     ) -> list[ReceivedMessage]:
-        """Without messages whose tag only has the same hash as one that is subscribed to."""
-        tags, meant = subscription.tag_bytes, []
+        """Remove and acknowledge messages whose tag only has the hash of a subscribed one."""
+        tags, found = subscription.tag_bytes, []
         for message in messages:
-            if tags is None or message.tagged(tags):
-                meant.append(message)
-            elif isinstance(message.owner, Loan):
-                self._session.spawn(self._loans.ack_or_log(message.owner))
-        return meant
+            if tags is None or message.has_tag(tags):
+                found.append(message)
+            else:
+                self._session.spawn(self._acks.ack_or_log(receipt_of(message)))
+        return found
 
-    async def _notified(self, place: Place, wait_ms: int) -> bool:
-        """Whether there is something, at the latest after `wait_ms`."""
+    async def _has_messages(self, target: PopTarget, wait_ms: int) -> bool:
+        """Whether a target has messages; waits up to `wait_ms` for them."""
         session = self._session
         try:
             answer = await session.call(
-                session.broker(place.broker_name),
+                session.broker(target.broker_name),
                 RequestCode.NOTIFICATION,
-                self._asked(place, "", wait_ms),
+                self._common_fields(target, "", wait_ms),
                 timeout_ms=wait_ms + session.options.timeout_ms,
             )
         except PenstockError as error:
-            log.info("%s can't tell of messages in %s: %s", place.broker_name, place.topic, error)
+            log.info(
+                "no notification from broker %s for topic %s: %s",
+                target.broker_name,
+                target.topic,
+                error,
+            )
             return False
         return answer.ext.get("hasMsg") == "true"
 
-    def _asked(self, place: Place, attempt: str, wait_ms: int) -> dict[str, str]:
-        """What pops and notifications have in common."""
+    def _common_fields(self, target: PopTarget, attempt: str, wait_ms: int) -> dict[str, str]:
+        """The header fields of pops and notifications."""
         ext = {
             "consumerGroup": self._group,
-            "topic": place.topic,
+            "topic": target.topic,
             "queueId": _ALL_QUEUES,
             "pollTime": str(wait_ms),
             "order": "true" if self._fifo else "false",
-            # 0: from when the broker reads it. Its clock may be another than ours.
+            # 0: the wait starts when the broker reads the request; clocks may differ.
             "bornTime": "0",
-            "bname": place.broker_name,
+            "bname": target.broker_name,
         }
         if self._fifo and attempt:
             ext["attemptId"] = attempt
         return ext
 
 
-def _look_at(task: asyncio.Task[list[ReceivedMessage]]) -> None:
+def _mark_retrieved(task: asyncio.Task[list[ReceivedMessage]]) -> None:
     if not task.cancelled():
-        task.exception()  # whoever waits has it, if anybody does
+        task.exception()  # mark as retrieved

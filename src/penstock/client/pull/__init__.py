@@ -1,1 +1,1 @@
-"""Pull consumers."""
+"""Pull consumers: the application polls for messages."""

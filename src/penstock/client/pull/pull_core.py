@@ -1,24 +1,18 @@
-"""A pull consumer as its session, its group and its brokers see it.
+"""The core of a pull consumer: subscriptions, queues and requests of brokers.
 
-`pull.AsyncPullConsumer` is the face. Queues come by assignment, or by the rebalancer that shares
-those of subscribed topics among the members of the group.
+`AsyncPullConsumer` is the public class. Queues are assigned by the application, or by the
+rebalancer, which shares the queues of subscribed topics among the members of the group.
 """
 
 import inspect
 import logging
 from collections.abc import Iterable, Mapping
-from datetime import datetime
 
 from penstock.client.client_session import MemberResponse, Session
 from penstock.client.consumer import broker_requests
 from penstock.client.consumer.consume_rates import Rates
-from penstock.client.consumer.offset_store import (
-    LocalOffsets,
-    Offsets,
-    RemoteOffsets,
-    stored_offset,
-)
-from penstock.client.consumer.rebalance import Rebalancer, Share
+from penstock.client.consumer.offset_store import OffsetStore, make_offset_store, stored_offset
+from penstock.client.consumer.rebalance import Allocation, Rebalancer
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.messages import MessageQueue
 from penstock.client.pull.pull_options import Listener, PullConsumerOptions
@@ -34,26 +28,22 @@ log = logging.getLogger(__name__)
 
 
 class PullCore:
-    """Member of the session, holder of queues, and what brokers' requests are about.
+    """Session member, rebalance listener and target of brokers' requests.
 
-    Topics and queues are named as servers know them, except for listeners.
+    Topics and queues have the namespace, except for the application's listeners.
     """
 
     def __init__(self, session: Session, options: PullConsumerOptions) -> None:
         self.group = session.with_namespace(options.group)
         self.subscriptions: dict[str, Subscription] = {}
-        self._assigned: tuple[MessageQueue, ...] | None = None
+        self._assigned: tuple[MessageQueue, ...] | None = None  # by the application
         self._session = session
         self._options = options
         self._auto_commit_ms = options.auto_commit_ms if options.auto_commit else None
-        self._known: dict[str, frozenset[MessageQueue]] = {}
+        self._allocated: dict[str, frozenset[MessageQueue]] = {}  # by topic, by the rebalancer
         self._started_ms = 0
         self._rates = Rates(session.clock)
-        self.offsets: Offsets = (
-            LocalOffsets(options.offsets_path)
-            if options.broadcast
-            else RemoteOffsets(session, self.group)
-        )
+        self.offsets: OffsetStore = make_offset_store(session, self.group, options)
         self.queues = PulledQueues(
             session,
             self.group,
@@ -65,10 +55,10 @@ class PullCore:
         )
         self._rebalancer: Rebalancer | None = None
 
-    # --- life
+    # --- lifecycle
 
     async def start(self) -> None:
-        """Begin; the session has begun before."""
+        """Start; the session has been started before."""
         session = self._session
         self._started_ms = session.clock.now_ms()
         await self.offsets.load()
@@ -78,26 +68,26 @@ class PullCore:
         if self._assigned is not None:
             self._fetch(self._assigned)
         elif self.subscriptions:
-            self._share()
+            self._start_rebalancing()
 
     async def close(self, *, done: bool) -> None:
-        """End; `done`: what was polled last is done too."""
+        """Close; `done`: the messages of the last poll count as handled."""
         if done:
-            self.note_done()
+            self.mark_polled_done()
         if self._rebalancer is not None:
             await self._rebalancer.close()
         for queue in list(self.queues):
             await self._release(queue)
         await self._session.leave(self)
 
-    def note_done(self) -> None:
-        """All that was handed out is done; only where progress is stored automatically."""
+    def mark_polled_done(self) -> None:
+        """With auto-commit: all polled messages count as handled."""
         if self._auto_commit_ms is not None:
             for queue, offset in self.queues.positions().items():
                 self.offsets.update(queue, offset, only_up=False)
 
     async def committed(self, queue: MessageQueue) -> int | None:
-        """What is stored for the group; None if nothing is, also where brokers would say 0."""
+        """The stored offset of the group; None if there is none."""
         if self._options.broadcast:
             return await self.offsets.read(queue)
         return await stored_offset(self._session, self.group, queue, exact=True)
@@ -107,30 +97,34 @@ class PullCore:
             await pause(self._session.clock, every_ms)
             await self.offsets.persist()
 
-    # --- what to consume
+    # --- subscriptions and assignment
 
     @property
     def idle(self) -> bool:
-        """Whether nothing is subscribed or assigned."""
+        """Whether there is neither a subscription nor an assignment."""
         return self._assigned is None and not self.subscriptions
 
     def subscribe(self, subscription: Subscription) -> None:
         """Share the queues of a topic with the group."""
         if self._assigned is not None:
-            raise InvalidParameter("queues are assigned", hint="either assign or subscribe")
+            raise InvalidParameter(
+                "queues are assigned", hint="use either assign or subscribe, not both"
+            )
         self.subscriptions[subscription.topic] = subscription
         if self._session.started:
-            self._session.spawn(self._announce(subscription.topic))
+            self._session.spawn(self._apply_subscription(subscription.topic))
 
     def unsubscribe(self, topic: str) -> None:
-        """Want no more of a topic."""
+        """Remove the subscription to a topic."""
         if self.subscriptions.pop(topic, None) is not None and self._session.started:
-            self._session.spawn(self._announce(None))
+            self._session.spawn(self._apply_subscription(None))
 
     def assign(self, queues: Iterable[MessageQueue], subscriptions: Iterable[Subscription]) -> None:
-        """Take exactly these queues."""
+        """Assign exactly these queues."""
         if self._assigned is None and self.subscriptions:
-            raise InvalidParameter("topics are subscribed", hint="either assign or subscribe")
+            raise InvalidParameter(
+                "topics are subscribed", hint="use either assign or subscribe, not both"
+            )
         before, self._assigned = self._assigned or (), tuple(dict.fromkeys(queues))
         self.subscriptions = {subscription.topic: subscription for subscription in subscriptions}
         if self._session.started:
@@ -138,15 +132,15 @@ class PullCore:
                 self._session.spawn(self._release(queue))
             self._fetch(self._assigned)
 
-    async def _announce(self, topic: str | None) -> None:
+    async def _apply_subscription(self, topic: str | None) -> None:
         if topic is not None:
             await self._session.find_route(topic)
         await self._session.send_heartbeats()
         if self._rebalancer is None:
-            self._share()
+            self._start_rebalancing()
         self.members_changed()
 
-    def _share(self) -> None:
+    def _start_rebalancing(self) -> None:
         options = self._options
         self._rebalancer = Rebalancer(
             self._session,
@@ -174,64 +168,61 @@ class PullCore:
     def _subscription(self, topic: str) -> Subscription:
         return self.subscriptions.get(topic) or Subscription(topic, version=self._started_ms)
 
-    # --- queues (rebalance.Holder)
+    # --- RebalanceListener
 
     def topics(self) -> Iterable[str]:
-        """What is subscribed, or has assigned queues."""
+        """The topics of subscriptions or assigned queues."""
         return list(self.subscriptions)
 
-    def take(self, queue: MessageQueue, offset: int) -> None:
-        """The queue is ours from now on."""
-        self.queues.begin(queue, offset)
+    def add_queue(self, queue: MessageQueue, offset: int) -> None:
+        """Start to pull a queue."""
+        self.queues.start(queue, offset)
 
-    async def drop(self, queue: MessageQueue) -> None:
-        """The queue is not ours any more; what was committed before and by the listener counts."""
-        self.queues.withhold(queue)
-        await self._tell(self._options.on_revoked, [queue])
+    async def remove_queue(self, queue: MessageQueue) -> None:
+        """Stop a queue that is no longer assigned; `on_revoked` may still commit its offset."""
+        self.queues.suspend(queue)
+        await self._notify(self._options.on_revoked, [queue])
         self.queues.end(queue)
 
-    def shared(self, share: Share) -> None:
-        """Our part of a topic has changed."""
-        new = share.ours - self._known.get(share.topic, frozenset())
-        self._known[share.topic] = share.ours
+    def allocation_changed(self, allocation: Allocation) -> None:
+        """Call `on_assigned` with new queues of a topic."""
+        new = allocation.assigned - self._allocated.get(allocation.topic, frozenset())
+        self._allocated[allocation.topic] = allocation.assigned
         if new:
-            self._session.spawn(self._tell(self._options.on_assigned, sorted(new)))
+            self._session.spawn(self._notify(self._options.on_assigned, sorted(new)))
 
-    async def _tell(self, listener: Listener | None, queues: Iterable[MessageQueue]) -> None:
+    async def _notify(self, listener: Listener | None, queues: Iterable[MessageQueue]) -> None:
         if listener is None:
             return
         try:
-            result = listener([bare_queue(self._session, queue) for queue in queues])
+            result = listener([public_queue(self._session, queue) for queue in queues])
             if inspect.isawaitable(result):
                 await result
-        except Exception:  # the application's
-            log.exception("%s: a listener to rebalances failed", self.group)
+        except Exception:  # raised by the application
+            log.exception("%s: a rebalance listener failed", self.group)
 
-    # --- a member of the session
+    # --- SessionMember
 
     def producers(self) -> Iterable[ProducerData]:
         return ()
 
     def consumers(self) -> Iterable[ConsumerData]:
-        start_at = self._options.start_at
-        where = "TIMESTAMP" if isinstance(start_at, datetime) else f"{start_at.upper()}_OFFSET"
         shared = self.subscriptions.values() if self._assigned is None else ()
-        yield ConsumerData(
-            group_name=self.group,
-            consume_type="CONSUME_ACTIVELY",
-            message_model="BROADCASTING" if self._options.broadcast else "CLUSTERING",
-            consume_from_where=f"CONSUME_FROM_{where}",
-            subscription_data_set=[subscription.data() for subscription in shared],
+        yield broker_requests.consumer_data(
+            self.group,
+            self._options,
+            "CONSUME_ACTIVELY",
+            [subscription.data() for subscription in shared],
         )
 
     def route_changed(self, route: Route) -> None:
         if route.topic in self.subscriptions:
             self.members_changed()
 
-    def handle_request(self, ask: PeerRequest, address: str) -> MemberResponse | bool:
-        return broker_requests.answer(self, ask, address)
+    def handle_request(self, request: PeerRequest, address: str) -> MemberResponse | bool:
+        return broker_requests.handle_request(self, request, address)
 
-    # --- what brokers ask for (inbound.Consuming)
+    # --- ManagedConsumer
 
     def members_changed(self) -> None:
         if self._rebalancer is not None:
@@ -240,7 +231,7 @@ class PullCore:
     async def reset(self, topic: str, offsets: Mapping[MessageQueue, int]) -> None:
         for queue, offset in offsets.items():
             if queue in self.queues:
-                self.queues.begin(queue, offset)
+                self.queues.start(queue, offset)
                 self.offsets.update(queue, offset, only_up=False)
         await self.offsets.persist(offsets)
 
@@ -252,16 +243,12 @@ class PullCore:
         return broker_requests.running_info(
             self._session,
             subscriptions=[s.data() for s in self.subscriptions.values()],
-            works=self.queues.works.values(),
+            process_queues=self.queues.process_queues.values(),
             offsets=self.offsets,
             started_ms=self._started_ms,
             rates=self._rates,
             settings={
-                "consumerGroup": options.group,
-                "messageModel": "BROADCASTING" if options.broadcast else "CLUSTERING",
-                "pullBatchSize": str(options.pull_batch),
-                "pullThresholdForQueue": str(options.messages_max),
-                "pullThresholdSizeForQueue": str(options.bytes_max // 2**20),
+                **broker_requests.common_settings(options),
                 "autoCommit": str(self._auto_commit_ms is not None).lower(),
                 "autoCommitIntervalMillis": str(self._auto_commit_ms or 0),
             },
@@ -272,10 +259,10 @@ class PullCore:
     ) -> ConsumeMessageDirectlyResult:
         return ConsumeMessageDirectlyResult(
             consume_result="CR_THROW_EXCEPTION",
-            remark="a pull consumer has no handler that a message could be handed to",
+            remark="a pull consumer has no handler",
         )
 
 
-def bare_queue(session: Session, queue: MessageQueue) -> MessageQueue:
-    """A queue as the application knows it."""
+def public_queue(session: Session, queue: MessageQueue) -> MessageQueue:
+    """A queue without namespace, as the application knows it."""
     return MessageQueue(session.without_namespace(queue.topic), queue.broker_name, queue.queue_id)

@@ -1,7 +1,7 @@
-"""The queues of a pull consumer: messages are fetched ahead, and handed out when asked for.
+"""The queues of a pull consumer: messages are fetched ahead of `poll`.
 
-A queue's position is the offset of the next message that is handed out. Moving it (`begin`) throws
-away what was fetched and what is on its way; then pulling begins anew.
+The position of a queue is the offset of the next message for `poll`. Moving it (`start`) discards
+fetched messages and the pull in flight.
 """
 
 import asyncio
@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from penstock.client.client_session import Session
-from penstock.client.consumer.offset_store import Offsets
-from penstock.client.consumer.process_queue import FlowLimits, ProcessQueue
-from penstock.client.consumer.pull_loop import Puller, Troubles
+from penstock.client.consumer.offset_store import OffsetStore
+from penstock.client.consumer.process_queue import FlowLimits, ProcessQueue, queue_text
+from penstock.client.consumer.pull_loop import Puller, PullFailures
 from penstock.client.consumer.rebalance import StartAt, first_offset
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.messages import MessageQueue
@@ -22,12 +22,12 @@ from penstock.wire.codes import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 1_000
-"""After so long it is asked again where to begin in a queue."""
+RETRY_MS = 1_000
+"""Pause before the start offset of a queue is queried again."""
 
 
-class CarryingPuller(Puller):
-    """Pulls with the filter in each request: brokers need not know this consumer's subscription."""
+class InlineFilterPuller(Puller):
+    """Sends the filter in each pull, so brokers need not know the subscription."""
 
     def _pull_fields(self) -> Mapping[str, str]:
         fields = super()._pull_fields()
@@ -40,20 +40,20 @@ class CarryingPuller(Puller):
 
 
 class PulledQueues:
-    """All queues that a consumer pulls; topics are named as servers know them."""
+    """All queues of a pull consumer; topics have the namespace."""
 
     def __init__(
         self,
         session: Session,
         group: str,
-        offsets: Offsets,
+        offsets: OffsetStore,
         *,
         subscription: Callable[[str], Subscription],
         start_at: StartAt,
         limits: FlowLimits,
         batch: int,
     ) -> None:
-        self.works: dict[MessageQueue, ProcessQueue] = {}
+        self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self._session = session
         self._group = group
         self._offsets = offsets
@@ -61,55 +61,57 @@ class PulledQueues:
         self._start_at = start_at
         self._limits = limits
         self._batch = batch
-        self._pullers: dict[MessageQueue, asyncio.Task[object]] = {}
-        self._opening: dict[MessageQueue, asyncio.Task[object]] = {}
+        self._pull_tasks: dict[MessageQueue, asyncio.Task[object]] = {}
+        self._opening: dict[MessageQueue, asyncio.Task[object]] = {}  # start offset not known yet
         self._paused: set[MessageQueue] = set()
-        self._withheld: set[MessageQueue] = set()
+        self._suspended: set[MessageQueue] = set()
         self._arrived = asyncio.Event()
-        self._troubles = Troubles()
-        self._turn = 0
+        self._failures = PullFailures()
+        self._turn = 0  # index of the queue that `take` starts with
 
-    # --- coming and going
+    # --- starting and ending
 
     def __contains__(self, queue: object) -> bool:
-        return queue in self.works or queue in self._opening
+        return queue in self.process_queues or queue in self._opening
 
     def __iter__(self) -> Iterator[MessageQueue]:
-        return iter({**self.works, **self._opening})
+        return iter({**self.process_queues, **self._opening})
 
     def open(self, queue: MessageQueue) -> None:
-        """Begin where the group has come to, which is found out first."""
+        """Start a queue at the committed offset, which is queried first."""
         self._opening[queue] = self._session.spawn(self._open(queue))
 
-    def begin(self, queue: MessageQueue, offset: int) -> None:
-        """Go on at this offset, and with nothing that was fetched before."""
+    def start(self, queue: MessageQueue, offset: int) -> None:
+        """Start a queue at this offset; messages fetched before are discarded."""
         self._stop(queue)
-        work = self.works[queue] = ProcessQueue(queue, offset, self._limits, ordered=True)
-        work.paused = queue in self._paused
-        puller = CarryingPuller(
+        process_queue = self.process_queues[queue] = ProcessQueue(
+            queue, offset, self._limits, ordered=True
+        )
+        process_queue.paused = queue in self._paused
+        puller = InlineFilterPuller(
             self._session,
             self._group,
-            work,
+            process_queue,
             subscription=lambda: self._subscription(queue.topic),
-            received=self._received,
-            moved=self._moved,
+            on_messages=self._messages_arrived,
+            on_offset_moved=self._offset_moved,
             batch=self._batch,
-            troubles=self._troubles,
+            failures=self._failures,
         )
-        self._pullers[queue] = self._session.spawn(puller.run())
+        self._pull_tasks[queue] = self._session.spawn(puller.run())
 
-    def withhold(self, queue: MessageQueue) -> None:
-        """Hand out nothing more of a queue and fetch no more; its position can still be asked."""
-        self._withheld.add(queue)
-        puller = self._pullers.pop(queue, None)
-        if puller is not None:
-            puller.cancel()
+    def suspend(self, queue: MessageQueue) -> None:
+        """Stop fetching and polling a queue; its position is still available."""
+        self._suspended.add(queue)
+        task = self._pull_tasks.pop(queue, None)
+        if task is not None:
+            task.cancel()
 
     def end(self, queue: MessageQueue) -> None:
-        """The queue is not ours any more."""
+        """Remove a queue that is no longer assigned."""
         self._stop(queue)
         self._paused.discard(queue)
-        self._withheld.discard(queue)
+        self._suspended.discard(queue)
 
     async def _open(self, queue: MessageQueue) -> None:
         while True:
@@ -118,54 +120,62 @@ class PulledQueues:
                 break
             except PenstockError as error:
                 log.warning(
-                    "%s: where to begin in %s is not known yet: %s", self._group, queue, error
+                    "%s: cannot find the start offset of queue %s: %s",
+                    self._group,
+                    queue_text(queue),
+                    error,
                 )
-                await pause(self._session.clock, AGAIN_MS)
-        del self._opening[queue]  # so that this task is not called off
-        self.begin(queue, offset)
+                await pause(self._session.clock, RETRY_MS)
+        del self._opening[queue]  # otherwise `start` would cancel this task
+        self.start(queue, offset)
 
     def _stop(self, queue: MessageQueue) -> None:
-        for tasks in (self._opening, self._pullers):
+        for tasks in (self._opening, self._pull_tasks):
             task = tasks.pop(queue, None)
             if task is not None:
                 task.cancel()
-        work = self.works.pop(queue, None)
-        if work is not None:
-            work.drop()
+        process_queue = self.process_queues.pop(queue, None)
+        if process_queue is not None:
+            process_queue.drop()
 
-    def _received(self, work: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+    def _messages_arrived(
+        self, process_queue: ProcessQueue, messages: list[ReceivedMessage]
+    ) -> None:
         self._arrived.set()
 
-    def _moved(self, work: ProcessQueue, offset: int) -> None:
-        """The broker has no such offset and names another."""
-        if self.works.get(work.queue) is work:
-            # Not from inside the puller, which is called off by it.
-            self._session.spawn(self._move(work, offset))
+    def _offset_moved(self, process_queue: ProcessQueue, offset: int) -> None:
+        """The broker does not have the offset and suggests another."""
+        if self.process_queues.get(process_queue.queue) is process_queue:
+            # In another task: `start` cancels the pull loop, which called this.
+            self._session.spawn(self._move(process_queue, offset))
 
-    async def _move(self, work: ProcessQueue, offset: int) -> None:
-        if self.works.get(work.queue) is work and work.queue not in self._withheld:
-            self.begin(work.queue, offset)
+    async def _move(self, process_queue: ProcessQueue, offset: int) -> None:
+        if (
+            self.process_queues.get(process_queue.queue) is process_queue
+            and process_queue.queue not in self._suspended
+        ):
+            self.start(process_queue.queue, offset)
 
-    # --- handing out
+    # --- polling
 
     def take(self, count_max: int) -> list[ReceivedMessage]:
-        """Messages of queues that are not paused: of each in order, each queue in its turn."""
-        queues = list(self.works)
+        """Messages of queues that are not paused, in the order of each queue."""
+        queues = list(self.process_queues)
         self._turn = (self._turn + 1) % max(len(queues), 1)
         found: list[ReceivedMessage] = []
         for queue in queues[self._turn :] + queues[: self._turn]:
-            work = self.works[queue]
-            if not work.count or work.paused or queue in self._withheld:
+            process_queue = self.process_queues[queue]
+            if not process_queue.count or process_queue.paused or queue in self._suspended:
                 continue
-            taken = work.take(count_max - len(found))
-            work.finish(taken)
+            taken = process_queue.take(count_max - len(found))
+            process_queue.finish(taken)
             found += taken
             if len(found) >= count_max:
                 break
         return found
 
     async def arrival(self, ms: int) -> None:
-        """Wait until there may be something to take, at most so long."""
+        """Wait until messages may have arrived, at most this long."""
         self._arrived.clear()
         try:
             await finish_within(self._session.clock, ms, self._arrived.wait())
@@ -173,30 +183,32 @@ class PulledQueues:
             return
 
     def positions(self) -> dict[MessageQueue, int]:
-        """The offset of the next message of each queue, as far as it is known."""
-        return {queue: work.progress for queue, work in self.works.items()}
+        """The position of each started queue."""
+        return {
+            queue: process_queue.progress for queue, process_queue in self.process_queues.items()
+        }
 
     async def position(self, queue: MessageQueue) -> int:
-        """The offset of the next message; raises QueueNotOurs."""
+        """The position of a queue; raises QueueNotOurs."""
         opening = self._opening.get(queue)
         if opening is not None:
             await asyncio.wait([opening])
-        work = self.works.get(queue)
-        if work is None:
+        process_queue = self.process_queues.get(queue)
+        if process_queue is None:
             raise QueueNotOurs(f"{queue.topic} queue {queue.queue_id} at {queue.broker_name}")
-        return work.progress
+        return process_queue.progress
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:
-        """Hand out and fetch nothing more of these; what is here is kept."""
+        """Stop fetching and polling these queues; fetched messages are kept."""
         for queue in queues:
             self._paused.add(queue)
-            if queue in self.works:
-                self.works[queue].pause()
+            if queue in self.process_queues:
+                self.process_queues[queue].pause()
 
     def resume(self, queues: Iterable[MessageQueue]) -> None:
-        """The same queues again."""
+        """Fetch and poll these queues again."""
         for queue in queues:
             self._paused.discard(queue)
-            if queue in self.works:
-                self.works[queue].resume()
+            if queue in self.process_queues:
+                self.process_queues[queue].resume()
                 self._arrived.set()

@@ -48,7 +48,7 @@ BROKER = BrokerAddress("C", "broker-a", 0, "127.0.0.1:10911")
 # --- figures and names
 
 
-def test_a_brokers_figures_are_numbers_or_none() -> None:
+def test_broker_figures_are_numbers_or_none() -> None:
     figures = figures_of(
         {
             "putTps": "12.5 3.0 1.0",
@@ -83,11 +83,11 @@ def test_a_brokers_figures_are_numbers_or_none() -> None:
         (63, "before 4.1 (63)"),
     ],
 )
-def test_a_clients_version_by_its_running_number(version: int, text: str) -> None:
+def test_client_version_text(version: int, text: str) -> None:
     assert version_text(version) == text
 
 
-def test_whose_topic_it_is() -> None:
+def test_topic_kinds() -> None:
     own = {"DefaultCluster", "broker-a"}
     assert kind_of("orders", own) is TopicKind.NORMAL
     assert kind_of("%RETRY%billing", own) is TopicKind.RETRY
@@ -118,7 +118,7 @@ def test_unknown_lag_is_none_and_never_zero() -> None:
         assert unknown.lag_ms is None
 
 
-def test_a_plan_counts_what_is_skipped_and_repeated() -> None:
+def test_reset_plan_counts_skipped_and_repeated_messages() -> None:
     queues = [MessageQueue("t", "b", number) for number in range(3)]
     plan = ResetPlan(
         "g", "t",
@@ -149,7 +149,7 @@ def broker(name: str) -> BrokerAddress:
     return BrokerAddress("C", name, 0, name)
 
 
-def test_reading_goes_on_without_a_broker_that_is_away() -> None:
+def test_reading_continues_without_an_unreachable_broker() -> None:
     away = PeerUnreachable("refused", address="b")
     core = Core({"a": Response(), "b": away})
     found = asyncio.run(core.ask_each([broker("a"), broker("b")], 28))
@@ -159,13 +159,13 @@ def test_reading_goes_on_without_a_broker_that_is_away() -> None:
         asyncio.run(core.ask_each([broker("b")], 28))
 
 
-def test_a_refusal_ends_reading() -> None:
+def test_refusal_ends_following() -> None:
     core = Core({"a": Response(), "b": NoPermission("no")})
     with pytest.raises(NoPermission):
         asyncio.run(core.ask_each([broker("a"), broker("b")], 28))
 
 
-def test_a_change_tells_where_it_was_made_all_the_same() -> None:
+def test_partially_failed_change_tells_where_it_was_made() -> None:
     core = Core({"a": Response(), "b": NoPermission("b: not you")})
     with pytest.raises(NoPermission, match="b: not you; done on a"):
         asyncio.run(core.tell_each([broker("a"), broker("b")], 17))
@@ -225,7 +225,7 @@ class Pages(AdminCore):
 
 
 @pytest.mark.parametrize("changes_at", [None, 2, 3])
-def test_a_large_table_is_read_page_by_page(changes_at: int | None) -> None:
+def test_large_table_is_read_in_pages(changes_at: int | None) -> None:
     names = [f"t{number}" for number in range(10)]
     core = Pages(names, 3, changes_at=changes_at)
     table = asyncio.run(
@@ -325,7 +325,7 @@ def test_pages_have_every_message_of_the_span_once_by_time(
     assert times == sorted(times, reverse=newest_first)
 
 
-def test_a_pull_without_its_numbers_is_refused() -> None:
+def test_pull_response_without_offsets_is_refused() -> None:
     class Broken(Queues):
         async def ask(self, address: str, code: int, *rest: Any, **more: Any) -> Response:
             if code != RequestCode.PULL_MESSAGE:
@@ -373,7 +373,7 @@ class Scripted(AsyncAdmin):
         pass
 
 
-def test_a_topic_or_group_is_made_where_it_can_be_and_the_error_tells_where() -> None:
+def test_create_tells_on_which_brokers_it_succeeded() -> None:
     for code, make in (
         (RequestCode.UPDATE_AND_CREATE_TOPIC, Scripted.create_topic),
         (RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, Scripted.create_group),
@@ -384,7 +384,7 @@ def test_a_topic_or_group_is_made_where_it_can_be_and_the_error_tells_where() ->
         assert ("b", code) in admin.requests
 
 
-def test_ordered_queues_of_other_clusters_and_brokers_stay() -> None:
+def test_order_configuration_of_other_clusters_and_brokers_is_kept() -> None:
     async def check() -> None:
         admin = Scripted()
         await admin.create_topic("t", queues=4, order=True)
@@ -407,7 +407,7 @@ async def nothing(*arguments: Any) -> None:
     pass
 
 
-def test_unknown_is_not_the_same_as_not_there() -> None:
+def test_unknown_message_is_distinguished_from_a_missing_one() -> None:
     away = PeerUnreachable("refused", address="b")
 
     async def check() -> None:
@@ -419,7 +419,7 @@ def test_unknown_is_not_the_same_as_not_there() -> None:
     asyncio.run(check())
 
 
-def test_a_broker_whose_master_is_away_makes_the_lag_unknown() -> None:
+def test_lag_is_unknown_if_a_master_is_down() -> None:
     admin = Scripted()
     admin.known += [BrokerAddress("C", "c", 1, "c")]
     assert asyncio.run(admin.leaderless()) == ("c",)
@@ -464,7 +464,7 @@ async def settle() -> None:
         await asyncio.sleep(0)
 
 
-def test_queues_that_come_later_begin_where_the_others_did() -> None:
+def test_queues_added_later_start_like_the_others() -> None:
     here, away, new = (MessageQueue("t", name, 0) for name in ("a", "b", "c"))
 
     async def check() -> None:

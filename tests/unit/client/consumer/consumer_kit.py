@@ -1,4 +1,4 @@
-"""Records as brokers send them, and the parts that a consumer stands on, without a socket."""
+"""Records as brokers send them, and fakes of the parts of a consumer."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -48,12 +48,12 @@ def messages(*offsets: int, **fields: Any) -> list[ReceivedMessage]:
     return decode_records(data, "broker-a", topic="Orders")
 
 
-def work(offset: int = 0, *, ordered: bool = False, **limits: int) -> ProcessQueue:
+def make_process_queue(offset: int = 0, *, ordered: bool = False, **limits: int) -> ProcessQueue:
     return ProcessQueue(QUEUE, offset, FlowLimits(**limits), ordered=ordered)
 
 
 class PlainSession:
-    """What the parts of a consumer need of a session."""
+    """As much of a session as the parts of a consumer need."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -80,8 +80,8 @@ class PlainSession:
         return name
 
 
-class Backs:
-    """Takes messages back, or refuses them."""
+class FakeSendBack:
+    """Accepts messages that are sent back, or fails."""
 
     def __init__(self, failures: Iterable[PenstockError] = ()) -> None:
         self.taken: list[tuple[int, int]] = []
@@ -94,6 +94,6 @@ class Backs:
 
 
 async def until(done: Callable[[], bool]) -> None:
-    """Let the loop run until something is so; a test that waits in vain ends by its time limit."""
+    """Let the loop run until the condition holds."""
     while not done():
         await asyncio.sleep(0)

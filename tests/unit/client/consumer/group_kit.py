@@ -1,4 +1,4 @@
-"""A cluster in memory for members of a group: offsets and locks, without sockets and real time."""
+"""A fake cluster for consumers: offsets and locks, without sockets and real time."""
 
 import asyncio
 import contextlib
@@ -7,7 +7,7 @@ from typing import Any, cast
 
 from penstock.client.client_options import ClientOptions
 from penstock.client.client_session import Session
-from penstock.client.consumer.rebalance import Share
+from penstock.client.consumer.rebalance import Allocation
 from penstock.client.messages import MessageQueue
 from penstock.client.topic_routes import Route
 from penstock.errors import NoRoute, PeerUnreachable, refusal
@@ -33,8 +33,8 @@ def run(work: Coroutine[Any, Any, None]) -> None:
     asyncio.run(work)
 
 
-class Cluster:
-    """What brokers know; `stored` is for one group, and locks expire as a broker's do."""
+class FakeCluster:
+    """The state of the brokers; `stored` is for one group, and locks expire as a broker's do."""
 
     def __init__(self) -> None:
         self.clock = VirtualClock()
@@ -47,7 +47,7 @@ class Cluster:
         self.log: list[tuple[str, int, dict[str, str]]] = []
         self.bodies: list[bytes] = []
         self.refuse: dict[int, int] = {}
-        self.held: dict[int, asyncio.Event] = {}
+        self.delayed: dict[int, asyncio.Event] = {}
         self.connection = ConsumerConnection()
 
     def add_topic(self, topic: str, brokers: Mapping[str, int]) -> list[MessageQueue]:
@@ -63,9 +63,9 @@ class Cluster:
             self.members.setdefault(name, [])
         return list(self.routes[topic].read_queues)
 
-    def hold(self, code: int) -> asyncio.Event:
+    def delay(self, code: int) -> asyncio.Event:
         """Answers to these requests come when the event is set."""
-        return self.held.setdefault(code, asyncio.Event())
+        return self.delayed.setdefault(code, asyncio.Event())
 
     def count(self, code: int) -> int:
         return sum(seen == code for _, seen, _ in self.log)
@@ -107,8 +107,8 @@ class Cluster:
         now_ms = self.clock.now_ms()
         ours = []
         for queue in queues:
-            holder, since_ms = self.locked.get(queue, (client, now_ms))
-            if holder != client and now_ms - since_ms <= LOCK_MS:
+            holder, handling_since_ms = self.locked.get(queue, (client, now_ms))
+            if holder != client and now_ms - handling_since_ms <= LOCK_MS:
                 continue
             if code == RequestCode.UNLOCK_BATCH_MQ:
                 self.locked.pop(queue, None)
@@ -137,7 +137,7 @@ class FakeNameServers:
 class FakeSession:
     """As much of a Session as members use."""
 
-    def __init__(self, cluster: Cluster, client_id: str = "me") -> None:
+    def __init__(self, cluster: FakeCluster, client_id: str = "me") -> None:
         self.cluster = cluster
         self.clock = cluster.clock
         self.client_id = client_id
@@ -207,33 +207,33 @@ class FakeSession:
         if peer.address in self.cluster.down:
             raise PeerUnreachable("down", address=peer.address)
         answer = self.cluster.serve(peer.address, self.client_id, code, dict(ext or {}), body)
-        if code in self.cluster.held:
-            await self.cluster.held[code].wait()
+        if code in self.cluster.delayed:
+            await self.cluster.delayed[code].wait()
         if answer.code not in good:
             raise refusal(answer.code, answer.remark, peer.address)
         return answer
 
 
-class Hands:
-    """A holder that notes what it is given and what is taken from it."""
+class FakeListener:
+    """A rebalance listener that records its queues."""
 
     def __init__(self, topics: Iterable[str]) -> None:
         self.wanted = list(topics)
-        self.holds: dict[MessageQueue, int] = {}
-        self.shares: list[Share] = []
-        self.on_drop: Callable[[], Awaitable[object]] | None = None
+        self.queues: dict[MessageQueue, int] = {}
+        self.allocations: list[Allocation] = []
+        self.on_remove: Callable[[], Awaitable[object]] | None = None
 
     def topics(self) -> list[str]:
         return self.wanted
 
-    def take(self, queue: MessageQueue, offset: int) -> None:
-        assert queue not in self.holds
-        self.holds[queue] = offset
+    def add_queue(self, queue: MessageQueue, offset: int) -> None:
+        assert queue not in self.queues
+        self.queues[queue] = offset
 
-    async def drop(self, queue: MessageQueue) -> None:
-        del self.holds[queue]
-        if self.on_drop is not None:
-            await self.on_drop()
+    async def remove_queue(self, queue: MessageQueue) -> None:
+        del self.queues[queue]
+        if self.on_remove is not None:
+            await self.on_remove()
 
-    def shared(self, share: Share) -> None:
-        self.shares.append(share)
+    def allocation_changed(self, allocation: Allocation) -> None:
+        self.allocations.append(allocation)

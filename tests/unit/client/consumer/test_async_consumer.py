@@ -3,13 +3,13 @@
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from penstock.client.consumer.async_consumer import AsyncConsumer
 from penstock.client.consumer.consumer_options import ConsumerOptions
-from penstock.client.consumer.pull_loop import AGAIN_MS_MAX, Puller
+from penstock.client.consumer.pull_loop import RETRY_MS_MAX, Puller
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.consumer.subscription import Subscription
 from penstock.client.messages import MessageQueue
@@ -56,7 +56,7 @@ def test_options_are_checked(options: dict[str, Any], word: str) -> None:
         AsyncConsumer(**{"group": "g", **options})
 
 
-def test_retries_are_rocketmqs_unless_given() -> None:
+def test_default_retries_are_those_of_rocketmq() -> None:
     assert ConsumerOptions(group="g").retries == 16
     assert ConsumerOptions(group="g", orderly=True).retries == -1
     assert ConsumerOptions(group="g", orderly=True, retries_max=3).retries == 3
@@ -76,7 +76,7 @@ def test_subscriptions_are_checked() -> None:
         def handle(message: object) -> None: ...
 
 
-def test_without_a_nameserver_nothing_begins() -> None:
+def test_start_fails_without_a_nameserver() -> None:
     async def test() -> None:
         consumer = AsyncConsumer(NOBODY, group="g")
         consumer.subscribe("T")
@@ -92,19 +92,19 @@ def test_without_a_nameserver_nothing_begins() -> None:
     run(test)
 
 
-def test_run_needs_something_to_consume() -> None:
+def test_run_needs_a_subscription() -> None:
     async def test() -> None:
-        with pytest.raises(InvalidParameter, match="nothing is subscribed"):
+        with pytest.raises(InvalidParameter, match="there is no subscription"):
             await AsyncConsumer(NOBODY, group="g").run()
         async with AsyncConsumer(NOBODY, group="g") as consumer:
             assert consumer.queues() == []
-            with pytest.raises(InvalidParameter, match="nothing is subscribed"):
+            with pytest.raises(InvalidParameter, match="there is no subscription"):
                 await anext(aiter(consumer))
 
     run(test)
 
 
-def test_a_handler_inside_the_block_lets_it_begin(caplog: pytest.LogCaptureFixture) -> None:
+def test_handler_added_inside_the_block_starts_consuming(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         async with AsyncConsumer(NOBODY, group="g") as consumer:
 
@@ -115,10 +115,10 @@ def test_a_handler_inside_the_block_lets_it_begin(caplog: pytest.LogCaptureFixtu
                 await consumer.run()
 
     run(test)
-    assert "g: consuming can't begin: no NameServer answers" in caplog.text
+    assert "g: cannot start consuming: no NameServer answers" in caplog.text
 
 
-def test_closed_is_closed() -> None:
+def test_closed_consumer_cannot_be_started_again() -> None:
     async def test() -> None:
         consumer = AsyncConsumer(NOBODY, group="g")
         await consumer.close()  # never started: nothing to do
@@ -131,7 +131,7 @@ def test_closed_is_closed() -> None:
     run(test)
 
 
-def test_stop_lets_run_end() -> None:
+def test_stop_ends_run() -> None:
     async def test() -> None:
         consumer = AsyncConsumer(NOBODY, group="g")
         consumer.stop()
@@ -142,7 +142,7 @@ def test_stop_lets_run_end() -> None:
     run(test)
 
 
-def test_a_forked_consumer_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forked_consumer_raises(monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
         consumer = AsyncConsumer(NOBODY, group="g")
         await consumer.start()
@@ -178,7 +178,7 @@ class Silent:
         writer.close()
 
 
-def test_closing_ends_what_is_about_to_begin() -> None:
+def test_close_cancels_a_start_in_progress() -> None:
     async def iterate(consumer: AsyncConsumer) -> None:
         async for _ in consumer:
             raise AssertionError
@@ -199,7 +199,7 @@ def test_closing_ends_what_is_about_to_begin() -> None:
     run(test)
 
 
-def test_start_says_that_it_was_closed_meanwhile() -> None:
+def test_start_raises_if_closed_meanwhile() -> None:
     async def test() -> None:
         silent = Silent()
         async with silent as address:
@@ -214,7 +214,9 @@ def test_start_says_that_it_was_closed_meanwhile() -> None:
     run(test)
 
 
-def test_a_close_before_the_session_has_begun_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_close_before_the_session_is_started_cancels_the_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def test() -> None:
         consumer = AsyncConsumer(NOBODY, group="g")
         gate, begun = asyncio.Event(), asyncio.Event()
@@ -237,7 +239,7 @@ def test_a_close_before_the_session_has_begun_counts(monkeypatch: pytest.MonkeyP
     run(test)
 
 
-def test_a_start_that_was_cancelled_may_be_tried_again() -> None:
+def test_cancelled_start_can_be_repeated() -> None:
     async def test() -> None:
         silent = Silent()
         async with silent as address:
@@ -255,7 +257,7 @@ def test_a_start_that_was_cancelled_may_be_tried_again() -> None:
     run(test)
 
 
-def test_stop_may_be_called_in_a_thread() -> None:
+def test_stop_can_be_called_in_a_thread() -> None:
     async def test() -> None:
         consumer = AsyncConsumer(NOBODY, group="g")
         await consumer.start()
@@ -269,10 +271,10 @@ def test_stop_may_be_called_in_a_thread() -> None:
     run(test)
 
 
-def test_explain_before_there_is_anything() -> None:
+def test_explain_before_the_start() -> None:
     async def test() -> None:
         async with AsyncConsumer(NOBODY, group="g") as consumer:
-            assert await consumer.explain() == ["nothing is subscribed"]
+            assert await consumer.explain() == ["there is no subscription"]
 
     run(test)
 
@@ -287,31 +289,30 @@ def test_subscriptions_have_growing_versions(monkeypatch: pytest.MonkeyPatch) ->
     assert versions == [clock.now_ms() + n for n in range(3)]
 
 
-def test_a_puller_that_fails_is_begun_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Sharing:
-        def __init__(self) -> None:
-            self.given_up: list[MessageQueue] = []
+def test_queue_is_restarted_after_a_failure_of_its_pull_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    restarted: list[MessageQueue] = []
 
-        async def give_up(self, queue: MessageQueue) -> None:
-            self.given_up.append(queue)
+    async def restart_queue(rebalancer: Rebalancer, queue: MessageQueue) -> None:
+        restarted.append(queue)
 
     async def fail(puller: Puller) -> None:
-        raise KeyError("nobody thought of it")
+        raise KeyError("unexpected")
 
     async def test() -> None:
         clock = VirtualClock()
         consumer = AsyncConsumer(NOBODY, group="g", clock=clock)
         await consumer._session.start()
-        core, sharing = consumer._core, Sharing()
+        core = consumer._core
         core.subscribe(Subscription("Orders"), merge=False)
-        await asyncio.gather(core.begin(), return_exceptions=True)
-        core._make_dispatch()
-        core._rebalancer = cast(Rebalancer, sharing)
+        await asyncio.gather(core.start(), return_exceptions=True)
+        monkeypatch.setattr(Rebalancer, "restart_queue", restart_queue)
         monkeypatch.setattr(Puller, "run", fail)
-        core.take(QUEUE, 7)
-        await clock.elapse(AGAIN_MS_MAX)
-        assert sharing.given_up == [QUEUE]
-        assert not core._pullers
+        core.add_queue(QUEUE, 7)
+        await clock.elapse(RETRY_MS_MAX)
+        assert restarted == [QUEUE]
+        assert not core._pull_tasks
         await consumer.close()
 
     run(test)

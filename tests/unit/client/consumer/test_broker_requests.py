@@ -8,8 +8,8 @@ import pytest
 
 from penstock.client.consumer import broker_requests
 from penstock.client.consumer.consume_rates import Rates
-from penstock.client.consumer.dispatch.orderly import QueueLocks
-from penstock.client.consumer.offset_store import RemoteOffsets
+from penstock.client.consumer.dispatch.orderly import OrderlyQueueLocks
+from penstock.client.consumer.offset_store import RemoteBrokerOffsetStore
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.messages import MessageQueue
 from penstock.testing.clock import VirtualClock
@@ -22,8 +22,8 @@ from penstock.wire.bodies.admin_bodies import (
     ResetOffsetBody,
 )
 from penstock.wire.codes import RequestCode
-from tests.unit.client.consumer.consumer_kit import QUEUE, messages, work
-from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, Hands, run
+from tests.unit.client.consumer.consumer_kit import QUEUE, make_process_queue, messages
+from tests.unit.client.consumer.group_kit import GROUP, FakeCluster, FakeListener, FakeSession, run
 
 OTHER = MessageQueue("Orders", "broker-a", 2)
 
@@ -63,7 +63,7 @@ class Consumer:
 
 def answer_to(consumer: Consumer, ask: PeerRequest) -> Response | None:
     """The answer, waited for where that has to be."""
-    found = broker_requests.answer(consumer, ask, "broker:1")
+    found = broker_requests.handle_request(consumer, ask, "broker:1")
     assert not isinstance(found, bool)
     if found is None or isinstance(found, Response):
         return found
@@ -74,18 +74,22 @@ def answer_to(consumer: Consumer, ask: PeerRequest) -> Response | None:
     return asyncio.run(wait())
 
 
-def test_changed_members_and_other_groups() -> None:
+def test_members_changed_and_requests_of_other_groups() -> None:
     consumer = Consumer()
     ask = request_of(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, consumerGroup=GROUP)
     assert answer_to(consumer, ask) is None
     assert consumer.woken == 1
     for code in (40, 220, 221, 307, 309):
         assert (
-            broker_requests.answer(consumer, request_of(code, consumerGroup="h", group="h"), "b")
+            broker_requests.handle_request(
+                consumer, request_of(code, consumerGroup="h", group="h"), "b"
+            )
             is False
         )
-    assert broker_requests.answer(consumer, request_of(326, consumerGroup=GROUP), "b") is False
-    assert broker_requests.answer(consumer, request_of(39), "b") is False
+    assert (
+        broker_requests.handle_request(consumer, request_of(326, consumerGroup=GROUP), "b") is False
+    )
+    assert broker_requests.handle_request(consumer, request_of(39), "b") is False
 
 
 @pytest.mark.parametrize(
@@ -95,22 +99,22 @@ def test_changed_members_and_other_groups() -> None:
         b'{"offsetTable":[{"brokerName":"broker-a","offset":5,"queueId":3,"topic":"Orders"}]}',
     ],
 )
-def test_a_reset_of_either_shape(body: bytes) -> None:
+def test_reset_request_in_both_formats(body: bytes) -> None:
     consumer = Consumer()
     ask = request_of(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, body, topic="Orders", group=GROUP)
     assert answer_to(consumer, ask) is None
     assert consumer.resets == [("Orders", {QUEUE: 5})]
 
 
-def test_a_reset_that_cant_be_read_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_reset_changes_nothing(caplog: pytest.LogCaptureFixture) -> None:
     consumer = Consumer()
     ask = request_of(RequestCode.RESET_CONSUMER_CLIENT_OFFSET, b"{{", topic="Orders", group=GROUP)
     assert answer_to(consumer, ask) is None
     assert consumer.resets == []
-    assert "can't be read" in caplog.text
+    assert "cannot decode" in caplog.text
 
 
-def test_status_and_running_info_in_javas_words() -> None:
+def test_status_and_running_info_use_javas_names() -> None:
     consumer = Consumer()
     status = answer_to(
         consumer,
@@ -128,7 +132,7 @@ def test_status_and_running_info_in_javas_words() -> None:
 
     async def with_stacks() -> None:
         ask = request_of(code, consumerGroup=GROUP, jstackEnable="true")
-        answer = broker_requests.answer(consumer, ask, "b")
+        answer = broker_requests.handle_request(consumer, ask, "b")
         assert isinstance(answer, Response)
         info = fastjson.decode(answer.body, ConsumerRunningInfo)
         assert info.jstack is not None
@@ -138,7 +142,7 @@ def test_status_and_running_info_in_javas_words() -> None:
     run(with_stacks())
 
 
-def test_a_message_to_consume_now() -> None:
+def test_consume_message_directly() -> None:
     consumer = Consumer()
     code = RequestCode.CONSUME_MESSAGE_DIRECTLY
     answer = answer_to(
@@ -151,7 +155,7 @@ def test_a_message_to_consume_now() -> None:
     )
 
 
-def test_what_a_handler_does_with_it() -> None:
+def test_result_of_a_handler_decides_about_the_message() -> None:
     async def body() -> None:
         clock = VirtualClock()
 
@@ -179,14 +183,14 @@ def test_what_a_handler_does_with_it() -> None:
     run(body())
 
 
-def test_a_reset_reaches_the_queues() -> None:
+def test_reset_restarts_the_queues() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         session = FakeSession(cluster)
-        hands = Hands(["t"])
-        offsets = RemoteOffsets(session.real, GROUP)
-        rebalancer = Rebalancer(session.real, GROUP, hands, offsets)
+        listener = FakeListener(["t"])
+        offsets = RemoteBrokerOffsetStore(session.real, GROUP)
+        rebalancer = Rebalancer(session.real, GROUP, listener, offsets)
         await session.send_heartbeats()
         rebalancer.start()
         await cluster.clock.elapse(0)
@@ -194,28 +198,28 @@ def test_a_reset_reaches_the_queues() -> None:
         strange = MessageQueue("t", "z", 0)
         await broker_requests.reset_queues(rebalancer, offsets, {queues[0]: 3, strange: 4})
         await cluster.clock.elapse(1_000)
-        assert hands.holds == {queues[1]: 0, queues[0]: 3}
+        assert listener.queues == {queues[1]: 0, queues[0]: 3}
         assert cluster.stored[queues[0]] == 3
         await session.end()
 
     run(body())
 
 
-def test_a_consumer_as_tools_see_it() -> None:
+def test_running_info() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         session = FakeSession(cluster)
-        offsets = RemoteOffsets(session.real, GROUP)
-        locks = QueueLocks(session.real, GROUP)
+        offsets = RemoteBrokerOffsetStore(session.real, GROUP)
+        locks = OrderlyQueueLocks(session.real, GROUP, lambda queue: None)
         cluster.add_topic("Orders", {"broker-a": 4})
         await locks.lock([QUEUE])
         cluster.clock.advance(1_000)
-        held = work(4)
+        held = make_process_queue(4)
         held.add(messages(4, 5, 6), 7)
         held.failed = 2
         offsets.update(QUEUE, 4)
         info = broker_requests.running_info(
-            session.real, subscriptions=[], works=[held], offsets=offsets, started_ms=17,
+            session.real, subscriptions=[], process_queues=[held], offsets=offsets, started_ms=17,
             settings={"consumerGroup": GROUP}, orderly=True, concurrency=20, locks=locks,
             rates=Rates(cluster.clock),
         )  # fmt: skip
@@ -233,10 +237,10 @@ def test_a_consumer_as_tools_see_it() -> None:
     run(body())
 
 
-def test_rates_are_those_of_the_time_since_an_earlier_question() -> None:
+def test_rates_are_measured_since_an_earlier_query() -> None:
     clock = VirtualClock()
     rates = Rates(clock)
-    held = work(0)
+    held = make_process_queue(0)
     clock.advance(10_000)
     held.received, held.finished, held.failed, held.busy_ms = 100, 80, 20, 400
     first = rates.status("Orders", [held])

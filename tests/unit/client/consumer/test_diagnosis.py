@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 
 from penstock.client.consumer.diagnosis import Diagnosis
-from penstock.client.consumer.dispatch.orderly import QueueLocks
-from penstock.client.consumer.offset_store import RemoteOffsets
+from penstock.client.consumer.dispatch.orderly import OrderlyQueueLocks
+from penstock.client.consumer.offset_store import RemoteBrokerOffsetStore
 from penstock.client.consumer.process_queue import FlowLimits, ProcessQueue
 from penstock.client.consumer.rebalance import Rebalancer
 from penstock.client.messages import MessageQueue
@@ -16,7 +16,7 @@ from penstock.wire.bodies.admin_bodies import ConsumerConnection
 from penstock.wire.bodies.client_bodies import SubscriptionData
 from penstock.wire.codes import RequestCode
 from tests.unit.client.consumer.consumer_kit import messages
-from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, Hands, run
+from tests.unit.client.consumer.group_kit import GROUP, FakeCluster, FakeListener, FakeSession, run
 
 TOPIC = "Orders"
 
@@ -32,16 +32,16 @@ class Consumer:
     group = GROUP
     start_at: Literal["last", "first"] | datetime = "last"
 
-    def __init__(self, cluster: Cluster, *, name: str = "me", orderly: bool = False) -> None:
+    def __init__(self, cluster: FakeCluster, *, name: str = "me", orderly: bool = False) -> None:
         self.cluster = cluster
         self.session = FakeSession(cluster, name)
-        self.hands = Hands([TOPIC, "%RETRY%g"])
-        self.works: dict[MessageQueue, ProcessQueue] = {}
+        self.listener = FakeListener([TOPIC, "%RETRY%g"])
+        self.process_queues: dict[MessageQueue, ProcessQueue] = {}
         self.wanted = [subscription()]
         real = self.session.real
-        self.locks = QueueLocks(real, GROUP) if orderly else None
+        self.locks = OrderlyQueueLocks(real, GROUP, lambda queue: None) if orderly else None
         self.rebalancer = Rebalancer(
-            real, GROUP, self.hands, RemoteOffsets(real, GROUP), locks=self.locks
+            real, GROUP, self.listener, RemoteBrokerOffsetStore(real, GROUP), locks=self.locks
         )
         self.diagnosis = Diagnosis(real, self, self.rebalancer, self.locks)
 
@@ -54,132 +54,133 @@ class Consumer:
             done = self.session.spawn(self.rebalancer.rebalance())
             await self.cluster.clock.elapse(1_000)
             assert done.done()
-        self.works = {
+        self.process_queues = {
             queue: ProcessQueue(queue, offset, FlowLimits(messages_max=2))
-            for queue, offset in self.hands.holds.items()
+            for queue, offset in self.listener.queues.items()
             if queue.topic == TOPIC
         }
-        for work in self.works.values():
-            work.end_offset = work.next_offset
+        for process_queue in self.process_queues.values():
+            process_queue.end_offset = process_queue.next_offset
 
     async def reason(self) -> str:
         (found,) = await self.diagnosis.explain()
         return found
 
 
-def test_no_route() -> None:
+def test_missing_route_is_explained() -> None:
     async def body() -> None:
-        one = Consumer(Cluster())
+        one = Consumer(FakeCluster())
         await one.balance()
         assert await one.reason() == "no broker has the topic 'Orders'"
 
     run(body())
 
 
-def test_no_subscription() -> None:
+def test_missing_subscription_is_explained() -> None:
     async def body() -> None:
-        one = Consumer(Cluster())
+        one = Consumer(FakeCluster())
         one.wanted.clear()
-        assert await one.reason() == "it subscribes to no topic"
+        assert await one.reason() == "there is no subscription"
 
     run(body())
 
 
-def test_more_members_than_queues() -> None:
+def test_more_members_than_queues_is_explained() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         cluster.add_topic(TOPIC, {"broker-a": 2})
         cluster.members["broker-a"] = ["c1", "c2", "z9"]
         one = Consumer(cluster, name="z9")
         await one.balance()
         assert await one.reason() == (
-            "no queue of Orders is ours: its 2 queues go to 2 of the 3 members of g"
-            " (c1 has 1, c2 has 1); stop members, or give the topic more queues"
+            "no queue of Orders is assigned: its 2 queues go to 2 of the 3 members of g"
+            " (c1 has 1, c2 has 1); stop members, or add queues to the topic"
         )
 
     run(body())
 
 
-def test_a_strategy_that_gives_us_nothing() -> None:
+def test_strategy_that_assigns_nothing_is_explained() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         cluster.add_topic(TOPIC, {"broker-a": 2})
         cluster.members["broker-a"] = ["c1"]
         one = Consumer(cluster)
         one.rebalancer._strategy = lambda g, client, qs, cs: list(qs) if client == "c1" else []
         await one.balance()
-        assert "the strategy gives its 2 queues to others of 2 members (c1 has 2)" in (
+        assert "the strategy assigns its 2 queues to others of the 2 members (c1 has 2)" in (
             await one.reason()
         )
 
     run(body())
 
 
-def test_locks_that_others_hold() -> None:
+def test_locks_of_other_members_are_explained() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         (queue,) = cluster.add_topic(TOPIC, {"broker-a": 1})
         cluster.locked[queue] = ("old", cluster.clock.now_ms())
         one = Consumer(cluster, orderly=True)
         await one.balance()
         assert await one.reason() == (
-            "no queue of Orders is ours yet: 1 queues are still locked by another member"
+            "no queue of Orders is assigned yet: 1 queues are still locked by another member"
         )
         cluster.locked.clear()
         await one.balance()
         cluster.locked[queue] = ("old", cluster.clock.now_ms())
         assert one.locks is not None
         await one.locks.lock([queue])
-        assert "the locks of our 1 queues of Orders are held elsewhere" in await one.reason()
+        assert (
+            "the locks of our 1 queues of Orders are held by a member that has left"
+            in await one.reason()
+        )
         cluster.locked.clear()
         await one.locks.lock([queue])
         await cluster.clock.elapse(31_000)
         assert await one.reason() == (
-            "the locks of our 1 queues of Orders could not be renewed in time:"
-            " does broker-a answer?"
+            "the locks of our 1 queues of Orders could not be renewed in time: check broker-a"
         )
 
     run(body())
 
 
 async def alone(queues: int = 2) -> Consumer:
-    cluster = Cluster()
+    cluster = FakeCluster()
     cluster.add_topic(TOPIC, {"broker-a": queues})
     one = Consumer(cluster)
     await one.balance()
-    assert len(one.works) == queues
+    assert len(one.process_queues) == queues
     return one
 
 
-def test_paused_and_busy() -> None:
+def test_paused_and_busy_topics_are_explained() -> None:
     async def body() -> None:
         one = await alone()
-        for work in one.works.values():
+        for work in one.process_queues.values():
             work.pause()
-        assert await one.reason() == "Orders is paused: resume() lets it go on"
-        for work in one.works.values():
+        assert await one.reason() == "Orders is paused: call resume() to continue"
+        for work in one.process_queues.values():
             work.resume()
             work.add(messages(0, 1), 2)
         assert await one.reason() == (
-            "the handlers of Orders have too much in work: 2 messages in work, the limit is 2"
+            "flow control pauses the pulls of Orders: 2 messages are not handled, the limit is 2"
             " (in the first of its queues)"
         )
 
     run(body())
 
 
-def test_a_filter_that_fits_nothing_and_an_idle_topic() -> None:
+def test_filter_without_match_and_idle_topic_are_explained() -> None:
     async def body() -> None:
         one = await alone()
         one.wanted = [subscription("gold")]
         assert (await one.reason()).startswith(
-            "nothing new has come to the 2 queues of Orders that are ours; a new group"
+            "there are no new messages in our 2 queues of Orders; a new group"
         )
-        first = next(iter(one.works.values()))
+        first = next(iter(one.process_queues.values()))
         first.add([], 90)
         assert await one.reason() == (
-            "messages of Orders came by and none fits 'gold' (TAG): check the filter against what"
-            " is sent"
+            "no message of Orders has matched 'gold' (TAG): compare the filter with the messages"
         )
         first.add(messages(90), 91)
         assert await one.diagnosis.explain() == []
@@ -187,9 +188,9 @@ def test_a_filter_that_fits_nothing_and_an_idle_topic() -> None:
     run(body())
 
 
-def test_members_that_subscribe_differently() -> None:
+def test_different_subscriptions_are_explained() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         cluster.add_topic(TOPIC, {"broker-a": 4})
         cluster.members["broker-a"] = ["other"]
         one = Consumer(cluster)
@@ -197,20 +198,20 @@ def test_members_that_subscribe_differently() -> None:
         await one.balance()
         cluster.connection = ConsumerConnection(subscription_table={TOPIC: subscription("c")})
         assert await one.reason() == (
-            "members of g subscribe to Orders differently, others by 'c', we by 'a || b':"
-            " all must have the same subscription"
+            "members of g subscribe to Orders differently: others with 'c', this one with 'a || b';"
+            " all members must have the same subscriptions"
         )
         cluster.connection = ConsumerConnection(subscription_table={TOPIC: subscription("b || a")})
-        assert "nothing new" in await one.reason()
+        assert "no new messages" in await one.reason()
         cluster.connection = ConsumerConnection()
         assert "other members of g do not subscribe to Orders" in await one.reason()
         cluster.refuse[RequestCode.GET_CONSUMER_CONNECTION_LIST] = 16
-        assert "nothing new" in await one.reason()
+        assert "no new messages" in await one.reason()
 
     run(body())
 
 
-def test_each_reason_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_reason_is_logged_once_until_it_changes(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="penstock.client.consumer.diagnosis")
 
     def said() -> list[tuple[str, str]]:
@@ -219,7 +220,7 @@ def test_each_reason_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixt
         return found
 
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         one = Consumer(cluster)
         one.session.spawn(one.diagnosis.keep_explaining())
         await cluster.clock.elapse(9_000)
@@ -231,8 +232,8 @@ def test_each_reason_is_said_once_until_it_changes(caplog: pytest.LogCaptureFixt
         cluster.add_topic(TOPIC, {"broker-a": 1})
         await one.balance()
         await cluster.clock.elapse(30_000)
-        assert ("INFO", "nothing new ") in said()
-        (work,) = one.works.values()
+        assert ("INFO", "there are no") in said()
+        (work,) = one.process_queues.values()
         work.add(messages(0), 1)
         await cluster.clock.elapse(30_000)
         assert said() == []

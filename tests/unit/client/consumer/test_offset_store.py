@@ -5,23 +5,27 @@ from pathlib import Path
 
 import pytest
 
-from penstock.client.consumer.offset_store import FILE_BYTES_MAX, LocalOffsets, RemoteOffsets
+from penstock.client.consumer.offset_store import (
+    FILE_BYTES_MAX,
+    LocalFileOffsetStore,
+    RemoteBrokerOffsetStore,
+)
 from penstock.client.messages import MessageQueue
 from penstock.errors import BadSetting, GroupNotExist, PeerUnreachable, Refused
 from penstock.wire.codes import RequestCode, ResponseCode
-from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, run
+from tests.unit.client.consumer.group_kit import GROUP, FakeCluster, FakeSession, run
 
 Q = MessageQueue("t", "a", 0)
 R = MessageQueue("t", "b", 1)
 
 
-def remote() -> tuple[Cluster, RemoteOffsets]:
-    cluster = Cluster()
+def remote() -> tuple[FakeCluster, RemoteBrokerOffsetStore]:
+    cluster = FakeCluster()
     cluster.add_topic("t", {"a": 2, "b": 2})
-    return cluster, RemoteOffsets(FakeSession(cluster).real, GROUP)
+    return cluster, RemoteBrokerOffsetStore(FakeSession(cluster).real, GROUP)
 
 
-def test_memory_only_goes_up_unless_told() -> None:
+def test_offsets_in_memory_only_increase_by_default() -> None:
     _, offsets = remote()
     offsets.update(Q, 5)
     offsets.update(Q, 3)
@@ -37,7 +41,7 @@ def test_memory_only_goes_up_unless_told() -> None:
     assert offsets.snapshot("other") == {}
 
 
-def test_only_what_changed_is_sent_and_all_of_it_once_a_minute() -> None:
+def test_changed_offsets_are_stored_and_all_of_them_once_a_minute() -> None:
     async def body() -> None:
         cluster, offsets = remote()
         offsets.update(Q, 5)
@@ -59,13 +63,13 @@ def test_only_what_changed_is_sent_and_all_of_it_once_a_minute() -> None:
     run(body())
 
 
-def test_commits_of_a_queue_go_out_one_after_another() -> None:
+def test_commits_of_a_queue_are_sent_one_at_a_time() -> None:
     """A broker with several threads may handle two at once in the other order."""
 
     async def body() -> None:
         cluster, offsets = remote()
         session = FakeSession(cluster)
-        answer = cluster.hold(RequestCode.UPDATE_CONSUMER_OFFSET)
+        answer = cluster.delay(RequestCode.UPDATE_CONSUMER_OFFSET)
         offsets.update(Q, 5)
         first = session.spawn(offsets.persist())
         await cluster.clock.elapse(0)
@@ -82,7 +86,7 @@ def test_commits_of_a_queue_go_out_one_after_another() -> None:
     run(body())
 
 
-def test_a_failure_stays_due(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_commit_is_retried(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
         cluster, offsets = remote()
         offsets.update(Q, 5)
@@ -91,7 +95,7 @@ def test_a_failure_stays_due(caplog: pytest.LogCaptureFixture) -> None:
         await offsets.persist()
         await offsets.persist()
         assert cluster.stored == {R: 6}
-        assert caplog.text.count("not stored at a yet") == 1
+        assert caplog.text.count("cannot store offsets at broker a") == 1
         with pytest.raises(PeerUnreachable):
             await offsets.commit(Q, 5)
         cluster.down = set()
@@ -103,7 +107,7 @@ def test_a_failure_stays_due(caplog: pytest.LogCaptureFixture) -> None:
     run(body())
 
 
-def test_reading_tells_nothing_stored_from_not_known() -> None:
+def test_read_returns_none_for_nothing_stored_and_raises_for_unknown() -> None:
     async def body() -> None:
         cluster, offsets = remote()
         assert await offsets.read(Q) is None
@@ -123,9 +127,9 @@ def test_reading_tells_nothing_stored_from_not_known() -> None:
     run(body())
 
 
-def test_broadcast_progress_lives_in_memory() -> None:
+def test_broadcast_offsets_are_kept_in_memory() -> None:
     async def body() -> None:
-        offsets = LocalOffsets()
+        offsets = LocalFileOffsetStore()
         await offsets.load()
         assert await offsets.read(Q) is None
         offsets.update(Q, 5)
@@ -137,10 +141,10 @@ def test_broadcast_progress_lives_in_memory() -> None:
     run(body())
 
 
-def test_broadcast_progress_lives_in_a_file(tmp_path: Path) -> None:
+def test_broadcast_offsets_are_stored_in_a_file(tmp_path: Path) -> None:
     async def body() -> None:
         path = tmp_path / "deep" / "offsets.json"
-        offsets = LocalOffsets(path)
+        offsets = LocalFileOffsetStore(path)
         await offsets.load()
         await offsets.commit(Q, 5)
         offsets.update(R, 6)
@@ -152,18 +156,18 @@ def test_broadcast_progress_lives_in_a_file(tmp_path: Path) -> None:
         written = path.stat().st_mtime_ns
         await offsets.persist()
         assert path.stat().st_mtime_ns == written, "nothing new is not written"
-        again = LocalOffsets(path)
+        again = LocalFileOffsetStore(path)
         await again.load()
         assert [await again.read(Q), await again.read(R)] == [5, 7]
         path.write_bytes(b"")
-        older = LocalOffsets(str(path))
+        older = LocalFileOffsetStore(str(path))
         await older.load()
         assert [await older.read(Q), await older.read(R)] == [5, 6]
 
     run(body())
 
 
-def test_the_file_is_javas(tmp_path: Path) -> None:
+def test_offset_file_has_javas_format(tmp_path: Path) -> None:
     """The text is what a Java client wrote."""
 
     async def body() -> None:
@@ -172,7 +176,7 @@ def test_the_file_is_javas(tmp_path: Path) -> None:
             '{\n\t"offsetTable":{{\n\t\t\t"brokerName":"a",\n\t\t\t"queueId":0,\n\t\t\t"topic":"t"'
             '\n\t\t}:41\n\t}\n}'
         )  # fmt: skip
-        offsets = LocalOffsets(path)
+        offsets = LocalFileOffsetStore(path)
         await offsets.load()
         assert await offsets.read(Q) == 41
         await offsets.commit(Q, 42)
@@ -183,26 +187,26 @@ def test_the_file_is_javas(tmp_path: Path) -> None:
     run(body())
 
 
-def test_a_broken_file_is_said_and_not_overwritten(tmp_path: Path) -> None:
+def test_corrupt_offset_file_is_reported_and_not_overwritten(tmp_path: Path) -> None:
     async def body() -> None:
         path = tmp_path / "offsets.json"
         path.write_text(json.dumps({"offsetTable": "?"}))
         with pytest.raises(BadSetting, match=r"offsets\.json"):
-            await LocalOffsets(path).load()
+            await LocalFileOffsetStore(path).load()
 
     run(body())
 
 
-def test_a_file_that_cant_be_written_stays_due(
+def test_failed_write_of_the_offset_file_is_retried(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def body() -> None:
         path = tmp_path / "offsets.json"
         (tmp_path / "offsets.json.tmp").mkdir()
-        offsets = LocalOffsets(path)
+        offsets = LocalFileOffsetStore(path)
         offsets.update(Q, 5)
         await offsets.persist()
-        assert "not stored yet" in caplog.text
+        assert "cannot store offsets" in caplog.text
         (tmp_path / "offsets.json.tmp").rmdir()
         await offsets.persist()
         assert path.exists()
@@ -210,7 +214,7 @@ def test_a_file_that_cant_be_written_stays_due(
     run(body())
 
 
-def test_a_reset_is_stored_even_where_pulls_have_told_the_broker_more() -> None:
+def test_reset_offset_is_stored_despite_later_progress() -> None:
     async def body() -> None:
         cluster, offsets = remote()
         queue = Q
@@ -225,18 +229,18 @@ def test_a_reset_is_stored_even_where_pulls_have_told_the_broker_more() -> None:
     run(body())
 
 
-def test_offsets_of_a_file_that_can_not_be_are_passed_over(tmp_path: Path) -> None:
+def test_negative_offsets_in_the_file_are_ignored(tmp_path: Path) -> None:
     async def body() -> None:
         path = tmp_path / "offsets.json"
         rows = '{"brokerName":"a","queueId":0,"topic":"t"}:-7,'
         rows += '{"brokerName":"a","queueId":1,"topic":"t"}:7'
         path.write_text('{"offsetTable":{' + rows + "}}")
-        offsets = LocalOffsets(path)
+        offsets = LocalFileOffsetStore(path)
         await offsets.load()
         assert await offsets.read(MessageQueue("t", "a", 0)) is None
         assert await offsets.read(MessageQueue("t", "a", 1)) == 7
         path.write_bytes(b" " * (FILE_BYTES_MAX + 1))
         with pytest.raises(BadSetting, match="bytes"):
-            await LocalOffsets(path).load()
+            await LocalFileOffsetStore(path).load()
 
     run(body())

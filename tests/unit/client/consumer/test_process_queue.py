@@ -10,11 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from penstock.client.consumer.process_queue import FlowLimits, ProcessQueue
 from penstock.client.received_message import FINISHED, ReceivedMessage
 from penstock.errors import BadSetting
-from tests.unit.client.consumer.consumer_kit import QUEUE, messages, until, work
+from tests.unit.client.consumer.consumer_kit import QUEUE, make_process_queue, messages, until
 
 
-def test_progress_is_the_smallest_offset_in_work() -> None:
-    queue = work(10)
+def test_progress_is_the_smallest_unfinished_offset() -> None:
+    queue = make_process_queue(10)
     assert queue.progress == 10
     first, second, third = got = messages(10, 11, 14)
     queue.add(got, 16)
@@ -29,8 +29,8 @@ def test_progress_is_the_smallest_offset_in_work() -> None:
     assert queue.progress == 20
 
 
-def test_a_message_is_finished_once() -> None:
-    queue = work()
+def test_message_is_finished_once() -> None:
+    queue = make_process_queue()
     (message,) = got = messages(0)
     queue.add(got, 1)
     assert queue.finish_one(message)
@@ -41,8 +41,8 @@ def test_a_message_is_finished_once() -> None:
     assert queue.count == 0
 
 
-def test_ordered_queues_hand_out_in_order() -> None:
-    queue = work(ordered=True)
+def test_ordered_queue_gives_messages_in_order() -> None:
+    queue = make_process_queue(ordered=True)
     queue.add(messages(0, 1), 2)
     queue.add(messages(2), 3)
     assert [m.queue_offset for m in queue.take(2)] == [0, 1]
@@ -51,8 +51,8 @@ def test_ordered_queues_hand_out_in_order() -> None:
     assert queue.progress == 0
 
 
-def test_a_dropped_queue_takes_and_gives_nothing() -> None:
-    queue = work(ordered=True)
+def test_dropped_queue_ignores_messages() -> None:
+    queue = make_process_queue(ordered=True)
     queue.add(messages(0, 1), 2)
     (first,) = queue.take(1)
     queue.drop()
@@ -70,13 +70,13 @@ def test_a_dropped_queue_takes_and_gives_nothing() -> None:
         ({"span_max": 3}, "offsets"),
     ],
 )
-def test_room_comes_back_when_messages_are_finished(limits: dict[str, int], word: str) -> None:
+def test_pull_continues_when_messages_are_finished(limits: dict[str, int], word: str) -> None:
     async def main() -> None:
-        queue = work(**limits)
+        queue = make_process_queue(**limits)
         got = messages(0, 4)
         queue.add(got, 5)
         assert word in (queue.full or "")
-        waiting = asyncio.ensure_future(queue.room())
+        waiting = asyncio.ensure_future(queue.wait_for_pull())
         await asyncio.sleep(0)
         assert not waiting.done()
         queue.finish(got)
@@ -86,11 +86,11 @@ def test_room_comes_back_when_messages_are_finished(limits: dict[str, int], word
     asyncio.run(main())
 
 
-def test_pause_and_drop_end_the_wait_for_room() -> None:
+def test_resume_and_drop_end_the_wait_for_pull() -> None:
     async def main() -> None:
-        queue = work()
+        queue = make_process_queue()
         queue.pause()
-        waiting = asyncio.ensure_future(queue.room())
+        waiting = asyncio.ensure_future(queue.wait_for_pull())
         await asyncio.sleep(0)
         got = messages(0)
         queue.add(got, 1)
@@ -100,7 +100,7 @@ def test_pause_and_drop_end_the_wait_for_room() -> None:
         queue.resume()
         await waiting
         queue.pause()
-        waiting = asyncio.ensure_future(queue.room())
+        waiting = asyncio.ensure_future(queue.wait_for_pull())
         await asyncio.sleep(0)
         queue.drop()
         await waiting
@@ -108,44 +108,44 @@ def test_pause_and_drop_end_the_wait_for_room() -> None:
     asyncio.run(main())
 
 
-def test_a_wait_that_is_cancelled_leaves_nothing_behind() -> None:
+def test_cancelled_wait_leaves_no_tasks() -> None:
     async def main() -> None:
-        queue = work(messages_max=1)
+        queue = make_process_queue(messages_max=1)
         got = messages(0)
         queue.add(got, 1)
-        waiting = asyncio.ensure_future(queue.room())
+        waiting = asyncio.ensure_future(queue.wait_for_pull())
         await asyncio.sleep(0)
         waiting.cancel()
         await until(waiting.done)
         queue.finish(got)
-        await queue.room()
+        await queue.wait_for_pull()
 
     asyncio.run(main())
 
 
-def test_an_ordered_queue_has_no_span() -> None:
-    queue = work(ordered=True, span_max=1)
+def test_ordered_queue_has_no_span_limit() -> None:
+    queue = make_process_queue(ordered=True, span_max=1)
     queue.add(messages(0, 100), 101)
     assert queue.full is None
 
 
-def test_messages_begun_too_long_ago() -> None:
-    queue = work()
+def test_messages_with_stuck_handlers_are_found() -> None:
+    queue = make_process_queue()
     got = messages(0, 1, 2)
     queue.add(got, 3)
-    for message, since_ms in zip(got, (100, 200, 300), strict=True):
-        message.state, message.since_ms = 1, since_ms
+    for message, handling_since_ms in zip(got, (100, 200, 300), strict=True):
+        message.state, message.handling_since_ms = 1, handling_since_ms
     queue.finish(got[:1])
-    assert queue.begun_before(300) == [got[1]]
+    assert queue.handling_since_before(300) == [got[1]]
 
 
-def test_limits_are_checked() -> None:
+def test_flow_limits_must_be_positive() -> None:
     with pytest.raises(BadSetting, match="span_max"):
         FlowLimits(span_max=0)
 
 
-def test_what_is_finished_is_not_kept_behind_what_is_not() -> None:
-    queue = work()
+def test_finished_messages_are_released_behind_unfinished_ones() -> None:
+    queue = make_process_queue()
     queue.add(messages(0), 1)
     (later,) = got = messages(1)
     queue.add(got, 2)

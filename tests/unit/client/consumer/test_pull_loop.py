@@ -9,13 +9,13 @@ import pytest
 from penstock.client.client_session import Session
 from penstock.client.consumer.process_queue import ProcessQueue
 from penstock.client.consumer.pull_loop import (
-    AGAIN_MS,
-    AGAIN_MS_MAX,
-    BUSY_MS,
     EMPTY_MS,
+    FLOW_CONTROL_MS,
+    RETRY_MS,
+    RETRY_MS_MAX,
     PullAnswer,
     Puller,
-    Troubles,
+    PullFailures,
     read_pull,
 )
 from penstock.client.consumer.subscription import Subscription
@@ -24,7 +24,13 @@ from penstock.errors import HeaderError, PeerLost, WireError
 from penstock.wire.codes import PULL_SUSPEND, ResponseCode
 from penstock.wire.frame import BINARY, JSON, Request
 from penstock.wire.output import response
-from tests.unit.client.consumer.consumer_kit import QUEUE, PlainSession, record, until, work
+from tests.unit.client.consumer.consumer_kit import (
+    QUEUE,
+    PlainSession,
+    make_process_queue,
+    record,
+    until,
+)
 
 Step = tuple[int, Mapping[str, int], bytes] | BaseException
 
@@ -98,26 +104,31 @@ def _numbers(next_offset: int, broker: int) -> dict[str, int]:
     }  # fmt: skip
 
 
-class Pull:
-    """A puller at work."""
+class PullFixture:
+    """A running pull loop with scripted responses."""
 
     def __init__(
         self, *script: Step, queue: ProcessQueue | None = None, tags: str = "*", **more: Any
     ) -> None:
         self.server = Server(*script)
-        self.queue = queue or work(5)
+        self.queue = queue or make_process_queue(5)
         self.got: list[ReceivedMessage] = []
         self.moved: list[int] = []
         subscription = Subscription.of(QUEUE.topic, tags, version=42)
-        more.setdefault("received", lambda _, messages: self.got.extend(messages))
+        more.setdefault("on_messages", lambda _, messages: self.got.extend(messages))
         puller = Puller(
-            cast(Session, self.server), "g", self.queue, subscription=lambda: subscription,
-            moved=lambda _, offset: self.moved.append(offset), troubles=Troubles(), **more,
-        )  # fmt: skip
+            cast(Session, self.server),
+            "g",
+            self.queue,
+            subscription=lambda: subscription,
+            on_offset_moved=lambda _, offset: self.moved.append(offset),
+            failures=PullFailures(),
+            **more,
+        )
         self.task = asyncio.ensure_future(puller.run())
 
     async def idle(self) -> None:
-        """All of the script is used up, and the last pull is held."""
+        """Wait until the script is used up and the last pull is pending."""
         await until(lambda: not self.server.script)
         for _ in range(5):
             await asyncio.sleep(0)
@@ -138,9 +149,9 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_messages_are_handed_on_and_the_next_pull_goes_out_at_once() -> None:
+def test_messages_are_dispatched_and_the_next_pull_is_sent_at_once() -> None:
     async def test() -> None:
-        pull = Pull(found(7, 5, 6), found(8, 7))
+        pull = PullFixture(found(7, 5, 6), found(8, 7))
         await pull.idle()
         assert [message.queue_offset for message in pull.got] == [5, 6, 7]
         assert pull.got[0].topic == "Orders"
@@ -155,11 +166,15 @@ def test_messages_are_handed_on_and_the_next_pull_goes_out_at_once() -> None:
     run(test)
 
 
-def test_progress_never_travels_with_a_pull() -> None:
+def test_pulls_do_not_carry_offsets_to_commit() -> None:
     """Such a pull could be handled after the last commit of a consumer, and undo it."""
 
     async def test() -> None:
-        pull = Pull(found(7, 5, 6), found(8, 7), received=lambda work, some: work.finish(some))
+        pull = PullFixture(
+            found(7, 5, 6),
+            found(8, 7),
+            on_messages=lambda queue, some: queue.finish(some),
+        )
         await pull.idle()
         told = {(ext["sysFlag"], ext["commitOffset"]) for _, ext in pull.server.requests}
         assert told == {(str(PULL_SUSPEND), "0")}
@@ -170,9 +185,9 @@ def test_progress_never_travels_with_a_pull() -> None:
 
 
 @pytest.mark.parametrize("code", [ResponseCode.PULL_NOT_FOUND, ResponseCode.PULL_RETRY_IMMEDIATELY])
-def test_nothing_for_us_moves_on_and_never_back(code: int) -> None:
+def test_filtered_offsets_advance_and_never_go_back(code: int) -> None:
     async def test() -> None:
-        pull = Pull(nothing(code, 9), nothing(code, 3))
+        pull = PullFixture(nothing(code, 9), nothing(code, 3))
         await pull.idle()
         await pull.server.clock.elapse(EMPTY_MS)
         assert pull.offsets() == ["5", "9", "9"]
@@ -182,20 +197,20 @@ def test_nothing_for_us_moves_on_and_never_back(code: int) -> None:
     run(test)
 
 
-def test_a_moved_offset_ends_the_pulling(caplog: pytest.LogCaptureFixture) -> None:
+def test_offset_moved_back_ends_the_pull_loop(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        pull = Pull(nothing(ResponseCode.PULL_OFFSET_MOVED, 3))
+        pull = PullFixture(nothing(ResponseCode.PULL_OFFSET_MOVED, 3))
         await pull.task
         assert pull.moved == [3]
         assert pull.queue.dropped
 
     run(test)
-    assert "nothing at offset 5 (0 to 100 are there): on to 3" in caplog.text
+    assert "does not have offset 5 (it has 0 to 100), continuing at 3" in caplog.text
 
 
-def test_messages_that_are_deleted_at_the_broker_are_still_handled_here() -> None:
+def test_messages_deleted_at_the_broker_are_still_handled() -> None:
     async def test() -> None:
-        pull = Pull(found(7, 5, 6), nothing(ResponseCode.PULL_OFFSET_MOVED, 50))
+        pull = PullFixture(found(7, 5, 6), nothing(ResponseCode.PULL_OFFSET_MOVED, 50))
         await pull.idle()
         assert pull.moved == []
         assert (pull.queue.dropped, pull.queue.next_offset, pull.queue.progress) == (False, 50, 5)
@@ -209,9 +224,9 @@ def test_messages_that_are_deleted_at_the_broker_are_still_handled_here() -> Non
 @pytest.mark.parametrize(
     "step", [nothing(ResponseCode.PULL_NOT_FOUND, 5), nothing(20, 5), found(5), found(4)]
 )
-def test_answers_that_come_at_once_and_empty_make_no_busy_loop(step: Step) -> None:
+def test_immediate_empty_responses_do_not_cause_a_busy_loop(step: Step) -> None:
     async def test() -> None:
-        pull = Pull(step, step)
+        pull = PullFixture(step, step)
         clock = pull.server.clock
         await clock.elapse(0)
         assert len(pull.server.requests) == 1
@@ -224,9 +239,9 @@ def test_answers_that_come_at_once_and_empty_make_no_busy_loop(step: Step) -> No
     run(test)
 
 
-def test_a_suggested_replica_is_pulled_and_gets_no_progress() -> None:
+def test_suggested_replica_is_pulled() -> None:
     async def test() -> None:
-        pull = Pull(found(6, 5, broker=1), found(7, 6, broker=9), found(8, 7))
+        pull = PullFixture(found(6, 5, broker=1), found(7, 6, broker=9), found(8, 7))
         await pull.idle()
         assert [address for address, _ in pull.server.requests] == [
             "master:1", "slave:1", "master:1", "master:1"
@@ -237,34 +252,34 @@ def test_a_suggested_replica_is_pulled_and_gets_no_progress() -> None:
     run(test)
 
 
-def test_failures_are_said_once_and_tried_again_after_a_growing_while(
+def test_failures_are_logged_once_and_retried_with_back_off(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def test() -> None:
         failures: list[Step] = [PeerLost("gone", address="master:1") for _ in range(6)]
-        pull = Pull(*failures, found(6, 5))
-        wait_ms = AGAIN_MS
+        pull = PullFixture(*failures, found(6, 5))
+        wait_ms = RETRY_MS
         for tries in range(1, 7):
             await until(lambda tries=tries: len(pull.server.requests) == tries)  # type: ignore[misc]
             await pull.server.clock.elapse(wait_ms - 1)
             assert len(pull.server.requests) == tries
             await pull.server.clock.elapse(1)
-            wait_ms = min(2 * wait_ms, AGAIN_MS_MAX)
+            wait_ms = min(2 * wait_ms, RETRY_MS_MAX)
         await pull.idle()
         assert len(pull.got) == 1
         await pull.end()
 
     with caplog.at_level("INFO"):
         run(test)
-    assert caplog.text.count("a pull failed") == 1
-    assert caplog.text.count("pulls again") == 1
+    assert caplog.text.count("pull failed") == 1
+    assert caplog.text.count("pulls succeed again") == 1
 
 
-def test_a_busy_broker_is_asked_again_soon() -> None:
+def test_pull_is_retried_soon_after_flow_control() -> None:
     async def test() -> None:
-        pull = Pull((ResponseCode.FLOW_CONTROL, {}, b""), found(6, 5))
+        pull = PullFixture((ResponseCode.FLOW_CONTROL, {}, b""), found(6, 5))
         await until(lambda: len(pull.server.requests) == 1)
-        await pull.server.clock.elapse(BUSY_MS)
+        await pull.server.clock.elapse(FLOW_CONTROL_MS)
         await pull.idle()
         assert len(pull.got) == 1
         await pull.end()
@@ -272,11 +287,11 @@ def test_a_busy_broker_is_asked_again_soon() -> None:
     run(test)
 
 
-def test_a_broker_that_does_not_know_us_gets_a_heartbeat() -> None:
+def test_broker_that_does_not_know_us_gets_a_heartbeat() -> None:
     async def test() -> None:
-        pull = Pull((ResponseCode.SUBSCRIPTION_NOT_EXIST, {}, b""), found(6, 5))
+        pull = PullFixture((ResponseCode.SUBSCRIPTION_NOT_EXIST, {}, b""), found(6, 5))
         await until(lambda: len(pull.server.requests) == 1)
-        await pull.server.clock.elapse(AGAIN_MS)
+        await pull.server.clock.elapse(RETRY_MS)
         await pull.idle()
         assert (pull.server.beats, len(pull.got)) == (1, 1)
         await pull.end()
@@ -284,14 +299,14 @@ def test_a_broker_that_does_not_know_us_gets_a_heartbeat() -> None:
     run(test)
 
 
-def test_a_broker_without_address_is_looked_for() -> None:
+def test_route_of_a_broker_without_address_is_queried() -> None:
     async def test() -> None:
-        pull = Pull(found(6, 5))
+        pull = PullFixture(found(6, 5))
         pull.server.addresses = {}
-        await pull.server.clock.elapse(AGAIN_MS)
+        await pull.server.clock.elapse(RETRY_MS)
         assert pull.server.routes >= 1
         pull.server.addresses = {0: "master:2"}
-        await pull.server.clock.elapse(AGAIN_MS_MAX)
+        await pull.server.clock.elapse(RETRY_MS_MAX)
         await pull.idle()
         assert len(pull.got) == 1
         await pull.end()
@@ -299,10 +314,10 @@ def test_a_broker_without_address_is_looked_for() -> None:
     run(test)
 
 
-def test_pulling_waits_for_room_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_flow_control_pauses_pulling_and_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        queue = work(0, messages_max=2)
-        pull = Pull(found(2, 0, 1), found(4, 2, 3), found(6, 4, 5), queue=queue)
+        queue = make_process_queue(0, messages_max=2)
+        pull = PullFixture(found(2, 0, 1), found(4, 2, 3), found(6, 4, 5), queue=queue)
         for done in (2, 4, 6):
             await until(lambda done=done: len(pull.got) == done)  # type: ignore[misc]
             for _ in range(5):
@@ -314,14 +329,14 @@ def test_pulling_waits_for_room_and_says_so_once(caplog: pytest.LogCaptureFixtur
         await pull.end()
 
     run(test)
-    assert caplog.text.count("pulling waits for the handlers: 2 messages in work") == 1
+    assert caplog.text.count("pulling pauses until handlers catch up: 2 messages") == 1
 
 
-def test_a_paused_queue_is_not_pulled() -> None:
+def test_paused_queue_is_not_pulled() -> None:
     async def test() -> None:
-        queue = work(0)
+        queue = make_process_queue(0)
         queue.pause()
-        pull = Pull(found(1, 0), queue=queue)
+        pull = PullFixture(found(1, 0), queue=queue)
         for _ in range(5):
             await asyncio.sleep(0)
         assert pull.server.requests == []
@@ -334,10 +349,10 @@ def test_a_paused_queue_is_not_pulled() -> None:
     run(test)
 
 
-def test_a_queue_without_its_lock_is_not_pulled() -> None:
+def test_queue_without_lock_is_not_pulled() -> None:
     async def test() -> None:
         locked = False
-        pull = Pull(found(6, 5), may_pull=lambda _: locked)
+        pull = PullFixture(found(6, 5), may_pull=lambda _: locked)
         await pull.server.clock.elapse(2_000)
         assert pull.server.requests == []
         locked = True
@@ -349,14 +364,14 @@ def test_a_queue_without_its_lock_is_not_pulled() -> None:
     run(test)
 
 
-def test_tags_are_compared_by_text() -> None:
+def test_tags_are_compared_as_text() -> None:
     async def test() -> None:
         # "Aa" and "BB" have the same hash, so the broker sends both.
         body = b"".join(
             record(offset, properties={"TAGS": tag})
             for offset, tag in [(5, "Aa"), (6, "BB"), (7, "Aa")]
         )
-        pull = Pull((0, _numbers(8, 0), body), tags="Aa")
+        pull = PullFixture((0, _numbers(8, 0), body), tags="Aa")
         await pull.idle()
         assert [message.queue_offset for message in pull.got] == [5, 7]
         assert pull.queue.finish(pull.got) == 8
@@ -365,23 +380,23 @@ def test_tags_are_compared_by_text() -> None:
     run(test)
 
 
-def test_bad_records_are_reported_and_passed_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_bad_records_are_logged_and_skipped(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
         broken = bytearray(record(6))
         broken[4:8] = b"xxxx"
-        pull = Pull((0, _numbers(8, 0), record(5) + bytes(broken) + record(7)))
+        pull = PullFixture((0, _numbers(8, 0), record(5) + bytes(broken) + record(7)))
         await pull.idle()
         assert [message.queue_offset for message in pull.got] == [5, 7]
         assert pull.offsets() == ["5", "8"]
         await pull.end()
 
     run(test)
-    assert "a record at offset 6 can't be read and is passed over" in caplog.text
+    assert "skipping the record at offset 6" in caplog.text
 
 
-def test_an_answer_that_breaks_off_costs_one_offset() -> None:
+def test_truncated_response_skips_one_offset() -> None:
     async def test() -> None:
-        pull = Pull(
+        pull = PullFixture(
             (0, _numbers(9, 0), record(5) + b"\xff" * 50), (0, _numbers(9, 0), b"\xff" * 50),
             found(9, 7, 8),
         )  # fmt: skip
@@ -394,7 +409,7 @@ def test_an_answer_that_breaks_off_costs_one_offset() -> None:
 
 
 @pytest.mark.parametrize("encoding", [JSON, BINARY])
-def test_answers_are_read_in_place(encoding: int) -> None:
+def test_pull_responses_are_decoded_in_place(encoding: int) -> None:
     ext = {name: str(value) for name, value in _numbers(7, 1).items()}
     answer = read_pull(in_place(response(0, 1, encoding, ext=ext, body=b"abc")))
     assert answer == PullAnswer(0, 7, 0, 100, 1, b"abc", None)

@@ -43,17 +43,17 @@ JAVA: dict[str, Strategy] = {
 }
 
 
-def test_java_gives_the_same() -> None:
+def test_strategies_give_the_same_result_as_java() -> None:
     seen = 0
     for line in FIXTURE.read_text().splitlines()[1:]:
-        name, brokers, each, count, shares = line.split(" ")
+        name, brokers, each, count, allocations = line.split(" ")
         queues = queues_of(BROKERS[int(brokers)], int(each))
         clients = clients_of(int(count))
         ours = "|".join(
             ",".join(str(queues.index(q)) for q in JAVA[name]("g", client, queues, clients))
             for client in clients
         )
-        assert ours == shares, line
+        assert ours == allocations, line
         seen += 1
     assert seen == 6 * 3 * 3 * 5
 
@@ -67,18 +67,18 @@ GROUPS = st.tuples(
 
 @pytest.mark.parametrize("name", sorted(queue_assignment.STRATEGIES))
 @given(group=GROUPS)
-def test_each_queue_belongs_to_one_member(
+def test_each_queue_has_one_owner(
     name: str, group: tuple[list[tuple[str, int]], list[str]]
 ) -> None:
     brokers, ids = group
     queues = sorted(MessageQueue("t", broker, n) for broker, count in brokers for n in range(count))
     clients = queue_assignment.sorted_clients(ids)
     strategy = queue_assignment.strategy_of(name)
-    shares = [strategy("g", client, queues, clients) for client in clients]
-    assert sorted(queue for share in shares for queue in share) == queues
-    assert shares == [strategy("g", client, tuple(queues), clients) for client in clients]
+    allocations = [strategy("g", client, queues, clients) for client in clients]
+    assert sorted(queue for allocation in allocations for queue in allocation) == queues
+    assert allocations == [strategy("g", client, tuple(queues), clients) for client in clients]
     if name != "consistent_hash":
-        sizes = [len(share) for share in shares]
+        sizes = [len(allocation) for allocation in allocations]
         assert max(sizes) - min(sizes) <= 1
     assert strategy("g", "a stranger", queues, clients) == []
 
@@ -102,21 +102,21 @@ def moved(strategy: Strategy, count: int) -> int:
     return total
 
 
-def test_few_queues_move_with_sticky() -> None:
+def test_sticky_moves_few_queues() -> None:
     for count in (3, 4, 6, 8):
         assert moved(queue_assignment.sticky, count) < moved(queue_assignment.averagely, count) / 2
         assert moved(queue_assignment.sticky, count) < moved(queue_assignment.circle, count) / 2
 
 
-def test_a_callable_is_a_strategy_and_a_wrong_name_is_none() -> None:
+def test_strategy_is_a_name_or_a_function() -> None:
     assert queue_assignment.strategy_of(queue_assignment.circle) is queue_assignment.circle
     with pytest.raises(BadSetting, match="averagly"):
         queue_assignment.strategy_of("averagly")
-    with pytest.raises(BadSetting, match="0 virtual nodes"):
+    with pytest.raises(BadSetting, match="virtual_nodes is 0"):
         queue_assignment.consistent_hash(0)
 
 
-def test_clients_sort_as_java_sorts_them() -> None:
+def test_client_ids_are_sorted_as_in_java() -> None:
     assert queue_assignment.sorted_clients(["\uffff", "\U0001f600", "b", "A"]) == [
         "A", "b", "\U0001f600", "\uffff",
     ]  # fmt: skip

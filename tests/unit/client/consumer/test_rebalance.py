@@ -6,32 +6,49 @@ from typing import Any
 
 import pytest
 
-from penstock.client.consumer.dispatch.orderly import QueueLocks
-from penstock.client.consumer.offset_store import LocalOffsets, RemoteOffsets
+from penstock.client.consumer.dispatch.orderly import OrderlyQueueLocks
+from penstock.client.consumer.offset_store import LocalFileOffsetStore, RemoteBrokerOffsetStore
 from penstock.client.consumer.rebalance import Rebalancer, StartAt
 from penstock.client.messages import MessageQueue
 from penstock.errors import BadSetting
 from penstock.wire.codes import RequestCode
-from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, Hands, run
+from tests.unit.client.consumer.group_kit import GROUP, FakeCluster, FakeListener, FakeSession, run
 
 
 class Consumer:
     """A member with its rebalancer."""
 
     def __init__(
-        self, cluster: Cluster, name: str = "me", *, topics: tuple[str, ...] = ("t",),
-        orderly: bool = False, start_at: StartAt = "last", broadcast: bool = False,
+        self,
+        cluster: FakeCluster,
+        name: str = "me",
+        *,
+        topics: tuple[str, ...] = ("t",),
+        orderly: bool = False,
+        start_at: StartAt = "last",
+        broadcast: bool = False,
         strategy: str = "averagely",
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.session = FakeSession(cluster, name)
-        self.hands = Hands(topics)
+        self.listener = FakeListener(topics)
         session = self.session.real
-        self.offsets = LocalOffsets() if broadcast else RemoteOffsets(session, GROUP)
-        self.locks = QueueLocks(session, GROUP) if orderly else None
+        self.offsets = (
+            LocalFileOffsetStore() if broadcast else RemoteBrokerOffsetStore(session, GROUP)
+        )
+        self.locks = OrderlyQueueLocks(session, GROUP, self._lock_lost) if orderly else None
         self.rebalancer = Rebalancer(
-            session, GROUP, self.hands, self.offsets, locks=self.locks, start_at=start_at,
-            broadcast=broadcast, strategy=strategy,
-        )  # fmt: skip
+            session,
+            GROUP,
+            self.listener,
+            self.offsets,
+            locks=self.locks,
+            start_at=start_at,
+            broadcast=broadcast,
+            strategy=strategy,
+        )
+
+    def _lock_lost(self, queue: MessageQueue) -> None:
+        self.rebalancer.lock_lost(queue)
 
     async def __aenter__(self) -> "Consumer":
         await self.session.send_heartbeats()
@@ -48,17 +65,17 @@ class Consumer:
             members.remove(self.session.client_id)
 
 
-def test_one_member_has_all_and_begins_where_it_asked() -> None:
+def test_single_member_gets_all_queues_and_starts_as_configured() -> None:
     async def body(start_at: StartAt, topic: str, offset: int) -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic(topic, {"a": 2, "b": 1})
         cluster.ends = dict.fromkeys(queues, (3, 9))
         cluster.stored[queues[1]] = 5
         async with Consumer(cluster, topics=(topic,), start_at=start_at) as one:
-            assert one.hands.holds == {queues[0]: offset, queues[1]: 5, queues[2]: offset}
-            assert one.rebalancer.ours == set(queues)
-            assert one.rebalancer.begun_at(queues[0]) == offset
-            assert [share.clients for share in one.hands.shares] == [("me",)]
+            assert one.listener.queues == {queues[0]: offset, queues[1]: 5, queues[2]: offset}
+            assert one.rebalancer.assigned == set(queues)
+            assert one.rebalancer.start_offset(queues[0]) == offset
+            assert [allocation.clients for allocation in one.listener.allocations] == [("me",)]
 
     moment = datetime.fromtimestamp(1_700_000_000.007, UTC)
     run(body("last", "t", 9))
@@ -69,9 +86,9 @@ def test_one_member_has_all_and_begins_where_it_asked() -> None:
     run(body(moment, "%RETRY%g", 3))
 
 
-def test_members_share_without_overlap_and_progress_travels() -> None:
+def test_members_get_disjoint_queues_and_offsets_are_handed_over() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 4, "b": 4})
         async with Consumer(cluster, "1") as one:
             for queue in queues:
@@ -80,20 +97,20 @@ def test_members_share_without_overlap_and_progress_travels() -> None:
                 one.rebalancer.wake()
                 two.rebalancer.wake()
                 await cluster.clock.elapse(1_000)
-                assert list(one.hands.holds) == queues[:4]
-                assert two.hands.holds == dict.fromkeys(queues[4:], 10)
+                assert list(one.listener.queues) == queues[:4]
+                assert two.listener.queues == dict.fromkeys(queues[4:], 10)
                 await two.leave()
                 one.rebalancer.wake()
                 await cluster.clock.elapse(1_000)
-                assert sorted(one.hands.holds) == queues
+                assert sorted(one.listener.queues) == queues
             assert {q: cluster.stored[q] for q in queues[4:]} == dict.fromkeys(queues[4:], 10)
 
     run(body())
 
 
-def test_a_burst_of_notifications_is_one_rebalance() -> None:
+def test_burst_of_notifications_causes_one_rebalance() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         cluster.add_topic("t", {"a": 4})
         async with Consumer(cluster) as one:
             before = cluster.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP)
@@ -108,59 +125,59 @@ def test_a_burst_of_notifications_is_one_rebalance() -> None:
     run(body())
 
 
-def test_a_topic_that_appears_later_is_taken_soon() -> None:
+def test_topic_created_later_is_assigned_soon() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         async with Consumer(cluster) as one:
-            assert one.rebalancer.shares["t"].problem is not None
+            assert one.rebalancer.allocations["t"].problem is not None
             await cluster.clock.elapse(5_000)
             queues = cluster.add_topic("t", {"a": 2})
             await one.session.send_heartbeats()
             await cluster.clock.elapse(8_000)
-            assert list(one.hands.holds) == queues
-            assert one.rebalancer.shares["t"].problem is None
+            assert list(one.listener.queues) == queues
+            assert one.rebalancer.allocations["t"].problem is None
 
     run(body())
 
 
-def test_what_a_broker_does_not_tell_changes_nothing() -> None:
+def test_failed_query_of_members_changes_nothing() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2, "b": 2})
         async with Consumer(cluster) as one:
             cluster.down = {"a"}
             assert await one.rebalancer.rebalance(), "b tells the members too"
             cluster.down = {"a", "b"}
             assert not await one.rebalancer.rebalance()
-            assert sorted(one.hands.holds) == queues
+            assert sorted(one.listener.queues) == queues
 
     run(body())
 
 
-def test_a_broker_that_forgot_us_is_told_before_it_is_believed() -> None:
+def test_broker_that_lost_our_registration_gets_a_heartbeat_and_is_queried_again() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 4})
         async with Consumer(cluster, "2") as one:
             cluster.members["a"] = ["1"]
             assert await one.rebalancer.rebalance()
             await cluster.clock.elapse(0)
-            assert list(one.hands.holds) == queues[2:]
+            assert list(one.listener.queues) == queues[2:]
 
     run(body())
 
 
-def test_a_queue_without_a_beginning_is_tried_again() -> None:
+def test_unknown_start_offset_is_queried_again() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         cluster.refuse[RequestCode.GET_MAX_OFFSET] = 1
         async with Consumer(cluster, orderly=True) as one:
-            assert not one.hands.holds
+            assert not one.listener.queues
             assert not cluster.locked, "what is not taken is not kept from others"
             cluster.refuse.clear()
             await cluster.clock.elapse(2_000)
-            assert list(one.hands.holds) == queues
+            assert list(one.listener.queues) == queues
             assert set(cluster.locked) == set(queues)
 
     run(body())
@@ -168,36 +185,36 @@ def test_a_queue_without_a_beginning_is_tried_again() -> None:
 
 def test_ordered_queues_wait_for_their_lock() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         free = asyncio.Event()
         async with Consumer(cluster, "1", orderly=True) as one:
-            one.hands.on_drop = free.wait
+            one.listener.on_remove = free.wait
             for queue in queues:
                 one.offsets.update(queue, 4)
             async with Consumer(cluster, "2", orderly=True) as two:
                 await one.rebalancer.rebalance()
                 await cluster.clock.elapse(10_000)
-                assert list(one.hands.holds) == queues[:1]
-                assert not two.hands.holds, "a handler of the other member still works on it"
-                share = two.rebalancer.shares["t"]
-                assert share.problem == "1 queues are still locked by another member"
+                assert list(one.listener.queues) == queues[:1]
+                assert not two.listener.queues, "a handler of the other member still works on it"
+                allocation = two.rebalancer.allocations["t"]
+                assert allocation.problem == "1 queues are still locked by another member"
                 free.set()
                 await cluster.clock.elapse(10_000)
-                assert two.hands.holds == {queues[1]: 4}
+                assert two.listener.queues == {queues[1]: 4}
 
     run(body())
 
 
-def test_close_stores_and_unlocks_everything() -> None:
+def test_close_stores_offsets_and_unlocks_queues() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2, "b": 2})
         async with Consumer(cluster, orderly=True) as one:
             for queue in queues:
                 one.offsets.update(queue, 4)
             await one.rebalancer.close()
-            assert not one.hands.holds
+            assert not one.listener.queues
             assert not cluster.locked
             assert cluster.stored == dict.fromkeys(queues, 4)
             assert not one.session.tasks
@@ -205,44 +222,44 @@ def test_close_stores_and_unlocks_everything() -> None:
     run(body())
 
 
-def test_a_queue_given_up_begins_anew_at_the_stored_offset() -> None:
+def test_restarted_queue_starts_at_the_stored_offset() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         async with Consumer(cluster) as one:
             one.offsets.freeze(queues[0], 77)
-            await one.rebalancer.give_up(queues[0])
-            assert list(one.hands.holds) == queues[1:]
+            await one.rebalancer.restart_queue(queues[0])
+            assert list(one.listener.queues) == queues[1:]
             await cluster.clock.elapse(1_000)
-            assert one.hands.holds == {queues[1]: 0, queues[0]: 77}
+            assert one.listener.queues == {queues[1]: 0, queues[0]: 77}
 
     run(body())
 
 
-def test_topics_that_are_not_wanted_any_more_are_dropped() -> None:
+def test_queues_of_unsubscribed_topics_are_released() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         cluster.add_topic("t", {"a": 2})
         queues = cluster.add_topic("u", {"a": 1})
         async with Consumer(cluster, topics=("t", "u")) as one:
-            one.hands.wanted.remove("t")
+            one.listener.wanted.remove("t")
             assert await one.rebalancer.rebalance()
             await cluster.clock.elapse(0)
-            assert list(one.hands.holds) == queues
-            assert list(one.rebalancer.shares) == ["u"]
+            assert list(one.listener.queues) == queues
+            assert list(one.rebalancer.allocations) == ["u"]
 
     run(body())
 
 
-def test_broadcast_takes_all_and_asks_nobody() -> None:
+def test_broadcast_assigns_all_queues_without_queries() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         async with (
             Consumer(cluster, "1", broadcast=True) as one,
             Consumer(cluster, "2", broadcast=True) as two,
         ):
-            assert list(one.hands.holds) == list(two.hands.holds) == queues
+            assert list(one.listener.queues) == list(two.listener.queues) == queues
             assert cluster.count(RequestCode.GET_CONSUMER_LIST_BY_GROUP) == 0
             await one.rebalancer.close()
             assert cluster.count(RequestCode.UPDATE_CONSUMER_OFFSET) == 0
@@ -250,9 +267,9 @@ def test_broadcast_takes_all_and_asks_nobody() -> None:
     run(body())
 
 
-def test_a_notification_ends_the_patience_that_failures_have_taught() -> None:
+def test_notification_resets_the_back_off() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         async with Consumer(cluster, "2", orderly=True) as two:
             await two.rebalancer.close()
@@ -265,47 +282,47 @@ def test_a_notification_ends_the_patience_that_failures_have_taught() -> None:
             assert cluster.count(RequestCode.LOCK_BATCH_MQ) == before + 2
             cluster.locked.clear()
             await cluster.clock.elapse(5_000)
-            assert list(two.hands.holds) == queues
+            assert list(two.listener.queues) == queues
 
     run(body())
 
 
-def test_members_with_one_name_are_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_duplicate_client_ids_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         cluster.add_topic("t", {"a": 2})
         cluster.members["a"] = ["me", "me"]
         async with Consumer(cluster) as one:
             await cluster.clock.elapse(1_000)
             await one.rebalancer.rebalance()
-            assert caplog.text.count("several members are called me") == 1
+            assert caplog.text.count("several members have the client id me") == 1
 
     run(body())
 
 
-def test_a_strategy_of_ones_own_may_fail() -> None:
+def test_failing_strategy_changes_nothing() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         async with Consumer(cluster) as one:
             one.rebalancer._strategy = lambda *_: [MessageQueue("t", "z", 9)]
             assert not await one.rebalancer.rebalance()
-            assert "not there" in str(one.rebalancer.shares["t"].problem)
+            assert "unknown queues" in str(one.rebalancer.allocations["t"].problem)
             one.rebalancer._strategy = lambda *_: 1 / 0  # type: ignore[assignment]
             assert not await one.rebalancer.rebalance()
-            assert list(one.hands.holds) == queues
+            assert list(one.listener.queues) == queues
 
     run(body())
 
 
-def test_what_is_no_beginning_is_refused() -> None:
+def test_bad_start_at_is_refused() -> None:
     with pytest.raises(BadSetting, match="newest"):
-        Consumer(Cluster(), start_at="newest")  # type: ignore[arg-type]
+        Consumer(FakeCluster(), start_at="newest")  # type: ignore[arg-type]
 
 
-def test_a_queue_whose_lock_is_lost_begins_anew_where_the_other_has_come_to() -> None:
+def test_queue_with_a_lost_lock_restarts_at_the_offset_of_the_other_member() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         async with Consumer(cluster, orderly=True) as one:
             assert one.locks is not None
@@ -314,18 +331,18 @@ def test_a_queue_whose_lock_is_lost_begins_anew_where_the_other_has_come_to() ->
             cluster.locked[queues[0]] = ("other", cluster.clock.now_ms())
             cluster.stored[queues[0]] = 200
             await cluster.clock.elapse(21_000)
-            assert list(one.hands.holds) == queues[1:]
+            assert list(one.listener.queues) == queues[1:]
             assert cluster.stored[queues[0]] == 200, "our progress is not that of the group"
             cluster.locked.pop(queues[0])
             await cluster.clock.elapse(10_000)
-            assert one.hands.holds[queues[0]] == 200
+            assert one.listener.queues[queues[0]] == 200
 
     run(body())
 
 
-def test_a_lock_that_a_broker_may_have_given_away_meanwhile_counts_as_lost() -> None:
+def test_lock_that_may_have_expired_counts_as_lost() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 1})
         async with Consumer(cluster, orderly=True) as one:
             assert one.locks is not None
@@ -336,57 +353,57 @@ def test_a_lock_that_a_broker_may_have_given_away_meanwhile_counts_as_lost() -> 
             cluster.down = set()
             cluster.stored[queues[0]] = 200
             await cluster.clock.elapse(10_000)
-            assert one.hands.holds == {queues[0]: 200}
+            assert one.listener.queues == {queues[0]: 200}
 
     run(body())
 
 
-def test_a_strategy_of_ones_own_may_give_nonsense() -> None:
+def test_strategy_with_unknown_queues_changes_nothing() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 2})
         async with Consumer(cluster) as one:
             things: list[list[Any]] = [[None, 3], [[]], [queues[0], "x"]]
             for nonsense in things:
                 one.rebalancer._strategy = lambda *_, found=nonsense: found
                 assert not await one.rebalancer.rebalance()
-                assert one.rebalancer.shares["t"].problem is not None
-            assert list(one.hands.holds) == queues
+                assert one.rebalancer.allocations["t"].problem is not None
+            assert list(one.listener.queues) == queues
             one.rebalancer._strategy = lambda *_: []
             assert await one.rebalancer.rebalance()
             await cluster.clock.elapse(0)
             one.rebalancer._strategy = lambda *_: [queues[0], queues[0]]
             assert await one.rebalancer.rebalance()
-            assert list(one.hands.holds) == queues[:1], "taken once"
+            assert list(one.listener.queues) == queues[:1], "taken once"
 
     run(body())
 
 
-def test_a_refusal_to_tell_the_members_is_said_as_such() -> None:
+def test_refused_member_list_is_reported() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         cluster.add_topic("t", {"a": 2})
         cluster.refuse[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = 16
         async with Consumer(cluster) as one:
-            assert "refused by the test" in str(one.rebalancer.shares["t"].problem)
+            assert "refused by the test" in str(one.rebalancer.allocations["t"].problem)
 
     run(body())
 
 
-def test_a_topic_that_is_not_wanted_any_more_when_its_queue_comes_is_not_taken() -> None:
+def test_queue_of_an_unsubscribed_topic_is_not_started() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 1})
         async with Consumer(cluster, topics=()) as one:
-            one.hands.wanted = ["t"]
+            one.listener.wanted = ["t"]
             working = asyncio.ensure_future(one.rebalancer.rebalance())
             while not cluster.count(RequestCode.QUERY_CONSUMER_OFFSET):
                 await asyncio.sleep(0)
-            one.hands.wanted = []
+            one.listener.wanted = []
             await working
-            assert not one.rebalancer.ours
-            one.hands.wanted = ["t"]
+            assert not one.rebalancer.assigned
+            one.listener.wanted = ["t"]
             await one.rebalancer.rebalance()
-            assert list(one.hands.holds) == queues
+            assert list(one.listener.queues) == queues
 
     run(body())

@@ -7,21 +7,21 @@ from penstock.errors import BadFilter
 
 
 @pytest.mark.parametrize("text", ["*", "", "  ", " * ", "||", "a || *", None])
-def test_everything(text: str | None) -> None:
+def test_subscription_to_all_tags(text: str | None) -> None:
     assert split_tags(text) is None
     data = Subscription.of("T", text, version=7).data()
     assert (data.sub_string, data.tags_set, data.code_set) == ("*", frozenset(), frozenset())
     assert (data.topic, data.sub_version, data.expression_type) == ("T", 7, "TAG")
 
 
-def test_tags_with_their_hashes() -> None:
+def test_subscription_data_has_tags_and_hashes() -> None:
     data = Subscription.of("T", " TagB||TagA || order-created", version=7).data()
     assert data.sub_string == "TagA || TagB || order-created"
     assert data.tags_set == {"TagA", "TagB", "order-created"}
     assert data.code_set == {2598919, 2598920, -392709271}
 
 
-def test_sql() -> None:
+def test_sql_subscription() -> None:
     subscription = Subscription.of("T", "*", "a > 5", version=7)
     data = subscription.data()
     assert (data.sub_string, data.expression_type, data.tags_set) == ("a > 5", "SQL92", set())
@@ -31,7 +31,7 @@ def test_sql() -> None:
             Subscription.of("T", tags, sql, version=7)
 
 
-def test_handlers_of_one_topic_want_things_together() -> None:
+def test_subscriptions_of_two_handlers_are_merged() -> None:
     a, b = Subscription.of("T", "a", version=1), Subscription.of("T", "b || c", version=2)
     assert a.merged(b).tags == {"a", "b", "c"}
     assert a.merged(b).version == 2

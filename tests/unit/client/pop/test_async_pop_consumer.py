@@ -12,7 +12,7 @@ import pytest
 
 from penstock.client.consumer.dispatch.handlers import Retry
 from penstock.client.pop.async_pop_consumer import AsyncPopConsumer
-from penstock.client.pop.invisible_time import loan_of
+from penstock.client.pop.popped_messages import receipt_of
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import (
     BadFilter,
@@ -25,7 +25,7 @@ from penstock.errors import (
 )
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.receipt_handle import RetryKind
-from tests.unit.client.client_kit import BROKER, ClientHouse, HouseSession, session_of
+from tests.unit.client.client_kit import BROKER, ClientBrokerFixture, FixtureSession, session_of
 from tests.unit.client.consumer.consumer_kit import messages as plain_messages
 from tests.unit.client.consumer.consumer_kit import until
 
@@ -37,16 +37,16 @@ CHANGE = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
 class Scene:
     """A broker, a session and a consumer of the group G."""
 
-    def __init__(self, home: ClientHouse, **options: Any) -> None:
-        self.home = home
-        self.session = HouseSession(home)
+    def __init__(self, broker_fixture: ClientBrokerFixture, **options: Any) -> None:
+        self.broker_fixture = broker_fixture
+        self.session = FixtureSession(broker_fixture)
         with session_of("pop.async_pop_consumer", self.session):
             self.consumer = AsyncPopConsumer(group="G", start_at="first", **options)
 
     def send(self, *bodies: str, topic: str = "T", queue_id: int = 0, tag: str = "") -> None:
         for body in bodies:
-            assert self.home.send(topic, queue_id, body.encode(), tag).code == 0
-        self.home.store.publish()
+            assert self.broker_fixture.send(topic, queue_id, body.encode(), tag).code == 0
+        self.broker_fixture.store.publish()
 
     async def receive(self, **options: Any) -> list[ReceivedMessage]:
         return await self.consumer.receive(wait_ms=0, **options)
@@ -76,8 +76,8 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
 @asynccontextmanager
 async def scene(root: Path, *, subscribe: bool = True, **options: Any) -> AsyncIterator[Scene]:
-    home = ClientHouse(root)
-    made = Scene(home, **options)
+    broker_fixture = ClientBrokerFixture(root)
+    made = Scene(broker_fixture, **options)
     try:
         if subscribe:
             made.send("first")
@@ -89,13 +89,13 @@ async def scene(root: Path, *, subscribe: bool = True, **options: Any) -> AsyncI
                 made.session.counts.clear()
             yield made
     finally:
-        home.close()
+        broker_fixture.close()
 
 
 # --- receiving
 
 
-def test_what_is_received_is_lent_until_it_is_acknowledged(play: Any) -> None:
+def test_received_message_is_invisible_until_it_is_acknowledged(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send("a", "b")
         a, b = await scene.receive(invisible_ms=10_000)
@@ -105,7 +105,7 @@ def test_what_is_received_is_lent_until_it_is_acknowledged(play: Any) -> None:
         await scene.session.elapse(11_000)
         (again,) = await scene.receive()
         assert (again.body, again.topic, again.reconsume_times) == (b"b", "T", 1)
-        assert loan_of(again).receipt.kind is not RetryKind.NORMAL
+        assert receipt_of(again).handle.kind is not RetryKind.NORMAL
         await scene.consumer.ack(again)
         await scene.consumer.ack(again)  # says nothing more
         await scene.session.elapse(100_000)
@@ -116,7 +116,7 @@ def test_what_is_received_is_lent_until_it_is_acknowledged(play: Any) -> None:
     play(body)
 
 
-def test_receiving_waits_for_messages(play: Any) -> None:
+def test_receive_waits_for_messages(play: Any) -> None:
     async def body(scene: Scene) -> None:
         waiting = asyncio.ensure_future(scene.consumer.receive(wait_ms=30_000))
         await scene.session.elapse(25_000)
@@ -134,7 +134,7 @@ def test_receiving_waits_for_messages(play: Any) -> None:
     play(body)
 
 
-def test_several_topics_are_watched_at_once(play: Any) -> None:
+def test_receive_waits_for_several_topics_at_once(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send("u", topic="U")
         scene.consumer.subscribe("U")
@@ -158,7 +158,7 @@ def test_several_topics_are_watched_at_once(play: Any) -> None:
     play(body)
 
 
-def test_a_broker_that_lets_nobody_wait_is_not_flooded(play: Any) -> None:
+def test_busy_broker_is_not_flooded_with_pops(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.session.refuse[POP] = ResponseCode.POLLING_FULL
         waiting = asyncio.ensure_future(scene.consumer.receive(wait_ms=10_000))
@@ -169,7 +169,7 @@ def test_a_broker_that_lets_nobody_wait_is_not_flooded(play: Any) -> None:
     play(body)
 
 
-def test_what_comes_after_a_cancelled_receive_is_not_lost(play: Any) -> None:
+def test_messages_of_a_cancelled_receive_are_not_lost(play: Any) -> None:
     async def body(scene: Scene) -> None:
         for _ in range(3):
             waiting = asyncio.ensure_future(scene.consumer.receive(wait_ms=15_000))
@@ -187,7 +187,7 @@ def test_what_comes_after_a_cancelled_receive_is_not_lost(play: Any) -> None:
     play(body)
 
 
-def test_what_was_lent_to_a_cancelled_receive_and_forgotten_comes_back(play: Any) -> None:
+def test_messages_of_an_abandoned_receive_become_visible_again(play: Any) -> None:
     async def body(scene: Scene) -> None:
         waiting = asyncio.ensure_future(scene.consumer.receive(wait_ms=15_000, invisible_ms=5_000))
         await scene.session.elapse(100)
@@ -201,7 +201,7 @@ def test_what_was_lent_to_a_cancelled_receive_and_forgotten_comes_back(play: Any
     play(body)
 
 
-def test_filters_go_with_each_pop(play: Any) -> None:
+def test_filter_is_sent_with_each_pop(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.consumer.subscribe("T", "x || y")
         scene.send("1", tag="x")
@@ -224,10 +224,10 @@ def test_filters_go_with_each_pop(play: Any) -> None:
     play(body)
 
 
-def test_wrong_calls_say_what_to_do(play: Any) -> None:
+def test_wrong_calls_have_a_hint(play: Any) -> None:
     async def body(scene: Scene) -> None:
         consumer = scene.consumer
-        with pytest.raises(InvalidParameter, match="subscribe"):
+        with pytest.raises(InvalidParameter, match="subscription"):
             await consumer.receive()
         consumer.subscribe("nowhere")
         with pytest.raises(NoRoute, match="nowhere"):
@@ -255,7 +255,7 @@ def test_wrong_calls_say_what_to_do(play: Any) -> None:
 # --- giving back
 
 
-def test_acknowledgements_travel_together(play: Any) -> None:
+def test_acks_are_sent_in_batches(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send(*map(str, range(60)))
         scene.send(*map(str, range(60, 90)), queue_id=2)
@@ -271,7 +271,7 @@ def test_acknowledgements_travel_together(play: Any) -> None:
     play(body)
 
 
-def test_a_broker_without_batches_gets_single_acknowledgements(play: Any) -> None:
+def test_broker_without_batch_ack_gets_single_acks(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.session.refuse[BATCH_ACK] = ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         for number in range(2):
@@ -286,7 +286,7 @@ def test_a_broker_without_batches_gets_single_acknowledgements(play: Any) -> Non
 
 
 @pytest.mark.parametrize("lost", ["request", "answer"])
-def test_lost_acknowledgements_are_repeated(play: Any, lost: str) -> None:
+def test_lost_acks_are_retried(play: Any, lost: str) -> None:
     async def body(scene: Scene) -> None:
         scene.send("a")
         (message,) = await scene.receive()
@@ -310,7 +310,7 @@ def test_lost_acknowledgements_are_repeated(play: Any, lost: str) -> None:
     play(body)
 
 
-def test_a_loan_is_extended(play: Any) -> None:
+def test_invisible_time_is_extended(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send("a", "b")
         a, b = await scene.receive(invisible_ms=5_000)
@@ -332,7 +332,7 @@ def test_a_loan_is_extended(play: Any) -> None:
     play(body)
 
 
-def test_an_acknowledgement_waits_for_an_extension_on_its_way(play: Any) -> None:
+def test_ack_waits_for_an_extension_in_flight(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send("a")
         (a,) = await scene.receive(invisible_ms=5_000)
@@ -346,7 +346,7 @@ def test_an_acknowledgement_waits_for_an_extension_on_its_way(play: Any) -> None
 # --- in order
 
 
-def test_in_order_a_queue_is_closed_until_all_is_acknowledged(play: Any) -> None:
+def test_fifo_queue_is_blocked_until_all_messages_are_acknowledged(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send(*"abcd")
         assert await scene.bodies(count_max=2, invisible_ms=9_000) == ["a", "b"]
@@ -365,7 +365,7 @@ def test_in_order_a_queue_is_closed_until_all_is_acknowledged(play: Any) -> None
     play(body, fifo=True)
 
 
-def test_in_order_a_lost_answer_is_given_again(play: Any) -> None:
+def test_fifo_pop_with_a_lost_response_is_repeated(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send("a", "b")
         scene.session.lose = lambda code: "answer" if code == POP else None
@@ -433,7 +433,7 @@ def test_handled_messages_are_acknowledged(play: Any) -> None:
     play(body)
 
 
-def test_failed_messages_come_again_at_growing_distances_and_end_as_dead_letters(
+def test_failed_messages_are_redelivered_with_growing_delays_until_they_are_dead_letters(
     play: Any,
 ) -> None:
     async def body(scene: Scene) -> None:
@@ -447,21 +447,21 @@ def test_failed_messages_come_again_at_growing_distances_and_end_as_dead_letters
     play(body)
 
 
-def test_dead_letters(play: Any) -> None:
+def test_failed_message_with_negative_level_becomes_a_dead_letter(play: Any) -> None:
     async def body(scene: Scene) -> None:
         handled = Handled(scene, {"a": [False] * 9, "b": [Retry(-1)], "c": [Retry(1), Retry(18)]})
         async with running(scene):
             scene.send("a", "b", "c")
             await scene.session.elapse(100_000)
         assert Counter(text for text, _ in handled.seen) == {"a": 2, "b": 1, "c": 2}
-        dead = scene.home.store.max_offset("%DLQ%G", 0)
+        dead = scene.broker_fixture.store.max_offset("%DLQ%G", 0)
         assert dead == 3
-        scene.home.tick(1000)
+        scene.broker_fixture.tick(1000)
 
     play(body, retries_max=1)
 
 
-def test_a_loan_is_renewed_while_the_handler_lives(play: Any) -> None:
+def test_invisible_time_is_extended_while_the_handler_runs(play: Any) -> None:
     async def body(scene: Scene) -> None:
         done = asyncio.Event()
         handled = Handled(scene, {"long": [done]})
@@ -478,7 +478,7 @@ def test_a_loan_is_renewed_while_the_handler_lives(play: Any) -> None:
     play(body, invisible_ms=5_000)
 
 
-def test_a_handler_that_never_comes_back_loses_its_message(play: Any) -> None:
+def test_message_of_a_stuck_handler_is_redelivered(play: Any) -> None:
     async def body(scene: Scene) -> None:
         handled = Handled(scene, {"hangs": [asyncio.Event()]})
         async with running(scene):
@@ -489,7 +489,7 @@ def test_a_handler_that_never_comes_back_loses_its_message(play: Any) -> None:
     play(body, invisible_ms=5_000, consume_timeout_ms=20_000, drain_ms=10)
 
 
-def test_no_more_is_popped_than_there_is_room_for(play: Any) -> None:
+def test_pops_are_limited_by_messages_max(play: Any) -> None:
     async def body(scene: Scene) -> None:
         gate = asyncio.Event()
         handled = Handled(scene, {str(n): [gate] for n in range(100)})
@@ -505,7 +505,7 @@ def test_no_more_is_popped_than_there_is_room_for(play: Any) -> None:
     play(body, concurrency=4, messages_max=10)
 
 
-def test_closing_waits_for_handlers_and_hands_back_the_rest(play: Any) -> None:
+def test_close_waits_for_handlers_and_returns_other_messages(play: Any) -> None:
     async def body(scene: Scene) -> None:
         gate = asyncio.Event()
         handled = Handled(scene, {"0": [gate]})
@@ -523,7 +523,7 @@ def test_closing_waits_for_handlers_and_hands_back_the_rest(play: Any) -> None:
     play(body, concurrency=1, invisible_ms=60_000)
 
 
-def test_handlers_that_do_not_end_are_cancelled_and_their_messages_handed_back(play: Any) -> None:
+def test_close_cancels_stuck_handlers_and_returns_their_messages(play: Any) -> None:
     async def body(scene: Scene) -> None:
         handled = Handled(scene, {"a": [asyncio.Event()]})
         async with running(scene):
@@ -537,7 +537,7 @@ def test_handlers_that_do_not_end_are_cancelled_and_their_messages_handed_back(p
     play(body, drain_ms=2_000)
 
 
-def test_in_order_a_failure_holds_up_its_queue_only(play: Any) -> None:
+def test_fifo_failure_blocks_only_its_queue(play: Any) -> None:
     async def body(scene: Scene) -> None:
         handled = Handled(scene, {"b": [False, False]})
         async with running(scene):
@@ -576,7 +576,7 @@ def test_plain_functions_run_in_threads(play: Any) -> None:
     play(body)
 
 
-def test_one_broker_that_fails_does_not_end_the_work(play: Any) -> None:
+def test_failure_of_one_broker_does_not_stop_the_others(play: Any) -> None:
     async def body(scene: Scene) -> None:
         handled = Handled(scene)
         async with running(scene):

@@ -19,11 +19,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from penstock.client.pop.async_pop_consumer import AsyncPopConsumer
-from penstock.client.pop.invisible_time import loan_of
+from penstock.client.pop.popped_messages import receipt_of
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import NotInFlight, PeerTimeout
 from penstock.wire.codes import RequestCode
-from tests.unit.client.client_kit import ClientHouse, HouseSession, session_of
+from tests.unit.client.client_kit import ClientBrokerFixture, FixtureSession, session_of
 
 LENT_MS = st.sampled_from([1_000, 4_000, 10_000])
 CODES = [
@@ -41,7 +41,7 @@ class PopClientMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.folder = tempfile.TemporaryDirectory(prefix="penstock-pop-")
-        self.home = ClientHouse(Path(self.folder.name) / "store")
+        self.broker_fixture = ClientBrokerFixture(Path(self.folder.name) / "store")
         self.sent: set[bytes] = set()
         self.acked: set[bytes] = set()
         self.unsure: set[bytes] = set()
@@ -53,7 +53,7 @@ class PopClientMachine(RuleBasedStateMachine):
     @initialize()
     def begin(self) -> None:
         async def start() -> None:
-            self.session = HouseSession(self.home)
+            self.session = FixtureSession(self.broker_fixture)
             self.session.lose = self.is_lost
             with session_of("pop.async_pop_consumer", self.session):
                 self.consumer = AsyncPopConsumer(group="G", start_at="first")
@@ -69,7 +69,7 @@ class PopClientMachine(RuleBasedStateMachine):
         finally:
             self.loop.run_until_complete(self.consumer.close())
             self.loop.close()
-            self.home.close()
+            self.broker_fixture.close()
             self.folder.cleanup()
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
@@ -94,9 +94,9 @@ class PopClientMachine(RuleBasedStateMachine):
     def send(self, queue_id: int, count: int) -> None:
         for _ in range(count):
             body = b"%d" % len(self.sent)
-            assert self.home.send("T", queue_id, body).code == 0
+            assert self.broker_fixture.send("T", queue_id, body).code == 0
             self.sent.add(body)
-        self.home.store.publish()
+        self.broker_fixture.store.publish()
 
     @rule(count_max=st.integers(1, 32), lent_ms=LENT_MS, new=st.integers(0, 3))
     def receive(self, count_max: int, lent_ms: int, new: int) -> None:
@@ -117,7 +117,7 @@ class PopClientMachine(RuleBasedStateMachine):
             assert body not in self.acked, "acknowledged, and here again"
             if body in self.lent and body not in self.unsure:
                 assert self.lent[body][1] <= self.now_ms, "lent, and here again"
-            self.lent[body] = message, loan_of(message).ends_ms
+            self.lent[body] = message, receipt_of(message).visible_ms
             self.unsure.discard(body)
         return messages
 

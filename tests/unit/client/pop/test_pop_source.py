@@ -2,8 +2,7 @@
 
 import pytest
 
-from penstock.client.pop.invisible_time import loan_of
-from penstock.client.pop.popped_messages import Place, read_popped
+from penstock.client.pop.popped_messages import PopTarget, read_popped, receipt_of
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import HeaderError
 from penstock.transport.peer import Response
@@ -21,26 +20,26 @@ def answer(**ext: str) -> Response:
 
 
 def read(answer: Response) -> list[ReceivedMessage]:
-    return read_popped(answer, Place("T", BROKER), shown_topic="T", now_ms=5, began_ms=50)
+    return read_popped(answer, PopTarget("T", BROKER), shown_topic="T", now_ms=5, popped_ms=50)
 
 
-def test_receipts_are_made_of_the_answers_header() -> None:
+def test_receipt_handles_are_made_from_the_response_header() -> None:
     seven, nine = read(answer(orderCountInfo="0 qo3%9 4;0 3 2"))
-    assert loan_of(seven).receipt.format() == f"7 1000 500 3 0 {BROKER} 3 7"
-    assert loan_of(nine).receipt.format() == f"7 1000 500 3 0 {BROKER} 3 9"
-    assert (loan_of(nine).ends_ms, nine.received_ms) == (550, 5)
+    assert receipt_of(seven).handle.format() == f"7 1000 500 3 0 {BROKER} 3 7"
+    assert receipt_of(nine).handle.format() == f"7 1000 500 3 0 {BROKER} 3 9"
+    assert (receipt_of(nine).visible_ms, nine.received_ms) == (550, 5)
     assert (seven.reconsume_times, nine.reconsume_times) == (2, 4)
 
 
-def test_very_old_answers_tell_only_messages() -> None:
+def test_old_pop_responses_without_offsets_are_decoded() -> None:
     seven, nine = read(answer(startOffsetInfo="", msgOffsetInfo=""))
-    assert [loan_of(m).receipt.start_offset for m in (seven, nine)] == [7, 9]
+    assert [receipt_of(m).handle.start_offset for m in (seven, nine)] == [7, 9]
 
 
-def test_a_record_may_bring_its_receipt() -> None:
+def test_receipt_handle_in_a_property_is_used() -> None:
     text = {"POP_CK": "3 900 400 2 2 broker-b 1"}
     (message,) = read(Response(ext=answer().ext, body=record(8, topic="T", properties=text)))
-    assert loan_of(message).receipt.format() == "3 900 400 2 2 broker-b 1 8"
+    assert receipt_of(message).handle.format() == "3 900 400 2 2 broker-b 1 8"
 
 
 @pytest.mark.parametrize(
@@ -50,12 +49,12 @@ def test_a_record_may_bring_its_receipt() -> None:
         {"msgOffsetInfo": "0 3 7"}, {"msgOffsetInfo": "0 2 7,9"}, {"startOffsetInfo": "0 3"},
     ],
 )  # fmt: skip
-def test_answers_that_make_no_sense_are_refused(wrong: dict[str, str]) -> None:
+def test_malformed_pop_responses_are_refused(wrong: dict[str, str]) -> None:
     with pytest.raises(HeaderError):
         read(answer(**wrong))
 
 
-def test_records_that_can_t_be_read_are_passed_over() -> None:
+def test_bad_records_of_a_pop_are_skipped() -> None:
     whole = answer()
     (seven,) = read(Response(ext=whole.ext, body=whole.body[:-1]))
     assert seven.queue_offset == 7

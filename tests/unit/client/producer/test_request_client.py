@@ -35,7 +35,7 @@ from penstock.wire.record import Record
 from tests.unit.client.consumer.group_kit import FakeNameServers
 
 
-class Home:
+class FakeRequestSession:
     """As much of a session as requests need: two brokers, of which one has the topic."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Home:
         self.client_id = "10.0.0.1@7"
         self.nameservers = FakeNameServers()
         self.known: set[str] = set()
-        self.beats = 0
+        self.heartbeats = 0
         self.routes = {
             "T": _route("T", "a"),
             "TBW102": _route("TBW102", "a", "b"),
@@ -67,7 +67,7 @@ class Home:
         return broker_name in self.known
 
     async def send_heartbeats(self) -> None:
-        self.beats += 1
+        self.heartbeats += 1
 
 
 def _route(topic: str, *brokers: str) -> Route:
@@ -109,9 +109,9 @@ def _push(properties: dict[str, str], **ext: str) -> PeerRequest:
     return PeerRequest(code, fields, b"reply", None, False, 1, 0, 0, 0, cast(Any, None))
 
 
-def _made() -> tuple[RequestClient, Home]:
-    home = Home()
-    return RequestClient(cast(Session, home)), home
+def _made() -> tuple[RequestClient, FakeRequestSession]:
+    session = FakeRequestSession()
+    return RequestClient(cast(Session, session)), session
 
 
 def _received(**properties: str) -> ReceivedMessage:
@@ -130,14 +130,14 @@ def _run(work: Coroutine[Any, Any, None]) -> None:
 
 def test_request_carries_its_properties_and_gets_its_reply() -> None:
     async def run() -> None:
-        requests, home = _made()
+        requests, session = _made()
         sends = Sends()
         asking = asyncio.ensure_future(
             requests.request(
                 Message("T", b"question", properties={"own": "1"}), sends, timeout_ms=3_000
             )
         )
-        await home.clock.elapse(10)
+        await session.clock.elapse(10)
         [(sent, queue, timeout_ms)] = sends.sent
         assert (queue, timeout_ms) == (None, 3_000)
         correlation_id = sent.properties["CORRELATION_ID"]
@@ -152,48 +152,48 @@ def test_request_carries_its_properties_and_gets_its_reply() -> None:
         assert (reply.body, reply.topic, reply.tags) == (b"reply", "C_REPLY_TOPIC", "t")
         assert (reply.queue_id, reply.flag, reply.born_ms, reply.store_ms) == (3, 5, 11, 12)
         assert (reply.born_host, reply.store_host) == ("10.0.0.2:5000", "10.0.0.3:10911")
-        assert reply.properties["ARRIVE_TIME"] == str(home.clock.now_ms())
+        assert reply.properties["ARRIVE_TIME"] == str(session.clock.now_ms())
 
     _run(run())
 
 
 def test_request_first_sends_heartbeats_to_the_brokers_of_the_cluster() -> None:
     async def run() -> None:
-        requests, home = _made()
+        requests, session = _made()
 
         async def ask(topic: str = "T") -> None:
             asking = asyncio.ensure_future(
                 requests.request(Message(topic, b"q"), Sends(), timeout_ms=100)
             )
-            await home.clock.elapse(100)
+            await session.clock.elapse(100)
             with pytest.raises(NoReply):
                 await asking
 
-        home.known = {"a"}  # the reply may come by the other one
+        session.known = {"a"}  # the reply may come by the other one
         await ask()
-        assert home.beats == 1
+        assert session.heartbeats == 1
         await ask()
-        assert home.beats == 1  # not with every request
-        await home.clock.elapse(1_000)
+        assert session.heartbeats == 1  # not with every request
+        await session.clock.elapse(1_000)
         await ask("New")
-        assert home.beats == 2
-        home.known = {"a", "b"}
-        await home.clock.elapse(1_000)
+        assert session.heartbeats == 2
+        session.known = {"a", "b"}
+        await session.clock.elapse(1_000)
         await ask()
-        assert home.beats == 2
+        assert session.heartbeats == 2
 
     _run(run())
 
 
 def test_request_without_reply_times_out() -> None:
     async def run() -> None:
-        requests, home = _made()
+        requests, session = _made()
         asking = asyncio.ensure_future(
             requests.request(Message("T", b"q"), Sends(), timeout_ms=3_000)
         )
-        await home.clock.elapse(2_999)
+        await session.clock.elapse(2_999)
         assert not asking.done()
-        await home.clock.elapse(1)
+        await session.clock.elapse(1)
         with pytest.raises(NoReply, match="within 3000 ms"):
             await asking
         answer = requests.handle_request(_push({"CORRELATION_ID": "too late"}))
@@ -214,11 +214,11 @@ def test_request_that_cannot_be_sent_fails_as_a_send() -> None:
 
 def test_close_fails_pending_requests() -> None:
     async def run() -> None:
-        requests, home = _made()
+        requests, session = _made()
         asking = asyncio.ensure_future(
             requests.request(Message("T", b"q"), Sends(), timeout_ms=3_000)
         )
-        await home.clock.elapse(1)
+        await session.clock.elapse(1)
         requests.close()
         with pytest.raises(ClientClosed):
             await asking
@@ -276,22 +276,22 @@ def test_plain_message_cannot_be_replied_to(missing: str) -> None:
 
 def test_reply_goes_first_to_the_broker_of_the_request() -> None:
     async def run() -> None:
-        home = Home()
+        session = FakeRequestSession()
         request = _received(CLUSTER="C", CORRELATION_ID="1", REPLY_TO_CLIENT="x")
         message = reply_message(request, b"yes")
         sends = Sends()
-        await send_reply(cast(Session, home), request, message, sends, timeout_ms=3_000)
+        await send_reply(cast(Session, session), request, message, sends, timeout_ms=3_000)
         assert [queue for _, queue, _ in sends.sent] == [MessageQueue("C_REPLY_TOPIC", "a", 0)]
         sends = Sends(Refused("the asking client is not here"))
-        await send_reply(cast(Session, home), request, message, sends, timeout_ms=3_000)
+        await send_reply(cast(Session, session), request, message, sends, timeout_ms=3_000)
         assert [queue and queue.broker_name for _, queue, _ in sends.sent] == ["a", None]
-        home.routes["C_REPLY_TOPIC"] = _route("C_REPLY_TOPIC", "a")
+        session.routes["C_REPLY_TOPIC"] = _route("C_REPLY_TOPIC", "a")
         sends = Sends(Refused("the asking client is not here"))
         with pytest.raises(Refused):
-            await send_reply(cast(Session, home), request, message, sends, timeout_ms=3_000)
-        home.routes["C_REPLY_TOPIC"] = _route("C_REPLY_TOPIC", "b")
+            await send_reply(cast(Session, session), request, message, sends, timeout_ms=3_000)
+        session.routes["C_REPLY_TOPIC"] = _route("C_REPLY_TOPIC", "b")
         sends = Sends()
-        await send_reply(cast(Session, home), request, message, sends, timeout_ms=3_000)
+        await send_reply(cast(Session, session), request, message, sends, timeout_ms=3_000)
         assert sends.sent[0][1] is None
 
     _run(run())
@@ -314,8 +314,8 @@ def test_reply_counts_even_if_the_response_to_the_send_was_lost() -> None:
 
 def test_request_to_a_topic_without_route_fails() -> None:
     async def run() -> None:
-        requests, home = _made()
-        home.routes.clear()
+        requests, session = _made()
+        session.routes.clear()
         with pytest.raises(NoRoute, match="'T'"):
             await requests.request(Message("T", b"q"), Sends(), timeout_ms=3_000)
 
@@ -336,8 +336,8 @@ class SetClock(VirtualClock):
 
 def test_request_survives_a_change_of_the_time_of_day() -> None:
     async def run() -> None:
-        requests, home = _made()
-        home.clock = clock = SetClock()
+        requests, session = _made()
+        session.clock = clock = SetClock()
 
         async def send(message: Message, queue: object, timeout_ms: int) -> SendReceipt:
             clock.step_ms = 3_600_000

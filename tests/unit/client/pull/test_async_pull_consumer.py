@@ -27,7 +27,7 @@ from penstock.wire.bodies.admin_bodies import (
     ResetOffsetBody,
 )
 from penstock.wire.codes import RequestCode
-from tests.unit.client.client_kit import BROKER, ClientHouse, HouseSession, session_of
+from tests.unit.client.client_kit import BROKER, ClientBrokerFixture, FixtureSession, session_of
 
 PULL, UPDATE = RequestCode.PULL_MESSAGE, RequestCode.UPDATE_CONSUMER_OFFSET
 Q = [MessageQueue("T", BROKER, number) for number in range(4)]
@@ -36,17 +36,17 @@ Q = [MessageQueue("T", BROKER, number) for number in range(4)]
 class Scene:
     """A broker with the topic T of four queues, a session and a consumer of the group G."""
 
-    def __init__(self, home: ClientHouse, **options: Any) -> None:
-        self.home = home
-        self.session = HouseSession(home)
+    def __init__(self, broker_fixture: ClientBrokerFixture, **options: Any) -> None:
+        self.broker_fixture = broker_fixture
+        self.session = FixtureSession(broker_fixture)
         options = {"start_at": "first", **options}
         with session_of("pull.async_pull_consumer", self.session):
             self.consumer = AsyncPullConsumer(group="G", **options)
 
     def send(self, queue_id: int, *bodies: str, tag: str = "") -> None:
         for body in bodies:
-            assert self.home.send("T", queue_id, body.encode(), tag).code == 0
-        self.home.store.publish()
+            assert self.broker_fixture.send("T", queue_id, body.encode(), tag).code == 0
+        self.broker_fixture.store.publish()
 
     async def poll(self, count_max: int = 100) -> list[ReceivedMessage]:
         """All that can be polled now."""
@@ -57,7 +57,7 @@ class Scene:
         return sorted(message.body.decode() for message in await self.poll(count_max))
 
     def stored(self, queue_id: int = 0) -> int | None:
-        return self.home.context.offsets.get("G", "T", queue_id)
+        return self.broker_fixture.context.offsets.get("G", "T", queue_id)
 
 
 @pytest.fixture
@@ -74,14 +74,14 @@ def play(tmp_path: Path) -> Callable[..., None]:
 
 @asynccontextmanager
 async def scene(root: Path, **options: Any) -> AsyncIterator[Scene]:
-    home = ClientHouse(root)
+    broker_fixture = ClientBrokerFixture(root)
     try:
-        home.send("T", 0, b"first")
-        made = Scene(home, **options)
+        broker_fixture.send("T", 0, b"first")
+        made = Scene(broker_fixture, **options)
         async with made.consumer:
             yield made
     finally:
-        home.close()
+        broker_fixture.close()
 
 
 # --- polling
@@ -124,7 +124,7 @@ def test_poll_waits_for_the_first_message(play: Any) -> None:
     play(body)
 
 
-def test_no_more_than_asked_for_and_every_queue_gets_its_turn(play: Any) -> None:
+def test_poll_is_limited_and_all_queues_get_a_turn(play: Any) -> None:
     async def body(scene: Scene) -> None:
         for queue_id in range(4):
             scene.send(queue_id, *(f"{queue_id}{n}" for n in range(10)))
@@ -140,7 +140,7 @@ def test_no_more_than_asked_for_and_every_queue_gets_its_turn(play: Any) -> None
     play(body)
 
 
-def test_what_is_fetched_ahead_has_limits(play: Any) -> None:
+def test_fetched_messages_are_limited(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send(0, *map(str, range(200)))
         scene.consumer.assign(Q[:1])
@@ -156,7 +156,7 @@ def test_what_is_fetched_ahead_has_limits(play: Any) -> None:
     play(body, messages_max=100)
 
 
-def test_filters_and_positions_beyond_what_does_not_fit(play: Any) -> None:
+def test_position_advances_over_filtered_messages(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send(0, *"ab", tag="x")
         scene.send(0, *"cd", tag="y")
@@ -174,7 +174,7 @@ def test_filters_and_positions_beyond_what_does_not_fit(play: Any) -> None:
     play(body)
 
 
-def test_paused_queues_keep_what_they_have(play: Any) -> None:
+def test_paused_queues_keep_fetched_messages(play: Any) -> None:
     async def body(scene: Scene) -> None:
         consumer = scene.consumer
         consumer.assign(Q[:2])
@@ -197,7 +197,7 @@ def test_paused_queues_keep_what_they_have(play: Any) -> None:
 # --- moving
 
 
-def test_seeking(play: Any) -> None:
+def test_seek(play: Any) -> None:
     async def body(scene: Scene) -> None:
         consumer = scene.consumer
         scene.send(0, *"abcdef")
@@ -224,7 +224,7 @@ def test_seeking(play: Any) -> None:
     play(body)
 
 
-def test_what_was_fetched_before_a_seek_does_not_come_after_it(play: Any) -> None:
+def test_messages_fetched_before_a_seek_are_discarded(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send(0, *map(str, range(40)))
         scene.consumer.assign(Q[:1])
@@ -235,9 +235,9 @@ def test_what_was_fetched_before_a_seek_does_not_come_after_it(play: Any) -> Non
     play(body)
 
 
-def test_a_position_that_the_broker_does_not_have_is_moved(play: Any) -> None:
+def test_position_that_the_broker_does_not_have_is_moved(play: Any) -> None:
     async def body(scene: Scene) -> None:
-        scene.home.context.offsets.commit("G", "T", 0, 50, scene.home.now_ms)
+        scene.broker_fixture.context.offsets.commit("G", "T", 0, 50, scene.broker_fixture.now_ms)
         scene.consumer.assign(Q[:1])
         await scene.session.elapse(100)
         assert await scene.consumer.position(Q[0]) == 1
@@ -247,7 +247,7 @@ def test_a_position_that_the_broker_does_not_have_is_moved(play: Any) -> None:
     play(body)
 
 
-def test_assigning_anew(play: Any) -> None:
+def test_assign_replaces_the_assignment(play: Any) -> None:
     async def body(scene: Scene) -> None:
         consumer = scene.consumer
         scene.send(1, "a", "b")
@@ -275,7 +275,7 @@ def test_assigning_anew(play: Any) -> None:
 # --- progress
 
 
-def test_progress_is_stored_by_itself_when_the_next_poll_comes(play: Any) -> None:
+def test_auto_commit_after_the_next_poll(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.consumer.assign(Q[:1])
         assert await scene.bodies() == ["first"]
@@ -288,11 +288,11 @@ def test_progress_is_stored_by_itself_when_the_next_poll_comes(play: Any) -> Non
     play(body)
 
 
-def test_progress_is_stored_at_the_end_unless_it_ends_by_an_error(tmp_path: Path) -> None:
+def test_offsets_are_committed_at_the_end_unless_there_is_an_error(tmp_path: Path) -> None:
     async def body(error: type[Exception] | None, stored: int | None) -> None:
-        home = ClientHouse(tmp_path / str(error))
-        home.send("T", 0, b"first")
-        one = Scene(home)
+        broker_fixture = ClientBrokerFixture(tmp_path / str(error))
+        broker_fixture.send("T", 0, b"first")
+        one = Scene(broker_fixture)
         try:
             async with one.consumer as consumer:
                 consumer.assign(Q[:1])
@@ -302,13 +302,13 @@ def test_progress_is_stored_at_the_end_unless_it_ends_by_an_error(tmp_path: Path
         except KeyError:
             pass
         assert one.stored() == stored
-        home.close()
+        broker_fixture.close()
 
     asyncio.run(body(None, 1))
     asyncio.run(body(KeyError, None))
 
 
-def test_progress_is_stored_by_hand(play: Any) -> None:
+def test_offsets_are_committed_manually(play: Any) -> None:
     async def body(scene: Scene) -> None:
         consumer = scene.consumer
         scene.send(0, *"abc")
@@ -339,7 +339,7 @@ def test_progress_is_stored_by_hand(play: Any) -> None:
     play(body, auto_commit=False)
 
 
-def test_where_a_new_group_begins(play: Any) -> None:
+def test_start_position_of_a_new_group(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.consumer.assign(Q[:1])
         # Brokers say 0 for a group that is new to a young queue: it has all of it.
@@ -348,7 +348,7 @@ def test_where_a_new_group_begins(play: Any) -> None:
     play(body, start_at="last")
 
 
-def test_broadcast_progress_is_our_own(play: Any, tmp_path: Path) -> None:
+def test_broadcast_offsets_are_local(play: Any, tmp_path: Path) -> None:
     file = tmp_path / "offsets.json"
 
     async def body(scene: Scene) -> None:
@@ -365,7 +365,7 @@ def test_broadcast_progress_is_our_own(play: Any, tmp_path: Path) -> None:
 # --- sharing
 
 
-def test_subscribed_topics_are_shared_out_and_listeners_hear_of_it(play: Any) -> None:
+def test_subscribed_topics_are_assigned_and_listeners_are_called(play: Any) -> None:
     heard: list[tuple[str, list[MessageQueue]]] = []
 
     async def revoked(queues: list[MessageQueue]) -> None:
@@ -390,7 +390,7 @@ def test_subscribed_topics_are_shared_out_and_listeners_hear_of_it(play: Any) ->
     play(body, on_assigned=lambda queues: heard.append(("+", queues)), on_revoked=revoked)
 
 
-def test_a_listener_may_commit_what_is_revoked(play: Any) -> None:
+def test_listener_can_commit_a_revoked_queue(play: Any) -> None:
     scenes: list[Scene] = []
 
     async def revoked(queues: list[MessageQueue]) -> None:
@@ -440,7 +440,7 @@ def send_request(scene: Scene, code: int, body: bytes = b"", **ext: str) -> Any:
     return scene.session.members[0].handle_request(ask, BROKER)
 
 
-def test_brokers_ask_how_far_it_is_and_move_it(play: Any) -> None:
+def test_consumer_status_and_reset_requests(play: Any) -> None:
     async def body(scene: Scene) -> None:
         scene.send(0, *"abc")
         scene.consumer.assign(Q[:1])
@@ -471,10 +471,10 @@ def test_brokers_ask_how_far_it_is_and_move_it(play: Any) -> None:
     play(body)
 
 
-def test_wrong_calls_say_what_to_do(play: Any) -> None:
+def test_wrong_calls_have_a_hint(play: Any) -> None:
     async def body(scene: Scene) -> None:
         consumer = scene.consumer
-        with pytest.raises(InvalidParameter, match="nothing to poll"):
+        with pytest.raises(InvalidParameter, match="no subscription or assignment"):
             await consumer.poll()
         consumer.assign(Q[:1])
         with pytest.raises(InvalidParameter, match="count_max"):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from penstock.client.messages import MessageQueue
 from penstock.errors import InvalidParameter
-from tests.unit.client.client_kit import ClientHouse
+from tests.unit.client.client_kit import ClientBrokerFixture
 from tests.unit.client.pull.test_async_pull_consumer import PULL, Q, Scene
 
 
@@ -24,9 +24,9 @@ class PullMachine(RuleBasedStateMachine):
         super().__init__()
         self.loop = asyncio.new_event_loop()
         self.folder = tempfile.TemporaryDirectory(prefix="penstock-pull-")
-        self.home = ClientHouse(Path(self.folder.name) / "store")
-        self.home.send("T", 0, b"0")
-        self.home.send("T", 1, b"0")
+        self.broker_fixture = ClientBrokerFixture(Path(self.folder.name) / "store")
+        self.broker_fixture.send("T", 0, b"0")
+        self.broker_fixture.send("T", 1, b"0")
         self.ends = dict.fromkeys(Q[:2], 1)
         self.positions = dict.fromkeys(Q[:2], 0)
         self.paused: set[MessageQueue] = set()
@@ -38,7 +38,9 @@ class PullMachine(RuleBasedStateMachine):
     @initialize(batch=st.integers(1, 5))
     def begin(self, batch: int) -> None:
         async def start() -> None:
-            self.scene = Scene(self.home, auto_commit=False, pull_batch=batch, messages_max=7)
+            self.scene = Scene(
+                self.broker_fixture, auto_commit=False, pull_batch=batch, messages_max=7
+            )
             self.consumer = self.scene.consumer
             self.scene.session.lose = lambda code: (
                 self.losses.pop() if self.losses and code == PULL else None
@@ -51,16 +53,16 @@ class PullMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if hasattr(self, "scene"):
             self.run(self.consumer.close())
-        self.home.close()
+        self.broker_fixture.close()
         self.loop.close()
         self.folder.cleanup()
 
     @rule(queue=st.sampled_from(Q[:2]), count=st.integers(1, 12))
     def send(self, queue: MessageQueue, count: int) -> None:
         for _ in range(count):
-            self.home.send("T", queue.queue_id, str(self.ends[queue]).encode())
+            self.broker_fixture.send("T", queue.queue_id, str(self.ends[queue]).encode())
             self.ends[queue] += 1
-        self.home.store.publish()
+        self.broker_fixture.store.publish()
 
     @rule(count_max=st.integers(1, 20), ms=st.sampled_from([0, 1, 100]))
     def poll(self, count_max: int, ms: int = 0) -> None:
@@ -78,9 +80,9 @@ class PullMachine(RuleBasedStateMachine):
     def let_pass(self, ms: int) -> None:
         self.run(self.scene.session.elapse(ms))
 
-    @rule(queue=st.sampled_from(Q[:2]), share=st.floats(0, 1))
-    def seek(self, queue: MessageQueue, share: float) -> None:
-        offset = int(self.ends[queue] * share)
+    @rule(queue=st.sampled_from(Q[:2]), allocation=st.floats(0, 1))
+    def seek(self, queue: MessageQueue, allocation: float) -> None:
+        offset = int(self.ends[queue] * allocation)
         self.run(self.consumer.seek(queue, offset))
         self.positions[queue] = offset
 
@@ -103,9 +105,9 @@ class PullMachine(RuleBasedStateMachine):
     def lose(self, lost: str, count: int) -> None:
         self.losses = [lost] * count
 
-    @rule(queue=st.sampled_from(Q[:2]), share=st.floats(0, 1.5))
-    def commit(self, queue: MessageQueue, share: float) -> None:
-        offset = int(self.positions[queue] * share)
+    @rule(queue=st.sampled_from(Q[:2]), allocation=st.floats(0, 1.5))
+    def commit(self, queue: MessageQueue, allocation: float) -> None:
+        offset = int(self.positions[queue] * allocation)
         if offset > self.positions[queue]:
             with pytest.raises(InvalidParameter):
                 self.run(self.consumer.commit({queue: offset}))

@@ -43,7 +43,7 @@ HANDLE = TransactionHandle(
 OFFSET_ID = "0A00000900002A9F00000000000004D2"  # 10.0.0.9:10911, 1234
 
 
-class Home:
+class FakeTransactionSession:
     """As much of a session and a sender as transactions need."""
 
     def __init__(self, clock: VirtualClock) -> None:
@@ -111,23 +111,25 @@ class Home:
 
 
 class _Peer:
-    def __init__(self, address: str, home: Home) -> None:
+    def __init__(self, address: str, session: FakeTransactionSession) -> None:
         self.address = address
-        self._home = home
+        self._home = session
 
     async def oneway(self, code: int, ext: Mapping[str, str], *, timeout_ms: int) -> None:
         assert code == RequestCode.END_TRANSACTION
         self._home.oneways.append((self.address, dict(ext)))
 
 
-def _made(check: Check | None = None) -> tuple[AsyncTransactionProducer, Home, VirtualClock]:
+def _made(
+    check: Check | None = None,
+) -> tuple[AsyncTransactionProducer, FakeTransactionSession, VirtualClock]:
     clock = VirtualClock()
     producer = AsyncTransactionProducer(group="g", namespace="ns", clock=clock)
-    home = Home(clock)
-    producer._session = cast(Session, home)
-    producer._sender = cast(Any, home)
-    producer._checks = TransactionChecks(cast(Session, home), check, producer._trace_check)
-    return producer, home, clock
+    session = FakeTransactionSession(clock)
+    producer._session = cast(Session, session)
+    producer._sender = cast(Any, session)
+    producer._checks = TransactionChecks(cast(Session, session), check, producer._trace_check)
+    return producer, session, clock
 
 
 def _ask(
@@ -190,16 +192,16 @@ def test_handle_with_a_bad_address_is_refused() -> None:
 
 def test_prepare_sends_a_half_message_and_returns_its_handle() -> None:
     async def run() -> None:
-        producer, home, _ = _made()
-        home.known = False
+        producer, session, _ = _made()
+        session.known = False
         message = Message("T", b"x", properties={"own": "1"})
         handle = await producer.prepare(message)
         assert handle == HANDLE
-        [half] = home.sent
+        [half] = session.sent
         assert half.properties == {"own": "1", "TRAN_MSG": "true", "PGROUP": "ns%g"}
         assert message.properties == {"own": "1"}
-        await asyncio.gather(*home.spawned)
-        assert home.known  # the broker could not ask us otherwise
+        await asyncio.gather(*session.spawned)
+        assert session.known  # the broker could not ask us otherwise
 
     _run(run())
 
@@ -207,9 +209,9 @@ def test_prepare_sends_a_half_message_and_returns_its_handle() -> None:
 @pytest.mark.parametrize(("how", "number"), [("commit", "8"), ("rollback", "12")])
 def test_commit_and_rollback_are_sent_to_the_broker(how: str, number: str) -> None:
     async def run() -> None:
-        producer, home, _ = _made()
+        producer, session, _ = _made()
         await getattr(producer, how)(HANDLE)
-        assert home.calls == [
+        assert session.calls == [
             ("10.0.0.9:10911", {
                 "topic": "ns%T", "producerGroup": "ns%g", "tranStateTableOffset": "7",
                 "commitLogOffset": "1234", "commitOrRollback": number,
@@ -223,10 +225,10 @@ def test_commit_and_rollback_are_sent_to_the_broker(how: str, number: str) -> No
 
 def test_block_commits_or_rolls_back() -> None:
     async def run() -> None:
-        producer, home, _ = _made()
+        producer, session, _ = _made()
         async with producer.transaction(Message("T", b"x")) as transaction:
             assert transaction.handle == HANDLE
-            assert home.calls == []
+            assert session.calls == []
         with pytest.raises(KeyError):
             async with producer.transaction(Message("T", b"x")):
                 raise KeyError("no")
@@ -234,7 +236,7 @@ def test_block_commits_or_rolls_back() -> None:
             transaction.decision = Decision.ROLLBACK
         async with producer.transaction(Message("T", b"x")) as transaction:
             transaction.decision = Decision.UNKNOWN
-        assert [ext["commitOrRollback"] for _, ext in home.calls] == ["8", "12", "12"]
+        assert [ext["commitOrRollback"] for _, ext in session.calls] == ["8", "12", "12"]
         with pytest.raises(RuntimeError):
             _ = producer.transaction(Message("T", b"x")).handle
 
@@ -243,8 +245,8 @@ def test_block_commits_or_rolls_back() -> None:
 
 def test_error_of_the_block_is_raised_even_if_the_rollback_fails() -> None:
     async def run() -> None:
-        producer, home, _ = _made()
-        home.outcomes = [Refused("no half begins there")]
+        producer, session, _ = _made()
+        session.outcomes = [Refused("no half begins there")]
         with pytest.raises(KeyError):
             async with producer.transaction(Message("T", b"x")):
                 raise KeyError("the work beside it")
@@ -254,70 +256,70 @@ def test_error_of_the_block_is_raised_even_if_the_rollback_fails() -> None:
 
 def test_commit_is_retried_at_the_address_of_a_fresh_route() -> None:
     async def run() -> None:
-        producer, home, clock = _made()
-        home.outcomes = [
+        producer, session, clock = _made()
+        session.outcomes = [
             PeerUnreachable("refused"), refusal(ResponseCode.SLAVE_NOT_AVAILABLE, "a replica")
         ]  # fmt: skip
         ending = asyncio.ensure_future(producer.commit(HANDLE))
         await clock.elapse(50)
-        home.addresses["broker-a"] = "10.0.0.10:10911"
+        session.addresses["broker-a"] = "10.0.0.10:10911"
         await clock.elapse(1_000)
         await ending
-        assert [address for address, _ in home.calls] == ["10.0.0.9:10911"] + [
+        assert [address for address, _ in session.calls] == ["10.0.0.9:10911"] + [
             "10.0.0.10:10911"
         ] * 2
-        assert home.routes_asked == 2
+        assert session.routes_asked == 2
 
     _run(run())
 
 
 def test_commit_that_fails_raises_transaction_open_with_the_handle() -> None:
     async def run() -> None:
-        producer, home, clock = _made()
-        home.addresses.clear()
-        home.outcomes = [PeerTimeout("no answer") for _ in range(3)]
+        producer, session, clock = _made()
+        session.addresses.clear()
+        session.outcomes = [PeerTimeout("no answer") for _ in range(3)]
         ending = asyncio.ensure_future(producer.commit(HANDLE))
         await clock.elapse(1_000)
         with pytest.raises(TransactionOpen, match="cannot commit message") as caught:
             await ending
         assert TransactionHandle.parse(caught.value.handle) == HANDLE
-        assert {address for address, _ in home.calls} == {HANDLE.address}
-        assert len(home.calls) == 3
+        assert {address for address, _ in session.calls} == {HANDLE.address}
+        assert len(session.calls) == 3
 
     _run(run())
 
 
 def test_commit_fails_if_the_address_of_the_broker_is_unknown() -> None:
     async def run() -> None:
-        producer, home, clock = _made()
-        home.addresses.clear()
+        producer, session, clock = _made()
+        session.addresses.clear()
         ending = asyncio.ensure_future(producer.commit(replace(HANDLE, address="")))
         await clock.elapse(1_000)
         with pytest.raises(TransactionOpen, match="is not known"):
             await ending
-        assert home.calls == []
+        assert session.calls == []
 
     _run(run())
 
 
 def test_refusal_is_not_retried() -> None:
     async def run() -> None:
-        producer, home, _ = _made()
-        home.outcomes = [Refused("no half begins there")]
+        producer, session, _ = _made()
+        session.outcomes = [Refused("no half begins there")]
         with pytest.raises(Refused):
             await producer.commit(HANDLE)
-        assert len(home.calls) == 1
+        assert len(session.calls) == 1
 
     _run(run())
 
 
 def test_half_message_with_another_status_than_send_ok_is_rolled_back() -> None:
     async def run() -> None:
-        producer, home, _ = _made()
-        home.status = SendStatus.FLUSH_DISK_TIMEOUT
+        producer, session, _ = _made()
+        session.status = SendStatus.FLUSH_DISK_TIMEOUT
         with pytest.raises(SendFailed, match="FLUSH_DISK_TIMEOUT"):
             await producer.prepare(Message("T", b"x"))
-        assert [ext["commitOrRollback"] for _, ext in home.calls] == ["12"]
+        assert [ext["commitOrRollback"] for _, ext in session.calls] == ["12"]
 
     _run(run())
 
@@ -350,9 +352,9 @@ def _returns_awaitable(message: ReceivedMessage) -> Awaitable[bool]:
 )  # fmt: skip
 def test_decision_of_the_check_is_sent_and_acknowledged(check: Check) -> None:
     async def run() -> None:
-        producer, home, _ = _made(check)
+        producer, session, _ = _made(check)
         await _answer(producer, _ask())
-        [(address, ext)] = home.calls
+        [(address, ext)] = session.calls
         assert address == "10.0.0.9:10911"
         assert ext == {
             "topic": "ns%T", "producerGroup": "ns%g", "tranStateTableOffset": "7",
@@ -374,10 +376,10 @@ def _raises(message: ReceivedMessage) -> bool:
 )  # fmt: skip
 def test_unknown_is_sent_oneway(check: Check) -> None:
     async def run() -> None:
-        producer, home, _ = _made(check)
+        producer, session, _ = _made(check)
         await _answer(producer, _ask())
-        assert home.calls == []
-        [(_, ext)] = home.oneways
+        assert session.calls == []
+        [(_, ext)] = session.oneways
         assert (ext["commitOrRollback"], ext["fromTransactionCheck"]) == ("0", "true")
 
     _run(run())
@@ -385,9 +387,9 @@ def test_unknown_is_sent_oneway(check: Check) -> None:
 
 def test_check_back_is_not_answered_without_a_check(caplog: pytest.LogCaptureFixture) -> None:
     async def run() -> None:
-        producer, home, _ = _made()
+        producer, session, _ = _made()
         await _answer(producer, _ask())
-        assert home.calls == home.oneways == []
+        assert session.calls == session.oneways == []
         assert "no check" in caplog.text
 
     _run(run())
@@ -395,10 +397,10 @@ def test_check_back_is_not_answered_without_a_check(caplog: pytest.LogCaptureFix
 
 def test_failed_answer_to_a_check_back_is_not_retried() -> None:
     async def run() -> None:
-        producer, home, _ = _made(lambda message: True)
-        home.outcomes = [PeerTimeout("no answer")]
+        producer, session, _ = _made(lambda message: True)
+        session.outcomes = [PeerTimeout("no answer")]
         await _answer(producer, _ask())
-        assert len(home.calls) == 1
+        assert len(session.calls) == 1
 
     _run(run())
 
@@ -426,7 +428,7 @@ def _gated() -> tuple[asyncio.Event, Callable[[ReceivedMessage], Awaitable[bool]
 def test_repeated_check_backs_are_answered_once_and_their_number_is_limited() -> None:
     async def run() -> None:
         gate, check = _gated()
-        producer, home, _ = _made(check)
+        producer, session, _ = _made(check)
         tasks = []
         for number in range(CHECKS_MAX):
             work = producer.handle_request(_ask(message_id=f"ID{number}"), "x")
@@ -436,7 +438,7 @@ def test_repeated_check_backs_are_answered_once_and_their_number_is_limited() ->
         assert producer.handle_request(_ask(message_id="more"), "x") is None
         gate.set()
         await asyncio.gather(*tasks)
-        assert len(home.calls) == CHECKS_MAX
+        assert len(session.calls) == CHECKS_MAX
         await _answer(producer, _ask(message_id="more"))
 
     _run(run())
@@ -445,7 +447,7 @@ def test_repeated_check_backs_are_answered_once_and_their_number_is_limited() ->
 def test_close_waits_for_running_checks() -> None:
     async def run() -> None:
         gate, check = _gated()
-        producer, home, clock = _made(check)
+        producer, session, clock = _made(check)
         work = producer.handle_request(_ask(), "x")
         assert isinstance(work, Awaitable)
         task = asyncio.ensure_future(work)
@@ -457,7 +459,7 @@ def test_close_waits_for_running_checks() -> None:
         gate.set()
         await task
         await producer._checks.finish(3_000)
-        assert len(home.calls) == 1
+        assert len(session.calls) == 1
 
     _run(run())
 
@@ -470,16 +472,16 @@ def test_check_back_of_an_open_block_is_answered_with_unknown() -> None:
             checked.append(message.message_id)
             return False
 
-        producer, home, _ = _made(check)
+        producer, session, _ = _made(check)
         async with producer.transaction(Message("T", b"x")) as transaction:
             await _answer(producer, _ask())
             assert not checked, "the work beside it is under way: what could a check say"
-            [(_, told)] = home.oneways
+            [(_, told)] = session.oneways
             assert (told["commitOrRollback"], told["fromTransactionCheck"]) == ("0", "true")
             transaction.decision = Decision.UNKNOWN
         await _answer(producer, _ask())
         assert checked == [HANDLE.message_id]
-        home.outcomes = [Refused("no")]
+        session.outcomes = [Refused("no")]
         with pytest.raises(Refused):
             async with producer.transaction(Message("T", b"x")):
                 pass
@@ -492,10 +494,10 @@ def test_check_back_of_an_open_block_is_answered_with_unknown() -> None:
 @pytest.mark.parametrize("error", [asyncio.CancelledError, SystemExit])
 def test_block_that_is_cancelled_or_interrupted_never_commits(error: type[BaseException]) -> None:
     async def run() -> None:
-        producer, home, _ = _made()
+        producer, session, _ = _made()
         with pytest.raises(error):
             async with producer.transaction(Message("T", b"x")):
                 raise error
-        assert [ext["commitOrRollback"] for _, ext in home.calls] == ["12"]
+        assert [ext["commitOrRollback"] for _, ext in session.calls] == ["12"]
 
     _run(run())

@@ -1,1 +1,1 @@
-"""How received messages reach handlers, and what happens to them afterwards."""
+"""Dispatch of messages to handlers or iterators, and their completion."""

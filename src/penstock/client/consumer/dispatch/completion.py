@@ -1,94 +1,108 @@
-"""What happens to messages after their handler: they are done, or they come again later."""
+"""Completion: after its handler a message is finished, or redelivered later."""
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import cast
 
 from penstock.client.client_session import Session
-from penstock.client.consumer.dispatch.handlers import Retry, again
-from penstock.client.consumer.process_queue import ProcessQueue, queue_text
-from penstock.client.received_message import FINISHED, WAITING, WORKING, ReceivedMessage
+from penstock.client.consumer.dispatch.handlers import Retry, retry_for
+from penstock.client.consumer.process_queue import ProcessQueue, process_queue_of, queue_text
+from penstock.client.received_message import FINISHED, HANDLING, WAITING, ReceivedMessage
 from penstock.clock import pause
 from penstock.errors import PenstockError
 
 log = logging.getLogger(__name__)
 
-AGAIN_MS = 5_000
-"""When a message that no broker takes back is handled again here."""
-RETURNING = 3
-"""State of a message, besides those in `records`: on its way back, or soon to be handled again."""
-TIMEOUT_LEVEL = 3
-"""Delay level of messages whose handler did not come back."""
+LOCAL_RETRY_MS = 5_000
+"""After this time a message that no broker takes back is handled here again."""
+SENDING_BACK = 3
+"""State of a message besides those of `received_message`: it is sent back, or waits for a local
+retry."""
+STUCK_LEVEL = 3
+"""Delay level of messages whose handler did not return in time."""
 
-GiveBack = Callable[[ReceivedMessage, int], Awaitable[None]]
-"""(message, delay level): hand it back to a broker; raises PenstockError."""
+SendBackFunction = Callable[[ReceivedMessage, int], Awaitable[None]]
+"""Sends a message back to a broker with a delay level; raises PenstockError."""
 
 
-class Settling:
-    """Settles messages of one consumer. `give_back` is None for broadcast: failures are dropped."""
+class Completion:
+    """Completes the messages of one consumer.
+
+    `send_back` is None for broadcast consumers: failed messages are dropped. `resubmit` dispatches
+    a message that has to be handled here again.
+    """
 
     def __init__(
-        self, session: Session, group: str, *, give_back: GiveBack | None, retries_max: int
+        self,
+        session: Session,
+        group: str,
+        *,
+        send_back: SendBackFunction | None,
+        retries_max: int,
+        resubmit: Callable[[ReceivedMessage], None],
     ) -> None:
         self._session = session
         self._group = group
-        self._give_back = give_back
+        self._send_back = send_back
         self._retries_max = retries_max
-        self.resubmit: Callable[[ReceivedMessage], None] = lambda message: None
-        """Where a message goes that has to be handled here once more."""
+        self._resubmit = resubmit
 
-    async def settle(self, messages: Iterable[ReceivedMessage], result: Retry | None) -> None:
-        """Finish messages, or hand back those that have to come again."""
+    async def complete(self, messages: Iterable[ReceivedMessage], result: Retry | None) -> None:
+        """Finish messages, or send back those that have to be redelivered."""
         for message in messages:
-            retry = again(message, result)
+            retry = retry_for(message, result)
             if retry is None:
-                cast(ProcessQueue, message.owner).finish_one(message)
+                process_queue_of(message).finish_one(message)
             else:
-                await self.back(message, retry)
+                await self.retry_later(message, retry)
 
-    async def back(self, message: ReceivedMessage, retry: Retry) -> None:
-        """Let a message come again later. Nothing is done for a queue that is not ours any more:
-        its next owner gets the message anyway."""
-        work = cast(ProcessQueue, message.owner)
-        if work.dropped or message.state in (FINISHED, RETURNING):
+    async def retry_later(self, message: ReceivedMessage, retry: Retry) -> None:
+        """Let the broker redeliver a message. Nothing is done for a dropped queue: its next owner
+        gets the message anyway."""
+        process_queue = process_queue_of(message)
+        if process_queue.dropped or message.state in (FINISHED, SENDING_BACK):
             return
-        work.failed += 1
-        if self._give_back is None:
-            log.info("%s: %r failed: %s", self._group, message, self.next_step(message))
-            work.finish_one(message)
+        process_queue.failed += 1
+        if self._send_back is None:
+            log.info(
+                "%s: message %s failed: %s",
+                self._group,
+                message.message_id,
+                self.next_step(message),
+            )
+            process_queue.finish_one(message)
             return
-        message.state = RETURNING
+        message.state = SENDING_BACK
         try:
-            await self._give_back(message, retry.delay_level)
+            await self._send_back(message, retry.delay_level)
         except PenstockError as error:
             log.error(
-                "%s: no broker takes %r back, so it is handled here again in %d s: %s",
+                "%s: no broker takes message %s back, it is handled here again in %d s: %s",
                 self._group,
-                message,
-                AGAIN_MS // 1000,
+                message.message_id,
+                LOCAL_RETRY_MS // 1000,
                 error.remark(),
             )
-            self._session.spawn(self._handle_again(message))
+            self._session.spawn(self._retry_locally(message))
         except BaseException:
-            message.state = WORKING  # it is handed back when its handler's time is over
+            message.state = HANDLING  # it is sent back when its handler counts as stuck
             raise
         else:
-            work.finish_one(message)
+            process_queue.finish_one(message)
 
-    async def _handle_again(self, message: ReceivedMessage) -> None:
-        await pause(self._session.clock, AGAIN_MS)
-        if not cast(ProcessQueue, message.owner).dropped and message.state != FINISHED:
+    async def _retry_locally(self, message: ReceivedMessage) -> None:
+        await pause(self._session.clock, LOCAL_RETRY_MS)
+        if not process_queue_of(message).dropped and message.state != FINISHED:
             message.local_retries += 1
-            message.again = None
+            message.retry_level = None
             message.state = WAITING
-            self.resubmit(message)
+            self._resubmit(message)
 
-    def complain(self, messages: list[ReceivedMessage], error: BaseException) -> None:
-        """Log a handler's exception, with what happens next."""
+    def log_failure(self, messages: list[ReceivedMessage], error: BaseException) -> None:
+        """Log the exception of a handler and what happens next."""
         first = messages[0]
         more = f" and {len(messages) - 1} more" if len(messages) > 1 else ""
         log.warning(
-            "%s: the handler of %s failed on message %s%s (%s at %d): %s",
+            "%s: the handler of topic %s failed for message %s%s (%s at %d): %s",
             self._group,
             first.topic,
             first.message_id,
@@ -100,26 +114,26 @@ class Settling:
         )
 
     def next_step(self, message: ReceivedMessage) -> str:
-        """What becomes of a message that failed."""
-        if self._give_back is None:
-            return "broadcast messages are not sent again, it is dropped"
+        """What happens to a failed message, for log lines."""
+        if self._send_back is None:
+            return "it is dropped, broadcast messages are not redelivered"
         times = message.reconsume_times
         if 0 <= self._retries_max <= times:
-            return f"it failed {times + 1} times and goes to the dead letter topic"
+            return f"it failed {times + 1} times and becomes a dead letter"
         limit = f" of {self._retries_max}" if self._retries_max >= 0 else ""
-        return f"it comes again later, retry {times + 1}{limit}"
+        return f"it will be redelivered, retry {times + 1}{limit}"
 
-    async def expire(self, works: Iterable[ProcessQueue], timeout_ms: int) -> None:
-        """Hand back what handlers hold for too long; what they still say of it does not count."""
+    async def expire_stuck(self, process_queues: Iterable[ProcessQueue], timeout_ms: int) -> None:
+        """Send messages back whose handler has not returned in time; its result is ignored."""
         before_ms = self._session.clock.monotonic_ms() - timeout_ms
-        for work in works:
-            for message in work.begun_before(before_ms):
+        for process_queue in process_queues:
+            for message in process_queue.handling_since_before(before_ms):
                 log.warning(
-                    "%s: the handler of %s has not come back from message %s for %d s: %s",
+                    "%s: the handler of topic %s has not returned from message %s for %d s: %s",
                     self._group,
                     message.topic,
                     message.message_id,
                     timeout_ms // 1000,
                     self.next_step(message),
                 )
-                await self.back(message, Retry(TIMEOUT_LEVEL))
+                await self.retry_later(message, Retry(STUCK_LEVEL))

@@ -1,8 +1,8 @@
-"""Handing messages to handlers, many at a time and in no certain order.
+"""Concurrent dispatch: many handlers at the same time, in no particular order.
 
-Async handlers run in a fixed number of worker tasks, plain functions in as many threads. A worker
-goes through a run of messages without a task, a future or a trip through the loop for each; it
-wakes another worker as long as more is waiting, so one slow message holds up nobody else.
+Async handlers run in up to `concurrency` worker tasks, other handlers in as many threads. A worker
+handles many messages in a row, without a task, a future or a loop iteration for each. It wakes
+another worker while more messages are waiting, so a slow message does not delay the others.
 """
 
 import asyncio
@@ -13,46 +13,51 @@ from collections.abc import Awaitable, Generator, Iterable
 from typing import Protocol, cast
 
 from penstock.client.client_session import Session
-from penstock.client.consumer.dispatch.completion import Settling
-from penstock.client.consumer.dispatch.handler_calls import Calls, enter, is_end, no_handler
+from penstock.client.consumer.dispatch.completion import Completion
+from penstock.client.consumer.dispatch.handler_calls import (
+    HandlerCalls,
+    ends_task,
+    mark_handling,
+    no_handler_error,
+)
 from penstock.client.consumer.dispatch.handler_threads import HandlerThreads, Result
-from penstock.client.consumer.dispatch.handlers import Handler, Handlers, Retry, verdict
-from penstock.client.consumer.process_queue import ProcessQueue
-from penstock.client.received_message import FINISHED, WAITING, WORKING, ReceivedMessage
+from penstock.client.consumer.dispatch.handlers import Handler, Handlers, Retry, retry_from_result
+from penstock.client.consumer.process_queue import ProcessQueue, process_queue_of
+from penstock.client.received_message import FINISHED, HANDLING, WAITING, ReceivedMessage
 from penstock.clock import finish_within
 
 log = logging.getLogger(__name__)
 
-RUN_MAX = 128
-"""Messages that one worker handles before others on the loop have their turn."""
-END_MS = 1_000
-"""How long handlers that were cancelled may take to end."""
+MESSAGES_PER_TURN = 128
+"""Messages that a worker handles before it yields to the event loop."""
+CANCEL_MS = 1_000
+"""How long to wait for cancelled handlers."""
 
 Job = ReceivedMessage | list[ReceivedMessage]
 
 
 class Dispatch(Protocol):
-    """What a consumer gives its messages to."""
+    """Passes the messages of a consumer to handlers or iterators."""
 
-    def submit(self, work: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        """Messages that were just added to their queue."""
+    def submit(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        """Dispatch messages that were just added to their process queue."""
 
-    async def stop(self, work: ProcessQueue) -> None:
-        """Return when nobody works on a dropped queue in a way that others must wait for."""
+    async def stop(self, process_queue: ProcessQueue) -> None:
+        """Return when another consumer may take over a dropped queue."""
 
     async def close(self, drain_ms: int) -> None:
-        """Begin nothing more, and wait so long for what has begun."""
+        """Start no more handlers, and wait up to `drain_ms` for running ones."""
 
 
 class ConcurrentDispatch:
-    """Up to `concurrency` async handlers and as many plain ones at a time."""
+    """Runs up to `concurrency` async handlers and as many others in threads."""
 
     def __init__(
         self,
         session: Session,
         handlers: Handlers,
-        calls: Calls,
-        settling: Settling,
+        calls: HandlerCalls,
+        completion: Completion,
         *,
         name: str,
         concurrency: int,
@@ -62,49 +67,49 @@ class ConcurrentDispatch:
         self._clock = session.clock
         self._handlers = handlers
         self._calls = calls
-        self._settling = settling
+        self._completion = completion
         self._concurrency = concurrency
         self._batch = handle_batch
         self._jobs: deque[Job] = deque()
-        self._idle: deque[asyncio.Future[None]] = deque()
-        self._waking = False
+        self._idle: deque[asyncio.Future[None]] = deque()  # workers that wait for jobs
+        self._waking = False  # a worker was woken or started and has not taken a job yet
         self._closing = False
         self._workers: set[asyncio.Task[None]] = set()
         self._threads: HandlerThreads[Job] = HandlerThreads(
             name,
             concurrency,
             run=self._run_in_thread,
-            done=self._ran_in_thread,
-            returned=self._returned_in_thread,
+            done=self._thread_done,
+            returned_none=self._thread_returned_none,
         )
-        settling.resubmit = lambda message: self._spread([message])
 
-    def submit(self, work: ProcessQueue, messages: list[ReceivedMessage]) -> None:
-        self._spread(messages)
+    def submit(self, process_queue: ProcessQueue, messages: list[ReceivedMessage]) -> None:
+        self._enqueue(messages)
 
-    async def stop(self, work: ProcessQueue) -> None:
-        """Handlers of a dropped queue may go on: their results count no more. What has not begun
-        is let go: where all handlers hang, a queue may come and go many times."""
+    async def stop(self, process_queue: ProcessQueue) -> None:
+        """Discard messages whose handler has not started. Running handlers continue, and their
+        results are ignored."""
 
         def unwanted(job: Job) -> bool:
-            return (job[0] if isinstance(job, list) else job).owner is work
+            first = job[0] if isinstance(job, list) else job
+            return first.process_queue is process_queue
 
         kept = [job for job in self._jobs if not unwanted(job)]
         self._jobs.clear()
         self._jobs.extend(kept)
-        self._threads.forget(unwanted)
+        self._threads.discard(unwanted)
 
     async def close(self, drain_ms: int) -> None:
-        """Begin no more messages, and wait for the handlers that have begun."""
+        """Start no more handlers, and wait up to `drain_ms` for running ones."""
         self._closing = True
         self._jobs.clear()
         while self._idle:
-            self._wake_one()
+            self._wake_worker()
         threads = asyncio.ensure_future(self._threads.close(self._clock, drain_ms))
         left = await self._end_workers(drain_ms) + await threads
         if left:
             log.warning(
-                "%d handlers have not come back within %d ms; their messages will come again",
+                "%d handlers have not returned within %d ms; their messages are redelivered",
                 left,
                 drain_ms,
             )
@@ -120,16 +125,16 @@ class ConcurrentDispatch:
             worker.cancel()
         if late:
             with contextlib.suppress(TimeoutError):
-                await finish_within(self._clock, END_MS, asyncio.wait(late))
+                await finish_within(self._clock, CANCEL_MS, asyncio.wait(late))
         return len(late)
 
     # --- to tasks or to threads
 
-    def _spread(self, messages: list[ReceivedMessage]) -> None:
+    def _enqueue(self, messages: list[ReceivedMessage]) -> None:
         if self._closing:
             return
         if self._calls.tracer is not None or not self._handlers.any(is_async=False):
-            self._to_tasks(self._split(messages))
+            self._enqueue_for_tasks(self._split(messages))
         elif not self._handlers.any(is_async=True):
             self._threads.submit(self._split(messages))
         else:
@@ -137,11 +142,11 @@ class ConcurrentDispatch:
             for message in messages:
                 handler = self._handlers.find(message)
                 kinds[handler is None or handler.is_async].append(message)
-            self._to_tasks(self._split(kinds[True]))
+            self._enqueue_for_tasks(self._split(kinds[True]))
             self._threads.submit(self._split(kinds[False]))
 
     def _split(self, messages: list[ReceivedMessage]) -> Iterable[Job]:
-        """Jobs of so many messages as a handler takes at a time, each for one handler."""
+        """Jobs of up to `handle_batch` messages, each for one handler."""
         if self._batch == 1:
             return messages
         jobs: list[Job] = []
@@ -160,13 +165,13 @@ class ConcurrentDispatch:
 
     # --- tasks
 
-    def _to_tasks(self, jobs: Iterable[Job]) -> None:
+    def _enqueue_for_tasks(self, jobs: Iterable[Job]) -> None:
         self._jobs.extend(jobs)
         if self._jobs and not self._waking:
-            self._wake_one()
+            self._wake_worker()
 
-    def _wake_one(self) -> None:
-        """See to it that another worker looks at the jobs."""
+    def _wake_worker(self) -> None:
+        """Wake or start another worker."""
         while self._idle:
             sleeper = self._idle.popleft()
             if not sleeper.done():
@@ -182,12 +187,12 @@ class ConcurrentDispatch:
     def _worker_ended(self, worker: asyncio.Task[None]) -> None:
         self._workers.discard(worker)
         if not worker.cancelled() and (error := worker.exception()) is not None:
-            log.error("a worker failed; another takes its place", exc_info=error)
+            log.error("a worker task failed and is replaced", exc_info=error)
         if self._jobs:
-            self._wake_one()
+            self._wake_worker()
 
     async def _work(self) -> None:
-        enter(self._settling)
+        mark_handling(self._completion)
         jobs = self._jobs
         self._waking = False
         while not self._closing:
@@ -197,110 +202,112 @@ class ConcurrentDispatch:
                 await sleeper
                 self._waking = False
                 continue
-            await self._run(RUN_MAX)
+            await self._handle_jobs(MESSAGES_PER_TURN)
             if jobs:
-                await _Turn()
+                await _YieldToLoop()
 
-    async def _run(self, count_max: int) -> None:
-        """Handle a run of messages; returns early when there are no more."""
+    async def _handle_jobs(self, count_max: int) -> None:
+        """Handle up to `count_max` jobs."""
         jobs, clock, find = self._jobs, self._clock, self._handlers.find
-        calls_only = self._calls.tracer is not None
+        traced = self._calls.tracer is not None
         now_ms = clock.monotonic_ms()
         for _ in range(count_max):
             if not jobs:
                 return
             job = jobs.popleft()
             if jobs and not self._waking:
-                self._wake_one()
-            if calls_only or isinstance(job, list):
+                self._wake_worker()
+            if traced or isinstance(job, list):
                 await self._handle(job if isinstance(job, list) else [job])
                 now_ms = clock.monotonic_ms()
                 continue
-            work = cast(ProcessQueue, job.owner)
-            if work.dropped or job.state == FINISHED:
+            process_queue = process_queue_of(job)
+            if process_queue.dropped or job.state == FINISHED:
                 continue
-            job.state = WORKING
-            job.since_ms = now_ms
+            job.state = HANDLING
+            job.handling_since_ms = now_ms
             try:
                 handler = find(job)
                 if handler is None:
-                    raise no_handler(job)
+                    raise no_handler_error(job)
                 result = await cast(Awaitable[object], handler.function(job))
             except BaseException as error:
-                if is_end(error):
+                if ends_task(error):
                     raise
                 await self._failed([job], error)
             else:
-                if (result is None or result is True) and job.again is None:
-                    work.finish_one(job)
+                if (result is None or result is True) and job.retry_level is None:
+                    process_queue.finish_one(job)
                 else:
-                    await self._settling.settle((job,), verdict(result))
+                    await self._completion.complete((job,), retry_from_result(result))
             now_ms = clock.monotonic_ms()
-            work.busy_ms += now_ms - job.since_ms
+            process_queue.busy_ms += now_ms - job.handling_since_ms
 
     async def _handle(self, messages: list[ReceivedMessage]) -> None:
-        """The same for lists of messages, and where traces are written."""
-        messages = self._begin(messages)
+        """Handle a list of messages, or messages that are traced."""
+        messages = self._mark_handling(messages)
         if messages:
-            await self._settling.settle(messages, await self._calls.handle(messages))
-            work = cast(ProcessQueue, messages[0].owner)
-            work.busy_ms += self._clock.monotonic_ms() - messages[0].since_ms
+            await self._completion.complete(messages, await self._calls.handle(messages))
+            self._count_time(messages[0])
 
     async def _failed(self, messages: list[ReceivedMessage], error: BaseException) -> None:
-        self._settling.complain(messages, error)
-        await self._settling.settle(messages, Retry())
+        self._completion.log_failure(messages, error)
+        await self._completion.complete(messages, Retry())
 
-    def _begin(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-        """Those of them that still have to be handled, marked as begun."""
+    def _mark_handling(self, messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+        """Set the state HANDLING; returns the messages that still have to be handled."""
         now_ms = self._clock.monotonic_ms()
-        begun = []
+        handling = []
         for message in messages:
-            if not cast(ProcessQueue, message.owner).dropped and message.state != FINISHED:
-                message.state = WORKING
-                message.since_ms = now_ms
-                begun.append(message)
-        return begun
+            if not process_queue_of(message).dropped and message.state != FINISHED:
+                message.state = HANDLING
+                message.handling_since_ms = now_ms
+                handling.append(message)
+        return handling
+
+    def _count_time(self, message: ReceivedMessage) -> None:
+        spent_ms = self._clock.monotonic_ms() - message.handling_since_ms
+        process_queue_of(message).busy_ms += spent_ms
 
     # --- threads
 
     def _run_in_thread(self, job: Job) -> object:
         if isinstance(job, list):
-            messages = self._begin(job)
+            messages = self._mark_handling(job)
             if not messages:
                 return None
             handler = self._handlers.find(messages[0])
             if handler is None:
-                raise no_handler(messages[0])
+                raise no_handler_error(messages[0])
             return handler.function(handler.argument(messages))
-        if cast(ProcessQueue, job.owner).dropped or job.state == FINISHED:
+        if process_queue_of(job).dropped or job.state == FINISHED:
             return None
-        job.state = WORKING
-        job.since_ms = self._clock.monotonic_ms()
+        job.state = HANDLING
+        job.handling_since_ms = self._clock.monotonic_ms()
         handler = self._handlers.find(job)
         if handler is None:
-            raise no_handler(job)
+            raise no_handler_error(job)
         return handler.function(job)
 
-    def _returned_in_thread(self, job: Job) -> None:
-        if isinstance(job, list) or job.again is not None:
-            self._ran_in_thread(Result(job, None, None))
+    def _thread_returned_none(self, job: Job) -> None:
+        if isinstance(job, list) or job.retry_level is not None:
+            self._thread_done(Result(job, None, None))
         elif job.state != WAITING:
-            work = cast(ProcessQueue, job.owner)
-            work.busy_ms += self._clock.monotonic_ms() - job.since_ms
-            work.finish_one(job)
+            self._count_time(job)
+            process_queue_of(job).finish_one(job)
 
-    def _ran_in_thread(self, result: Result[Job]) -> None:
+    def _thread_done(self, result: Result[Job]) -> None:
         messages = result.job if isinstance(result.job, list) else [result.job]
-        work = cast(ProcessQueue, messages[0].owner)
-        work.busy_ms += self._clock.monotonic_ms() - messages[0].since_ms
+        self._count_time(messages[0])
         if result.error is not None:
             self._session.spawn(self._failed(messages, result.error))
         else:
-            self._session.spawn(self._settling.settle(messages, verdict(result.value)))
+            retry = retry_from_result(result.value)
+            self._session.spawn(self._completion.complete(messages, retry))
 
 
-class _Turn:
-    """Lets others on the loop have their turn."""
+class _YieldToLoop:
+    """Awaiting it runs one iteration of the event loop."""
 
     def __await__(self) -> Generator[None, None, None]:
         yield

@@ -1,4 +1,4 @@
-"""Calls of the application's handlers, one at a time for each caller."""
+"""Calls the application's handlers: coroutines on the loop, other functions in threads."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -6,64 +6,66 @@ from contextvars import ContextVar
 from typing import cast
 
 from penstock.client.client_session import Session
-from penstock.client.consumer.dispatch.completion import Settling
+from penstock.client.consumer.dispatch.completion import Completion
 from penstock.client.consumer.dispatch.handler_threads import HandlerThreads, Result
-from penstock.client.consumer.dispatch.handlers import Handlers, Retry, verdict
+from penstock.client.consumer.dispatch.handlers import Handlers, Retry, retry_from_result
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.trace.trace_writer import ConsumeCode, Tracer
 from penstock.errors import ClientError
 
-_INSIDE: ContextVar[tuple[Settling, ...]] = ContextVar("penstock_inside", default=())
-"""In tasks that run handlers, and in those that handlers start: whose they are."""
+_HANDLING: ContextVar[tuple[Completion, ...]] = ContextVar("penstock_handling", default=())
+"""The consumers whose handlers run in this task, or in a task that started it."""
 
 
-class Calls:
-    """Calls handlers of both kinds: for ordered queues, for tools, and where traces are written."""
+class HandlerCalls:
+    """Calls handlers for ordered queues, for tools, and for traced consumers."""
 
     def __init__(
         self,
         handlers: Handlers,
-        settling: Settling,
+        completion: Completion,
         tracer: Tracer | None,
         *,
         name: str,
         threads: int,
     ) -> None:
         self._handlers = handlers
-        self._settling = settling
+        self._completion = completion
         self.tracer = tracer
-        self._threads: HandlerThreads[_Call] = HandlerThreads(
-            name, threads, run=lambda call: call.function(call.argument), done=_return
+        self._threads: HandlerThreads[_ThreadCall] = HandlerThreads(
+            name, threads, run=lambda call: call.function(call.argument), done=_complete_call
         )
 
     async def handle(self, messages: list[ReceivedMessage]) -> Retry | None:
-        """Call the handler of these messages (of one queue): None for done."""
+        """Call the handler of these messages (of one queue); returns None if they are done."""
         token = self.tracer.consuming(messages) if self.tracer is not None else None
         code = ConsumeCode.SUCCESS
         try:
-            result = verdict(await self.call(messages))
+            result = retry_from_result(await self.call(messages))
         except BaseException as error:
-            if is_end(error):
+            if ends_task(error):
                 raise
-            self._settling.complain(messages, error)
+            self._completion.log_failure(messages, error)
             result, code = Retry(), ConsumeCode.EXCEPTION
         if self.tracer is not None:
-            failed = result is not None or any(message.again is not None for message in messages)
+            failed = result is not None or any(
+                message.retry_level is not None for message in messages
+            )
             if failed and code is ConsumeCode.SUCCESS:
                 code = ConsumeCode.FAILED
             self.tracer.consumed(token, code)
         return result
 
     async def call(self, messages: list[ReceivedMessage]) -> object:
-        """What the handler returns; raises what it raises."""
+        """The result of the handler; raises what the handler raises."""
         handler = self._handlers.find(messages[0])
         if handler is None:
-            raise no_handler(messages[0])
+            raise no_handler_error(messages[0])
         argument = handler.argument(messages)
         if handler.is_async:
-            enter(self._settling)
+            mark_handling(self._completion)
             return await cast(Awaitable[object], handler.function(argument))
-        call = _Call(handler.function, argument, asyncio.get_running_loop().create_future())
+        call = _ThreadCall(handler.function, argument, asyncio.get_running_loop().create_future())
         self._threads.submit((call,))
         return await call.returned
 
@@ -71,8 +73,8 @@ class Calls:
         await self._threads.close(session.clock, drain_ms)
 
 
-class _Call:
-    """One call in a thread, and who waits for it."""
+class _ThreadCall:
+    """A call in a thread and the future of its result."""
 
     __slots__ = ("argument", "function", "returned")
 
@@ -84,7 +86,7 @@ class _Call:
         self.returned = returned
 
 
-def _return(result: Result[_Call]) -> None:
+def _complete_call(result: Result[_ThreadCall]) -> None:
     returned = result.job.returned
     if returned.done():
         return
@@ -93,33 +95,33 @@ def _return(result: Result[_Call]) -> None:
     elif isinstance(result.error, Exception) and not isinstance(result.error, StopIteration):
         returned.set_exception(result.error)
     else:
-        returned.set_exception(RuntimeError(f"the handler ended with {result.error!r}"))
+        returned.set_exception(RuntimeError(f"the handler raised {result.error!r}"))
 
 
-def no_handler(message: ReceivedMessage) -> ClientError:
-    """The error for a message that nobody is there for: one that comes again, mostly."""
+def no_handler_error(message: ReceivedMessage) -> ClientError:
+    """The error for a message without a handler, usually one that is redelivered."""
     return ClientError(
-        f"no handler for the topic {message.topic!r}",
-        hint="messages of a topic that is no longer handled come again until they are dead letters",
+        f"there is no handler for topic {message.topic!r}",
+        hint="its messages are redelivered until they become dead letters; add a handler",
     )
 
 
-def enter(settling: Settling) -> None:
-    """Handlers of this consumer run in this task from now on."""
-    inside = _INSIDE.get()
-    if settling not in inside:
-        _INSIDE.set((*inside, settling))
+def mark_handling(completion: Completion) -> None:
+    """Note that handlers of this consumer run in the current task."""
+    handling = _HANDLING.get()
+    if completion not in handling:
+        _HANDLING.set((*handling, completion))
 
 
-def is_handling(settling: Settling) -> bool:
-    """Whether the caller is an async handler of this consumer, or was started by one."""
-    return settling in _INSIDE.get()
+def is_handling(completion: Completion) -> bool:
+    """Whether the caller runs in an async handler of this consumer, or in a task of one."""
+    return completion in _HANDLING.get()
 
 
-def is_end(error: BaseException) -> bool:
-    """Whether what a handler raises is meant for the running task, or the whole program.
+def ends_task(error: BaseException) -> bool:
+    """Whether an exception of a handler ends the worker task, or the whole program.
 
-    Not so a cancellation of something inside the handler: that is the handler's failure.
+    A cancellation of something inside the handler does not: it is a failure of the handler.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()

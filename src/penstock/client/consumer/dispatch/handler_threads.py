@@ -1,11 +1,11 @@
-"""Threads for handlers that are plain functions: the event loop must not wait for these.
+"""A thread pool for handlers that are not coroutines.
 
-Threads take jobs one by one from a common list and note the results in another, which the loop
-empties once per turn; so a hop between threads is paid per burst, not per message. A thread that
-takes a job while more are waiting wakes (or starts) another one, so a slow job delays no other.
+Threads take jobs from a shared queue and put the results into another, which the loop empties once
+per iteration: the loop is woken per burst, not per message. A thread that takes a job while more
+are waiting wakes or starts another thread, so a slow job does not delay the others.
 
-A function may turn out to be an async one in disguise (a lambda, a decorator around it): what it
-gives is awaited on the loop then, while its thread waits.
+If a function returns an awaitable (a lambda or decorator around a coroutine function), it is
+awaited on the loop while the thread waits.
 """
 
 import asyncio
@@ -26,7 +26,7 @@ Job = TypeVar("Job")
 
 
 class Result(NamedTuple, Generic[Job]):
-    """How a job ended."""
+    """The result or the exception of a job."""
 
     job: Job
     value: object
@@ -34,7 +34,7 @@ class Result(NamedTuple, Generic[Job]):
 
 
 class HandlerThreads(Generic[Job]):
-    """At most `count_max` threads; started when there is work for them."""
+    """At most `count_max` threads, started on demand."""
 
     def __init__(
         self,
@@ -43,87 +43,93 @@ class HandlerThreads(Generic[Job]):
         *,
         run: Callable[[Job], object],
         done: Callable[[Result[Job]], None],
-        returned: Callable[[Job], None] | None = None,
+        returned_none: Callable[[Job], None] | None = None,
     ) -> None:
-        """`done` is told how a job ended; `returned`, if given, of those that returned None."""
+        """`done` gets the result of a job; `returned_none`, if given, gets jobs that returned None
+        instead, without a Result."""
         self._name = name
         self._count_max = count_max
         self._run = run
         self._done = done
-        self._returned = returned
+        self._returned_none = returned_none
         self._loop = asyncio.get_running_loop()
         self._jobs: deque[Job] = deque()
         self._results: deque[Result[Job]] = deque()
-        self._plain: deque[Job] = deque()
-        self._told = False
+        self._none_results: deque[Job] = deque()
+        self._wakeup_scheduled = False  # the loop will take the results
         self._lock = threading.Condition()
-        self._idle = 0
-        self._waking = False
+        self._idle_count = 0
+        self._waking = False  # a thread was woken or started and has not taken a job yet
         self._closing = False
         self._numbers = itertools.count(1)
-        self._living = 0
-        self._ended: asyncio.Future[None] | None = None
+        self._thread_count = 0
+        self._all_ended: asyncio.Future[None] | None = None
 
     def submit(self, jobs: Iterable[Job]) -> None:
-        """From the loop: run these."""
+        """Run these jobs; called in the loop."""
         self._jobs.extend(jobs)
-        self._call_one()
+        self._wake_worker()
 
-    def forget(self, unwanted: Callable[[Job], bool]) -> None:
-        """From the loop: take back such jobs that have not begun."""
+    def discard(self, unwanted: Callable[[Job], bool]) -> None:
+        """Discard jobs that have not started; called in the loop."""
         jobs = self._jobs
         for _ in range(len(jobs)):
             try:
                 job = jobs.popleft()
-            except IndexError:  # the threads are faster
+            except IndexError:  # taken by a thread meanwhile
                 break
             if not unwanted(job):
                 jobs.append(job)
         if jobs:
-            self._call_one()
+            self._wake_worker()
 
     async def close(self, clock: Clock, drain_ms: int) -> int:
-        """Begin no more jobs and wait for those that run; gives the number still running then."""
+        """Start no more jobs and wait for running ones; returns the number still running."""
         with self._lock:
             self._closing = True
             self._jobs.clear()
             self._lock.notify_all()
-            if self._living:
-                self._ended = self._loop.create_future()
-        if self._ended is not None:
+            if self._thread_count:
+                self._all_ended = self._loop.create_future()
+        if self._all_ended is not None:
             with contextlib.suppress(TimeoutError):
-                await finish_within(clock, drain_ms, asyncio.shield(self._ended))
+                await finish_within(clock, drain_ms, asyncio.shield(self._all_ended))
         self._take_results()
-        return self._living
+        return self._thread_count
 
-    def _call_one(self) -> None:
-        """See to it that somebody looks at the jobs."""
+    def _wake_worker(self) -> None:
+        """Make a thread look at the jobs."""
         if self._waking:
             return
         with self._lock:
             if self._closing or self._waking:
                 return
-            if self._idle:
+            if self._idle_count:
                 self._waking = True
                 self._lock.notify()
-            elif self._living < self._count_max:
-                self._start_one()
+            elif self._thread_count < self._count_max:
+                self._start_worker()
 
-    def _start_one(self) -> None:
-        """Raises RuntimeError if not even one thread can be started."""
+    def _start_worker(self) -> None:
+        """Start a thread; raises RuntimeError if there is none and none can be started."""
         self._waking = True
-        self._living += 1
+        self._thread_count += 1
         name = f"{self._name}-{next(self._numbers)}"
-        # A daemon: a handler that never comes back must not keep the program from ending.
+        # A daemon: a stuck handler must not prevent the program from exiting.
         thread = threading.Thread(target=self._work, name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError as error:  # too many, says the system
+        except RuntimeError as error:  # the system refuses more threads
             self._waking = False
-            self._living -= 1
-            if not self._living:
+            self._thread_count -= 1
+            if not self._thread_count:
                 raise
-            log.warning("%s: %d threads have to do: %s", self._name, self._living, error)
+            log.warning(
+                "%s: cannot start another thread, using %d: %s",
+                self._name,
+                self._thread_count,
+                error,
+            )
 
     # --- in the threads
 
@@ -138,18 +144,18 @@ class HandlerThreads(Generic[Job]):
                     break
                 continue
             if jobs and not self._waking:
-                self._call_one()
+                self._wake_worker()
             self._finish(job)
             del job
-            if not self._told:
-                self._told = True
-                if not self._tell(self._take_results):
+            if not self._wakeup_scheduled:
+                self._wakeup_scheduled = True
+                if not self._call_in_loop(self._take_results):
                     break
         with self._lock:
-            self._living -= 1
-            last = self._closing and self._living == 0
+            self._thread_count -= 1
+            last = self._closing and self._thread_count == 0
         if last:
-            self._tell(self._all_ended)
+            self._call_in_loop(self._threads_ended)
 
     def _finish(self, job: Job) -> None:
         try:
@@ -159,46 +165,46 @@ class HandlerThreads(Generic[Job]):
         except BaseException as error:
             self._results.append(Result(job, None, error))
         else:
-            if value is None and self._returned is not None:
-                self._plain.append(job)
+            if value is None and self._returned_none is not None:
+                self._none_results.append(job)
             else:
                 self._results.append(Result(job, value, None))
 
     def _wait(self) -> bool:
-        """Sleep until there may be jobs; False at the end."""
+        """Wait for jobs; False if the pool is closed."""
         with self._lock:
             while not self._jobs:
                 if self._closing:
                     return False
-                self._idle += 1
+                self._idle_count += 1
                 try:
                     self._lock.wait()
                 finally:
-                    self._idle -= 1
+                    self._idle_count -= 1
                     self._waking = False
         return True
 
-    def _tell(self, callback: Callable[[], None]) -> bool:
+    def _call_in_loop(self, callback: Callable[[], None]) -> bool:
         try:
             self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop is closed: nobody is there to hear
+        except RuntimeError:  # the loop is closed
             return False
         return True
 
     # --- in the loop
 
     def _take_results(self) -> None:
-        self._told = False
-        plain, results = self._plain, self._results
-        if self._returned is not None:
-            while plain:
-                self._returned(plain.popleft())
+        self._wakeup_scheduled = False
+        none_results, results = self._none_results, self._results
+        if self._returned_none is not None:
+            while none_results:
+                self._returned_none(none_results.popleft())
         while results:
             self._done(results.popleft())
 
-    def _all_ended(self) -> None:
-        if self._ended is not None and not self._ended.done():
-            self._ended.set_result(None)
+    def _threads_ended(self) -> None:
+        if self._all_ended is not None and not self._all_ended.done():
+            self._all_ended.set_result(None)
 
 
 async def _result(work: Awaitable[object]) -> object:

@@ -1,4 +1,4 @@
-"""The application's handlers: which one a message goes to, and what its result means."""
+"""Handlers of the application: which one gets a message, and what its result means."""
 
 import inspect
 from collections.abc import Callable
@@ -9,15 +9,15 @@ from penstock.client.received_message import ReceivedMessage
 from penstock.errors import InvalidParameter
 
 Function = Callable[..., object]
-"""Takes a message, or a list of messages where `handle_batch` is more than 1; may be async."""
+"""Takes a message, or a list of messages if `handle_batch` is above 1; may be async."""
 
 
 @dataclass(frozen=True, slots=True)
 class Retry:
-    """A handler's result: let the message come again later.
+    """Result of a handler: redeliver the message later.
 
-    `delay_level` is one of RocketMQ's 1 to 18; 0 leaves it to the broker (10 s, 30 s, 1 min…), less
-    than 0 sends the message to the dead letter topic.
+    `delay_level` is one of RocketMQ's levels 1 to 18; 0 leaves it to the broker (10 s, 30 s,
+    1 min…); below 0 the message becomes a dead letter.
     """
 
     delay_level: int = 0
@@ -25,7 +25,7 @@ class Retry:
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """One function and the messages it is for."""
+    """A handler function and the messages that it handles."""
 
     function: Function
     topic: str
@@ -38,7 +38,7 @@ class Handler:
 
 
 class Handlers:
-    """All handlers of a consumer, by topic (as the application knows it)."""
+    """All handlers of a consumer, by topic (without namespace)."""
 
     def __init__(self, *, takes_list: bool = False) -> None:
         self._takes_list = takes_list
@@ -48,7 +48,7 @@ class Handlers:
     def add(self, topic: str, tags: str | None, function: Function) -> None:
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidParameter(
-                f"the handler of {topic} is a generator: to call it does nothing",
+                f"the handler of topic {topic} is a generator function",
                 hint="a handler must not yield",
             )
         handler = Handler(function, topic, split_tags(tags), _is_async(function), self._takes_list)
@@ -63,7 +63,7 @@ class Handlers:
         return is_async in self._kinds
 
     def find(self, message: ReceivedMessage) -> Handler | None:
-        """The first handler that the message is for; where no tag fits, the topic's first one."""
+        """The first handler whose tags match; if none does, the first handler of the topic."""
         found = self._by_topic.get(message.topic)
         if not found:
             return None
@@ -75,20 +75,20 @@ class Handlers:
         return found[0]
 
 
-def verdict(result: object) -> Retry | None:
-    """What a handler's result means for all its messages: None for done.
+def retry_from_result(result: object) -> Retry | None:
+    """The retry that a handler's result asks for, for all its messages; None: done.
 
-    `message.retry()` inside the handler says the same for one message; see `again`.
+    `message.retry()` in the handler does the same for one message; see `retry_for`.
     """
     if result is False:
         return Retry()
     return result if isinstance(result, Retry) else None
 
 
-def again(message: ReceivedMessage, result: Retry | None) -> Retry | None:
-    """What is to be done with one message after its handler's result."""
-    if result is None and message.again is not None:
-        return Retry(message.again)
+def retry_for(message: ReceivedMessage, result: Retry | None) -> Retry | None:
+    """The retry of one message after its handler; None: done."""
+    if result is None and message.retry_level is not None:
+        return Retry(message.retry_level)
     return result
 
 

@@ -1,9 +1,8 @@
-"""Failed messages on their way back to a broker, to come again later or to end as dead letters.
+"""Sends failed messages back to a broker (CONSUMER_SEND_MSG_BACK) for a later redelivery.
 
-The broker that holds the message makes the copy for the group's retry topic; how long it waits
-there, and when it is a dead letter, is the broker's business. Where that fails (the broker is gone,
-the record is deleted) the message is sent anew to the retry topic at any broker, as RocketMQ's
-clients do.
+The broker that stores the message copies it to the group's retry topic; the broker decides about
+the delay and when the message becomes a dead letter. If that fails (the broker is down, the record
+is deleted), the client sends a copy to the retry topic of any broker, as RocketMQ's clients do.
 """
 
 import logging
@@ -36,9 +35,9 @@ log = logging.getLogger(__name__)
 
 CALL_MS = 5_000
 BROKERS_MAX = 3
-"""How many brokers a message is offered to before the caller has to try again."""
+"""Most brokers that are tried for a copy."""
 FIRST_LEVEL = 3
-"""The delay level of the first retry: ten seconds, and one level more each time."""
+"""Delay level of the first retry (10 s); each further retry has the next level."""
 RETRIES_MAX = 2**31 - 1
 
 _STORED = (
@@ -60,9 +59,9 @@ _NOT_COPIED = frozenset(
 
 
 class SendBack:
-    """Hands failed messages of a group back.
+    """Sends failed messages of a group back.
 
-    `retries_max` is how often a message is tried again before it is a dead letter.
+    `retries_max` is the number of redeliveries before a message becomes a dead letter.
     """
 
     def __init__(self, session: Session, group: str, *, retries_max: int) -> None:
@@ -71,31 +70,35 @@ class SendBack:
         self._retries_max = RETRIES_MAX if retries_max < 0 else retries_max
 
     async def __call__(self, message: ReceivedMessage, delay_level: int = 0) -> None:
-        """Let a message come again; raises PenstockError if no broker takes it.
+        """Send a message back; raises PenstockError if no broker takes it.
 
-        `delay_level` 0: the broker decides how long it waits; below 0: a dead letter at once.
+        `delay_level` 0: the broker decides about the delay; below 0: a dead letter at once.
         """
         try:
-            await self._hand_back(message, delay_level)
+            await self._send_back(message, delay_level)
         except PenstockError as error:
             log.warning(
-                "%s: %r is not taken back, so it is sent anew: %s", self._group, message, error
+                "%s: broker %s does not take message %s back, sending a copy: %s",
+                self._group,
+                message.broker_name,
+                message.message_id,
+                error,
             )
             await self.resend(message)
 
     async def resend(self, message: ReceivedMessage) -> None:
-        """Send a copy to the retry topic; brokers make it a dead letter when it was tried enough.
+        """Send a copy to the retry topic; after enough retries the broker makes it a dead letter.
 
-        A group that holds locks keeps its order: its copies become dead letters at once.
+        For a group that has locked queues the copy becomes a dead letter at once.
         """
         topic = RETRY_TOPIC_PREFIX + self._group
         route = await self._session.route(topic)
-        places: dict[str, MessageQueue] = {}
+        queues: dict[str, MessageQueue] = {}
         for queue in route.write_queues:
-            places.setdefault(queue.broker_name, queue)
-        failure: PenstockError = NoQueue(f"{topic} has no queue that can be written to")
-        ours = message.broker_name
-        for queue in sorted(places.values(), key=lambda q: q.broker_name != ours)[:BROKERS_MAX]:
+            queues.setdefault(queue.broker_name, queue)
+        failure: PenstockError = NoQueue(f"topic {topic} has no writable queue")
+        own = message.broker_name
+        for queue in sorted(queues.values(), key=lambda q: q.broker_name != own)[:BROKERS_MAX]:
             try:
                 await self._session.call(
                     self._session.broker(queue.broker_name),
@@ -111,7 +114,7 @@ class SendBack:
                 return
         raise failure
 
-    async def _hand_back(self, message: ReceivedMessage, delay_level: int) -> None:
+    async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
         fields = {
             "offset": str(message.physical_offset),
             "group": self._group,
@@ -152,7 +155,7 @@ class SendBack:
 
 
 def sent_topic(message: ReceivedMessage) -> str:
-    """The topic that a message was sent to, as servers know it."""
+    """The topic that a message was sent to, with the namespace."""
     stored = message.stored_topic
     if stored.startswith(RETRY_TOPIC_PREFIX):
         return message.properties.get(PROPERTY_RETRY_TOPIC, stored)

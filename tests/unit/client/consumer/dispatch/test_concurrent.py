@@ -9,34 +9,56 @@ from typing import Any, cast
 import pytest
 
 from penstock.client.client_session import Session
-from penstock.client.consumer.dispatch.completion import AGAIN_MS, Settling
-from penstock.client.consumer.dispatch.concurrent import RUN_MAX, ConcurrentDispatch
-from penstock.client.consumer.dispatch.handler_calls import Calls
+from penstock.client.consumer.dispatch.completion import LOCAL_RETRY_MS, Completion
+from penstock.client.consumer.dispatch.concurrent import MESSAGES_PER_TURN, ConcurrentDispatch
+from penstock.client.consumer.dispatch.handler_calls import HandlerCalls
 from penstock.client.consumer.dispatch.handlers import Handlers, Retry
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import PeerLost
-from tests.unit.client.consumer.consumer_kit import Backs, PlainSession, messages, until, work
+from tests.unit.client.consumer.consumer_kit import (
+    FakeSendBack,
+    PlainSession,
+    make_process_queue,
+    messages,
+    until,
+)
 
 
-class Bench:
-    """A dispatch, and a queue whose messages it handles."""
+class DispatchFixture:
+    """A concurrent dispatch with one queue."""
 
     def __init__(
-        self, *, broadcast: bool = False, concurrency: int = 4, handle_batch: int = 1,
-        backs: Backs | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        *,
+        broadcast: bool = False,
+        concurrency: int = 4,
+        handle_batch: int = 1,
+        send_back: FakeSendBack | None = None,
+    ) -> None:
         self.session = PlainSession()
         session = cast(Session, self.session)
-        self.backs = backs or Backs()
-        give_back = None if broadcast else self.backs
-        self.settling = Settling(session, "g", give_back=give_back, retries_max=16)
+        self.send_back = send_back or FakeSendBack()
+        self.completion = Completion(
+            session,
+            "g",
+            send_back=None if broadcast else self.send_back,
+            retries_max=16,
+            resubmit=lambda message: self.dispatch.submit(self.queue, [message]),
+        )
         self.handlers = Handlers(takes_list=handle_batch > 1)
-        self.calls = Calls(self.handlers, self.settling, None, name="test", threads=concurrency)
+        self.calls = HandlerCalls(
+            self.handlers, self.completion, None, name="test", threads=concurrency
+        )
         self.dispatch = ConcurrentDispatch(
-            session, self.handlers, self.calls, self.settling, name="test",
-            concurrency=concurrency, handle_batch=handle_batch,
-        )  # fmt: skip
-        self.queue = work()
+            session,
+            self.handlers,
+            self.calls,
+            self.completion,
+            name="test",
+            concurrency=concurrency,
+            handle_batch=handle_batch,
+        )
+        self.queue = make_process_queue()
 
     def on(self, function: Callable[..., Any], tags: str = "*") -> None:
         self.handlers.add("Orders", tags, function)
@@ -79,22 +101,22 @@ KINDS = pytest.mark.parametrize("kind", ["sync", "async"])
 
 
 @KINDS
-def test_every_message_is_handled_and_progress_moves(kind: str) -> None:
+def test_every_message_is_handled_and_progress_advances(kind: str) -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         seen: list[int] = []
-        bench.on(handler_of(kind, lambda message: seen.append(message.queue_offset)))
+        fixture.on(handler_of(kind, lambda message: seen.append(message.queue_offset)))
         for start in range(0, 300, 30):
-            bench.give(*range(start, start + 30))
-        await bench.settled(300)
+            fixture.give(*range(start, start + 30))
+        await fixture.settled(300)
         assert sorted(seen) == list(range(300))
-        await bench.close()
+        await fixture.close()
 
     run(test)
 
 
 @KINDS
-def test_failures_go_back_with_what_they_asked_for(
+def test_failed_messages_are_sent_back_with_their_delay_level(
     kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     def handle(message: ReceivedMessage) -> object:
@@ -105,13 +127,13 @@ def test_failures_go_back_with_what_they_asked_for(
         return [None, False, Retry(5), True, None, "whatever"][message.queue_offset]
 
     async def test() -> None:
-        bench = Bench()
-        bench.on(handler_of(kind, handle))
-        bench.give(0, 1, 2, 3, 4, 5, reconsume_times=3)
-        await bench.settled(6)
-        assert sorted(bench.backs.taken) == [(0, 0), (1, 0), (2, 5), (4, -1)]
-        assert bench.queue.failed == 4
-        await bench.close()
+        fixture = DispatchFixture()
+        fixture.on(handler_of(kind, handle))
+        fixture.give(0, 1, 2, 3, 4, 5, reconsume_times=3)
+        await fixture.settled(6)
+        assert sorted(fixture.send_back.taken) == [(0, 0), (1, 0), (2, 5), (4, -1)]
+        assert fixture.queue.failed == 4
+        await fixture.close()
 
     with caplog.at_level(logging.WARNING):
         run(test)
@@ -122,49 +144,49 @@ def test_failures_go_back_with_what_they_asked_for(
     assert isinstance(entry.exc_info[1], ValueError)
 
 
-def test_broadcast_drops_what_failed(caplog: pytest.LogCaptureFixture) -> None:
+def test_broadcast_drops_failed_messages(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        bench = Bench(broadcast=True)
+        fixture = DispatchFixture(broadcast=True)
 
         async def handle(message: ReceivedMessage) -> None:
             raise ValueError("no")
 
-        bench.on(handle)
-        bench.give(0)
-        await bench.settled(1)
-        assert bench.backs.taken == []
-        await bench.close()
+        fixture.on(handle)
+        fixture.give(0)
+        await fixture.settled(1)
+        assert fixture.send_back.taken == []
+        await fixture.close()
 
     run(test)
     assert "it is dropped" in caplog.text
 
 
-def test_what_no_broker_takes_back_is_handled_here_again() -> None:
+def test_message_that_no_broker_takes_back_is_handled_again() -> None:
     async def test() -> None:
-        bench = Bench(backs=Backs([PeerLost("gone")]))
+        fixture = DispatchFixture(send_back=FakeSendBack([PeerLost("gone")]))
         times: list[int] = []
 
         async def handle(message: ReceivedMessage) -> bool:
             times.append(message.reconsume_times)
             return len(times) > 1
 
-        bench.on(handle)
-        bench.give(0)
-        await until(lambda: bench.session.clock.pending() == 1)
-        assert bench.queue.progress == 0
-        await bench.session.clock.elapse(AGAIN_MS)
-        await bench.settled(1)
+        fixture.on(handle)
+        fixture.give(0)
+        await until(lambda: fixture.session.clock.pending() == 1)
+        assert fixture.queue.progress == 0
+        await fixture.session.clock.elapse(LOCAL_RETRY_MS)
+        await fixture.settled(1)
         assert times == [0, 1]
-        assert bench.backs.taken == []
-        await bench.close()
+        assert fixture.send_back.taken == []
+        await fixture.close()
 
     run(test)
 
 
 @KINDS
-def test_a_slow_message_holds_up_no_other(kind: str) -> None:
+def test_slow_message_does_not_delay_others(kind: str) -> None:
     async def test() -> None:
-        bench = Bench(concurrency=2)
+        fixture = DispatchFixture(concurrency=2)
         release = threading.Event()
         gate = asyncio.Event()
 
@@ -176,22 +198,22 @@ def test_a_slow_message_holds_up_no_other(kind: str) -> None:
             if message.queue_offset == 0:
                 await gate.wait()
 
-        bench.on(slow if kind == "sync" else slow_async)
-        bench.give(*range(50))
-        await until(lambda: bench.queue.count == 1)
-        assert bench.queue.progress == 0
+        fixture.on(slow if kind == "sync" else slow_async)
+        fixture.give(*range(50))
+        await until(lambda: fixture.queue.count == 1)
+        assert fixture.queue.progress == 0
         release.set()
         gate.set()
-        await bench.settled(50)
-        await bench.close()
+        await fixture.settled(50)
+        await fixture.close()
 
     run(test)
 
 
 @KINDS
-def test_at_most_so_many_at_a_time(kind: str) -> None:
+def test_ordered_concurrency_is_limited(kind: str) -> None:
     async def test() -> None:
-        bench = Bench(concurrency=3)
+        fixture = DispatchFixture(concurrency=3)
         lock = threading.Lock()
         running = most = 0
         barrier = threading.Barrier(3)
@@ -218,18 +240,18 @@ def test_at_most_so_many_at_a_time(kind: str) -> None:
                 await asyncio.sleep(0)
             leave()
 
-        bench.on(handle if kind == "sync" else handle_async)
-        bench.give(*range(30))
-        await bench.settled(30)
+        fixture.on(handle if kind == "sync" else handle_async)
+        fixture.give(*range(30))
+        await fixture.settled(30)
         assert most == 3
-        await bench.close()
+        await fixture.close()
 
     run(test)
 
 
-def test_handlers_share_a_topic_by_tags_and_kind() -> None:
+def test_messages_of_a_topic_go_to_handlers_by_tag() -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         seen: list[tuple[str, str | None, bool]] = []
         main = threading.get_ident()
 
@@ -239,76 +261,76 @@ def test_handlers_share_a_topic_by_tags_and_kind() -> None:
         async def on_loop(message: ReceivedMessage) -> None:
             seen.append(("loop", message.tags, threading.get_ident() == main))
 
-        bench.on(plain, "a || b")
-        bench.on(on_loop, "c")
+        fixture.on(plain, "a || b")
+        fixture.on(on_loop, "c")
         for offset, tag in enumerate("abcd"):
-            bench.give(offset, properties={"TAGS": tag})
-        await bench.settled(4)
+            fixture.give(offset, properties={"TAGS": tag})
+        await fixture.settled(4)
         assert sorted(seen) == [
             ("loop", "c", True), ("plain", "a", False), ("plain", "b", False),
             ("plain", "d", False),
         ]  # fmt: skip
-        await bench.close()
+        await fixture.close()
 
     run(test)
 
 
 @KINDS
-def test_lists_of_messages(kind: str) -> None:
+def test_handlers_take_lists_of_messages(kind: str) -> None:
     async def test() -> None:
-        bench = Bench(handle_batch=4)
+        fixture = DispatchFixture(handle_batch=4)
         sizes: list[int] = []
 
         def handle(got: list[ReceivedMessage]) -> None:
             sizes.append(len(got))
             got[0].retry(2)
 
-        bench.on(handler_of(kind, handle))
-        bench.give(*range(10))
-        await bench.settled(10)
+        fixture.on(handler_of(kind, handle))
+        fixture.give(*range(10))
+        await fixture.settled(10)
         assert sorted(sizes) == [2, 4, 4]
-        assert sorted(bench.backs.taken) == [(0, 2), (4, 2), (8, 2)]
-        await bench.close()
+        assert sorted(fixture.send_back.taken) == [(0, 2), (4, 2), (8, 2)]
+        await fixture.close()
 
     run(test)
 
 
-def test_a_topic_without_handler_comes_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_message_without_handler_is_redelivered(caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
 
         async def handle(message: ReceivedMessage) -> None: ...
 
-        bench.handlers.add("Another", "*", handle)
-        bench.give(0)
-        await bench.settled(1)
-        assert bench.backs.taken == [(0, 0)]
-        await bench.close()
+        fixture.handlers.add("Another", "*", handle)
+        fixture.give(0)
+        await fixture.settled(1)
+        assert fixture.send_back.taken == [(0, 0)]
+        await fixture.close()
 
     run(test)
-    assert "no handler for the topic 'Orders'" in caplog.text
+    assert "no handler for topic 'Orders'" in caplog.text
 
 
-def test_what_is_cancelled_inside_a_handler_is_a_failure_of_it() -> None:
+def test_cancellation_inside_a_handler_is_a_failure() -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
 
         async def handle(message: ReceivedMessage) -> None:
             raise asyncio.CancelledError
 
-        bench.on(handle)
-        bench.give(0, 1)
-        await bench.settled(2)
-        assert bench.backs.taken == [(0, 0), (1, 0)]
-        await bench.close()
+        fixture.on(handle)
+        fixture.give(0, 1)
+        await fixture.settled(2)
+        assert fixture.send_back.taken == [(0, 0), (1, 0)]
+        await fixture.close()
 
     run(test)
 
 
 @KINDS
-def test_handlers_that_do_not_come_back_lose_their_message(kind: str) -> None:
+def test_messages_of_stuck_handlers_are_sent_back(kind: str) -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         release = threading.Event()
         gate = asyncio.Event()
         began: list[int] = []
@@ -321,26 +343,26 @@ def test_handlers_that_do_not_come_back_lose_their_message(kind: str) -> None:
             began.append(1)
             await gate.wait()
 
-        bench.on(slow if kind == "sync" else slow_async)
-        bench.give(0)
+        fixture.on(slow if kind == "sync" else slow_async)
+        fixture.give(0)
         await until(lambda: bool(began))
-        bench.session.clock.advance(900_001)
-        await bench.settling.expire([bench.queue], 900_000)
-        assert bench.backs.taken == [(0, 3)]
-        assert bench.queue.progress == 1
+        fixture.session.clock.advance(900_001)
+        await fixture.completion.expire_stuck([fixture.queue], 900_000)
+        assert fixture.send_back.taken == [(0, 3)]
+        assert fixture.queue.progress == 1
         release.set()
         gate.set()
-        await bench.close()
-        assert bench.queue.finished == 1
-        assert bench.backs.taken == [(0, 3)]
+        await fixture.close()
+        assert fixture.queue.finished == 1
+        assert fixture.send_back.taken == [(0, 3)]
 
     run(test)
 
 
 @KINDS
-def test_results_for_a_dropped_queue_count_no_more(kind: str) -> None:
+def test_results_for_a_dropped_queue_are_ignored(kind: str) -> None:
     async def test() -> None:
-        bench = Bench(concurrency=1)
+        fixture = DispatchFixture(concurrency=1)
         release = threading.Event()
         gate = asyncio.Event()
         began: list[int] = []
@@ -355,24 +377,24 @@ def test_results_for_a_dropped_queue_count_no_more(kind: str) -> None:
             await gate.wait()
             raise ValueError("too late")
 
-        bench.on(slow if kind == "sync" else slow_async)
-        bench.give(0, 1)
+        fixture.on(slow if kind == "sync" else slow_async)
+        fixture.give(0, 1)
         await until(lambda: bool(began))
-        bench.queue.drop()
+        fixture.queue.drop()
         release.set()
         gate.set()
-        await bench.close()
+        await fixture.close()
         assert began == [0]
-        assert bench.backs.taken == []
-        assert bench.queue.progress == 0
+        assert fixture.send_back.taken == []
+        assert fixture.queue.progress == 0
 
     run(test)
 
 
 @KINDS
-def test_closing_waits_for_what_has_begun_and_begins_nothing_more(kind: str) -> None:
+def test_close_waits_for_running_handlers_and_starts_no_more(kind: str) -> None:
     async def test() -> None:
-        bench = Bench(concurrency=1)
+        fixture = DispatchFixture(concurrency=1)
         release = threading.Event()
         gate = asyncio.Event()
         began: list[int] = []
@@ -385,10 +407,10 @@ def test_closing_waits_for_what_has_begun_and_begins_nothing_more(kind: str) -> 
             began.append(message.queue_offset)
             await gate.wait()
 
-        bench.on(slow if kind == "sync" else slow_async)
-        bench.give(0, 1, 2)
+        fixture.on(slow if kind == "sync" else slow_async)
+        fixture.give(0, 1, 2)
         await until(lambda: bool(began))
-        closing = asyncio.ensure_future(bench.close())
+        closing = asyncio.ensure_future(fixture.close())
         for _ in range(20):
             await asyncio.sleep(0)
         assert not closing.done()
@@ -396,15 +418,15 @@ def test_closing_waits_for_what_has_begun_and_begins_nothing_more(kind: str) -> 
         gate.set()
         await closing
         assert began == [0]
-        assert bench.queue.progress == 1
+        assert fixture.queue.progress == 1
 
     run(test)
 
 
 @KINDS
-def test_closing_gives_up_after_a_while(kind: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_close_waits_at_most_drain_ms(kind: str, caplog: pytest.LogCaptureFixture) -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         release = threading.Event()
         began: list[int] = []
 
@@ -416,22 +438,22 @@ def test_closing_gives_up_after_a_while(kind: str, caplog: pytest.LogCaptureFixt
             began.append(1)
             await asyncio.Event().wait()
 
-        bench.on(slow if kind == "sync" else slow_async)
-        bench.give(0)
+        fixture.on(slow if kind == "sync" else slow_async)
+        fixture.give(0)
         await until(lambda: bool(began))
-        closing = asyncio.ensure_future(bench.dispatch.close(5_000))
-        await bench.session.clock.elapse(5_000)
+        closing = asyncio.ensure_future(fixture.dispatch.close(5_000))
+        await fixture.session.clock.elapse(5_000)
         await closing
-        assert bench.queue.progress == 0
+        assert fixture.queue.progress == 0
         release.set()
 
     run(test)
-    assert "1 handlers have not come back within 5000 ms" in caplog.text
+    assert "1 handlers have not returned within 5000 ms" in caplog.text
 
 
-def test_handlers_that_never_wait_leave_the_loop_its_turns() -> None:
+def test_handlers_that_never_await_do_not_block_the_loop() -> None:
     async def test() -> None:
-        bench = Bench(concurrency=1)
+        fixture = DispatchFixture(concurrency=1)
         turns: list[int] = []
         seen = 0
 
@@ -441,50 +463,50 @@ def test_handlers_that_never_wait_leave_the_loop_its_turns() -> None:
 
         def tick() -> None:
             turns.append(seen)
-            if seen < 3 * RUN_MAX:
+            if seen < 3 * MESSAGES_PER_TURN:
                 asyncio.get_running_loop().call_soon(tick)
 
-        bench.on(handle)
-        bench.give(*range(3 * RUN_MAX))
+        fixture.on(handle)
+        fixture.give(*range(3 * MESSAGES_PER_TURN))
         tick()
-        await bench.settled(3 * RUN_MAX)
-        assert {RUN_MAX, 2 * RUN_MAX} <= set(turns)
-        await bench.close()
+        await fixture.settled(3 * MESSAGES_PER_TURN)
+        assert {MESSAGES_PER_TURN, 2 * MESSAGES_PER_TURN} <= set(turns)
+        await fixture.close()
 
     run(test)
 
 
-def test_a_worker_wakes_others_only_while_there_is_work() -> None:
+def test_worker_wakes_others_only_while_messages_are_waiting() -> None:
     async def test() -> None:
-        bench = Bench(concurrency=8)
+        fixture = DispatchFixture(concurrency=8)
 
         async def handle(message: ReceivedMessage) -> None: ...
 
-        bench.on(handle)
+        fixture.on(handle)
         for start in range(0, 640, 32):
-            bench.give(*range(start, start + 32))
-            await bench.settled(start + 32)
+            fixture.give(*range(start, start + 32))
+            await fixture.settled(start + 32)
         assert len(asyncio.all_tasks()) <= 4
-        await bench.close()
+        await fixture.close()
 
     run(test)
 
 
-def test_direct_calls_give_back_what_the_handler_does() -> None:
+def test_direct_calls_return_the_result_of_the_handler() -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
 
         def plain(message: ReceivedMessage) -> object:
             if message.queue_offset == 1:
                 raise SystemExit(3)
             return "value"
 
-        bench.on(plain)
-        assert await bench.calls.call(messages(0)) == "value"
+        fixture.on(plain)
+        assert await fixture.calls.call(messages(0)) == "value"
         with pytest.raises(RuntimeError, match="SystemExit"):
-            await bench.calls.call(messages(1))
-        assert await bench.calls.handle(messages(0)) is None
-        assert await bench.calls.handle(messages(1)) == Retry()
-        await bench.close()
+            await fixture.calls.call(messages(1))
+        assert await fixture.calls.handle(messages(0)) is None
+        assert await fixture.calls.handle(messages(1)) == Retry()
+        await fixture.close()
 
     run(test)

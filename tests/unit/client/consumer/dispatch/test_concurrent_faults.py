@@ -6,19 +6,29 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from penstock.client.consumer.dispatch.completion import AGAIN_MS
-from penstock.client.consumer.dispatch.concurrent import END_MS
+from penstock.client.consumer.dispatch.completion import LOCAL_RETRY_MS
+from penstock.client.consumer.dispatch.concurrent import CANCEL_MS
 from penstock.client.consumer.dispatch.handler_calls import is_handling
 from penstock.client.consumer.dispatch.handlers import Handlers
 from penstock.client.received_message import ReceivedMessage
 from penstock.errors import InvalidParameter, PeerLost
-from tests.unit.client.consumer.consumer_kit import Backs, messages, until, work
-from tests.unit.client.consumer.dispatch.test_concurrent import KINDS, Bench, handler_of, run
+from tests.unit.client.consumer.consumer_kit import (
+    FakeSendBack,
+    make_process_queue,
+    messages,
+    until,
+)
+from tests.unit.client.consumer.dispatch.test_concurrent import (
+    KINDS,
+    DispatchFixture,
+    handler_of,
+    run,
+)
 
 
-def test_a_plain_function_that_gives_a_coroutine_is_waited_for() -> None:
+def test_coroutine_returned_by_a_plain_function_is_awaited() -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         done: list[int] = []
 
         async def real(message: ReceivedMessage) -> bool:
@@ -26,17 +36,17 @@ def test_a_plain_function_that_gives_a_coroutine_is_waited_for() -> None:
             done.append(message.queue_offset)
             return message.queue_offset != 1
 
-        bench.on(lambda message: real(message))
-        bench.give(0, 1)
-        await bench.settled(2)
+        fixture.on(lambda message: real(message))
+        fixture.give(0, 1)
+        await fixture.settled(2)
         assert sorted(done) == [0, 1]
-        assert bench.backs.taken == [(1, 0)]
-        await bench.close()
+        assert fixture.send_back.taken == [(1, 0)]
+        await fixture.close()
 
     run(test)
 
 
-def test_generators_are_no_handlers() -> None:
+def test_generator_functions_are_refused_as_handlers() -> None:
     def plain(message: object) -> Iterator[object]:
         yield message
 
@@ -54,52 +64,54 @@ class Ended(BaseException):
 
 @pytest.mark.parametrize("batch", [1, 2])
 @KINDS
-def test_whatever_a_handler_raises_is_a_failure(kind: str, batch: int) -> None:
+def test_any_exception_of_a_handler_is_a_failure(kind: str, batch: int) -> None:
     def handle(argument: object) -> None:
         raise Ended
 
     async def test() -> None:
-        bench = Bench(handle_batch=batch)
-        bench.on(handler_of(kind, handle))
-        bench.give(0, 1)
-        await bench.settled(2)
-        assert sorted(bench.backs.taken) == [(0, 0), (1, 0)]
-        await bench.close()
+        fixture = DispatchFixture(handle_batch=batch)
+        fixture.on(handler_of(kind, handle))
+        fixture.give(0, 1)
+        await fixture.settled(2)
+        assert sorted(fixture.send_back.taken) == [(0, 0), (1, 0)]
+        await fixture.close()
 
     run(test)
 
 
-def test_a_message_on_its_way_back_is_not_handed_back_again() -> None:
+def test_message_being_sent_back_is_not_sent_back_again() -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         gate, taken = asyncio.Event(), asyncio.Event()
 
         async def slow_back(message: ReceivedMessage, delay_level: int) -> None:
-            bench.backs.taken.append((message.queue_offset, delay_level))
+            fixture.send_back.taken.append((message.queue_offset, delay_level))
             taken.set()
             await gate.wait()
 
-        bench.settling._give_back = slow_back
+        fixture.completion._send_back = slow_back
 
         async def handle(message: ReceivedMessage) -> bool:
-            bench.session.clock.advance(1_001)
+            fixture.session.clock.advance(1_001)
             return False
 
-        bench.on(handle)
-        bench.give(0)
+        fixture.on(handle)
+        fixture.give(0)
         await taken.wait()
-        await bench.settling.expire([bench.queue], 1_000)
+        await fixture.completion.expire_stuck([fixture.queue], 1_000)
         gate.set()
-        await bench.settled(1)
-        assert bench.backs.taken == [(0, 0)]
-        await bench.close()
+        await fixture.settled(1)
+        assert fixture.send_back.taken == [(0, 0)]
+        await fixture.close()
 
     run(test)
 
 
-def test_what_no_broker_takes_back_after_a_timeout_is_handled_once_more() -> None:
+def test_stuck_message_that_no_broker_takes_back_is_handled_again() -> None:
     async def test() -> None:
-        bench = Bench(backs=Backs([PeerLost("gone", address="b:1") for _ in range(3)]))
+        fixture = DispatchFixture(
+            send_back=FakeSendBack([PeerLost("gone", address="b:1") for _ in range(3)])
+        )
         began: list[int] = []
         gate = asyncio.Event()
 
@@ -108,27 +120,27 @@ def test_what_no_broker_takes_back_after_a_timeout_is_handled_once_more() -> Non
             if len(began) == 1:
                 await gate.wait()
 
-        bench.on(handle)
-        bench.give(0)
+        fixture.on(handle)
+        fixture.give(0)
         await until(lambda: bool(began))
-        bench.session.clock.advance(1_001)
+        fixture.session.clock.advance(1_001)
         for _ in range(3):
-            await bench.settling.expire([bench.queue], 1_000)
-        await bench.session.clock.elapse(AGAIN_MS)
-        await bench.settled(1)
-        await until(lambda: not bench.session.tasks)
+            await fixture.completion.expire_stuck([fixture.queue], 1_000)
+        await fixture.session.clock.elapse(LOCAL_RETRY_MS)
+        await fixture.settled(1)
+        await until(lambda: not fixture.session.tasks)
         assert began == [0, 1]
-        assert bench.queue.failed == 1
+        assert fixture.queue.failed == 1
         gate.set()
-        await bench.close()
+        await fixture.close()
 
     run(test)
 
 
 @KINDS
-def test_a_dropped_queue_leaves_no_messages_behind(kind: str) -> None:
+def test_messages_of_a_dropped_queue_are_discarded(kind: str) -> None:
     async def test() -> None:
-        bench = Bench(concurrency=1)
+        fixture = DispatchFixture(concurrency=1)
         release, gate = threading.Event(), asyncio.Event()
         began: list[int] = []
 
@@ -140,29 +152,29 @@ def test_a_dropped_queue_leaves_no_messages_behind(kind: str) -> None:
             began.append(message.queue_offset)
             await gate.wait()
 
-        bench.on(slow if kind == "sync" else slow_async)
-        bench.give(*range(100))
+        fixture.on(slow if kind == "sync" else slow_async)
+        fixture.give(*range(100))
         await until(lambda: bool(began))
-        other = work(500)
+        other = make_process_queue(500)
         kept = messages(500)
         other.add(kept, 501)
-        bench.dispatch.submit(other, kept)
-        bench.queue.drop()
-        await bench.dispatch.stop(bench.queue)
-        jobs = bench.dispatch._jobs or bench.dispatch._threads._jobs
+        fixture.dispatch.submit(other, kept)
+        fixture.queue.drop()
+        await fixture.dispatch.stop(fixture.queue)
+        jobs = fixture.dispatch._jobs or fixture.dispatch._threads._jobs
         assert list(jobs) == kept
         release.set()
         gate.set()
         await until(lambda: other.progress == 501)
         assert began == [0, 500]
-        await bench.close()
+        await fixture.close()
 
     run(test)
 
 
-def test_closing_does_not_wait_for_a_handler_that_will_not_be_cancelled() -> None:
+def test_close_does_not_wait_for_a_handler_that_ignores_cancellation() -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         gate = asyncio.Event()
         began: list[int] = []
 
@@ -174,26 +186,26 @@ def test_closing_does_not_wait_for_a_handler_that_will_not_be_cancelled() -> Non
                 except asyncio.CancelledError:
                     continue
 
-        bench.on(stubborn)
-        bench.give(0)
+        fixture.on(stubborn)
+        fixture.give(0)
         await until(lambda: bool(began))
-        closing = asyncio.ensure_future(bench.dispatch.close(100))
-        await bench.session.clock.elapse(100 + END_MS)
+        closing = asyncio.ensure_future(fixture.dispatch.close(100))
+        await fixture.session.clock.elapse(100 + CANCEL_MS)
         await closing
-        assert bench.queue.progress == 0
+        assert fixture.queue.progress == 0
         gate.set()
-        await until(lambda: not bench.dispatch._workers)
+        await until(lambda: not fixture.dispatch._workers)
 
     run(test)
 
 
-def test_a_thread_that_cant_be_started_stops_nothing_for_ever(
+def test_failed_thread_start_is_retried(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def test() -> None:
-        bench = Bench()
+        fixture = DispatchFixture()
         seen: list[int] = []
-        bench.on(lambda message: seen.append(message.queue_offset))
+        fixture.on(lambda message: seen.append(message.queue_offset))
         with monkeypatch.context() as full:
 
             def refuse(thread: threading.Thread) -> None:
@@ -201,28 +213,28 @@ def test_a_thread_that_cant_be_started_stops_nothing_for_ever(
 
             full.setattr(threading.Thread, "start", refuse)
             with pytest.raises(RuntimeError):
-                bench.give(0)
-        bench.give(1)
-        await bench.settled(2)
+                fixture.give(0)
+        fixture.give(1)
+        await fixture.settled(2)
         assert sorted(seen) == [0, 1]
-        await bench.close()
+        await fixture.close()
 
     run(test)
 
 
-def test_only_handlers_of_a_consumer_are_inside_it() -> None:
+def test_is_handling_only_in_handlers_of_the_consumer() -> None:
     async def test() -> None:
-        bench, stranger = Bench(), Bench()
+        fixture, stranger = DispatchFixture(), DispatchFixture()
         inside: list[bool] = []
 
         async def handle(message: object) -> None:
-            inside.extend([is_handling(bench.settling), is_handling(stranger.settling)])
+            inside.extend([is_handling(fixture.completion), is_handling(stranger.completion)])
 
-        bench.on(handle)
-        bench.give(0)
-        await bench.settled(1)
+        fixture.on(handle)
+        fixture.give(0)
+        await fixture.settled(1)
         assert inside == [True, False]
-        assert not is_handling(bench.settling)
-        await bench.close()
+        assert not is_handling(fixture.completion)
+        await fixture.close()
 
     run(test)

@@ -7,89 +7,100 @@ from typing import Any
 import pytest
 
 from penstock.client.consumer.dispatch.handlers import Retry
-from penstock.client.consumer.dispatch.orderly import OrderlyDispatch, QueueLocks
+from penstock.client.consumer.dispatch.orderly import OrderlyDispatch, OrderlyQueueLocks
 from penstock.client.consumer.dispatch.send_back import SendBack
-from penstock.client.consumer.offset_store import RemoteOffsets
+from penstock.client.consumer.offset_store import RemoteBrokerOffsetStore
+from penstock.client.messages import MessageQueue
 from penstock.client.received_message import ReceivedMessage
 from penstock.transport.peer import Response
 from penstock.wire.codes import RequestCode
-from tests.unit.client.consumer.consumer_kit import QUEUE, messages, work
-from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakePeer, FakeSession, run
+from tests.unit.client.consumer.consumer_kit import QUEUE, make_process_queue, messages
+from tests.unit.client.consumer.group_kit import GROUP, FakeCluster, FakePeer, FakeSession, run
 
-Verdict = Callable[[ReceivedMessage], Retry | None]
+Decide = Callable[[ReceivedMessage], Retry | None]
 
 
-class Ordered:
-    """An orderly dispatch over one queue, with a handler of the test's."""
+class OrderlyFixture:
+    """An orderly dispatch with one queue; `decide` is the result of the handler."""
 
     def __init__(
-        self, verdict: Verdict, *, handle_batch: int = 1, retries_max: int = -1,
+        self,
+        decide: Decide,
+        *,
+        handle_batch: int = 1,
+        retries_max: int = -1,
         broadcast: bool = False,
-    ) -> None:  # fmt: skip
-        self.cluster = Cluster()
+    ) -> None:
+        self.cluster = FakeCluster()
         self.clock = self.cluster.clock
         self.cluster.add_topic("Orders", {"broker-a": 4})
         self.cluster.add_topic("%RETRY%g", {"broker-a": 1, "broker-b": 1})
         self.session = FakeSession(self.cluster)
         real = self.session.real
-        self.offsets = RemoteOffsets(real, GROUP)
-        self.locks = QueueLocks(real, GROUP)
+        self.offsets = RemoteBrokerOffsetStore(real, GROUP)
+        self.lost: list[MessageQueue] = []
+        self.locks = OrderlyQueueLocks(real, GROUP, self.lost.append)
         self.seen: list[int] = []
         self.tried: list[int] = []
-        self.work = work(ordered=True)
+        self.process_queue = make_process_queue(ordered=True)
         self.go = asyncio.Event()
         self.go.set()
-        self._verdict = verdict
+        self._decide = decide
         self.dispatch = OrderlyDispatch(
-            real, GROUP, self.offsets, handle=self._handle, handle_batch=handle_batch,
-            retries_max=retries_max, locks=None if broadcast else self.locks,
+            real,
+            GROUP,
+            self.offsets,
+            handle=self._handle,
+            handle_batch=handle_batch,
+            retries_max=retries_max,
+            locks=None if broadcast else self.locks,
             send_back=None if broadcast else SendBack(real, GROUP, retries_max=retries_max),
-        )  # fmt: skip
+        )
 
     async def _handle(self, batch: list[ReceivedMessage]) -> Retry | None:
         await self.go.wait()
         self.tried += [message.queue_offset for message in batch]
-        verdicts = [self._verdict(message) for message in batch]
-        if all(verdict is None for verdict in verdicts):
+        retries = [self._decide(message) for message in batch]
+        if all(retry is None for retry in retries):
             self.seen += [message.queue_offset for message in batch]
-        return next((verdict for verdict in verdicts if verdict is not None), None)
+        return next((retry for retry in retries if retry is not None), None)
 
-    def feed(self, *offsets: int, **fields: int) -> None:
+    def submit(self, *offsets: int, **fields: int) -> None:
         found = messages(*offsets, **fields)
-        self.work.add(found, offsets[-1] + 1)
-        self.dispatch.submit(self.work, found)
+        self.process_queue.add(found, offsets[-1] + 1)
+        self.dispatch.submit(self.process_queue, found)
 
     def sent(self, code: int) -> list[dict[str, str]]:
         return [ext for _, seen, ext in self.cluster.log if seen == code]
 
 
-def fails(times: int, offset: int = 1) -> Verdict:
+def fails(times: int, offset: int = 1) -> Decide:
     return lambda m: Retry() if m.queue_offset == offset and m.reconsume_times < times else None
 
 
-def test_a_failed_message_holds_up_its_queue_and_nothing_is_passed_over() -> None:
+def test_failed_message_blocks_its_queue_and_is_not_skipped() -> None:
     async def body() -> None:
-        one = Ordered(fails(3))
-        one.feed(0, 1, 2)
+        one = OrderlyFixture(fails(3))
+        one.submit(0, 1, 2)
         await one.clock.elapse(0)
         assert one.seen == [0]
         assert one.offsets.get(QUEUE) == 1
-        one.feed(3)
+        one.submit(3)
         await one.clock.elapse(2_500)
         assert one.tried == [0, 1, 1, 1]
         await one.clock.elapse(1_000)
         assert one.seen == [0, 1, 2, 3]
         assert one.offsets.get(QUEUE) == 4
-        assert one.work.failed == 3
+        assert one.process_queue.failed == 3
         assert not one.session.tasks, "no worker stays behind"
 
     run(body())
 
 
-def test_after_enough_retries_the_message_is_a_dead_letter() -> None:
+def test_message_becomes_a_dead_letter_after_its_retries() -> None:
     async def body() -> None:
-        one = Ordered(fails(99), retries_max=2)
-        one.feed(0, 1, 2)
+        one = OrderlyFixture(fails(99), retries_max=2)
+        one.submit(0, 1, 2)
         await one.clock.elapse(10_000)
         assert one.tried == [0, 1, 1, 1, 2]
         assert one.seen == [0, 2]
@@ -101,11 +112,11 @@ def test_after_enough_retries_the_message_is_a_dead_letter() -> None:
     run(body())
 
 
-def test_a_dead_letter_that_nobody_takes_is_tried_again() -> None:
+def test_dead_letter_that_no_broker_takes_is_retried() -> None:
     async def body() -> None:
-        one = Ordered(fails(99), retries_max=0)
+        one = OrderlyFixture(fails(99), retries_max=0)
         one.cluster.refuse[RequestCode.SEND_MESSAGE_V2] = 14
-        one.feed(1, 2)
+        one.submit(1, 2)
         await one.clock.elapse(5_000)
         assert one.tried == [1] * 6
         assert one.offsets.get(QUEUE) == 1
@@ -116,16 +127,16 @@ def test_a_dead_letter_that_nobody_takes_is_tried_again() -> None:
     run(body())
 
 
-def test_handlers_say_how_long_to_rest_or_to_give_up() -> None:
+def test_handler_chooses_the_suspension_or_a_dead_letter() -> None:
     async def body() -> None:
-        one = Ordered(lambda m: Retry(2) if m.reconsume_times < 1 else None)
-        one.feed(1)
+        one = OrderlyFixture(lambda m: Retry(2) if m.reconsume_times < 1 else None)
+        one.submit(1)
         await one.clock.elapse(4_900)
         assert one.tried == [1]
         await one.clock.elapse(200)
         assert one.seen == [1]
-        two = Ordered(lambda m: Retry(-1) if m.queue_offset == 1 else None)
-        two.feed(1, 2)
+        two = OrderlyFixture(lambda m: Retry(-1) if m.queue_offset == 1 else None)
+        two.submit(1, 2)
         await two.clock.elapse(0)
         assert two.seen == [2]
         (back,) = two.sent(RequestCode.CONSUMER_SEND_MSG_BACK)
@@ -134,9 +145,9 @@ def test_handlers_say_how_long_to_rest_or_to_give_up() -> None:
     run(body())
 
 
-def test_of_a_batch_only_what_failed_comes_again() -> None:
+def test_only_failed_messages_of_a_batch_are_handled_again() -> None:
     async def body() -> None:
-        one = Ordered(lambda m: None, handle_batch=4)
+        one = OrderlyFixture(lambda m: None, handle_batch=4)
         first = True
 
         def once(message: ReceivedMessage) -> None:
@@ -145,8 +156,8 @@ def test_of_a_batch_only_what_failed_comes_again() -> None:
                 first = False
                 message.retry()
 
-        one._verdict = once
-        one.feed(1, 2, 3)
+        one._decide = once
+        one.submit(1, 2, 3)
         await one.clock.elapse(0)
         assert one.offsets.get(QUEUE) == 2
         await one.clock.elapse(1_000)
@@ -156,9 +167,9 @@ def test_of_a_batch_only_what_failed_comes_again() -> None:
     run(body())
 
 
-def test_a_batch_goes_to_one_handler_after_another() -> None:
+def test_batch_is_split_by_handler() -> None:
     async def body() -> None:
-        one = Ordered(lambda m: None, handle_batch=8)
+        one = OrderlyFixture(lambda m: None, handle_batch=8)
         batches: list[list[int]] = []
 
         async def handle(batch: list[ReceivedMessage]) -> None:
@@ -166,7 +177,7 @@ def test_a_batch_goes_to_one_handler_after_another() -> None:
 
         one.dispatch._handle = handle
         one.dispatch._handler_of = lambda message: message.queue_offset >= 3
-        one.feed(1, 2, 3, 4)
+        one.submit(1, 2, 3, 4)
         await one.clock.elapse(0)
         assert batches == [[1, 2], [3, 4]]
 
@@ -175,9 +186,9 @@ def test_a_batch_goes_to_one_handler_after_another() -> None:
 
 def test_nothing_is_handled_without_the_lock() -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         one.cluster.locked[QUEUE] = ("other", one.clock.now_ms())
-        one.feed(1)
+        one.submit(1)
         await one.clock.elapse(50_000)
         assert one.tried == []
         await one.clock.elapse(15_000)  # the other is dead: brokers forget it after a minute
@@ -186,11 +197,11 @@ def test_nothing_is_handled_without_the_lock() -> None:
     run(body())
 
 
-def test_locks_are_renewed_and_believed_for_a_while_only(
+def test_locks_are_renewed_and_expire(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         locks = one.locks
         one.session.spawn(locks.keep_locked())
         assert await locks.lock([QUEUE]) == {QUEUE}
@@ -208,7 +219,7 @@ def test_locks_are_renewed_and_believed_for_a_while_only(
         await one.clock.elapse(20_000)
         assert not locks.holds(QUEUE)
         assert locks.age_ms(QUEUE) is None
-        assert caplog.text.count("no locks from broker-a") == 1
+        assert caplog.text.count("cannot lock queues at broker-a") == 1
         await one.clock.elapse(45_000)
         assert locks.holds(QUEUE), "a lost lock is asked for again"
         await locks.unlock([QUEUE])
@@ -220,9 +231,9 @@ def test_locks_are_renewed_and_believed_for_a_while_only(
     run(body())
 
 
-def test_a_lock_under_way_is_given_back_after_it() -> None:
+def test_unlock_waits_for_a_lock_request_in_flight() -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         asking = asyncio.ensure_future(one.locks.lock([QUEUE]))
         await asyncio.sleep(0)
         await one.locks.unlock([QUEUE])
@@ -233,14 +244,14 @@ def test_a_lock_under_way_is_given_back_after_it() -> None:
     run(body())
 
 
-def test_a_dropped_queue_is_left_when_its_handler_is_done() -> None:
+def test_dropped_queue_is_released_when_its_handler_returns() -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         one.go.clear()
-        one.feed(1, 2)
+        one.submit(1, 2)
         await one.clock.elapse(0)
-        one.work.drop()
-        stopping = asyncio.ensure_future(one.dispatch.stop(one.work))
+        one.process_queue.drop()
+        stopping = asyncio.ensure_future(one.dispatch.stop(one.process_queue))
         await one.clock.elapse(5_000)
         assert not stopping.done()
         one.go.set()
@@ -251,62 +262,62 @@ def test_a_dropped_queue_is_left_when_its_handler_is_done() -> None:
     run(body())
 
 
-def test_a_handler_that_hangs_holds_up_others_for_a_while_only(
+def test_stuck_handler_delays_the_release_for_a_limited_time(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         one.go.clear()
-        one.feed(1)
+        one.submit(1)
         await one.clock.elapse(0)
-        one.work.drop()
-        stopping = asyncio.ensure_future(one.dispatch.stop(one.work))
+        one.process_queue.drop()
+        stopping = asyncio.ensure_future(one.dispatch.stop(one.process_queue))
         await one.clock.elapse(20_000)
         assert stopping.done()
-        assert "still works on" in caplog.text
+        assert "has not returned within" in caplog.text
         await one.session.end()
 
     run(body())
 
 
-def test_a_resting_queue_ends_at_once() -> None:
+def test_suspended_queue_stops_at_once() -> None:
     async def body() -> None:
-        one = Ordered(fails(99))
-        one.feed(1)
+        one = OrderlyFixture(fails(99))
+        one.submit(1)
         await one.clock.elapse(0)
-        one.work.drop()
-        await one.dispatch.stop(one.work)
-        two = Ordered(fails(99))
-        two.feed(1)
+        one.process_queue.drop()
+        await one.dispatch.stop(one.process_queue)
+        two = OrderlyFixture(fails(99))
+        two.submit(1)
         await two.clock.elapse(0)
         await two.dispatch.close(1_000)
-        two.feed(2)
+        two.submit(2)
         assert not one.session.tasks
         assert not two.session.tasks
 
     run(body())
 
 
-def test_close_waits_for_handlers_and_then_no_longer(caplog: pytest.LogCaptureFixture) -> None:
+def test_close_waits_for_handlers_up_to_drain_ms(caplog: pytest.LogCaptureFixture) -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         one.go.clear()
-        one.feed(1, 2)
+        one.submit(1, 2)
         await one.clock.elapse(0)
         closing = asyncio.ensure_future(one.dispatch.close(3_000))
         await one.clock.elapse(2_900)
         assert not closing.done()
         await one.clock.elapse(200)
         await closing
-        assert "1 handlers have not come back" in caplog.text
+        assert "1 handlers have not returned" in caplog.text
         assert not one.session.tasks
 
     run(body())
 
 
-def test_at_most_so_many_handlers_at_a_time() -> None:
+def test_handler_concurrency_is_limited() -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         one.dispatch._slots = asyncio.Semaphore(2)
         one.go.clear()
         running = 0
@@ -320,8 +331,8 @@ def test_at_most_so_many_handlers_at_a_time() -> None:
             running -= 1
 
         one.dispatch._handle = handle
-        works = [work(ordered=True) for _ in range(5)]
-        for each in works:
+        process_queues = [make_process_queue(ordered=True) for _ in range(5)]
+        for each in process_queues:
             found = messages(1)
             each.add(found, 2)
             one.dispatch.submit(each, found)
@@ -329,15 +340,15 @@ def test_at_most_so_many_handlers_at_a_time() -> None:
         assert most == 2
         one.go.set()
         await one.clock.elapse(0)
-        assert [each.finished for each in works] == [1] * 5
+        assert [each.finished for each in process_queues] == [1] * 5
 
     run(body())
 
 
-def test_broadcast_needs_no_lock_and_drops_what_fails() -> None:
+def test_ordered_broadcast_needs_no_lock_and_drops_failed_messages() -> None:
     async def body() -> None:
-        one = Ordered(fails(99), broadcast=True, retries_max=1)
-        one.feed(1, 2)
+        one = OrderlyFixture(fails(99), broadcast=True, retries_max=1)
+        one.submit(1, 2)
         await one.clock.elapse(5_000)
         assert one.tried == [1, 1, 2]
         assert one.cluster.log == []
@@ -345,11 +356,11 @@ def test_broadcast_needs_no_lock_and_drops_what_fails() -> None:
     run(body())
 
 
-def test_a_lock_that_is_lost_while_waiting_for_a_slot_counts() -> None:
+def test_lock_lost_while_waiting_for_a_slot_is_respected() -> None:
     async def body() -> None:
-        one = Ordered(fails(0))
+        one = OrderlyFixture(fails(0))
         one.dispatch._slots = asyncio.Semaphore(0)
-        one.feed(1)
+        one.submit(1)
         await one.clock.elapse(0)
         assert one.locks.holds(QUEUE)
         one.cluster.locked[QUEUE] = ("other", one.clock.now_ms())
@@ -367,7 +378,7 @@ def test_a_lock_that_is_lost_while_waiting_for_a_slot_counts() -> None:
 class Hangs(FakeSession):
     """A session one of whose brokers does not answer."""
 
-    def __init__(self, cluster: Cluster, broker_name: str) -> None:
+    def __init__(self, cluster: FakeCluster, broker_name: str) -> None:
         super().__init__(cluster)
         self.broker_name = broker_name
         self.answers = asyncio.Event()
@@ -378,12 +389,12 @@ class Hangs(FakeSession):
         return await super().call(peer, *arguments, **options)
 
 
-def test_a_broker_that_hangs_holds_up_its_own_locks_only() -> None:
+def test_hanging_broker_does_not_delay_locks_of_other_brokers() -> None:
     async def body() -> None:
-        cluster = Cluster()
+        cluster = FakeCluster()
         queues = cluster.add_topic("t", {"a": 1, "b": 8})
         session = Hangs(cluster, "b")
-        locks = QueueLocks(session.real, GROUP)
+        locks = OrderlyQueueLocks(session.real, GROUP, lambda queue: None)
         late = asyncio.ensure_future(locks.lock(queues[1:]))
         await cluster.clock.elapse(0)
         assert await locks.lock(queues[:1]) == set(queues[:1])

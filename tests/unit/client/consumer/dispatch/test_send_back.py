@@ -8,11 +8,11 @@ from penstock.errors import NoRoute, PeerUnreachable, PenstockError
 from penstock.wire.codes import SYS_COMPRESSED, SYS_COMPRESSION_ZSTD, RequestCode
 from penstock.wire.message import decode_properties
 from tests.unit.client.consumer.consumer_kit import record
-from tests.unit.client.consumer.group_kit import GROUP, Cluster, FakeSession, run
+from tests.unit.client.consumer.group_kit import GROUP, FakeCluster, FakeSession, run
 
 
-def back(*, retry_topic: bool = True) -> tuple[Cluster, SendBack]:
-    cluster = Cluster()
+def back(*, retry_topic: bool = True) -> tuple[FakeCluster, SendBack]:
+    cluster = FakeCluster()
     cluster.add_topic("Orders", {"broker-a": 4})
     if retry_topic:
         cluster.add_topic("%RETRY%g", {"broker-a": 1, "broker-b": 1})
@@ -23,7 +23,7 @@ def a_message(**fields: object) -> ReceivedMessage:
     return decode_records(record(5, **fields), "broker-a")[0]  # type: ignore[arg-type]
 
 
-def test_the_broker_that_has_it_takes_it_back() -> None:
+def test_message_is_sent_back_to_its_broker() -> None:
     async def body() -> None:
         cluster, send_back = back()
         message = a_message(properties={"UNIQ_KEY": "ID5"})
@@ -48,7 +48,7 @@ def test_the_broker_that_has_it_takes_it_back() -> None:
     run(body())
 
 
-def test_a_refused_message_is_sent_anew() -> None:
+def test_copy_is_sent_if_the_broker_refuses_the_message() -> None:
     async def body() -> None:
         cluster, send_back = back()
         cluster.refuse[RequestCode.CONSUMER_SEND_MSG_BACK] = 1
@@ -78,7 +78,7 @@ def test_a_refused_message_is_sent_anew() -> None:
     run(body())
 
 
-def test_another_broker_takes_what_a_dead_one_had() -> None:
+def test_copy_goes_to_another_broker_if_the_first_is_down() -> None:
     async def body() -> None:
         cluster, send_back = back()
         cluster.down = {"broker-a"}
@@ -93,7 +93,7 @@ def test_another_broker_takes_what_a_dead_one_had() -> None:
     run(body())
 
 
-def test_without_a_retry_topic_the_caller_hears_of_it() -> None:
+def test_copy_fails_without_a_retry_topic() -> None:
     async def body() -> None:
         cluster, send_back = back(retry_topic=False)
         cluster.refuse[RequestCode.CONSUMER_SEND_MSG_BACK] = 1
