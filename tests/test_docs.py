@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 import pytest
 
-from penstock.broker.admin.settings_admin import ABSENT
+from penstock.broker.admin.settings_admin import UNSUPPORTED
 from penstock.cli.main import COMMANDS, cli
 from penstock.config.doc import settings_of
 from penstock.config.settings import TABLES
@@ -99,7 +99,7 @@ def codes_in(page: str, heading: str) -> set[str]:
 def test_the_brokers_requests_are_on_its_page(tmp_path: Path) -> None:
     with broker_fixture(tmp_path) as home:
         rows = {request_name(code) for code in home.broker.router.rows}
-    refused = {code.name for code in (*ABSENT, RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC)}
+    refused = {code.name for code in (*UNSUPPORTED, RequestCode.UPDATE_AND_CREATE_STATIC_TOPIC)}
     assert refused <= rows
     assert codes_in("broker.md", "### Served") == rows - refused
     assert codes_in("broker.md", "### Refused") == refused

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, cast
 import pytest
 
 from penstock.broker.admin.auth_admin import AuthAdmin
-from penstock.broker.auth.access_control import Access
+from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.users import AccessTable
 from penstock.broker.context import BrokerContext
 from penstock.cli.main import main
@@ -79,7 +79,7 @@ class Ours:
             authentication=True, authorization=True, initial_user=f"root:{SECRETS['root']}"
         )
         effects = EffectQueue()
-        self.access = Access(Live(Settings(access=config)), AccessTable(), effects)
+        self.access = AccessControl(Live(Settings(access=config)), AccessTable(), effects)
         self.access.seed(0)
         context = cast(BrokerContext, SimpleNamespace(access=self.access, persistence=self))
         self._router = Router([AuthAdmin(context).rows()])

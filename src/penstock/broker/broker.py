@@ -20,7 +20,7 @@ from penstock.broker.admin.runtime_info import RuntimeHandlers
 from penstock.broker.admin.settings_admin import SettingsHandlers
 from penstock.broker.admin.statistics import StatisticsHandlers
 from penstock.broker.admin.topic_admin import TopicHandlers
-from penstock.broker.auth.access_control import Access
+from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.users import AccessTable
 from penstock.broker.consumers.assignment import Assignments
 from penstock.broker.consumers.clients import Clients
@@ -316,7 +316,7 @@ def build_context(
     topics.seed()
     topics.adopt(now_ms)
     groups.seed()
-    access = Access(settings, access_table, effects)
+    access = AccessControl(settings, access_table, effects)
     access.seed(now_ms)
     rewriter = MessageRewriter(store, topics)
     return BrokerContext(

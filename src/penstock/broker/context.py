@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from penstock.broker.auth.access_control import Access
+    from penstock.broker.auth.access_control import AccessControl
     from penstock.broker.consumers.clients import Clients
     from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
     from penstock.broker.consumers.groups import Groups
@@ -37,7 +37,7 @@ class BrokerContext:
     offsets: ConsumerOffsets
     clients: Clients
     locks: QueueLocks
-    access: Access
+    access: AccessControl
     filters: Filters
     rewriter: MessageRewriter
     delay: Delay

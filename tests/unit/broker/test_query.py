@@ -11,18 +11,18 @@ from penstock.wire.bodies.admin_bodies import QueryConsumeQueueResponseBody
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.message import decode_messages
 from penstock.wire.record import java_hash
-from tests.unit.broker.admin.admin_kit import NOW_MS, Bench, bench, reply, told
+from tests.unit.broker.admin.admin_kit import NOW_MS, AdminFixture, admin_fixture, decoded, reply
 
 HOUR_MS = 3_600_000
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Bench]:
-    with bench(tmp_path) as made:
+def made(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path) as made:
         yield made
 
 
-def by_key(made: Bench, key: str, **ext: object) -> Reply:
+def by_key(made: AdminFixture, key: str, **ext: object) -> Reply:
     fields = {"topic": "orders", "key": key, "maxNum": 32, "beginTimestamp": 0}
     return reply(
         QueryHandlers(made.context), RequestCode.QUERY_MESSAGE,
@@ -35,7 +35,7 @@ def bodies(answer: Reply) -> list[bytes]:
     return [message.body for message in decode_messages(answer.body)]
 
 
-def test_key_finds_its_messages_oldest_first(made: Bench) -> None:
+def test_key_finds_its_messages_oldest_first(made: AdminFixture) -> None:
     for body in (b"1", b"2"):
         made.put("orders", keys=("k", f"own{body!r}"), body=body)
     made.put("orders", keys=("other",), body=b"3")
@@ -48,19 +48,19 @@ def test_key_finds_its_messages_oldest_first(made: Bench) -> None:
     }
 
 
-def test_only_the_newest_come_where_too_many_match(made: Bench) -> None:
+def test_only_the_newest_come_where_too_many_match(made: AdminFixture) -> None:
     for body in (b"1", b"2", b"3"):
         made.put("orders", keys=("k",), body=body)
     assert bodies(by_key(made, "k", maxNum=2)) == [b"2", b"3"]
     assert by_key(made, "k", maxNum=-1).code == ResponseCode.QUERY_NOT_FOUND
 
 
-def test_unique_id_is_found_whatever_number_is_asked_for(made: Bench) -> None:
+def test_unique_id_is_found_whatever_number_is_asked_for(made: AdminFixture) -> None:
     made.put("orders", unique="ID1", body=b"1")
     assert bodies(by_key(made, "ID1", maxNum=0, _UNIQUE_KEY_QUERY="true")) == [b"1"]
 
 
-def test_tag_is_found_by_its_own_kind_of_index(made: Bench) -> None:
+def test_tag_is_found_by_its_own_kind_of_index(made: AdminFixture) -> None:
     made.put("orders", tags="vip", body=b"1")
     made.put("orders", keys=("vip",), body=b"2")
     assert bodies(by_key(made, "vip", indexType="T")) == [b"1"]
@@ -68,7 +68,7 @@ def test_tag_is_found_by_its_own_kind_of_index(made: Bench) -> None:
     assert bodies(by_key(made, "vip", indexType="U", lastKey="")) == [b"2"]
 
 
-def test_time_range_counts(made: Bench) -> None:
+def test_time_range_counts(made: AdminFixture) -> None:
     made.put("orders", keys=("k",), body=b"1", ms=NOW_MS)
     made.put("orders", keys=("k",), body=b"2", ms=NOW_MS + HOUR_MS)
     assert bodies(by_key(made, "k", endTimestamp=NOW_MS + 1_000)) == [b"1"]
@@ -78,11 +78,11 @@ def test_time_range_counts(made: Bench) -> None:
     assert answer.ext == {"indexLastUpdateTimestamp": "0", "indexLastUpdatePhyoffset": "0"}
 
 
-def test_query_without_a_time_is_refused(made: Bench) -> None:
+def test_query_without_a_time_is_refused(made: AdminFixture) -> None:
     assert by_key(made, "k", endTimestamp="").code == ResponseCode.INVALID_PARAMETER
 
 
-def test_message_at_a_place_of_the_log(made: Bench) -> None:
+def test_message_at_a_place_of_the_log(made: AdminFixture) -> None:
     made.put("orders", body=b"1")
     offset = made.put("orders", body=b"2")
     family = QueryHandlers(made.context)
@@ -93,15 +93,15 @@ def test_message_at_a_place_of_the_log(made: Bench) -> None:
         assert str(nowhere) in (answer.remark or "")
 
 
-def entries(made: Bench, **ext: object) -> QueryConsumeQueueResponseBody:
+def entries(made: AdminFixture, **ext: object) -> QueryConsumeQueueResponseBody:
     fields = {"topic": "orders", "queueId": 0, "index": 0, "count": 10}
-    return told(
+    return decoded(
         QueryHandlers(made.context), QueryConsumeQueueResponseBody, RequestCode.QUERY_CONSUME_QUEUE,
         **{**fields, **ext},
     )  # fmt: skip
 
 
-def test_entries_of_a_queue(made: Bench) -> None:
+def test_entries_of_a_queue(made: AdminFixture) -> None:
     offsets = [made.put("orders", tags=tags) for tags in ("a", "b", "c")]
     body = entries(made, index=1, count=2)
     assert (body.min_queue_index, body.max_queue_index) == (0, 3)
@@ -114,7 +114,7 @@ def test_entries_of_a_queue(made: Bench) -> None:
     assert entries(made, count=-1).queue_data == []
 
 
-def test_entries_tell_what_a_group_subscribes_to(made: Bench) -> None:
+def test_entries_tell_what_a_group_subscribes_to(made: AdminFixture) -> None:
     made.put("orders")
     assert entries(made, consumerGroup="coupons").filter_data == "coupons@orders is not online!"
     made.consumer("coupons", "orders")
@@ -124,7 +124,7 @@ def test_entries_tell_what_a_group_subscribes_to(made: Bench) -> None:
 
 
 @pytest.mark.parametrize("ext", [{"queueId": 7}, {"topic": "none"}, {"index": 1}, {"index": -1}])
-def test_entries_that_do_not_exist_are_refused(made: Bench, ext: dict[str, object]) -> None:
+def test_entries_that_do_not_exist_are_refused(made: AdminFixture, ext: dict[str, object]) -> None:
     made.put("orders")
     fields = {"topic": "orders", "queueId": 0, "index": 0, "count": 10, **ext}
     answer = reply(QueryHandlers(made.context), RequestCode.QUERY_CONSUME_QUEUE, **fields)

@@ -10,15 +10,15 @@ import pytest
 import penstock.broker.stats as stats_module
 from penstock.broker.stats import Stats
 from penstock.wire.bodies.admin_bodies import BrokerStatsData, BrokerStatsItem
-from tests.unit.broker.admin.admin_kit import NOW_MS, Bench, bench
+from tests.unit.broker.admin.admin_kit import NOW_MS, AdminFixture, admin_fixture
 
 SECOND_MS = 1_000
 NOTHING = BrokerStatsItem(sum=0, tps=0.0, avgpt=0.0)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Bench]:
-    with bench(tmp_path) as made:
+def made(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path) as made:
         for topic in ("orders", "sms", "rmq_sys_wheel_timer", "RMQ_SYS_TRACE_TOPIC"):
             made.topic(topic)
         yield made
@@ -37,7 +37,7 @@ def minute(stats: Stats, name: str, key: str) -> BrokerStatsItem:
     return data.stats_minute
 
 
-def test_topic_counts_messages_and_bytes_of_all_its_queues(made: Bench) -> None:
+def test_topic_counts_messages_and_bytes_of_all_its_queues(made: AdminFixture) -> None:
     for queue_id in (0, 1, 1, 2):
         made.put("orders", queue_id, body=b"x" * 10)
     made.put("sms")
@@ -55,7 +55,7 @@ def test_topic_counts_messages_and_bytes_of_all_its_queues(made: Bench) -> None:
     assert made.stats.put_tps("orders") == 0.4
 
 
-def test_minute_slides(made: Bench) -> None:
+def test_minute_slides(made: AdminFixture) -> None:
     made.put("orders")
     now_ms = pass_seconds(made.stats, NOW_MS, 60)
     assert minute(made.stats, "TOPIC_PUT_NUMS", "orders").sum == 1
@@ -63,7 +63,7 @@ def test_minute_slides(made: Bench) -> None:
     assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
 
 
-def test_hour_and_day_have_samples_of_their_own(made: Bench) -> None:
+def test_hour_and_day_have_samples_of_their_own(made: AdminFixture) -> None:
     made.put("orders")
     made.stats.tick(NOW_MS + 600 * SECOND_MS)
     data = made.stats.view("TOPIC_PUT_NUMS", "orders")
@@ -76,7 +76,7 @@ def test_hour_and_day_have_samples_of_their_own(made: Bench) -> None:
     assert data.stats_day == BrokerStatsItem(sum=1, tps=1 / 3_600, avgpt=1.0)
 
 
-def test_group_counts_what_its_pulls_got(made: Bench) -> None:
+def test_group_counts_what_its_pulls_got(made: AdminFixture) -> None:
     made.stats.got("coupons", "orders", 30, 3_000, 5)
     made.stats.got("coupons", "orders", 10, 1_000, 7)
     pass_seconds(made.stats, NOW_MS, 10)
@@ -89,19 +89,19 @@ def test_group_counts_what_its_pulls_got(made: Bench) -> None:
     assert made.stats.groups["orders", "coupons"].behind_ms == 7
 
 
-def test_unknown_counters_do_not_exist(made: Bench) -> None:
+def test_unknown_counters_do_not_exist(made: AdminFixture) -> None:
     assert made.stats.view("TOPIC_PUT_NUMS", "orders") is None
     assert made.stats.view("GROUP_GET_NUMS", "orders@coupons") is None
     assert made.stats.view("NO_SUCH_COUNTER", "orders") is None
     assert made.stats.put_tps("orders") == made.stats.get_tps("coupons", "orders") == 0.0
 
 
-def test_topic_that_has_just_begun_counts_nothing_yet(made: Bench) -> None:
+def test_topic_that_has_just_begun_counts_nothing_yet(made: AdminFixture) -> None:
     made.put("orders")
     assert made.stats.view("TOPIC_PUT_NUMS", "orders") == BrokerStatsData()
 
 
-def test_deleted_topic_is_forgotten_and_begins_anew(made: Bench) -> None:
+def test_deleted_topic_is_forgotten_and_begins_anew(made: AdminFixture) -> None:
     for _ in range(3):
         made.put("orders")
     made.stats.got("coupons", "orders", 3, 300, 0)
@@ -118,7 +118,7 @@ def test_deleted_topic_is_forgotten_and_begins_anew(made: Bench) -> None:
     assert minute(made.stats, "BROKER_PUT_NUMS", "any").sum == 4
 
 
-def test_what_groups_got_of_topics_that_do_not_exist_is_forgotten(made: Bench) -> None:
+def test_what_groups_got_of_topics_that_do_not_exist_is_forgotten(made: AdminFixture) -> None:
     made.stats.got("coupons", "orders", 1, 100, 0)
     made.stats.got("coupons", "lost", 1, 100, 0)  # by a pull that was under way
     made.put("lost")
@@ -127,7 +127,7 @@ def test_what_groups_got_of_topics_that_do_not_exist_is_forgotten(made: Bench) -
     assert made.stats.topics == {}
 
 
-def test_deleted_group_is_forgotten(made: Bench) -> None:
+def test_deleted_group_is_forgotten(made: AdminFixture) -> None:
     for group in ("coupons", "mail"):
         made.stats.got(group, "orders", 1, 100, 0)
         made.stats.got(group, "sms", 1, 100, 0)
@@ -142,7 +142,7 @@ def test_deleted_group_is_forgotten(made: Bench) -> None:
 
 
 def test_round_over_many_counters_is_made_in_steps(
-    made: Bench, monkeypatch: pytest.MonkeyPatch
+    made: AdminFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats_module, "STEP_COUNTERS", 4)
     stats, topics, groups = made.stats, [f"t{n}" for n in range(9)], [f"g{n}" for n in range(9)]
@@ -166,7 +166,7 @@ def test_round_over_many_counters_is_made_in_steps(
 
 
 def test_topics_that_come_and_go_between_steps_spoil_no_other(
-    made: Bench, monkeypatch: pytest.MonkeyPatch
+    made: AdminFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stats_module, "STEP_COUNTERS", 2)
     for topic in (topics := [f"t{n}" for n in range(9)]):
@@ -184,7 +184,7 @@ def test_topics_that_come_and_go_between_steps_spoil_no_other(
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_windows_tell_what_samples_of_every_moment_would(made: Bench, seed: int) -> None:
+def test_windows_tell_what_samples_of_every_moment_would(made: AdminFixture, seed: int) -> None:
     """Counters note only changes; a plain list of all samples must agree."""
     rng = Random(seed)
     stats, kept, total = made.stats, 7, 0
@@ -203,7 +203,7 @@ def test_windows_tell_what_samples_of_every_moment_would(made: Bench, seed: int)
     assert len(stats.groups["orders", "coupons"].samples[0]) <= 4 * (kept + 1)
 
 
-def test_idle_counters_take_no_samples(made: Bench) -> None:
+def test_idle_counters_take_no_samples(made: AdminFixture) -> None:
     made.put("orders")
     made.stats.got("coupons", "orders", 1, 100, 0)
     flows = [made.stats.groups["orders", "coupons"]]
@@ -215,7 +215,7 @@ def test_idle_counters_take_no_samples(made: Bench) -> None:
     assert minute(made.stats, "TOPIC_PUT_NUMS", "orders") == NOTHING
 
 
-def test_averages_appear_as_time_passes(made: Bench) -> None:
+def test_averages_appear_as_time_passes(made: AdminFixture) -> None:
     assert made.stats.runtime()["putTps"] == "  "
     assert made.stats.runtime()["getTotalTps"] == "0.0 0.0 0.0"
     now_ms = pass_seconds(made.stats, NOW_MS, 1)
@@ -233,7 +233,7 @@ def test_averages_appear_as_time_passes(made: Bench) -> None:
     assert made.stats.runtime()["putTps"] == f"0.0 0.0 {5 / 600}"
 
 
-def test_totals_of_the_day_leave_out_system_topics(made: Bench) -> None:
+def test_totals_of_the_day_leave_out_system_topics(made: AdminFixture) -> None:
     made.put("orders")
     made.put("rmq_sys_wheel_timer")
     made.stats.got("coupons", "orders", 1, 100, 0)
@@ -245,7 +245,7 @@ def test_totals_of_the_day_leave_out_system_topics(made: Bench) -> None:
     assert figures["msgPutTotalTodayMorning"] == "0"
 
 
-def test_morning_comes_at_midnight(made: Bench) -> None:
+def test_morning_comes_at_midnight(made: AdminFixture) -> None:
     made.put("orders")
     made.stats.got("coupons", "orders", 1, 100, 0)
     today = datetime.fromtimestamp(NOW_MS // 1000).replace(hour=0, minute=0, second=0)
@@ -263,7 +263,7 @@ def test_morning_comes_at_midnight(made: Bench) -> None:
     assert figures["msgPutTotalYesterdayMorning"] == "1"
 
 
-def test_clock_set_back_does_not_stop_the_samples(made: Bench) -> None:
+def test_clock_set_back_does_not_stop_the_samples(made: AdminFixture) -> None:
     made.put("orders")
     early_ms = NOW_MS - 3_600 * SECOND_MS
     assert made.stats.due() == NOW_MS + SECOND_MS

@@ -1,9 +1,8 @@
-"""Users and access lists over the wire: AUTH_CREATE_USER … AUTH_LIST_ACL.
+"""Administration of users and access lists: AUTH_CREATE_USER … AUTH_LIST_ACL.
 
-Answers are Apache's: what can't be done is NO_PERMISSION with the reason, a user or list that does
-not exist is success without a body. Two things are stricter: without super rights nobody is shown
-the password of a super user, and nobody removes or disables the last super user there is while
-access control is on.
+Responses are Apache's: a refusal is NO_PERMISSION with the reason; a user or list that does not
+exist is a success without a body. Two rules are stricter: only a super user sees the password of a
+super user, and the last super user can't be removed or disabled while access control is on.
 """
 
 import logging
@@ -16,13 +15,13 @@ from penstock.broker.auth.users import (
     SUPER,
     User,
     acl_of,
-    changed,
-    merged,
+    apply_user_info,
+    merge_rules,
+    parse_user_status,
+    parse_user_type,
+    remove_rule,
     rules_of,
-    status_of,
     subject_user,
-    type_of,
-    without,
 )
 from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter, NoPermission
@@ -40,7 +39,7 @@ HIDDEN = "******"
 
 
 class AuthAdmin:
-    """The handlers."""
+    """Handles the requests for users and access lists."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._access = context.access
@@ -64,32 +63,34 @@ class AuthAdmin:
         """Body: UserInfo; the name is in the header."""
         name = _username(command)
         info = command.body_as(UserInfo)
-        type = type_of(info.user_type) or NORMAL
+        type = parse_user_type(info.user_type) or NORMAL
         if type == SUPER:
-            self._ask_for_super(command, name)
+            self._require_super(command, name)
         if not (info.password or "").strip():
-            raise NoPermission(f"the user {name} has no password", hint="give one")
+            raise NoPermission(f"the user {name} has no password", hint="set a password")
         if name in self._table.users:
-            raise NoPermission(f"the user {name} exists already", hint="change it with updateUser")
-        user = User.of(name, info.password or "", type, status_of(info.user_status) or ENABLED)
+            raise NoPermission(f"the user {name} already exists", hint="change it with updateUser")
+        user = User.of(
+            name, info.password or "", type, parse_user_status(info.user_status) or ENABLED
+        )
         self._table.put_user(user, command.now_ms)
         return self._done(command, f"created user {name} ({user.type}, {user.status})")
 
     def update_user(self, command: Command) -> Answer:
-        """Body: UserInfo with what is to be changed."""
+        """Body: UserInfo with the changes."""
         name = _username(command)
         info = command.body_as(UserInfo)
         old = self._user(name)
-        if old.is_super or type_of(info.user_type) == SUPER:
-            self._ask_for_super(command, name)
-        user = changed(old, info)
+        if old.is_super or parse_user_type(info.user_type) == SUPER:
+            self._require_super(command, name)
+        user = apply_user_info(old, info)
         if not (user.is_super and user.is_enabled):
-            self._keep_one_super(name)
+            self._keep_last_super(name)
         self._table.put_user(user, command.now_ms)
         return self._done(command, f"changed user {name} ({user.type}, {user.status})")
 
     def delete_user(self, command: Command) -> Answer:
-        """The user and its rules."""
+        """Delete a user and its rules."""
         name = command.text_or("username")
         if not name.strip():
             raise NoPermission("the username is blank")
@@ -97,28 +98,28 @@ class AuthAdmin:
         if user is None:
             return Reply()
         if user.is_super:
-            self._ask_for_super(command, name)
-            self._keep_one_super(name)
+            self._require_super(command, name)
+            self._keep_last_super(name)
         self._table.remove_user(name, command.now_ms)
         return self._done(command, f"deleted user {name}")
 
     def get_user(self, command: Command) -> Answer:
         user = self._table.users.get(_username(command))
-        return Reply(body=fastjson.encode(self._shown(command, user))) if user else Reply()
+        return Reply(body=fastjson.encode(self._visible_info(command, user))) if user else Reply()
 
     def list_users(self, command: Command) -> Answer:
-        """Those whose name contains `filter`."""
+        """Users whose name contains `filter`."""
         wanted = command.text_or("filter").strip()
         names = sorted(name for name in self._table.users if wanted in name)
-        infos = [self._shown(command, self._table.users[name]) for name in names]
+        infos = [self._visible_info(command, self._table.users[name]) for name in names]
         return Reply(body=fastjson.encode(infos)) if infos else Reply()
 
     def put_acl(self, command: Command) -> Answer:
-        """Body: AclInfo, whose rules are added to those there are or replace those for the same
-        resource. Creating and updating are the same."""
+        """Body: AclInfo; its rules are added, or replace those for the same resource. Create and
+        update are the same."""
         acl = command.body_as(AclInfo)
         if not acl.policies:
-            raise InvalidParameter("the access list has no policies", hint="give at least one rule")
+            raise InvalidParameter("the access list has no policies", hint="add at least one rule")
         name = subject_user(acl.subject)
         if name is None:
             name = self._subject(command)
@@ -126,7 +127,9 @@ class AuthAdmin:
         if name not in self._table.users:
             raise NoPermission(f"the subject User:{name} does not exist", hint="create the user")
         old = self._table.rules.get(name)
-        self._table.put_rules(name, rules if old is None else merged(old, rules), command.now_ms)
+        self._table.put_rules(
+            name, rules if old is None else merge_rules(old, rules), command.now_ms
+        )
         text = "; ".join(
             f"{rule.decision} {','.join(rule.actions)} on {rule.resource}"
             + (f" from {','.join(rule.sources)}" if rule.sources else "")
@@ -136,7 +139,7 @@ class AuthAdmin:
         return self._done(command, f"set rules of User:{name}: {text}")
 
     def delete_acl(self, command: Command) -> Answer:
-        """The rule for `resource` of the policy type (Custom unless told); without it, all."""
+        """Delete the rule for `resource` in the policy type (default Custom), or all rules."""
         name = self._subject(command)
         self._user(name)
         rules = self._table.rules.get(name)
@@ -147,12 +150,12 @@ class AuthAdmin:
         resource = Resource.parse(text)
         if resource is None:
             if text.strip():
-                raise NoPermission(f"{text!r} is no resource", hint="nothing was deleted")
+                raise NoPermission(f"{text!r} is not a resource", hint="nothing was deleted")
             self._table.remove_rules(name, command.now_ms)
             return self._done(command, f"deleted all rules of User:{name}")
-        left = without(rules, kind, resource)
-        if left:
-            self._table.put_rules(name, left, command.now_ms)
+        remaining = remove_rule(rules, kind, resource)
+        if remaining:
+            self._table.put_rules(name, remaining, command.now_ms)
         else:
             self._table.remove_rules(name, command.now_ms)
         return self._done(command, f"deleted the {kind} rule of User:{name} for {resource}")
@@ -164,7 +167,7 @@ class AuthAdmin:
         return Reply(body=fastjson.encode(acl_of(name, rules))) if rules else Reply()
 
     def list_acls(self, command: Command) -> Answer:
-        """Those whose subject contains `subjectFilter`, with the rules whose resource contains
+        """Lists whose subject contains `subjectFilter`, with the rules whose resource contains
         `resourceFilter`."""
         subject_part = command.text_or("subjectFilter").strip()
         resource_part = command.text_or("resourceFilter").strip()
@@ -172,14 +175,16 @@ class AuthAdmin:
         for name in sorted(self._table.rules):
             acl = acl_of(name, self._table.rules[name])
             if subject_part in (acl.subject or ""):
-                acl = _about(acl, resource_part)
+                acl = _filter_entries(acl, resource_part)
                 if acl.policies:
                     found.append(acl)
         return Reply(body=fastjson.encode(found)) if found else Reply()
 
     def _done(self, command: Command, what: str) -> Answer:
-        who = command.text_or(ACCESS_KEY)
-        audit.info("%s %s", ascii(f"User:{who}")[1:-1] if who else "somebody", ascii(what)[1:-1])
+        subject = command.text_or(ACCESS_KEY)
+        audit.info(
+            "%s %s", ascii(f"User:{subject}")[1:-1] if subject else "somebody", ascii(what)[1:-1]
+        )
         return InThread(self._persistence.save(self._table), lambda _: Reply())
 
     def _user(self, name: str) -> User:
@@ -192,35 +197,35 @@ class AuthAdmin:
         subject = command.text_or("subject")
         name = subject_user(subject)
         if name is None:
-            raise NoPermission(f"{subject!r} is no subject", hint="it is User:<name>")
+            raise NoPermission(f"{subject!r} is not a subject", hint="use User:<name>")
         return name
 
     def _is_super(self, command: Command) -> bool:
-        """Whether whoever asks may touch super users; anybody may while nobody has to sign."""
+        """Whether the client may administer super users; without access control every one may."""
         name = command.text_or(ACCESS_KEY)
         if not name:
             return not self._access.enabled()
         user = self._table.users.get(name)
         return user is not None and user.is_super
 
-    def _ask_for_super(self, command: Command, name: str) -> None:
+    def _require_super(self, command: Command, name: str) -> None:
         if not self._is_super(command):
             raise NoPermission(
                 f"{name} is a super user: only a super user may create, change or delete one"
             )
 
-    def _keep_one_super(self, name: str) -> None:
+    def _keep_last_super(self, name: str) -> None:
         others = (user for user in self._table.users.values() if user.name != name)
         user = self._table.users[name]
         if not (user.is_super and user.is_enabled and self._access.enabled()):
             return
         if not any(other.is_super and other.is_enabled for other in others):
             raise NoPermission(
-                f"{name} is the last super user: without one nobody could administer this broker",
-                hint="create another one first",
+                f"{name} is the last super user, so it can't be removed or disabled",
+                hint="create another super user first",
             )
 
-    def _shown(self, command: Command, user: User) -> UserInfo:
+    def _visible_info(self, command: Command, user: User) -> UserInfo:
         info = user.info()
         if user.is_super and not self._is_super(command):
             return UserInfo(
@@ -235,11 +240,11 @@ class AuthAdmin:
 def _username(command: Command) -> str:
     name = command.text_or("username")
     if not name.strip():
-        raise InvalidParameter("the username is blank", hint="give the header field username")
+        raise InvalidParameter("the username is blank", hint="set the header field username")
     return name
 
 
-def _about(acl: AclInfo, part: str) -> AclInfo:
+def _filter_entries(acl: AclInfo, part: str) -> AclInfo:
     """The list with only the rules whose resource contains `part`."""
     policies = []
     for policy in acl.policies or []:

@@ -1,4 +1,4 @@
-"""Files that are not needed any more, deleted when a tool asks for it and not when it is due."""
+"""Deletion of files that are no longer needed, on request of a tool."""
 
 import logging
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from penstock.wire.codes import RequestCode, is_system_topic
 
 log = logging.getLogger(__name__)
 
-TOPICS_AT_ONCE = 10
-"""How many topics are cleaned while the loop waits: a few milliseconds."""
+STEP_TOPICS = 10
+"""Topics that are cleaned in one step of the event loop: a few milliseconds."""
 
 
 class CleaningHandlers:
@@ -34,31 +34,31 @@ class CleaningHandlers:
         ]
 
     def clean_queues(self, command: Command) -> Answer:
-        """Delete queue and index files that only speak of messages which are gone."""
+        """Delete queue and index files that refer only to deleted messages."""
         self._context.store.expire(0)
         return Reply()
 
     def clean_topics(self, command: Command) -> Answer:
-        """Delete the queues of topics that do not exist (any more)."""
-        return self._clean_some(iter(list(self._context.store.queues.topics)), command.peer)
+        """Delete the queues of topics that do not exist."""
+        return self._clean_step(iter(list(self._context.store.queues.topics)), command.peer)
 
-    def _clean_some(self, stored: Iterator[bytes], peer: str) -> Answer:
-        """Clean a few of these, where they are unused, and the others after their files."""
+    def _clean_step(self, stored: Iterator[bytes], peer: str) -> Answer:
+        """Clean some of the unused topics; the next ones follow when their files are deleted."""
         store = self._context.store
-        unused = list(islice(filter(self._is_unused, stored), TOPICS_AT_ONCE))
+        unused = list(islice(filter(self._is_unused, stored), STEP_TOPICS))
         if not unused:
             return Reply()
         for name in unused:
-            log.info("%s has the queues of %s removed: no such topic", peer, name.decode())
+            log.info("removed the queues of %s, which is not a topic (by %s)", name.decode(), peer)
             store.remove_queues(name)
-        return InThread(store.finish_removal, lambda _: self._clean_some(stored, peer))
+        return InThread(store.finish_removal, lambda _: self._clean_step(stored, peer))
 
     def _is_unused(self, name: bytes) -> bool:
         topic = name.decode()
         return self._context.topics.get(topic) is None and not is_system_topic(topic)
 
     def clean_log(self, command: Command) -> Answer:
-        """Delete expired segments now, whatever the hour."""
+        """Delete expired segments now, regardless of `delete_hours`."""
         store = self._context.store
         segments = [(s.start, s.size, s.path) for s in store.log.segments.items]
         hour = datetime.fromtimestamp(command.now_ms / 1000).hour
@@ -83,7 +83,7 @@ class CleaningHandlers:
             return decision.delete
 
         def delete(count: int) -> Answer:
-            # Others may have deleted some of them since.
+            # Some of them may have been deleted since.
             gone = sum(start < store.log.begin() for start, _, _ in segments)
             if count > gone:
                 store.expire(count - gone)

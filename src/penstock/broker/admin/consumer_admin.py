@@ -1,4 +1,4 @@
-"""Who is connected and consumes what, and questions that only a client itself can answer."""
+"""Connections and subscriptions of clients, and requests that the broker forwards to consumers."""
 
 from collections.abc import Iterable
 
@@ -33,10 +33,10 @@ from penstock.wire.codes import (
 )
 from penstock.wire.message_ids import decode_offset_id
 
-RELAY_MS = 10_000
-"""How long a consumer has to answer a question that is passed on."""
-STATUS_MS = 5_000
-"""How long each consumer of a group has to tell its offsets."""
+CALL_MS = 10_000
+"""Timeout of a request that is forwarded to a consumer."""
+STATUS_CALL_MS = 5_000
+"""Timeout of each consumer that is asked for its offsets."""
 
 _CREDENTIALS = frozenset({EXT_ACCESS_KEY, EXT_SECURITY_TOKEN, EXT_SIGNATURE})
 
@@ -44,7 +44,7 @@ OffsetsByClient = dict[str, dict[MessageQueue, int]]
 
 
 class ConsumerHandlers:
-    """Connections, subscriptions, and requests passed on to clients."""
+    """Handles requests for connections, and forwards requests to consumers."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -62,10 +62,10 @@ class ConsumerHandlers:
             Row(RequestCode.INVOKE_BROKER_TO_GET_CONSUMER_STATUS, self.client_offsets),
         ]
 
-    # --- who is there
+    # --- connections
 
     def consumer_connections(self, command: Command) -> Answer:
-        """The connected consumers of a group and what they subscribe to."""
+        """The connected consumers of a group and their subscriptions."""
         name = command.text("consumerGroup")
         group = self._context.clients.consumer_group(name)
         if group is None:
@@ -89,7 +89,7 @@ class ConsumerHandlers:
         return reply_with(ProducerConnection(connection_set=_connections(members)))
 
     def all_producers(self, command: Command) -> Answer:
-        """Every connected producer, by group."""
+        """All connected producers by group."""
         return reply_with(
             ProducerTableInfo(
                 data={
@@ -100,7 +100,7 @@ class ConsumerHandlers:
         )
 
     def groups_of_topic(self, command: Command) -> Answer:
-        """The groups that consume a topic, or did."""
+        """The groups that consume a topic or have offsets on it."""
         topic = command.text("topic")
         groups = {
             *self._context.clients.groups_of_topic(topic),
@@ -109,27 +109,27 @@ class ConsumerHandlers:
         return reply_with(GroupList(group_list=sorted(groups)))
 
     def topics_of_group(self, command: Command) -> Answer:
-        """The topics on which a group has made progress."""
+        """The topics on which a group has offsets."""
         topics = self._context.offsets.topics_of_group(command.text("group"))
         return reply_with(TopicList(topic_list=topics, broker_addr=self._context.address))
 
     def subscription(self, command: Command) -> Answer:
-        """What a connected group wants of a topic; nothing of it if it does not subscribe."""
+        """The subscription of a connected group to a topic, if any."""
         group, topic = command.text("group"), command.text_or("topic")
         data = self._context.clients.subscription(group, topic)
         return reply_with(
             QuerySubscriptionResponseBody(subscription_data=data, group=group, topic=topic)
         )
 
-    # --- what only they know
+    # --- requests to consumers
 
     def running_info(self, command: Command) -> Answer:
-        """What a consumer says about itself."""
+        """The run-time information of a consumer."""
         member = self._consumer(command)
-        return _pass_on(command, member, command.ext, command.body)
+        return _call_consumer(command, member, command.ext, command.body)
 
     def consume_directly(self, command: Command) -> Answer:
-        """Have a consumer consume one message now."""
+        """Let a consumer consume one message now."""
         member = self._consumer(command)
         store = self._context.store
         offset = decode_offset_id(command.text("msgId")).offset
@@ -137,13 +137,13 @@ class ConsumerHandlers:
 
         def ask(record: bytes | None) -> Answer:
             if record is None:
-                raise Refused(f"no message begins at the log offset {offset}")
-            return _pass_on(command, member, self._direct_fields(command), record)
+                raise Refused(f"there is no message at log offset {offset}")
+            return _call_consumer(command, member, self._direct_fields(command), record)
 
         return InThread(lambda: store.lookup.record(offset, confirm_offset), ask)
 
     def client_offsets(self, command: Command) -> Answer:
-        """Where the consumers of a group are by their own account; all, or the one named."""
+        """The offsets that the consumers of a group report, of all or of one client."""
         topic, name = command.text("topic"), command.text("group")
         group = self._context.clients.consumer_group(name)
         only = command.text_or("clientAddr").strip()
@@ -151,17 +151,17 @@ class ConsumerHandlers:
         if not members:
             raise Refused(f"no consumer of the group {name} is connected")
         for member in members:
-            _need_version(member, V3_0_7, "tell its offsets")
-        asked = [member for member in members if not only or member.client_id == only]
+            _require_version(member, V3_0_7, "report its offsets")
+        selected = [member for member in members if not only or member.client_id == only]
         ext = {"topic": topic, "group": name}
-        return _ask_each(asked, ext, {}, command.now_ms)
+        return _query_each(selected, ext, {}, command.now_ms)
 
     def _consumer(self, command: Command) -> GroupMember:
         group, client_id = command.text("consumerGroup"), command.text_or("clientId")
         member = self._context.clients.find_consumer(group, client_id)
         if member is None:
             raise Refused(f"the consumer {client_id} of the group {group} is not connected")
-        _need_version(member, V3_1_8, "be asked for its state")
+        _require_version(member, V3_1_8, "report its state")
         return member
 
     def _direct_fields(self, command: Command) -> dict[str, str]:
@@ -176,41 +176,43 @@ class ConsumerHandlers:
         return ext
 
 
-def _pass_on(command: Command, member: GroupMember, ext: dict[str, str], body: bytes) -> CallClient:
+def _call_consumer(
+    command: Command, member: GroupMember, ext: dict[str, str], body: bytes
+) -> CallClient:
     timeout = Reply(
         ResponseCode.CONSUME_MSG_TIMEOUT,
-        remark=f"the consumer {member.client_id} did not answer within {RELAY_MS} ms",
+        remark=f"the consumer {member.client_id} did not respond within {CALL_MS} ms",
     )
     public = {name: value for name, value in ext.items() if name not in _CREDENTIALS}
-    deadline_ms = command.now_ms + RELAY_MS
-    return CallClient(member.client, command.code, public, body, _as_is, deadline_ms, timeout)
+    deadline_ms = command.now_ms + CALL_MS
+    return CallClient(member.client, command.code, public, body, _forward, deadline_ms, timeout)
 
 
-def _as_is(reply: Reply) -> Answer:
+def _forward(reply: Reply) -> Answer:
     return reply
 
 
-def _ask_each(
-    members: list[GroupMember], ext: dict[str, str], told: OffsetsByClient, begun_ms: int
+def _query_each(
+    members: list[GroupMember], ext: dict[str, str], statuses: OffsetsByClient, started_ms: int
 ) -> Answer:
-    """Ask one member after the other; if one does not answer, what was told so far is given."""
-    so_far = reply_with(GetConsumerStatusBody(consumer_table=told))
+    """Query the members one after another; after a timeout, return the results so far."""
+    so_far = reply_with(GetConsumerStatusBody(consumer_table=statuses))
     if not members:
         return so_far
     member, rest = members[0], members[1:]
-    deadline_ms = begun_ms + STATUS_MS
+    deadline_ms = started_ms + STATUS_CALL_MS
 
-    def go_on(reply: Reply) -> Answer:
-        offsets = _told(reply)
-        now_told = told if offsets is None else {**told, member.client_id: offsets}
-        return _ask_each(rest, ext, now_told, deadline_ms)
+    def next_member(reply: Reply) -> Answer:
+        offsets = _decode_status(reply)
+        updated = statuses if offsets is None else {**statuses, member.client_id: offsets}
+        return _query_each(rest, ext, updated, deadline_ms)
 
     code = RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT
-    return CallClient(member.client, code, ext, b"", go_on, deadline_ms, so_far)
+    return CallClient(member.client, code, ext, b"", next_member, deadline_ms, so_far)
 
 
-def _told(reply: Reply) -> dict[MessageQueue, int] | None:
-    """The offsets in a client's answer; what it garbles is its own loss."""
+def _decode_status(reply: Reply) -> dict[MessageQueue, int] | None:
+    """The offsets in a client's response; None if it failed or is not valid."""
     if reply.code != ResponseCode.SUCCESS or not reply.body:
         return None
     try:
@@ -219,7 +221,7 @@ def _told(reply: Reply) -> dict[MessageQueue, int] | None:
         return None
 
 
-def _need_version(member: GroupMember, version: int, what: str) -> None:
+def _require_version(member: GroupMember, version: int, what: str) -> None:
     if member.version < version:
         raise Refused(
             f"the client {member.client_id} is too old to {what}: version {member.version}",
@@ -242,7 +244,7 @@ def _connections(members: Iterable[GroupMember]) -> list[Connection]:
 def _producer(member: GroupMember) -> ProducerInfo:
     return ProducerInfo(
         client_id=member.client_id,
-        remote_ip=f"/{member.address}",  # Java's way to write an address without a name
+        remote_ip=f"/{member.address}",  # as Java formats an address without a host name
         language=language_name(member.language),
         version=member.version,
         last_update_timestamp=member.seen_ms,

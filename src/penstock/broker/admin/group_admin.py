@@ -1,9 +1,8 @@
-"""Subscription groups by tools: create, change, delete, list. And the tables that slaves copy."""
+"""Administration of subscription groups, and the tables that slaves copy."""
 
 import msgspec
 
-from penstock.broker.admin.paging import page_names
-from penstock.broker.admin.slices import in_slices
+from penstock.broker.admin.large_requests import in_steps, page_names
 from penstock.broker.attributes import GROUP_ATTRIBUTES, alter
 from penstock.broker.context import BrokerContext
 from penstock.errors import InvalidParameter
@@ -19,7 +18,7 @@ from penstock.wire.codes import RequestCode, group_fault
 
 
 class GroupHandlers:
-    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, DELETE_SUBSCRIPTIONGROUP and their kin."""
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, DELETE_SUBSCRIPTIONGROUP and related requests."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -37,15 +36,15 @@ class GroupHandlers:
         ]
 
     def create(self, command: Command) -> Answer:
-        """Create a group or change it; answered when that is on the disk."""
+        """Create or change a group; the response is sent when the table is saved."""
         return self._put([command.body_as(SubscriptionGroupConfig)], command.now_ms)
 
     def create_several(self, command: Command) -> Answer:
-        """As `create` for a list: all of it or, if one of them can't be, nothing."""
+        """Like `create` for a list: all groups or, if one of them is not valid, none."""
         return self._put(command.body_as(SubscriptionGroupList).group_config_list, command.now_ms)
 
     def delete(self, command: Command) -> Answer:
-        """Delete a group, and its progress if that is asked for."""
+        """Delete a group and, if requested, its offsets."""
         context, group = self._context, command.text("groupName")
         context.groups.delete(group, command.now_ms)
         context.stats.forget_group(group)
@@ -56,7 +55,7 @@ class GroupHandlers:
         return InThread(lambda: [save() for save in saves], lambda _: Reply())
 
     def get(self, command: Command) -> Answer:
-        """One group; made, as by a consumer, if it is new and that is allowed."""
+        """One group; created if it is new and that is allowed, as for a consumer."""
         return reply_with(self._context.groups.find(command.text("group"), command.now_ms))
 
     def get_all(self, command: Command) -> Answer:
@@ -64,7 +63,7 @@ class GroupHandlers:
         whole = self._context.groups.table.wrapper()
         groups, forbidden = whole.subscription_group_table, whole.forbidden_table
         names = page_names(
-            command, groups, whole.data_version, first="groupSeq", most="maxGroupNum"
+            command, groups, whole.data_version, first="groupSeq", count="maxGroupNum"
         )
         shown = groups if names is None else {name: groups[name] for name in names}
         body = SubscriptionGroupWrapper(
@@ -80,7 +79,7 @@ class GroupHandlers:
         return InThread(lambda: fastjson.encode(body), lambda data: Reply(ext=ext, body=data))
 
     def forbid(self, command: Command) -> Answer:
-        """Whether a group may read a topic, after changing that if `readable` is given."""
+        """Whether a group may read a topic; changes it first if `readable` is given."""
         groups, group, topic = self._context.groups, command.text("group"), command.text("topic")
         if command.ext.get("readable"):
             allowed = command.truth("readable")
@@ -89,19 +88,19 @@ class GroupHandlers:
             GroupForbidden(topic=topic, group=group, readable=groups.may_read(group, topic))
         )
 
-    # --- what slaves copy
+    # --- tables for slaves
 
     def get_offsets(self, command: Command) -> Answer:
         """All consumer offsets."""
         return Reply(body=self._context.offsets.table.body())
 
     def get_delay_offsets(self, command: Command) -> Answer:
-        """How far each delay level has been delivered, as its file will say."""
+        """The offset of each delay level, in the form of its file."""
         return Reply(body=self._context.delay.table.body())
 
     def _put(self, wanted: list[SubscriptionGroupConfig], now_ms: int) -> Answer:
         configs: list[SubscriptionGroupConfig] = []
-        return in_slices(
+        return in_steps(
             wanted,
             lambda config: configs.append(self._checked(config)),
             lambda: self._put_checked(configs, now_ms),
@@ -112,14 +111,14 @@ class GroupHandlers:
         changed = [config for config in configs if config != groups.get(config.group_name)]
         if not changed:
             return Reply()
-        return in_slices(
+        return in_steps(
             changed,
             lambda config: groups.put(config, now_ms),
             lambda: InThread(self._context.persistence.save(groups.table), lambda _: Reply()),
         )
 
     def _checked(self, wanted: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
-        """The group as it would be, with its attributes changed; raises InvalidParameter."""
+        """The group with its changed attributes; raises InvalidParameter."""
         fault = group_fault(wanted.group_name)
         if fault is not None:
             raise InvalidParameter(fault)

@@ -1,4 +1,4 @@
-"""Progress of groups changed or compared by tools: reset, clone, correction."""
+"""Resets, clones and corrections of consumer offsets by tools."""
 
 from collections.abc import Callable, Mapping
 
@@ -20,9 +20,9 @@ from penstock.wire.bodies.client_bodies import MessageQueue, TopicConfig
 from penstock.wire.codes import V3_0_7, LanguageCode, RequestCode
 
 NO_CORRECTION = (1 << 63) - 1
-"""Tells a tool that the group it compares with is behind all others."""
+"""Tells a tool that the compared group is behind all others."""
 
-Offsets = dict[int, int]
+OffsetsByQueueId = dict[int, int]
 
 
 class ResetHandlers:
@@ -39,22 +39,22 @@ class ResetHandlers:
         ]
 
     def reset(self, command: Command) -> Answer:
-        """Set a group's progress on a topic: to a time, to the end (a negative time), or to an
+        """Reset a group's offsets on a topic: to a time, to the end (a negative time), or to an
         offset of one queue."""
         topic, group = command.text("topic"), command.text("group")
         config = self._context.topics.need(topic)
         if not self._context.settings.current.broker.server_side_reset:
             return self._reset_by_clients(command, config, group)
         if self._context.groups.get(group) is None:
-            raise GroupNotExist(f"there is no group {group}")
+            raise GroupNotExist(f"the group {group} does not exist on this broker")
         queue_id = command.i32_or("queueId", -1)
         offset = command.i64_or("offset", -1)
 
-        def finish(offsets: Offsets) -> Answer:
+        def finish(offsets: OffsetsByQueueId) -> Answer:
             self._context.offsets.reset(group, topic, offsets, command.now_ms)
             for changed in offsets:
                 queue = self._context.store.queue(topic, changed)
-                if queue is not None:  # a pull that waits there goes on from the new place
+                if queue is not None:  # a suspended pull continues at the new offset
                     self._context.long_polling.wake_queue(queue)
             return reply_with(ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
 
@@ -63,11 +63,11 @@ class ResetHandlers:
             return finish({queue_id: offset})
         queues = [queue_id] if queue_id >= 0 else list(range(config.read_queue_nums))
         if not queues:
-            raise Refused(f"the topic {topic} has no queues to read")
-        return self._search(topic, queues, command.i64("timestamp"), finish)
+            raise Refused(f"the topic {topic} has no read queues")
+        return self._search_offsets(topic, queues, command.i64("timestamp"), finish)
 
     def clone(self, command: Command) -> Answer:
-        """Give a group the progress of another one."""
+        """Copy the offsets of a group to another one."""
         context = self._context
         source, target = command.text("srcGroup"), command.text("destGroup")
         topic = command.text_or("topic").strip()
@@ -80,11 +80,11 @@ class ResetHandlers:
         return Reply()
 
     def correction(self, command: Command) -> Answer:
-        """For each queue of a topic, the offset of the group that is furthest behind."""
+        """For each queue of a topic, the lowest offset of all groups."""
         topic, compared = command.text("topic"), command.text("compareGroup")
         ignored = set(command.text_or("filterGroups").split(","))
         offsets = self._context.offsets
-        lowest: Offsets = {}
+        lowest: OffsetsByQueueId = {}
         for group in offsets.groups_of_topic(topic):
             if group in ignored:
                 continue
@@ -96,77 +96,83 @@ class ResetHandlers:
                 lowest[queue_id] = NO_CORRECTION
         return reply_with(QueryCorrectionOffsetBody(correction_offsets=lowest))
 
-    # --- where to
+    # --- offsets
 
     def _check_range(self, topic: str, queue_id: int, offset: int) -> None:
         low = self._context.store.min_offset(topic, queue_id)
         high = self._context.store.max_offset(topic, queue_id)
         if not low <= offset <= high:
             raise Refused(
-                f"queue {queue_id} of {topic} holds the offsets {low} to {high}: {offset} is none",
-                hint="give an offset in this range, or a time",
+                f"offset {offset} is outside of queue {queue_id} of {topic} ({low} to {high})",
+                hint="use an offset in this range, or a time",
             )
 
-    def _search(
-        self, topic: str, queues: list[int], time_ms: int, then: Callable[[Offsets], Answer]
+    def _search_offsets(
+        self,
+        topic: str,
+        queue_ids: list[int],
+        time_ms: int,
+        then: Callable[[OffsetsByQueueId], Answer],
     ) -> Answer:
-        """Find the first offset stored at a time or later, in each queue."""
+        """Find the first offset that was stored at a time or later, in each queue."""
         store = self._context.store
         if time_ms < 0:
-            return then({queue_id: store.max_offset(topic, queue_id) for queue_id in queues})
-        rows: dict[int, ConsumeQueue | None] = {
-            queue_id: store.queue(topic, queue_id) for queue_id in queues
+            return then({queue_id: store.max_offset(topic, queue_id) for queue_id in queue_ids})
+        queues: dict[int, ConsumeQueue | None] = {
+            queue_id: store.queue(topic, queue_id) for queue_id in queue_ids
         }
         confirm_offset = store.confirm_offset
 
-        def work() -> Offsets:
+        def work() -> OffsetsByQueueId:
             return {
                 queue_id: 0
-                if row is None
-                else store.lookup.offset_at(row, time_ms, confirm_offset=confirm_offset)
-                for queue_id, row in rows.items()
+                if queue is None
+                else store.lookup.offset_at(queue, time_ms, confirm_offset=confirm_offset)
+                for queue_id, queue in queues.items()
             }
 
         return InThread(work, then)
 
     def _by_queue(self, topic: str, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
         name = self._context.settings.current.broker.name
-        return {MessageQueue(topic, name, queue_id): at for queue_id, at in offsets.items()}
+        return {MessageQueue(topic, name, queue_id): offset for queue_id, offset in offsets.items()}
 
-    # --- the old way: consumers are told, and commit the new offsets themselves
+    # --- client-side reset: consumers are notified and commit the new offsets themselves
 
     def _reset_by_clients(self, command: Command, config: TopicConfig, group: str) -> Answer:
         topic = config.topic_name
-        committed: Offsets = {}
+        committed: OffsetsByQueueId = {}
         for queue_id in range(config.write_queue_nums):
-            at = self._context.offsets.get(group, topic, queue_id)
-            if at is None:
-                raise Refused(f"the group {group} has no progress in queue {queue_id} of {topic}")
-            committed[queue_id] = at
+            offset = self._context.offsets.get(group, topic, queue_id)
+            if offset is None:
+                raise Refused(f"the group {group} has no offset on queue {queue_id} of {topic}")
+            committed[queue_id] = offset
         force = command.truth("isForce")
 
-        def finish(found: Offsets) -> Answer:
-            # Unless forced, a consumer goes back and never forward.
+        def finish(found: OffsetsByQueueId) -> Answer:
+            # Unless forced, a consumer moves only backwards.
             offsets = {
                 queue_id: offset if force else min(offset, committed[queue_id])
                 for queue_id, offset in found.items()
             }
-            self._tell(command, topic, group, offsets)
+            self._notify_clients(command, topic, group, offsets)
             return reply_with(ResetOffsetBody(offset_table=self._by_queue(topic, offsets)))
 
-        return self._search(topic, list(committed), command.i64("timestamp"), finish)
+        return self._search_offsets(topic, list(committed), command.i64("timestamp"), finish)
 
-    def _tell(self, command: Command, topic: str, group: str, offsets: Offsets) -> None:
+    def _notify_clients(
+        self, command: Command, topic: str, group: str, offsets: OffsetsByQueueId
+    ) -> None:
         connected = self._context.clients.consumer_group(group)
         members = list(connected.members.values()) if connected is not None else []
         if not members:
             raise ConsumerNotOnline(
-                f"no consumer of the group {group} is connected, and only those can be told",
-                hint="set server_side_reset, or start a consumer",
+                f"no consumer of the group {group} is connected to be notified",
+                hint="enable server_side_reset, or start a consumer",
             )
-        old = [member for member in members if member.version < V3_0_7]
-        if old:
-            raise Refused(f"the client {old[0].client_id} is too old to be told to reset")
+        outdated = [member for member in members if member.version < V3_0_7]
+        if outdated:
+            raise Refused(f"the client {outdated[0].client_id} is too old to reset its offsets")
         ext = {
             "topic": topic,
             "group": group,
@@ -174,15 +180,15 @@ class ResetHandlers:
             "isForce": "true" if command.truth("isForce") else "false",
         }
         by_queue = self._by_queue(topic, offsets)
-        table = fastjson.encode(ResetOffsetBody(offset_table=by_queue))
-        rows = [
+        java_body = fastjson.encode(ResetOffsetBody(offset_table=by_queue))
+        queues = [
             MessageQueueForC(
-                topic=topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=at
+                topic=topic, broker_name=queue.broker_name, queue_id=queue.queue_id, offset=offset
             )
-            for queue, at in by_queue.items()
+            for queue, offset in by_queue.items()
         ]
-        listed = fastjson.encode(ResetOffsetBodyForC(offset_table=rows))
+        cpp_body = fastjson.encode(ResetOffsetBodyForC(offset_table=queues))
         for member in members:
-            body = listed if member.language == LanguageCode.CPP else table
+            body = cpp_body if member.language == LanguageCode.CPP else java_body
             code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
             self._context.effects.put(NotifyClient(member.client, code, ext, body))

@@ -1,4 +1,4 @@
-"""What a running broker tells about itself: figures, replication, the timer."""
+"""Run-time information of a broker, for tools."""
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.delay.timers import Timers
@@ -13,10 +13,10 @@ from penstock.wire.bodies.cluster_bodies import HARuntimeInfo
 from penstock.wire.codes import MASTER_ID, RequestCode
 
 PROTOCOL = "V5_4_0"
-"""The release of RocketMQ whose protocol is spoken, as tools print it."""
+"""The RocketMQ version whose protocol the broker speaks, as tools print it."""
 
-# RocketMQ's pools of threads and their queues: nothing waits in one here. The capacities are
-# RocketMQ's own, because tools divide by them.
+# RocketMQ's thread pools and their queues, which are always empty here. The capacities are
+# RocketMQ's, because tools divide by them.
 _CAPACITIES = {
     "send": 10_000,
     "pull": 100_000,
@@ -32,7 +32,7 @@ _UNUSED = {
     "pageCacheLockTimeMills": "0",
     "remainTransientStoreBufferNumbs": "2147483647",
     "startAcceptSendRequestTimeStamp": "0",
-    # Times of single puts are not taken: asking the clock would cost more than the put.
+    # Single puts are not timed: reading the clock would cost more than the put.
     "getMessageEntireTimeMax": "0",
     "putLatency99": "0.00",
     "putLatency999": "0.00",
@@ -40,7 +40,7 @@ _UNUSED = {
     "putMessageEntireTimeMax": "0",
     "putMessageFailedTimes": "0",
 }
-"""Figures of machinery that we do not have, in RocketMQ's names."""
+"""Values for parts that Penstock does not have, by RocketMQ's names."""
 
 
 class RuntimeHandlers:
@@ -59,14 +59,14 @@ class RuntimeHandlers:
         ]
 
     def runtime_info(self, command: Command) -> Answer:
-        """All figures that tools print, as texts by name."""
+        """All values that tools print, as strings by name."""
         context = self._context
         store = context.store
         table = {
             **_UNUSED,
-            **_pool_figures(),
+            **_thread_pool_info(),
             **context.stats.runtime(),
-            **_delay_figures(context),
+            **_delay_info(context),
             **self._timers.runtime(command.now_ms),
             "bootTimestamp": str(context.started_ms),
             "brokerActive": "true",
@@ -80,7 +80,7 @@ class RuntimeHandlers:
         confirm_offset = store.confirm_offset
         return reply_from_pool(
             lambda: KVTable(
-                table=dict(sorted({**table, **_disk_figures(store, confirm_offset)}.items()))
+                table=dict(sorted({**table, **_disk_info(store, confirm_offset)}.items()))
             )
         )
 
@@ -94,11 +94,11 @@ class RuntimeHandlers:
         )
 
     def timer_checkpoint(self, command: Command) -> Answer:
-        """How far the timer is."""
+        """The checkpoint of the timer."""
         return Reply(body=self._timers.checkpoint().pack())
 
     def timer_metrics(self, command: Command) -> Answer:
-        """Messages that wait for their time, by topic."""
+        """Waiting timer messages by topic."""
         return reply_with(self._timers.metrics.wrapper())
 
 
@@ -118,24 +118,24 @@ def human_duration(ms: int) -> str:
     return f"[ {days} days, {hours} hours, {minutes} minutes, {seconds} seconds ]"
 
 
-def _pool_figures() -> dict[str, str]:
-    figures = {}
+def _thread_pool_info() -> dict[str, str]:
+    info = {}
     for name, capacity in _CAPACITIES.items():
-        figures[f"{name}ThreadPoolQueueSize"] = "0"
-        figures[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
-        figures[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
-    return figures
+        info[f"{name}ThreadPoolQueueSize"] = "0"
+        info[f"{name}ThreadPoolQueueCapacity"] = str(capacity)
+        info[f"{name}ThreadPoolQueueHeadWaitTimeMills"] = "0"
+    return info
 
 
-def _delay_figures(context: BrokerContext) -> dict[str, str]:
+def _delay_info(context: BrokerContext) -> dict[str, str]:
     return {
         f"scheduleMessageOffset_{level}": f"{offset},{end}"
         for level, offset, end in context.delay.progress()
     }
 
 
-def _disk_figures(store: MessageStore, confirm_offset: int) -> dict[str, str]:
-    """What only the disk knows; may wait for it."""
+def _disk_info(store: MessageStore, confirm_offset: int) -> dict[str, str]:
+    """Values that need the disk; may wait for it."""
     disk, paths = store.disk, store.paths
     root, log = disk.space(paths.root), disk.space(paths.log)
     begin = store.log.begin()

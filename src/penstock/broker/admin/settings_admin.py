@@ -1,4 +1,4 @@
-"""Settings over the wire, and requests about machinery of RocketMQ that a Penstock broker lacks."""
+"""Requests for settings, and requests for parts of RocketMQ that Penstock does not have."""
 
 import logging
 
@@ -14,19 +14,19 @@ from penstock.wire.java_properties import format_properties, parse_properties
 log = logging.getLogger(__name__)
 
 _COLD = (
-    "reads of old messages are not limited by group here: they run in threads of their own and do "
-    "not slow others down"
+    "reads of old messages are not limited by group: they run in a thread pool and do not delay "
+    "other requests"
 )
-_ROCKSDB = "this broker keeps no RocksDB: queues and tables are in RocketMQ's files"
-ABSENT = {
+_ROCKSDB = "this broker does not use RocksDB: queues and tables are in RocketMQ's files"
+UNSUPPORTED = {
     RequestCode.UPDATE_COLD_DATA_FLOW_CTR_CONFIG: _COLD,
     RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG: _COLD,
-    RequestCode.SET_COMMITLOG_READ_MODE: "the kernel reads ahead as it sees fit: there is no mode",
+    RequestCode.SET_COMMITLOG_READ_MODE: "the operating system decides how the log is read",
     RequestCode.CHECK_ROCKSDB_CQ_WRITE_PROGRESS: _ROCKSDB,
     RequestCode.EXPORT_ROCKSDB_CONFIG_TO_JSON: _ROCKSDB,
-    RequestCode.SWITCH_TIMER_ENGINE: "there is only one engine for timers: nothing to switch",
+    RequestCode.SWITCH_TIMER_ENGINE: "there is only one timer engine",
 }
-"""Requests that can't mean anything here, and why."""
+"""Requests that are not supported, with the reason."""
 
 
 class SettingsHandlers:
@@ -37,35 +37,35 @@ class SettingsHandlers:
 
     def rows(self) -> list[Row]:
         return [
-            Row(RequestCode.UPDATE_BROKER_CONFIG, self.change),
-            Row(RequestCode.GET_BROKER_CONFIG, self.show),
+            Row(RequestCode.UPDATE_BROKER_CONFIG, self.update),
+            Row(RequestCode.GET_BROKER_CONFIG, self.get),
             Row(RequestCode.GET_COLD_DATA_FLOW_CTR_INFO, self.cold_data),
-            *(Row(code, _refuse(why)) for code, why in ABSENT.items()),
+            *(Row(code, _refuse(why)) for code, why in UNSUPPORTED.items()),
         ]
 
-    def change(self, command: Command) -> Answer:
-        """Change settings that may be changed while the broker runs: all of them or none."""
+    def update(self, command: Command) -> Answer:
+        """Change live settings: all of them or, if one is not valid, none."""
         changed = self._context.settings.change(parse_properties(command.body))
         if not changed:
             return Reply()
-        log.info("%s has changed %s", command.peer, ", ".join(changed))
+        log.info("changed settings %s (by %s)", ", ".join(changed), command.peer)
         self._context.changed_settings.set(self._context.settings.changed, command.now_ms)
-        known: Answer = Reply()
+        reply: Answer = Reply()
         if "broker.permission" in changed:
-            known = RegisterTopics(Reply, command.now_ms + REGISTER_MS)
+            reply = RegisterTopics(Reply, command.now_ms + REGISTER_MS)
         return InThread(
-            self._context.persistence.save(self._context.changed_settings), lambda _: known
+            self._context.persistence.save(self._context.changed_settings), lambda _: reply
         )
 
-    def show(self, command: Command) -> Answer:
-        """All settings, as lines of a broker.conf."""
+    def get(self, command: Command) -> Answer:
+        """All settings, in the form of a broker.conf."""
         return Reply(
             ext={"version": fastjson.encode(self._context.changed_settings.version).decode()},
             body=format_properties(self._context.settings.apache_values()),
         )
 
     def cold_data(self, command: Command) -> Answer:
-        """Groups whose reads of old messages are limited: none."""
+        """Groups with limited reads of old messages: none."""
         tables: dict[str, dict[str, int]] = {"runtimeTable": {}, "configTable": {}}
         return Reply(body=fastjson.encode(tables))
 

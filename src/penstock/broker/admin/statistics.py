@@ -1,6 +1,6 @@
-"""Figures of topics and groups: how far queues reach, how far groups are, how fast it goes.
+"""Statistics of topics and groups: offsets, lag and throughput.
 
-Offsets are taken in the loop; store times of messages are read in the pool afterwards.
+Offsets are collected in the event loop; store times of messages are read in the thread pool.
 """
 
 from collections.abc import Iterator
@@ -26,16 +26,16 @@ from penstock.wire.bodies.admin_bodies import (
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RequestCode
 
-SLICE_QUEUES = 2_000
-"""Queues whose offsets are gathered at once for all groups together: some 5 ms of the loop."""
+STEP_QUEUES = 2_000
+"""Queues whose offsets are collected in one step, for all groups: about 5 ms."""
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
-    """Where a queue ends and how far a group is in it."""
+class QueueOffsets:
+    """The offsets of a queue, and of a group in it."""
 
-    queue: MessageQueue
-    row: ConsumeQueue | None  # None: no message was ever put into it
+    message_queue: MessageQueue
+    queue: ConsumeQueue | None  # None: it never had a message
     first_offset: int
     broker_offset: int
     consumer_offset: int | None
@@ -43,15 +43,15 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
-class TopicStandings:
-    """A group's standings in all queues of a topic, and how many messages/s it gets of it."""
+class TopicOffsets:
+    """A group's offsets in all queues of a topic, and its messages per second."""
 
-    standings: list[Standing]
+    queue_offsets: list[QueueOffsets]
     get_tps: float
 
 
 class StatisticsHandlers:
-    """VIEW_BROKER_STATS_DATA, GET_TOPIC_STATS_INFO, GET_CONSUME_STATS and their kin."""
+    """VIEW_BROKER_STATS_DATA, GET_TOPIC_STATS_INFO, GET_CONSUME_STATS and related requests."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -62,43 +62,45 @@ class StatisticsHandlers:
             Row(RequestCode.GET_TOPIC_STATS_INFO, self.topic_stats),
             Row(RequestCode.GET_CONSUME_STATS, self.consume_stats),
             Row(RequestCode.GET_BROKER_CONSUME_STATS, self.all_consume_stats),
-            Row(RequestCode.QUERY_CONSUME_TIME_SPAN, self.time_spans),
+            Row(RequestCode.QUERY_CONSUME_TIME_SPAN, self.consume_time_spans),
         ]
 
     def view_stats(self, command: Command) -> Answer:
-        """The windows of one counter."""
+        """The statistics of one counter."""
         name, key = command.text("statsName"), command.text("statsKey")
         cluster = self._context.settings.current.broker.cluster
         data = None
         if not name.startswith("BROKER_") or key == cluster:
             data = self._context.stats.view(name, key)
         if data is None:
-            raise Refused(f"nothing was counted yet for {name} of {key}")
+            raise Refused(f"there are no statistics of {name} for {key} yet")
         return reply_with(data)
 
     def topic_stats(self, command: Command) -> Answer:
-        """The ends of each queue of a topic, and when it last grew."""
+        """Min and max offset of each queue of a topic, and the time of its last message."""
         topic = command.text("topic")
         config = self._context.topics.need(topic)
         put_tps = self._context.stats.put_tps(topic)
-        standings = self._standings("", topic, max(config.read_queue_nums, config.write_queue_nums))
+        queue_offsets = self._queue_offsets(
+            "", topic, max(config.read_queue_nums, config.write_queue_nums)
+        )
         store = self._context.store
 
         def work() -> TopicStatsTable:
             table = {
-                at.queue: TopicOffset(
+                at.message_queue: TopicOffset(
                     min_offset=at.first_offset,
                     max_offset=at.broker_offset,
-                    last_update_timestamp=max(stored_ms(store, at.row, at.broker_offset - 1), 0),
+                    last_update_timestamp=max(stored_ms(store, at.queue, at.broker_offset - 1), 0),
                 )
-                for at in standings
+                for at in queue_offsets
             }
             return TopicStatsTable(topic_put_tps=put_tps, offset_table=table)
 
         return reply_from_pool(work)
 
     def consume_stats(self, command: Command) -> Answer:
-        """How far a group is, in the topics asked for or in all of its own."""
+        """The offsets of a group in the requested topics, or in all its topics."""
         group = command.text("consumerGroup")
         wanted = [topic for topic in command.text_or("topicList").split(";") if topic]
         if not wanted:
@@ -106,7 +108,7 @@ class StatisticsHandlers:
             known = [topic] if topic else self._context.offsets.topics_of_group(group)
             wanted = [topic for topic in known if self._subscribes(group, topic)]
         found = [
-            self._of_topic(group, topic, config.read_queue_nums)
+            self._topic_offsets(group, topic, config.read_queue_nums)
             for topic in wanted
             if (config := self._context.topics.get(topic)) is not None
         ]
@@ -114,59 +116,63 @@ class StatisticsHandlers:
         return reply_from_pool(lambda: _consume_stats(store, found))
 
     def all_consume_stats(self, command: Command) -> Answer:
-        """How far every group is in each of its topics."""
-        return self._next_slice(self._by_group(ordered=command.truth("isOrder")), [])
+        """The offsets of all groups in all their topics."""
+        return self._next_step(self._offsets_by_group(ordered=command.truth("isOrder")), [])
 
-    def time_spans(self, command: Command) -> Answer:
-        """From when to when the messages of each queue are, and where a group stands."""
+    def consume_time_spans(self, command: Command) -> Answer:
+        """The store times of each queue's first, last and last consumed message."""
         topic, group = command.text("topic"), command.text("group")
         config = self._context.topics.need(topic)
-        standings = self._standings(group, topic, config.write_queue_nums)
+        queue_offsets = self._queue_offsets(group, topic, config.write_queue_nums)
         store = self._context.store
 
         def work() -> QueryConsumeTimeSpanBody:
             return QueryConsumeTimeSpanBody(
-                consume_time_span_set=[_time_span(store, at, command.now_ms) for at in standings]
+                consume_time_span_set=[
+                    _time_span(store, at, command.now_ms) for at in queue_offsets
+                ]
             )
 
         return reply_from_pool(work)
 
-    # --- gathering, in the loop
+    # --- in the event loop
 
-    def _standings(self, group: str, topic: str, queues: int) -> list[Standing]:
+    def _queue_offsets(self, group: str, topic: str, queues: int) -> list[QueueOffsets]:
         store, offsets = self._context.store, self._context.offsets
         broker_name = self._context.settings.current.broker.name
         found = []
         for queue_id in range(queues):
-            row = store.queue(topic, queue_id)
+            queue = store.queue(topic, queue_id)
             committed = offsets.get(group, topic, queue_id) if group else None
             pulled = offsets.pulled(group, topic, queue_id) if group else None
             found.append(
-                Standing(
-                    queue=MessageQueue(topic, broker_name, queue_id),
-                    row=row,
-                    first_offset=row.min_offset if row is not None else 0,
-                    broker_offset=row.visible_max(store.confirm_offset) if row is not None else 0,
+                QueueOffsets(
+                    message_queue=MessageQueue(topic, broker_name, queue_id),
+                    queue=queue,
+                    first_offset=queue.min_offset if queue is not None else 0,
+                    broker_offset=queue.visible_max(store.confirm_offset)
+                    if queue is not None
+                    else 0,
                     consumer_offset=committed,
                     pull_offset=max(committed or 0, pulled or 0),
                 )
             )
         return found
 
-    def _of_topic(self, group: str, topic: str, queues: int) -> TopicStandings:
-        return TopicStandings(
-            self._standings(group, topic, queues), self._context.stats.get_tps(group, topic)
+    def _topic_offsets(self, group: str, topic: str, queues: int) -> TopicOffsets:
+        return TopicOffsets(
+            self._queue_offsets(group, topic, queues), self._context.stats.get_tps(group, topic)
         )
 
     def _subscribes(self, group: str, topic: str) -> bool:
-        """False if the group is connected and subscribes to other topics only."""
+        """False if the group is connected and subscribes only to other topics."""
         connected = self._context.clients.consumer_group(group)
         if connected is None or not connected.subscriptions:
             return True
         return topic in connected.subscriptions
 
-    def _by_group(self, *, ordered: bool) -> Iterator[tuple[str, list[TopicStandings]]]:
-        """Group after group; what changes meanwhile is seen or not."""
+    def _offsets_by_group(self, *, ordered: bool) -> Iterator[tuple[str, list[TopicOffsets]]]:
+        """The offsets of each group; changes during the iteration may be missed."""
         context = self._context
         topics: dict[str, list[str]] = {}
         for key in list(context.offsets.table.wrapper().offset_table):
@@ -179,21 +185,21 @@ class StatisticsHandlers:
                 if config is None or (ordered and not config.order):
                     continue
                 if self._subscribes(group, topic):
-                    found.append(self._of_topic(group, topic, config.write_queue_nums))
+                    found.append(self._topic_offsets(group, topic, config.write_queue_nums))
             yield group, found
 
-    def _next_slice(
+    def _next_step(
         self,
-        groups: Iterator[tuple[str, list[TopicStandings]]],
+        groups: Iterator[tuple[str, list[TopicOffsets]]],
         done: list[dict[str, list[ConsumeStats]]],
     ) -> Answer:
-        """Gather some groups, read in the pool, go on with the next ones."""
-        gathered: list[tuple[str, list[TopicStandings]]] = []
+        """Collect some groups, read in the thread pool, continue with the next groups."""
+        gathered: list[tuple[str, list[TopicOffsets]]] = []
         queues = 0
         for group, topics in groups:
             gathered.append((group, topics))
-            queues += sum(len(topic.standings) for topic in topics)
-            if queues >= SLICE_QUEUES:
+            queues += sum(len(topic.queue_offsets) for topic in topics)
+            if queues >= STEP_QUEUES:
                 break
         if not gathered:
             address = self._context.address
@@ -206,30 +212,30 @@ class StatisticsHandlers:
                 for group, topics in gathered
             ]
 
-        return InThread(work, lambda stats: self._next_slice(groups, done + stats))
+        return InThread(work, lambda stats: self._next_step(groups, done + stats))
 
 
-# --- reading, in the pool
+# --- in the thread pool
 
 
-def stored_ms(store: MessageStore, row: ConsumeQueue | None, offset: int) -> int:
-    """Store time of a queue's message, or -1 if it is not there; may wait for the disk."""
-    entry = row.entry(offset) if row is not None else None
+def stored_ms(store: MessageStore, queue: ConsumeQueue | None, offset: int) -> int:
+    """Store time of a message, -1 if it does not exist; may wait for the disk."""
+    entry = queue.entry(offset) if queue is not None else None
     if entry is None or entry[1] == FILLER_SIZE:
         return -1
     return store.lookup.store_ms(entry[0])
 
 
-def _consume_stats(store: MessageStore, topics: list[TopicStandings]) -> ConsumeStats:
+def _consume_stats(store: MessageStore, topics: list[TopicOffsets]) -> ConsumeStats:
     table = {}
     for topic in topics:
-        for at in topic.standings:
+        for at in topic.queue_offsets:
             consumed = at.consumer_offset or 0
-            table[at.queue] = OffsetWrapper(
+            table[at.message_queue] = OffsetWrapper(
                 broker_offset=at.broker_offset,
                 consumer_offset=consumed,
                 pull_offset=at.pull_offset,
-                last_timestamp=max(stored_ms(store, at.row, consumed - 1), 0),
+                last_timestamp=max(stored_ms(store, at.queue, consumed - 1), 0),
             )
     return ConsumeStats(
         offset_table=table, consume_tps=sum((topic.get_tps for topic in topics), 0.0)
@@ -254,16 +260,16 @@ def _all_consume_stats(
     )
 
 
-def _time_span(store: MessageStore, at: Standing, now_ms: int) -> QueueTimeSpan:
-    first_ms = store.lookup.earliest_ms(at.row) if at.row is not None else -1
-    # A group without progress has everything before it.
+def _time_span(store: MessageStore, at: QueueOffsets, now_ms: int) -> QueueTimeSpan:
+    first_ms = store.lookup.earliest_ms(at.queue) if at.queue is not None else -1
+    # A group without an offset has consumed nothing.
     consumed = at.consumer_offset if at.consumer_offset is not None else at.first_offset
-    # What lay before the first message was deleted, so the next one is that.
-    next_ms = stored_ms(store, at.row, max(consumed, at.first_offset))
+    # Messages before the first one were deleted, so that is the next one.
+    next_ms = stored_ms(store, at.queue, max(consumed, at.first_offset))
     return QueueTimeSpan(
-        message_queue=at.queue,
+        message_queue=at.message_queue,
         min_time_stamp=first_ms,
-        max_time_stamp=stored_ms(store, at.row, at.broker_offset - 1),
-        consume_time_stamp=stored_ms(store, at.row, consumed - 1) if consumed > 0 else first_ms,
+        max_time_stamp=stored_ms(store, at.queue, at.broker_offset - 1),
+        consume_time_stamp=stored_ms(store, at.queue, consumed - 1) if consumed > 0 else first_ms,
         delay_time=now_ms - next_ms if next_ms > 0 else 0,
     )

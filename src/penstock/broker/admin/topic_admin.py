@@ -1,11 +1,10 @@
-"""Topics by tools: create, change, delete, list."""
+"""Administration of topics."""
 
 from collections.abc import Callable
 
 import msgspec
 
-from penstock.broker.admin.paging import page_names
-from penstock.broker.admin.slices import in_slices
+from penstock.broker.admin.large_requests import in_steps, page_names
 from penstock.broker.attributes import TOPIC_ATTRIBUTES, alter, parse_changes
 from penstock.broker.context import BrokerContext
 from penstock.broker.topics import QUEUES_MAX
@@ -34,7 +33,7 @@ _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
 class TopicHandlers:
-    """UPDATE_AND_CREATE_TOPIC, DELETE_TOPIC_IN_BROKER, GET_ALL_TOPIC_CONFIG and their kin."""
+    """Handles UPDATE_AND_CREATE_TOPIC, DELETE_TOPIC_IN_BROKER and related requests."""
 
     def __init__(self, context: BrokerContext) -> None:
         self._context = context
@@ -51,7 +50,7 @@ class TopicHandlers:
         ]
 
     def create(self, command: Command) -> Answer:
-        """Create a topic or change it; answered when that is on the disk and in the routes."""
+        """Create or change a topic; the response is sent when it is saved and registered."""
         wanted = TopicConfig(
             topic_name=command.text("topic"),
             read_queue_nums=command.i32("readQueueNums"),
@@ -65,21 +64,21 @@ class TopicHandlers:
         return self._put([wanted], command.now_ms)
 
     def create_several(self, command: Command) -> Answer:
-        """As `create` for a list: all of it or, if one of them can't be, nothing."""
+        """Like `create` for a list: all topics or, if one of them is not valid, none."""
         return self._put(
             command.body_as(CreateTopicListRequestBody).topic_config_list, command.now_ms
         )
 
     def refuse_static(self, command: Command) -> Answer:
-        """Topics whose queues move between brokers."""
+        """Refuse static topics, whose queues move between brokers."""
         return Reply(
             ResponseCode.REQUEST_CODE_NOT_SUPPORTED,
-            remark=f"the topic {command.text_or('topic')} can't be static: this broker serves "
-            "ordinary topics only; create it with mqadmin updateTopic",
+            remark=f"the topic {command.text_or('topic')} can't be static: this broker does not "
+            "support static topics; create it with mqadmin updateTopic",
         )
 
     def delete(self, command: Command) -> Answer:
-        """Delete a topic: its config, the groups' progress on it, its queues and retry topics."""
+        """Delete a topic: its config, its consumer offsets, its queues and retry topics."""
         topic = command.text("topic")
         context, now_ms = self._context, command.now_ms
         if not topic.strip():
@@ -97,7 +96,7 @@ class TopicHandlers:
         saves = [context.persistence.save(t) for t in (context.topics.table, context.offsets.table)]
         # A registration that was under way would bring the topic back after the tool has deleted
         # it from the NameServers: it is over when the next one is.
-        return _after(
+        return _reply_after(
             [*saves, context.store.finish_removal], RegisterTopics(Reply, now_ms + REGISTER_MS)
         )
 
@@ -110,23 +109,23 @@ class TopicHandlers:
         """The whole table, or a page of it."""
         table = self._context.topics.table
         names = page_names(
-            command, table.topics, table.version, first="topicSeq", most="maxTopicNum"
+            command, table.topics, table.version, first="topicSeq", count="maxTopicNum"
         )
         topics = dict(table.topics) if names is None else {n: table.topics[n] for n in names}
         body = TopicConfigAndMappingSerializeWrapper(
             topic_config_table=topics, data_version=table.version
         )
         ext = {"totalTopicNum": str(len(table.topics))}
-        # In the pool, for it may be large: 10,000 topics are 2 MB.
+        # In the thread pool: the body of 10,000 topics has 2 MB.
         return InThread(lambda: fastjson.encode(body), lambda data: Reply(ext=ext, body=data))
 
     def list_system(self, command: Command) -> Answer:
-        """Names of the topics that belong to the broker's machinery."""
+        """The names of the system topics."""
         return reply_with(TopicList(topic_list=self._context.topics.system_names()))
 
     def _put(self, wanted: list[TopicConfig], now_ms: int) -> Answer:
         configs: list[TopicConfig] = []
-        return in_slices(
+        return in_steps(
             wanted,
             lambda config: configs.append(self._checked(config)),
             lambda: self._put_checked(configs, now_ms),
@@ -136,31 +135,31 @@ class TopicHandlers:
         topics = self._context.topics
         changed = [config for config in configs if config != topics.get(config.topic_name)]
         names = tuple(config.topic_name for config in configs)
-        known = RegisterTopics(Reply, now_ms + REGISTER_MS, names)
-        if not changed:  # but whoever made them may still wait for the NameServers
-            return known
-        return in_slices(
+        registered = RegisterTopics(Reply, now_ms + REGISTER_MS, names)
+        if not changed:  # the registration of an earlier change may be pending
+            return registered
+        return in_steps(
             changed,
             lambda config: topics.put(config, now_ms),
-            lambda: _after([self._context.persistence.save(topics.table)], known),
+            lambda: _reply_after([self._context.persistence.save(topics.table)], registered),
         )
 
     def _checked(self, wanted: TopicConfig) -> TopicConfig:
-        """The topic as it would be, with its attributes changed; raises InvalidParameter."""
+        """The topic with its changed attributes; raises InvalidParameter."""
         fault = topic_fault(wanted.topic_name)
         if fault is not None:
             raise InvalidParameter(fault)
         self._refuse_system(wanted.topic_name)
         for kind, count in (("read", wanted.read_queue_nums), ("write", wanted.write_queue_nums)):
             if count < 0:
-                raise InvalidParameter(f"the topic can't have {count} queues to {kind}")
+                raise InvalidParameter(f"the number of {kind} queues must not be negative: {count}")
             if count > QUEUES_MAX:
                 raise InvalidParameter.over(
-                    f"too many queues to {kind}", figure=count, limit=QUEUES_MAX, unit="queues"
+                    f"too many {kind} queues", figure=count, limit=QUEUES_MAX, unit="queues"
                 )
         if not 0 <= wanted.perm <= _PERM_MAX:
             raise InvalidParameter(
-                f"the permission {wanted.perm} is none: 6 is read and write, 4 read, 2 write"
+                f"the permission {wanted.perm} is not valid; use 6 (rw), 4 (r) or 2 (w)"
             )
         if wanted.topic_filter_type not in _FILTER_TYPES:
             raise InvalidParameter(f"the filter type {wanted.topic_filter_type!r} is unknown")
@@ -176,8 +175,8 @@ class TopicHandlers:
             )
 
 
-def _after(steps: list[Callable[[], None]], then: Answer) -> InThread:
-    """This answer, once all steps are done in the pool."""
+def _reply_after(steps: list[Callable[[], None]], then: Answer) -> InThread:
+    """The answer `then`, after all steps have run in the thread pool."""
 
     def work() -> None:
         for step in steps:

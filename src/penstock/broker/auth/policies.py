@@ -1,14 +1,14 @@
-"""The rules of an access list and the decision they lead to. Pure.
+"""The rules of access lists, and how they decide.
 
 A rule says what a subject may do with a resource: `Topic:orders`, `Topic:or*`, `Topic:*` or `*`.
-Of the rules that fit a request (resource, action, source address) one decides:
+Of the rules that match a request (resource, action, source address) one decides:
 
-1. Custom rules come first; Default rules count only where no Custom rule fits.
-2. The most specific resource wins: a kind before `*`; a name before a prefix before `Topic:*`; a
+1. Custom rules take precedence; Default rules apply only if no Custom rule matches.
+2. The most specific resource wins: a type before `*`; a name before a prefix before `Topic:*`; a
    longer prefix before a shorter one.
-3. Between equals, Deny wins. (Apache RocketMQ 5.4.0 does it so; up to 5.3.3 Allow won there.)
+3. Between equals, Deny wins, as in Apache RocketMQ 5.4.0 (up to 5.3.3, Allow won).
 
-Where no rule fits, the answer is no.
+If no rule matches, the request is refused.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,13 +25,13 @@ Network: TypeAlias = IPv4Network | IPv6Network
 class _Named(StrEnum):
     @classmethod
     def named(cls, name: str | None) -> Self | None:
-        """The member of this name in any case."""
+        """The member with this name, in any case of letters."""
         wanted = (name or "").lower()
         return next((member for member in cls if member.value.lower() == wanted), None)
 
 
-class Kind(_Named):
-    """Kinds of resources. Nothing asks for a namespace: names carry theirs (`space%topic`)."""
+class ResourceType(_Named):
+    """Types of resources. No right requires a namespace: it is part of names (`space%topic`)."""
 
     UNKNOWN = "Unknown"
     ANY = "Any"
@@ -42,7 +42,7 @@ class Kind(_Named):
 
 
 class Action(_Named):
-    """What is done to a resource. A rule may hold All; only a need may hold Any."""
+    """Actions on a resource. All is only for rules, Any only for required rights."""
 
     UNKNOWN = "Unknown"
     ALL = "All"
@@ -56,35 +56,35 @@ class Action(_Named):
     LIST = "List"
 
 
-class Decision(_Named):
-    """What a rule says."""
+class PolicyDecision(_Named):
+    """The decision of a rule."""
 
     ALLOW = "Allow"
     DENY = "Deny"
 
 
 class PolicyType(_Named):
-    """Which rules are asked first."""
+    """Types of policies, in order of precedence."""
 
     CUSTOM = "Custom"
     DEFAULT = "Default"
 
 
-class Need(NamedTuple):
-    """What a request takes: one of the actions on the resource.
+class RequiredRight(NamedTuple):
+    """A right that a request requires: one of the actions on a resource.
 
-    No name means all of the kind: only `Topic:*` and `*` cover it. The kind ANY means: some right
-    to one of the actions, on whatever resource.
+    Without a name it is required on all resources of the type: only `Topic:*` and `*` cover it. The
+    type ANY requires one of the actions on any resource.
     """
 
-    kind: Kind
+    resource_type: ResourceType
     name: str | None
     actions: tuple[Action, ...]
 
     def resource(self) -> str:
-        if self.kind is Kind.ANY:
+        if self.resource_type is ResourceType.ANY:
             return "*"
-        return f"{self.kind}:{self.name or '*'}"
+        return f"{self.resource_type}:{self.name or '*'}"
 
     def action(self) -> str:
         return "|".join(self.actions)
@@ -92,62 +92,67 @@ class Need(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Resource:
-    """What a rule is about; `name` is None for all of the kind."""
+    """The resource of a rule; `name` is None for all resources of the type."""
 
-    kind: Kind
+    resource_type: ResourceType
     name: str | None = None
     prefix: bool = False
 
     @classmethod
     def parse(cls, text: str | None) -> Self | None:
-        """The resource of a text such as `Topic:or*`; None if it is none."""
+        """Parse a text such as `Topic:or*`; None if it is not valid."""
         if not text or not text.strip():
             return None
         if text == "*":
-            return cls(Kind.ANY)
-        kind = Kind.named(text.partition(":")[0])
-        if kind is None:
+            return cls(ResourceType.ANY)
+        resource_type = ResourceType.named(text.partition(":")[0])
+        if resource_type is None:
             return None
         name = text.partition(":")[2]
         if name == "*":
-            return cls(kind)
+            return cls(resource_type)
         if name.endswith("*"):
-            return cls(kind, name.partition("*")[0], prefix=True)
-        return cls(kind, name)
+            return cls(resource_type, name.partition("*")[0], prefix=True)
+        return cls(resource_type, name)
 
     def __str__(self) -> str:
-        if self.kind is Kind.ANY:
+        if self.resource_type is ResourceType.ANY:
             return "*"
-        return f"{self.kind}:{self.name or ''}{'*' if self.prefix or self.name is None else ''}"
+        wildcard = "*" if self.prefix or self.name is None else ""
+        return f"{self.resource_type}:{self.name or ''}{wildcard}"
 
-    def covers(self, kind: Kind, name: str | None) -> bool:
-        if self.kind is not kind:
-            return self.kind is Kind.ANY
-        if self.kind is Kind.ANY or self.name is None:
+    def covers(self, resource_type: ResourceType, name: str | None) -> bool:
+        if self.resource_type is not resource_type:
+            return self.resource_type is ResourceType.ANY
+        if self.resource_type is ResourceType.ANY or self.name is None:
             return True
         if self.prefix:
             return name is not None and name.startswith(self.name)
         return name == self.name
 
     def rank(self) -> tuple[bool, int, int]:
-        """How specific: higher wins."""
+        """How specific the resource is; the highest rank wins."""
         form = 0 if self.name is None else 1 if self.prefix else 2
-        return self.kind is not Kind.ANY, form, len(self.name or "") if self.prefix else 0
+        return (
+            self.resource_type is not ResourceType.ANY,
+            form,
+            len(self.name or "") if self.prefix else 0,
+        )
 
 
 @dataclass(frozen=True)
 class Rule:
-    """One line of an access list."""
+    """One entry of an access list."""
 
     resource: Resource
     actions: tuple[Action, ...]
-    decision: Decision
-    sources: tuple[str, ...] | None = None  # addresses and networks; None: from anywhere
+    decision: PolicyDecision
+    sources: tuple[str, ...] | None = None  # addresses and networks; None: any
 
-    def fits(self, need: Need, source: Address | None) -> bool:
+    def matches(self, right: RequiredRight, source: Address | None) -> bool:
         return (
-            self.resource.covers(need.kind, need.name)
-            and self.has_action(need.actions)
+            self.resource.covers(right.resource_type, right.name)
+            and self.has_action(right.actions)
             and self.has_source(source)
         )
 
@@ -159,8 +164,8 @@ class Rule:
     def has_source(self, source: Address | None) -> bool:
         if not self.sources:
             return True
-        if source is None:  # where the address is not known, only what denies holds
-            return self.decision is Decision.DENY
+        if source is None:  # an unknown address matches only rules that deny
+            return self.decision is PolicyDecision.DENY
         return any(source in network for network in self._networks)
 
     @cached_property
@@ -171,29 +176,31 @@ class Rule:
 Rules: TypeAlias = dict[PolicyType, list[Rule]]
 
 
-def decide(rules: Rules, need: Need, source: Address | None) -> Rule | None:
-    """The rule that decides; None if no rule fits."""
-    for kind in PolicyType:
-        fitting = _fitting(rules.get(kind, ()), need, source)
-        if fitting:
-            return max(fitting, key=lambda r: (r.resource.rank(), r.decision is Decision.DENY))
+def decide(rules: Rules, right: RequiredRight, source: Address | None) -> Rule | None:
+    """The rule that decides; None if no rule matches."""
+    for policy_type in PolicyType:
+        matching = _matching(rules.get(policy_type, ()), right, source)
+        if matching:
+            return max(
+                matching, key=lambda r: (r.resource.rank(), r.decision is PolicyDecision.DENY)
+            )
     return None
 
 
-def _fitting(rules: Iterable[Rule], need: Need, source: Address | None) -> list[Rule]:
-    if need.kind is not Kind.ANY:
-        return [rule for rule in rules if rule.fits(need, source)]
+def _matching(rules: Iterable[Rule], right: RequiredRight, source: Address | None) -> list[Rule]:
+    if right.resource_type is not ResourceType.ANY:
+        return [rule for rule in rules if rule.matches(right, source)]
     return [
         rule
         for rule in rules
-        if rule.decision is Decision.ALLOW
-        and rule.has_action(need.actions)
+        if rule.decision is PolicyDecision.ALLOW
+        and rule.has_action(right.actions)
         and rule.has_source(source)
     ]
 
 
 def network_of(text: str) -> Network | None:
-    """The network of `10.1.2.3`, `10.0.0.0/8` or their IPv6 likes; None if it is none."""
+    """Parse `10.1.2.3`, `10.0.0.0/8` or the IPv6 equivalent; None if it is not valid."""
     address, slash, bits = text.partition("/")
     if slash and not (bits.isascii() and bits.isdigit()):
         return None
@@ -204,7 +211,7 @@ def network_of(text: str) -> Network | None:
 
 
 def address_of(peer: str) -> Address | None:
-    """The address of a peer, which is `host:port`; None if it has none."""
+    """The address in a peer's `host:port`; None if the host is not an address."""
     host = peer.rpartition(":")[0].strip("[]")
     try:
         address = ip_address(host)

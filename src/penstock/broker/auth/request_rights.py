@@ -1,22 +1,22 @@
-"""Which rights a request takes: one row per request code.
+"""The rights that each request code requires.
 
-The rows are those of Apache RocketMQ 5.4.0 wherever it asks for a right at all. It leaves many
-codes to any user who can sign (the broker's settings, subscription groups, lists of topics, lite
-pulls, batch acknowledgements), and others when an optional field is left out. Here every code has
-a row, and a code without one takes Update on the cluster:
+They are those of Apache RocketMQ 5.4.0 wherever it requires any. Apache allows many codes to every
+user with a valid signature (settings of the broker, subscription groups, lists of topics, lite
+pulls, batch acks), and others if an optional field is missing. Penstock requires a right for every
+code; a code without a row requires Update on the cluster:
 
-- what a code without a resource reads or changes belongs to the cluster, or to all topics;
-- a request that names no resource of its kind takes the right to all of them;
-- a retry topic stands for its group, also where a request names another group beside it; where
-  popped messages are acknowledged, one of POP stands for group and topic (to Apache, `g_t` is a
-  group of its own, so that who may read g and t alone can't acknowledge);
-- clients that name no resource at all (heartbeats of producers) must have some right somewhere.
+- a code without a resource requires a right on the cluster, or on all topics;
+- a request that names no resource of its type requires the right on all of them;
+- a retry topic stands for its group, also if the request names another group; in acks of popped
+  messages, a retry topic of POP stands for group and topic (for Apache, `g_t` is a group, so a user
+  who may read g and t can't acknowledge);
+- a request that names no resource at all (heartbeat of a producer) requires any right anywhere.
 """
 
 from collections.abc import Callable, Iterable
 from typing import Final, TypeAlias
 
-from penstock.broker.auth.policies import Action, Kind, Need
+from penstock.broker.auth.policies import Action, RequiredRight, ResourceType
 from penstock.rpc.command import Command
 from penstock.wire.bodies.admin_bodies import CreateTopicListRequestBody, SubscriptionGroupList
 from penstock.wire.bodies.client_bodies import (
@@ -33,155 +33,168 @@ from penstock.wire.receipt_handle import plain_topic
 
 PUB, SUB, GET, LIST = Action.PUB, Action.SUB, Action.GET, Action.LIST
 CREATE, UPDATE, DELETE = Action.CREATE, Action.UPDATE, Action.DELETE
-TOPIC, GROUP, CLUSTER = Kind.TOPIC, Kind.GROUP, Kind.CLUSTER
+TOPIC, GROUP, CLUSTER = ResourceType.TOPIC, ResourceType.GROUP, ResourceType.CLUSTER
 
 _NO_CHANGE: Final = frozenset((PUB, SUB, GET, LIST, Action.ANY))
 
-Finder: TypeAlias = Callable[[Command], list[Need]]
+RightsOf: TypeAlias = Callable[[Command], list[RequiredRight]]
 
 
-class Right:
-    """What a code takes."""
+class CodeRights:
+    """The rights that a request code requires."""
 
-    __slots__ = ("by_body", "in_general", "is_change", "needs")
+    __slots__ = ("by_body", "general", "is_admin_change", "required")
 
     def __init__(
-        self, kind: Kind, actions: tuple[Action, ...], needs: Finder, *, by_body: bool = False
+        self,
+        resource_type: ResourceType,
+        actions: tuple[Action, ...],
+        required: RightsOf,
+        *,
+        by_body: bool = False,
     ) -> None:
-        self.needs = needs  # what one request takes
-        self.by_body = by_body  # whether its body tells
-        self.in_general = Need(kind, None, actions)  # what to tell where no body is read
-        # Whether it is the act of an administrator who changes something.
-        self.is_change = not _NO_CHANGE.intersection(actions)
+        self.required = required  # returns the rights of one request
+        self.by_body = by_body  # whether they depend on the body
+        self.general = RequiredRight(
+            resource_type, None, actions
+        )  # for the log, if the body is not decoded
+        # Whether the code is a change by an administrator, which is logged.
+        self.is_admin_change = not _NO_CHANGE.intersection(actions)
 
 
-class Rights:
-    """The rows of one server, whose cluster's name is known."""
+class RequestRights:
+    """The rights of all request codes of one server."""
 
     def __init__(self, cluster: str) -> None:
         rows = {**_by_fields(), **_by_body(), **_without_resource(cluster)}
-        self._rows: dict[int, Right] = {int(code): right for code, right in rows.items()}
-        self._rest = _fixed(CLUSTER, cluster, UPDATE)
+        self._rows: dict[int, CodeRights] = {int(code): rights for code, rights in rows.items()}
+        self._default = _fixed(CLUSTER, cluster, UPDATE)
 
-    def of(self, code: int) -> Right:
-        """What the code takes."""
-        return self._rows.get(code, self._rest)
+    def of(self, code: int) -> CodeRights:
+        """The rights that a code requires."""
+        return self._rows.get(code, self._default)
 
 
-def reading(topic: str) -> Right:
-    """What it takes to consume a topic."""
+def rights_to_consume(topic: str) -> CodeRights:
+    """The right to consume a topic."""
     return _of_topic(topic, SUB)
 
 
-def sending(topic: str) -> Right:
-    """What it takes to send to a topic."""
+def rights_to_send(topic: str) -> CodeRights:
+    """The right to send to a topic."""
     return _of_topic(topic, PUB)
 
 
-def _of_topic(topic: str, action: Action) -> Right:
-    need = _need(TOPIC, topic, (action,))
-    return Right(need.kind, need.actions, lambda command: [need])
+def _of_topic(topic: str, action: Action) -> CodeRights:
+    right = _right_on(TOPIC, topic, (action,))
+    return CodeRights(right.resource_type, right.actions, lambda command: [right])
 
 
-# --- kinds of rows -------------------------------------------------------------------------------
+# --- forms of rows -------------------------------------------------------------------------------
 
 
-def _fixed(kind: Kind, name: str | None, *actions: Action) -> Right:
+def _fixed(resource_type: ResourceType, name: str | None, *actions: Action) -> CodeRights:
     """Always the same resource."""
-    needs = [Need(kind, name, actions)]
-    return Right(kind, actions, lambda command: needs)
+    required = [RequiredRight(resource_type, name, actions)]
+    return CodeRights(resource_type, actions, lambda command: required)
 
 
-def _fields(*actions: Action, **fields: Kind | tuple[Kind, str]) -> Right:
-    """The resources that these header fields name; with a splitter, a field names several."""
-    wanted = [
-        (name, *(kind if isinstance(kind, tuple) else (kind, ""))) for name, kind in fields.items()
+def _fields(*actions: Action, **fields: ResourceType | tuple[ResourceType, str]) -> CodeRights:
+    """The resources in these header fields; with a separator, a field names several."""
+    resources = [
+        (name, *(resource_type if isinstance(resource_type, tuple) else (resource_type, "")))
+        for name, resource_type in fields.items()
     ]
-    first = wanted[0][1]
+    first = resources[0][1]
 
-    def needs(command: Command) -> list[Need]:
+    def required(command: Command) -> list[RequiredRight]:
         found = []
-        for name, kind, splitter in wanted:
+        for name, resource_type, splitter in resources:
             value = command.ext.get(name)
             if value:
                 names = value.split(splitter) if splitter else [value]
-                found += [_need(kind, text, actions) for text in names if text]
-        return found or [Need(first, None, actions)]
+                found += [_right_on(resource_type, text, actions) for text in names if text]
+        return found or [RequiredRight(first, None, actions)]
 
-    return Right(first, actions, needs)
+    return CodeRights(first, actions, required)
 
 
-def _need(kind: Kind, name: str | None, actions: tuple[Action, ...]) -> Need:
-    if kind is TOPIC and name and name.startswith(RETRY_TOPIC_PREFIX):
-        # Who consumes sends its messages there again.
+def _right_on(
+    resource_type: ResourceType, name: str | None, actions: tuple[Action, ...]
+) -> RequiredRight:
+    if resource_type is TOPIC and name and name.startswith(RETRY_TOPIC_PREFIX):
+        # A consumer sends messages to its own retry topic.
         consumer = tuple(action for action in actions if action is not PUB) or (SUB,)
-        return Need(GROUP, _group(name), consumer)
-    return Need(kind, name or None, actions)
+        return RequiredRight(GROUP, _group(name), consumer)
+    return RequiredRight(resource_type, name or None, actions)
 
 
 def _group(name: str) -> str | None:
     return name.removeprefix(RETRY_TOPIC_PREFIX) or None
 
 
-def _consuming(*actions: Action) -> Right:
-    """Topic and group of a consumer, who has its own retry topic with its group."""
+def _consuming(*actions: Action) -> CodeRights:
+    """Topic and group of a consumer; the right on the group includes its retry topic."""
 
-    def needs(command: Command) -> list[Need]:
+    def required(command: Command) -> list[RequiredRight]:
         return _consumption(command.ext.get("consumerGroup"), [command.ext.get("topic")], actions)
 
-    return Right(GROUP, actions, needs)
+    return CodeRights(GROUP, actions, required)
 
 
-def _acknowledging() -> Right:
-    """As `_consuming`: messages that were popped again are acknowledged under POP's retry topic,
-    which stands for group and topic."""
+def _acknowledging() -> CodeRights:
+    """Like `_consuming`; a retry topic of POP stands for group and topic."""
 
-    def needs(command: Command) -> list[Need]:
+    def required(command: Command) -> list[RequiredRight]:
         group, topic = command.ext.get("consumerGroup"), command.ext.get("topic")
         return _consumption(group, [plain_topic(topic, group) if topic and group else topic])
 
-    return Right(GROUP, (SUB,), needs)
+    return CodeRights(GROUP, (SUB,), required)
 
 
 def _consumption(
     group: str | None, topics: Iterable[str | None], actions: tuple[Action, ...] = (SUB,)
-) -> list[Need]:
-    found = [Need(GROUP, _group(group) if group else None, actions)]
+) -> list[RequiredRight]:
+    found = [RequiredRight(GROUP, _group(group) if group else None, actions)]
     for topic in topics:
-        need = _need(TOPIC, topic, actions)
-        if need not in found:
-            found.append(need)
+        right = _right_on(TOPIC, topic, actions)
+        if right not in found:
+            found.append(right)
     return found
 
 
-def _somewhere(field: str, kind: Kind, action: Action, *, otherwise: Action) -> Right:
-    """A field that may be missing; then, some right anywhere."""
-    anywhere = [Need(Kind.ANY, None, (otherwise,))]
+def _field_or_any(
+    field: str, resource_type: ResourceType, action: Action, *, otherwise: Action
+) -> CodeRights:
+    """The resource in a field; if the field is missing, a right on any resource."""
+    any_resource = [RequiredRight(ResourceType.ANY, None, (otherwise,))]
 
-    def needs(command: Command) -> list[Need]:
+    def required(command: Command) -> list[RequiredRight]:
         name = command.ext.get(field)
-        return [_need(kind, name, (action,))] if name and name.strip() else anywhere
+        return (
+            [_right_on(resource_type, name, (action,))] if name and name.strip() else any_resource
+        )
 
-    return Right(kind, (action,), needs)
+    return CodeRights(resource_type, (action,), required)
 
 
-def _ending() -> Right:
-    """The topic of a transaction; answers to checks name that of all halves, so that only the half
-    tells (`access.check_write`)."""
-    named = _somewhere("topic", TOPIC, PUB, otherwise=PUB)
-    anywhere = [Need(Kind.ANY, None, (PUB,))]
+def _end_transaction() -> CodeRights:
+    """The topic of a transaction. Answers to checks name the topic of half messages; the handler
+    then checks the real topic (`AccessControl.check_write`)."""
+    named = _field_or_any("topic", TOPIC, PUB, otherwise=PUB)
+    any_resource = [RequiredRight(ResourceType.ANY, None, (PUB,))]
 
-    def needs(command: Command) -> list[Need]:
+    def required(command: Command) -> list[RequiredRight]:
         of_a_check = command.ext.get("topic") == TOPIC_TRANS_HALF
-        return anywhere if of_a_check else named.needs(command)
+        return any_resource if of_a_check else named.required(command)
 
-    return Right(TOPIC, (PUB,), needs)
+    return CodeRights(TOPIC, (PUB,), required)
 
 
 # --- rows ----------------------------------------------------------------------------------------
 
 
-def _by_fields() -> dict[RequestCode, Right]:
+def _by_fields() -> dict[RequestCode, CodeRights]:
     code = RequestCode
     pull = _consuming(SUB)
     send = _fields(PUB, topic=TOPIC)
@@ -194,7 +207,7 @@ def _by_fields() -> dict[RequestCode, Right]:
         code.SEND_REPLY_MESSAGE: send,
         code.SEND_REPLY_MESSAGE_V2: send_v2,
         code.RECALL_MESSAGE: send,
-        code.END_TRANSACTION: _ending(),
+        code.END_TRANSACTION: _end_transaction(),
         code.CONSUMER_SEND_MSG_BACK: _fields(SUB, group=GROUP),
         code.PULL_MESSAGE: pull,
         code.LITE_PULL_MESSAGE: pull,
@@ -206,7 +219,7 @@ def _by_fields() -> dict[RequestCode, Right]:
         code.POLLING_INFO: _consuming(GET),
         code.QUERY_CONSUMER_OFFSET: _consuming(SUB, GET),
         code.UPDATE_CONSUMER_OFFSET: _consuming(SUB, UPDATE),
-        code.UNREGISTER_CLIENT: _somewhere("consumerGroup", GROUP, SUB, otherwise=Action.ANY),
+        code.UNREGISTER_CLIENT: _field_or_any("consumerGroup", GROUP, SUB, otherwise=Action.ANY),
         code.GET_CONSUMER_LIST_BY_GROUP: _fields(SUB, GET, consumerGroup=GROUP),
         code.QUERY_MESSAGE: _fields(SUB, GET, topic=TOPIC),
         code.GET_ROUTEINFO_BY_TOPIC: _fields(PUB, SUB, GET, topic=TOPIC),
@@ -255,64 +268,64 @@ def _by_fields() -> dict[RequestCode, Right]:
     }
 
 
-def _by_body() -> dict[RequestCode, Right]:
-    """What only the body tells."""
+def _by_body() -> dict[RequestCode, CodeRights]:
+    """Codes whose body names the resources."""
 
-    def heartbeat(command: Command) -> list[Need]:
-        found: list[Need] = []
+    def heartbeat(command: Command) -> list[RequiredRight]:
+        found: list[RequiredRight] = []
         for consumer in command.body_as(HeartbeatData).consumer_data_set:
             topics = [subscription.topic for subscription in consumer.subscription_data_set]
             found += _consumption(consumer.group_name, topics)
-        return found or [Need(Kind.ANY, None, (Action.ANY,))]
+        return found or [RequiredRight(ResourceType.ANY, None, (Action.ANY,))]
 
-    def locks(command: Command) -> list[Need]:
+    def locks(command: Command) -> list[RequiredRight]:
         body = command.body_as(LockBatchRequestBody)
         return _consumption(body.consumer_group, [queue.topic for queue in body.mq_set])
 
-    def filter_check(command: Command) -> list[Need]:
+    def filter_check(command: Command) -> list[RequiredRight]:
         body = command.body_as(CheckClientRequestBody)
-        wanted = body.subscription_data
-        return _consumption(body.group, [wanted.topic] if wanted else [])
+        resources = body.subscription_data
+        return _consumption(body.group, [resources.topic] if resources else [])
 
-    def assignment(command: Command) -> list[Need]:
+    def assignment(command: Command) -> list[RequiredRight]:
         body = command.body_as(QueryAssignmentRequestBody)
         return _consumption(body.consumer_group, [body.topic])
 
-    def request_mode(command: Command) -> list[Need]:
+    def request_mode(command: Command) -> list[RequiredRight]:
         body = command.body_as(SetMessageRequestModeRequestBody)
         return _consumption(body.consumer_group, [body.topic], (UPDATE,))
 
-    def acks(command: Command) -> list[Need]:
-        found: list[Need] = []
+    def acks(command: Command) -> list[RequiredRight]:
+        found: list[RequiredRight] = []
         for ack in decode_batch_ack(command.body).acks:
             found += _consumption(ack.consumer_group, [ack.topic])
-        return found or [Need(GROUP, None, (SUB,))]
+        return found or [RequiredRight(GROUP, None, (SUB,))]
 
-    def topics(command: Command) -> list[Need]:
+    def topics(command: Command) -> list[RequiredRight]:
         body = command.body_as(CreateTopicListRequestBody)
         names = [config.topic_name for config in body.topic_config_list]
-        return [_need(TOPIC, name, (CREATE,)) for name in names or [""]]
+        return [_right_on(TOPIC, name, (CREATE,)) for name in names or [""]]
 
-    def group(command: Command) -> list[Need]:
-        return [_need(GROUP, command.body_as(SubscriptionGroupConfig).group_name, (CREATE,))]
+    def group(command: Command) -> list[RequiredRight]:
+        return [_right_on(GROUP, command.body_as(SubscriptionGroupConfig).group_name, (CREATE,))]
 
-    def groups(command: Command) -> list[Need]:
+    def groups(command: Command) -> list[RequiredRight]:
         body = command.body_as(SubscriptionGroupList)
         names = [config.group_name for config in body.group_config_list]
-        return [_need(GROUP, name, (CREATE,)) for name in names or [""]]
+        return [_right_on(GROUP, name, (CREATE,)) for name in names or [""]]
 
     code = RequestCode
     return {
-        code.HEART_BEAT: Right(GROUP, (SUB,), heartbeat, by_body=True),
-        code.LOCK_BATCH_MQ: Right(GROUP, (SUB,), locks, by_body=True),
-        code.UNLOCK_BATCH_MQ: Right(GROUP, (SUB,), locks, by_body=True),
-        code.CHECK_CLIENT_CONFIG: Right(GROUP, (SUB,), filter_check, by_body=True),
-        code.QUERY_ASSIGNMENT: Right(GROUP, (SUB,), assignment, by_body=True),
-        code.SET_MESSAGE_REQUEST_MODE: Right(GROUP, (UPDATE,), request_mode, by_body=True),
-        code.BATCH_ACK_MESSAGE: Right(GROUP, (SUB,), acks, by_body=True),
-        code.UPDATE_AND_CREATE_TOPIC_LIST: Right(TOPIC, (CREATE,), topics, by_body=True),
-        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: Right(GROUP, (CREATE,), group, by_body=True),
-        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: Right(
+        code.HEART_BEAT: CodeRights(GROUP, (SUB,), heartbeat, by_body=True),
+        code.LOCK_BATCH_MQ: CodeRights(GROUP, (SUB,), locks, by_body=True),
+        code.UNLOCK_BATCH_MQ: CodeRights(GROUP, (SUB,), locks, by_body=True),
+        code.CHECK_CLIENT_CONFIG: CodeRights(GROUP, (SUB,), filter_check, by_body=True),
+        code.QUERY_ASSIGNMENT: CodeRights(GROUP, (SUB,), assignment, by_body=True),
+        code.SET_MESSAGE_REQUEST_MODE: CodeRights(GROUP, (UPDATE,), request_mode, by_body=True),
+        code.BATCH_ACK_MESSAGE: CodeRights(GROUP, (SUB,), acks, by_body=True),
+        code.UPDATE_AND_CREATE_TOPIC_LIST: CodeRights(TOPIC, (CREATE,), topics, by_body=True),
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: CodeRights(GROUP, (CREATE,), group, by_body=True),
+        code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: CodeRights(
             GROUP, (CREATE,), groups, by_body=True
         ),
     }
@@ -359,8 +372,8 @@ _READS_TOPICS: Final = (
 )
 
 
-def _without_resource(cluster: str) -> dict[RequestCode, Right]:
-    """Codes about no single topic or group."""
+def _without_resource(cluster: str) -> dict[RequestCode, CodeRights]:
+    """Codes that name no single topic or group."""
     cluster_get = _fixed(CLUSTER, cluster, GET)
     topics_list = _fixed(TOPIC, None, LIST, GET)
     return {

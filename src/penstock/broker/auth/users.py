@@ -1,8 +1,8 @@
-"""Users and their access lists: the table, its file, and what may be put into it.
+"""Users and their access lists: the table, its file, and the checks of its content.
 
-The file is ours (Apache keeps two RocksDB databases, which we do not read; mqadmin's copyUser and
-copyAcl bring them over). It holds passwords as they are: HMAC needs the key itself, a hash would
-not do. Therefore it is readable by its owner alone.
+The file format is Penstock's own. Apache keeps users in two RocksDB databases, which Penstock does
+not read; mqadmin's copyUser and copyAcl copy them. The file holds passwords in plain text, because
+HMAC needs the key itself. Therefore only its owner can read it.
 """
 
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ from typing import ClassVar, Final, Self
 
 from penstock.broker.auth.policies import (
     Action,
-    Decision,
-    Kind,
+    PolicyDecision,
     PolicyType,
     Resource,
+    ResourceType,
     Rule,
     Rules,
     network_of,
@@ -39,13 +39,13 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who signs requests."""
+    """A user, who signs requests."""
 
     name: str
     password: str
     type: str = NORMAL
     status: str = ENABLED
-    secret: bytes = b""  # of the password, made once
+    secret: bytes = b""  # bytes of the password
 
     @classmethod
     def of(cls, name: str, password: str, type: str = NORMAL, status: str = ENABLED) -> Self:
@@ -69,7 +69,7 @@ class User:
 
 
 class AccessFile(Body):
-    """The content of the file."""
+    """Content of config/penstock-access.json."""
 
     format: int = _FORMAT
     data_version: DataVersion = DataVersion()
@@ -78,10 +78,10 @@ class AccessFile(Body):
 
 
 class AccessTable:
-    """The users by name and the rules by user."""
+    """Users by name, and rules by user."""
 
     FILE: ClassVar[str] = "config/penstock-access.json"
-    PRIVATE: ClassVar[bool] = True  # readable by its owner alone
+    PRIVATE: ClassVar[bool] = True  # only the owner can read the file
 
     def __init__(self) -> None:
         self.version = DataVersion()
@@ -92,7 +92,7 @@ class AccessTable:
         self.rules: Mapping[str, Rules] = MappingProxyType(self._rules)
 
     def load(self, file: ConfigFile) -> bool:
-        """Take over what the file holds; False if there is none yet."""
+        """Load the file; False if it does not exist."""
         content = file.load(_parse)
         if content is None:
             return False
@@ -101,8 +101,8 @@ class AccessTable:
             user = User.of(
                 info.username or "",
                 info.password or "",
-                type_of(info.user_type) or NORMAL,
-                status_of(info.user_status) or ENABLED,
+                parse_user_type(info.user_type) or NORMAL,
+                parse_user_status(info.user_status) or ENABLED,
             )
             self._users[user.name] = user
         for acl in content.acls:
@@ -111,7 +111,7 @@ class AccessTable:
         return True
 
     def snapshot(self) -> bytes:
-        """The whole file; the table counts as clean from here on."""
+        """The content of the file; clears `dirty`."""
         content = AccessFile(
             data_version=self.version,
             users=[self._users[name].info() for name in sorted(self._users)],
@@ -121,12 +121,12 @@ class AccessTable:
         return fastjson.encode_pretty(content)
 
     def put_user(self, user: User, now_ms: int) -> None:
-        """Add a user, or put it in the place of the one with its name."""
+        """Add or replace a user."""
         self._users[user.name] = user
         self._changed(now_ms)
 
     def remove_user(self, name: str, now_ms: int) -> None:
-        """Forget a user and its rules."""
+        """Remove a user and its rules."""
         self._users.pop(name, None)
         self._rules.pop(name, None)
         self._changed(now_ms)
@@ -137,7 +137,7 @@ class AccessTable:
         self._changed(now_ms)
 
     def remove_rules(self, name: str, now_ms: int) -> None:
-        """Forget all rules of a user."""
+        """Remove all rules of a user."""
         self._rules.pop(name, None)
         self._changed(now_ms)
 
@@ -146,69 +146,69 @@ class AccessTable:
         self.version = self.version.next(now_ms)
 
 
-def merged(old: Rules, new: Rules) -> Rules:
-    """The old rules with the new ones: one for the same resource takes the old one's place."""
+def merge_rules(old: Rules, new: Rules) -> Rules:
+    """The old and the new rules; a new rule replaces an old one for the same resource."""
     result = {kind: list(rules) for kind, rules in old.items()}
     for kind, rules in new.items():
         if kind not in result:
             result[kind] = list(rules)
             continue
-        kept = result[kind]
+        entries = result[kind]
         for rule in rules:
-            at = _index(kept, rule.resource)
+            at = _index(entries, rule.resource)
             if at is None:
-                kept.append(rule)
+                entries.append(rule)
             else:
-                kept[at] = rule
+                entries[at] = rule
     return result
 
 
-def without(rules: Rules, kind: PolicyType, resource: Resource) -> Rules:
+def remove_rule(rules: Rules, kind: PolicyType, resource: Resource) -> Rules:
     """The rules without the one for this resource."""
-    result = {other: list(kept) for other, kept in rules.items()}
-    kept = result.get(kind, [])
-    at = _index(kept, resource)
+    result = {other: list(entries) for other, entries in rules.items()}
+    entries = result.get(kind, [])
+    at = _index(entries, resource)
     if at is not None:
-        del kept[at]
-        if not kept:
+        del entries[at]
+        if not entries:
             del result[kind]
     return result
 
 
-def changed(user: User, info: UserInfo) -> User:
-    """The user with whatever the request sets."""
+def apply_user_info(user: User, info: UserInfo) -> User:
+    """The user with the changes of a request."""
     if info.password and info.password.strip():
         user = replace(user, password=info.password, secret=text_bytes(info.password))
     return replace(
         user,
-        type=type_of(info.user_type) or user.type,
-        status=status_of(info.user_status) or user.status,
+        type=parse_user_type(info.user_type) or user.type,
+        status=parse_user_status(info.user_status) or user.status,
     )
 
 
-def type_of(name: str | None) -> str | None:
-    """The type of user of this name in any case."""
+def parse_user_type(name: str | None) -> str | None:
+    """The user type with this name, in any case of letters."""
     return _TYPES.get((name or "").lower())
 
 
-def status_of(name: str | None) -> str | None:
-    """The status of this name in any case."""
+def parse_user_status(name: str | None) -> str | None:
+    """The user status with this name, in any case of letters."""
     return _STATUSES.get((name or "").lower())
 
 
 def acl_of(name: str, rules: Rules) -> AclInfo:
-    """Rules in the form of the wire."""
+    """The rules in the form of the protocol."""
     policies = [
-        PolicyInfo(policy_type=kind.value, entries=[_entry(rule) for rule in kept])
-        for kind, kept in rules.items()
+        PolicyInfo(policy_type=kind.value, entries=[_entry(rule) for rule in entries])
+        for kind, entries in rules.items()
     ]
     return AclInfo(subject=f"User:{name}", policies=policies)
 
 
 def rules_of(acl: AclInfo) -> Rules:
-    """The rules of an access list as it came over the wire; NoPermission names what is wrong.
+    """The rules of an access list of the protocol; raises NoPermission if it is not valid.
 
-    Two policies of one type are one: rules of the second come after those of the first.
+    Rules of two policies of one type are appended.
     """
     rules: Rules = {}
     for policy in acl.policies or []:
@@ -216,7 +216,7 @@ def rules_of(acl: AclInfo) -> Rules:
             kind = PolicyType.named(policy.policy_type) or PolicyType.CUSTOM
             rules.setdefault(kind, []).extend(_rule(entry) for entry in policy.entries)
     if not rules:
-        raise NoPermission("the access list has no policies", hint="give at least one rule")
+        raise NoPermission("the access list has no policies", hint="add at least one rule")
     return rules
 
 
@@ -229,14 +229,14 @@ def subject_user(subject: str | None) -> str | None:
 def _user_of(subject: str | None) -> str:
     name = subject_user(subject)
     if name is None:
-        raise BodyError(f"{subject!r} is no subject: it is User:<name>")
+        raise BodyError(f"the subject {subject!r} is not valid: it must be User:<name>")
     return name
 
 
 def _parse(data: bytes) -> AccessFile:
     content = fastjson.decode(data, AccessFile)
     if content.format != _FORMAT:
-        raise BodyError(f"format {content.format}, this release reads {_FORMAT}")
+        raise BodyError(f"the format is {content.format}, but this release reads {_FORMAT}")
     if not all(user.username and user.password for user in content.users):
         raise BodyError("a user has no name or no password")
     try:
@@ -264,21 +264,24 @@ def _entry(rule: Rule) -> PolicyEntryInfo:
 def _rule(entry: PolicyEntryInfo) -> Rule:
     resource = Resource.parse(entry.resource)
     if resource is None:
-        kinds = ", ".join(f"{kind}:<name>" for kind in (Kind.CLUSTER, Kind.TOPIC, Kind.GROUP))
-        raise _wrong("resource", entry.resource, f"it is * or one of {kinds}, with * at the end")
+        types = (ResourceType.CLUSTER, ResourceType.TOPIC, ResourceType.GROUP)
+        names = ", ".join(f"{one}:<name>" for one in types)
+        raise _invalid("resource", entry.resource, f"use *, {names} or a prefix such as Topic:or*")
     actions = tuple(filter(None, map(Action.named, entry.actions or [])))
     if not actions:
-        raise _wrong("actions", entry.actions, "All, Pub, Sub, Create, Update, Delete, Get or List")
+        raise _invalid(
+            "actions", entry.actions, "All, Pub, Sub, Create, Update, Delete, Get or List"
+        )
     if Action.ANY in actions:
-        raise _wrong("actions", entry.actions, "a rule can't be about Any; All stands for each")
+        raise _invalid("actions", entry.actions, "Any is not for rules; use All")
     for source in entry.source_ips or []:
         if network_of(source) is None:
-            raise _wrong("source ip", source, "it is an address or a network such as 10.0.0.0/8")
-    decision = Decision.named(entry.decision)
+            raise _invalid("source ip", source, "use an address or a network such as 10.0.0.0/8")
+    decision = PolicyDecision.named(entry.decision)
     if decision is None:
-        raise _wrong("decision", entry.decision, "it is Allow or Deny")
+        raise _invalid("decision", entry.decision, "use Allow or Deny")
     return Rule(resource, actions, decision, tuple(entry.source_ips or ()) or None)
 
 
-def _wrong(what: str, value: object, rule: str) -> NoPermission:
-    return NoPermission(f"the {what} of a rule can't be {value!r}", hint=rule)
+def _invalid(what: str, value: object, rule: str) -> NoPermission:
+    return NoPermission(f"the {what} {value!r} of a rule is not valid", hint=rule)

@@ -31,8 +31,8 @@ from penstock.broker.transaction.half_messages import (
     RESOLVED,
     WAITING,
     HalfMessage,
-    HalfMessages,
     HalfRecord,
+    OpenHalfMessages,
     ProducerGroup,
     read_half,
     with_checks,
@@ -91,7 +91,7 @@ class CheckBack:
     def __init__(
         self,
         context: BrokerContext,
-        half_messages: HalfMessages,
+        half_messages: OpenHalfMessages,
         queues: HalfQueues,
         resolution: Resolution,
         host: bytes,

@@ -176,7 +176,7 @@ class HalfMessage:
         return self.first_log_offset if self.first_log_offset >= 0 else self.log_offset
 
 
-class HalfMessages:
+class OpenHalfMessages:
     """The open half messages of a broker, and the latest outcomes."""
 
     def __init__(self) -> None:

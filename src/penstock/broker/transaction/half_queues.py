@@ -23,8 +23,8 @@ from penstock.broker.context import BrokerContext
 from penstock.broker.transaction.half_messages import (
     UNKNOWN_OFFSET,
     HalfMessage,
-    HalfMessages,
     HalfRecord,
+    OpenHalfMessages,
     properties_fit,
     read_half,
 )
@@ -132,7 +132,9 @@ class HalfProgress(NamedTuple):
 class HalfQueues:
     """Reads and writes the queues of half messages and op messages."""
 
-    def __init__(self, context: BrokerContext, half_messages: HalfMessages, host: bytes) -> None:
+    def __init__(
+        self, context: BrokerContext, half_messages: OpenHalfMessages, host: bytes
+    ) -> None:
         self._context = context
         self._store = context.store
         self._half_messages = half_messages

@@ -19,8 +19,8 @@ from penstock.broker.transaction.half_messages import (
     ROLLED_BACK,
     UNKNOWN_OFFSET,
     HalfMessage,
-    HalfMessages,
     HalfRecord,
+    OpenHalfMessages,
     read_half,
 )
 from penstock.broker.transaction.half_queues import (
@@ -61,7 +61,7 @@ class HalfRecovery:
     def __init__(
         self,
         context: BrokerContext,
-        half_messages: HalfMessages,
+        half_messages: OpenHalfMessages,
         queues: HalfQueues,
         schedule: Callable[[HalfMessage, HalfRecord], None],
     ) -> None:

@@ -20,8 +20,8 @@ from penstock.broker.transaction.half_messages import (
     COMMITTED,
     ROLLED_BACK,
     HalfMessage,
-    HalfMessages,
     HalfRecord,
+    OpenHalfMessages,
     properties_fit,
     read_half,
 )
@@ -106,7 +106,7 @@ class Transactions:
         self._context = context
         self._delayed = delayed
         self._host = host
-        self.half_messages = HalfMessages()
+        self.half_messages = OpenHalfMessages()
         self._queues = HalfQueues(context, self.half_messages, host)
         self._resolution = Resolution(context, self._queues, delayed, host)
         self._checks = CheckBack(context, self.half_messages, self._queues, self._resolution, host)

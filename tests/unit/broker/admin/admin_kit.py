@@ -8,7 +8,7 @@ from typing import Any, TypeVar, cast
 
 import msgspec
 
-from penstock.broker.auth.access_control import Access
+from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.users import AccessTable
 from penstock.broker.consumers.clients import Clients, GroupMember
 from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
@@ -56,7 +56,7 @@ T = TypeVar("T")
 
 
 class PlainDisk(Disk):
-    """The real files; what would run in the pool runs at once."""
+    """Real files; work for the thread pool runs at once."""
 
     threads = False
 
@@ -88,8 +88,8 @@ class PlainGroups:
 
 
 @dataclass
-class Bench:
-    """Parts over a small store."""
+class AdminFixture:
+    """Parts of a broker on a small store."""
 
     store: MessageStore
     live: Live = field(default_factory=lambda: Live(Settings()))
@@ -107,15 +107,25 @@ class Bench:
             DelayOffsetTable(), self.store, rewriter, self.live.current.store.delay_levels
         )
         self.context = BrokerContext(
-            settings=self.live, store=self.store,
+            settings=self.live,
+            store=self.store,
             persistence=Persistence(self.store.disk, self.store.paths.root),
-            topics=cast(Topics, self.topics), groups=groups, offsets=self.offsets, delay=self.delay,
-            rewriter=rewriter, clients=self.clients, locks=QueueLocks(self.live),
-            long_polling=LongPolling(self.store), stats=self.stats,
-            access=Access(self.live, AccessTable(), self.effects),
-            changed_settings=ChangedSettings(), filters=Filters(),
-            effects=self.effects, address=ADDRESS, started_ms=NOW_MS,
-        )  # fmt: skip
+            topics=cast(Topics, self.topics),
+            groups=groups,
+            offsets=self.offsets,
+            delay=self.delay,
+            rewriter=rewriter,
+            clients=self.clients,
+            locks=QueueLocks(self.live),
+            long_polling=LongPolling(self.store),
+            stats=self.stats,
+            access=AccessControl(self.live, AccessTable(), self.effects),
+            changed_settings=ChangedSettings(),
+            filters=Filters(),
+            effects=self.effects,
+            address=ADDRESS,
+            started_ms=NOW_MS,
+        )
         self.timers = Timers(
             self.live,
             self.store,
@@ -138,7 +148,7 @@ class Bench:
         self.groups.table.put(SubscriptionGroupConfig(group_name=name), NOW_MS)
 
     def put(self, topic: str, queue_id: int = 0, *, ms: int = NOW_MS, **fields: Any) -> int:
-        """Store a message; returns its place in the log."""
+        """Store a message; returns its log offset."""
         message = Message(topic, queue_id, fields.pop("body", b"body"), **fields)
         assert self.store.put(message.record(), ms) == PUT_OK
         self.store.publish()
@@ -149,15 +159,18 @@ class Bench:
         known = member(client, **fields)
         subscriptions = [SubscriptionData(topic=topic, sub_string="*") for topic in topics]
         data = ConsumerData(
-            group_name=group, consume_type="CONSUME_PASSIVELY", message_model="CLUSTERING",
-            consume_from_where="CONSUME_FROM_LAST_OFFSET", subscription_data_set=subscriptions,
-        )  # fmt: skip
+            group_name=group,
+            consume_type="CONSUME_PASSIVELY",
+            message_model="CLUSTERING",
+            consume_from_where="CONSUME_FROM_LAST_OFFSET",
+            subscription_data_set=subscriptions,
+        )
         self.clients.register_consumer(data, known)
         self.effects.take()
         return known
 
     def change(self, **broker: Any) -> None:
-        """Other settings of the broker."""
+        """Change settings of the broker."""
         current = self.live.current
         self.live.current = msgspec.structs.replace(
             current, broker=msgspec.structs.replace(current.broker, **broker)
@@ -167,18 +180,18 @@ class Bench:
 def member(
     client: int, *, version: int = V5_4_0, language: int = LanguageCode.JAVA, name: str = ""
 ) -> GroupMember:
-    """A client's connection."""
+    """A connection of a client."""
     return GroupMember(
         client, name or f"id{client}", f"10.0.0.{client}:99", language, version, NOW_MS
     )
 
 
 @contextmanager
-def bench(root: Path) -> Iterator[Bench]:
-    """A bench on a new store, which is closed in the end."""
+def admin_fixture(root: Path) -> Iterator[AdminFixture]:
+    """A fixture on a new store, which is closed at the end."""
     store = MessageStore(root, small_config(sync_flush=False), disk=PlainDisk(), now_ms=NOW_MS)
     try:
-        yield Bench(store)
+        yield AdminFixture(store)
     finally:
         store.close()
 
@@ -186,14 +199,14 @@ def bench(root: Path) -> Iterator[Bench]:
 def ask(
     family: Any, code: int, body: Any = b"", *, now_ms: Any = NOW_MS, **ext: Any
 ) -> Reply | CallClient:
-    """What a family of handlers answers, work in the pool included."""
+    """The answer of handlers, including work in the thread pool."""
     named = {name: str(value) for name, value in ext.items()}
     command = Command(code, named, body, peer="10.0.0.9:99", now_ms=now_ms)
     return finish(Router([family.rows()]).handle(command))
 
 
 def finish(answer: Answer) -> Reply | CallClient:
-    """Do what the pool does until there is an answer; refusals as the server makes them."""
+    """Run work for the thread pool until there is an answer; errors become refusals."""
     try:
         while isinstance(answer, InThread | RegisterTopics):
             answer = answer.then(answer.work()) if isinstance(answer, InThread) else answer.then()
@@ -209,7 +222,7 @@ def reply(family: Any, code: int, body: Any = b"", **ext: Any) -> Reply:
     return answer
 
 
-def told(family: Any, kind: type[T], code: int, **ext: Any) -> T:
+def decoded(family: Any, kind: type[T], code: int, **ext: Any) -> T:
     """The typed body of a success."""
     answer = reply(family, code, **ext)
     assert answer.code == 0, answer.remark

@@ -1,6 +1,6 @@
-"""Users and access lists over the wire, and the table's file.
+"""Administration of users and access lists, and their file.
 
-What Apache answers to the same requests is in tests/compat/test_access_ties.py."""
+The responses of Apache to the same requests are in tests/compat/test_access_ties.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from penstock.errors import StoreDamaged
 from penstock.rpc.answers import Reply
 from penstock.rpc.persistence import Persistence
 from penstock.store.disk import Disk
-from tests.unit.broker.auth.access_kit import House, rule
+from tests.unit.broker.auth.access_kit import AccessFixture, rule
 
 CREATE_USER, UPDATE_USER, DELETE_USER, GET_USER, LIST_USER = range(3001, 3006)
 CREATE_ACL, UPDATE_ACL, DELETE_ACL, GET_ACL, LIST_ACL = range(3006, 3011)
@@ -28,12 +28,12 @@ NO, INVALID = 16, 29
 
 
 @pytest.fixture
-def house() -> House:
-    house = House()
-    house.add("root", type="Super")
-    house.add("ann")
-    house.add("ops", rule("Cluster:*", "Get,Update"))
-    return house
+def env() -> AccessFixture:
+    env = AccessFixture()
+    env.add("root", type="Super")
+    env.add("ann")
+    env.add("ops", rule("Cluster:*", "Get,Update"))
+    return env
 
 
 def entry(resource: str, actions: list[str], decision: str = "Allow") -> dict[str, Any]:
@@ -49,12 +49,12 @@ def body(reply: Reply) -> Any:
     return json.loads(reply.body) if reply.body else None
 
 
-def test_a_user_is_created_with_defaults_and_persisted(house: House) -> None:
-    reply = house.ask("root", CREATE_USER, {"username": "new"}, {"password": "p"})
+def test_a_user_is_created_with_defaults_and_persisted(env: AccessFixture) -> None:
+    reply = env.ask("root", CREATE_USER, {"username": "new"}, {"password": "p"})
     assert reply == Reply()
-    assert house.saved == 1
-    assert house.table.dirty
-    assert body(house.ask("root", GET_USER, {"username": "new"})) == {
+    assert env.saved == 1
+    assert env.table.dirty
+    assert body(env.ask("root", GET_USER, {"username": "new"})) == {
         "username": "new",
         "password": "p",
         "userType": "Normal",
@@ -68,84 +68,82 @@ def test_a_user_is_created_with_defaults_and_persisted(house: House) -> None:
         ({}, {"password": "p"}, INVALID, "username is blank"),
         ({"username": "new"}, {}, NO, "no password"),
         ({"username": "new"}, {"password": " "}, NO, "no password"),
-        ({"username": "ann"}, {"password": "p"}, NO, "exists already"),
+        ({"username": "ann"}, {"password": "p"}, NO, "already exists"),
     ],
 )
-def test_what_is_no_user_is_refused(
-    house: House, ext: dict[str, str], info: dict[str, str], code: int, part: str
+def test_an_invalid_user_is_refused(
+    env: AccessFixture, ext: dict[str, str], info: dict[str, str], code: int, part: str
 ) -> None:
-    reply = house.ask("root", CREATE_USER, ext, info)
+    reply = env.ask("root", CREATE_USER, ext, info)
     assert reply.code == code
     assert part in (reply.remark or "")
-    assert house.saved == 0
+    assert env.saved == 0
 
 
-def test_an_update_changes_what_it_names(house: House) -> None:
-    assert house.ask("root", UPDATE_USER, {"username": "ann"}, {"userStatus": "Disable"}).code == 0
-    user = house.table.users["ann"]
+def test_an_update_changes_only_given_fields(env: AccessFixture) -> None:
+    assert env.ask("root", UPDATE_USER, {"username": "ann"}, {"userStatus": "Disable"}).code == 0
+    user = env.table.users["ann"]
     assert (user.password, user.type, user.status) == ("annann", "Normal", "disable")
-    assert house.ask("root", UPDATE_USER, {"username": "ann"}, {"password": "new"}).code == 0
-    user = house.table.users["ann"]
+    assert env.ask("root", UPDATE_USER, {"username": "ann"}, {"password": "new"}).code == 0
+    user = env.table.users["ann"]
     assert (user.password, user.secret, user.status) == ("new", b"new", "disable")
-    assert house.ask("root", UPDATE_USER, {"username": "zoe"}, {"password": "x"}).code == NO
+    assert env.ask("root", UPDATE_USER, {"username": "zoe"}, {"password": "x"}).code == NO
 
 
-def test_super_users_belong_to_super_users(house: House) -> None:
+def test_only_super_users_administer_super_users(env: AccessFixture) -> None:
     more = {"password": "p", "userType": "super"}
-    assert house.ask("ops", CREATE_USER, {"username": "new"}, more).code == NO
-    assert house.ask("ops", UPDATE_USER, {"username": "ann"}, {"userType": "Super"}).code == NO
-    assert house.ask("ops", UPDATE_USER, {"username": "root"}, {"password": "x"}).code == NO
-    assert house.ask("ops", DELETE_USER, {"username": "root"}).code == NO
-    assert house.ask("", DELETE_USER, {"username": "root"}).code == NO
-    assert house.ask("root", CREATE_USER, {"username": "new"}, more).code == 0
-    assert house.table.users["new"].is_super
+    assert env.ask("ops", CREATE_USER, {"username": "new"}, more).code == NO
+    assert env.ask("ops", UPDATE_USER, {"username": "ann"}, {"userType": "Super"}).code == NO
+    assert env.ask("ops", UPDATE_USER, {"username": "root"}, {"password": "x"}).code == NO
+    assert env.ask("ops", DELETE_USER, {"username": "root"}).code == NO
+    assert env.ask("", DELETE_USER, {"username": "root"}).code == NO
+    assert env.ask("root", CREATE_USER, {"username": "new"}, more).code == 0
+    assert env.table.users["new"].is_super
 
 
-def test_a_super_users_password_is_shown_to_super_users_only(house: House) -> None:
-    assert body(house.ask("ops", GET_USER, {"username": "root"}))["password"] == "******"
-    assert body(house.ask("root", GET_USER, {"username": "root"}))["password"] == "rootroot"
-    shown = {user["username"]: user["password"] for user in body(house.ask("ops", LIST_USER))}
+def test_only_super_users_see_the_password_of_a_super_user(env: AccessFixture) -> None:
+    assert body(env.ask("ops", GET_USER, {"username": "root"}))["password"] == "******"
+    assert body(env.ask("root", GET_USER, {"username": "root"}))["password"] == "rootroot"
+    shown = {user["username"]: user["password"] for user in body(env.ask("ops", LIST_USER))}
     assert shown == {"ann": "annann", "ops": "opsops", "root": "******"}
 
 
-def test_the_last_super_user_stays(house: House) -> None:
-    assert house.ask("root", DELETE_USER, {"username": "root"}).code == NO
-    assert house.ask("root", UPDATE_USER, {"username": "root"}, {"userType": "Normal"}).code == NO
-    assert (
-        house.ask("root", UPDATE_USER, {"username": "root"}, {"userStatus": "disable"}).code == NO
-    )
-    assert house.ask("root", UPDATE_USER, {"username": "root"}, {"password": "new"}).code == 0
-    house.add("root2", type="Super")
-    assert house.ask("root", DELETE_USER, {"username": "root"}).code == 0
+def test_the_last_super_user_can_not_be_removed(env: AccessFixture) -> None:
+    assert env.ask("root", DELETE_USER, {"username": "root"}).code == NO
+    assert env.ask("root", UPDATE_USER, {"username": "root"}, {"userType": "Normal"}).code == NO
+    assert env.ask("root", UPDATE_USER, {"username": "root"}, {"userStatus": "disable"}).code == NO
+    assert env.ask("root", UPDATE_USER, {"username": "root"}, {"password": "new"}).code == 0
+    env.add("root2", type="Super")
+    assert env.ask("root", DELETE_USER, {"username": "root"}).code == 0
 
 
-def test_while_access_control_is_off_anybody_prepares_it() -> None:
-    house = House(AccessConfig())
+def test_without_access_control_every_client_may_administer_users() -> None:
+    env = AccessFixture(AccessConfig())
     more = {"password": "p", "userType": "Super"}
-    assert house.ask("", CREATE_USER, {"username": "root"}, more).code == 0
-    assert house.ask("", DELETE_USER, {"username": "root"}).code == 0
+    assert env.ask("", CREATE_USER, {"username": "root"}, more).code == 0
+    assert env.ask("", DELETE_USER, {"username": "root"}).code == 0
 
 
-def test_a_missing_user_is_no_error(house: House) -> None:
-    assert house.ask("root", GET_USER, {"username": "zoe"}) == Reply()
-    assert house.ask("root", DELETE_USER, {"username": "zoe"}) == Reply()
-    assert house.ask("root", LIST_USER, {"filter": "zoe"}) == Reply()
-    assert house.saved == 0
+def test_a_missing_user_is_not_an_error(env: AccessFixture) -> None:
+    assert env.ask("root", GET_USER, {"username": "zoe"}) == Reply()
+    assert env.ask("root", DELETE_USER, {"username": "zoe"}) == Reply()
+    assert env.ask("root", LIST_USER, {"filter": "zoe"}) == Reply()
+    assert env.saved == 0
 
 
-def test_a_deleted_user_takes_its_rules_along(house: House) -> None:
-    assert house.ask("root", DELETE_USER, {"username": "ops"}).code == 0
-    assert "ops" not in house.table.rules
+def test_deleting_a_user_deletes_its_rules(env: AccessFixture) -> None:
+    assert env.ask("root", DELETE_USER, {"username": "ops"}).code == 0
+    assert "ops" not in env.table.rules
 
 
-def test_rules_are_added_or_replace_those_for_the_same_resource(house: House) -> None:
+def test_rules_are_added_or_replace_those_for_the_same_resource(env: AccessFixture) -> None:
     first = acl("ann", entry("topic:t*", ["pub", "fly", "SUB"]), entry("Group:g", ["Sub"]))
-    assert house.ask("root", CREATE_ACL, {"subject": "User:ann"}, first).code == 0
+    assert env.ask("root", CREATE_ACL, {"subject": "User:ann"}, first).code == 0
     second = acl("ann", entry("Topic:t*", ["Get"], "deny"), entry("Topic:u", ["All"]), kind=None)
-    assert house.ask("root", UPDATE_ACL, {"subject": "User:ann"}, second).code == 0
+    assert env.ask("root", UPDATE_ACL, {"subject": "User:ann"}, second).code == 0
     third = acl("ann", entry("*", ["List"]), kind="default")
-    assert house.ask("root", UPDATE_ACL, {"subject": "User:ann"}, third).code == 0
-    assert body(house.ask("root", GET_ACL, {"subject": "User:ann"})) == {
+    assert env.ask("root", UPDATE_ACL, {"subject": "User:ann"}, third).code == 0
+    assert body(env.ask("root", GET_ACL, {"subject": "User:ann"})) == {
         "subject": "User:ann",
         "policies": [
             {
@@ -178,66 +176,66 @@ def test_rules_are_added_or_replace_those_for_the_same_resource(house: House) ->
         ({"subject": "User:ann"}, "no policies"),
     ],
 )
-def test_what_is_no_access_list_is_refused(house: House, wrong: Any, part: str) -> None:
-    reply = house.ask("root", CREATE_ACL, {"subject": "User:ann"}, wrong)
+def test_an_invalid_access_list_is_refused(env: AccessFixture, wrong: Any, part: str) -> None:
+    reply = env.ask("root", CREATE_ACL, {"subject": "User:ann"}, wrong)
     assert reply.code in (NO, INVALID)
     assert part in (reply.remark or "")
-    assert "ann" not in house.table.rules
+    assert "ann" not in env.table.rules
 
 
-def test_rules_are_deleted_one_by_one_or_all(house: House) -> None:
+def test_rules_are_deleted_one_by_one_or_all(env: AccessFixture) -> None:
     rules = acl("ann", entry("Topic:t", ["Pub"]), entry("Group:g", ["Sub"]))
-    house.ask("root", CREATE_ACL, {}, rules)
+    env.ask("root", CREATE_ACL, {}, rules)
     subject = {"subject": "User:ann"}
-    assert house.ask("root", DELETE_ACL, {**subject, "resource": "Topic:t"}).code == 0
+    assert env.ask("root", DELETE_ACL, {**subject, "resource": "Topic:t"}).code == 0
     # A resource that can't be read deletes nothing, where Apache deletes all.
-    assert house.ask("root", DELETE_ACL, {**subject, "resource": "Tropic:t"}).code == NO
-    assert len(house.table.rules["ann"][PolicyType.CUSTOM]) == 1
-    assert house.ask("root", DELETE_ACL, {**subject, "resource": "Group:g"}).code == 0
-    assert "ann" not in house.table.rules
-    assert house.ask("root", DELETE_ACL, subject).code == NO
-    house.ask("root", CREATE_ACL, {}, rules)
-    assert house.ask("root", DELETE_ACL, subject).code == 0
-    assert "ann" not in house.table.rules
+    assert env.ask("root", DELETE_ACL, {**subject, "resource": "Tropic:t"}).code == NO
+    assert len(env.table.rules["ann"][PolicyType.CUSTOM]) == 1
+    assert env.ask("root", DELETE_ACL, {**subject, "resource": "Group:g"}).code == 0
+    assert "ann" not in env.table.rules
+    assert env.ask("root", DELETE_ACL, subject).code == NO
+    env.ask("root", CREATE_ACL, {}, rules)
+    assert env.ask("root", DELETE_ACL, subject).code == 0
+    assert "ann" not in env.table.rules
 
 
-def test_lists_can_be_filtered(house: House) -> None:
-    house.ask(
+def test_lists_can_be_filtered(env: AccessFixture) -> None:
+    env.ask(
         "root", CREATE_ACL, {}, acl("ann", entry("Topic:t", ["Pub"]), entry("Group:g", ["Sub"]))
     )
-    found = body(house.ask("root", LIST_ACL))
+    found = body(env.ask("root", LIST_ACL))
     assert [one["subject"] for one in found] == ["User:ann", "User:ops"]
-    found = body(house.ask("root", LIST_ACL, {"resourceFilter": "Topic"}))
+    found = body(env.ask("root", LIST_ACL, {"resourceFilter": "Topic"}))
     assert [one["resource"] for one in found[0]["policies"][0]["entries"]] == ["Topic:t"]
     assert len(found) == 1
-    found = body(house.ask("root", LIST_ACL, {"subjectFilter": "op"}))
+    found = body(env.ask("root", LIST_ACL, {"subjectFilter": "op"}))
     assert [one["subject"] for one in found] == ["User:ops"]
-    assert house.ask("root", LIST_ACL, {"subjectFilter": "zoe"}) == Reply()
+    assert env.ask("root", LIST_ACL, {"subjectFilter": "zoe"}) == Reply()
 
 
-def test_changes_of_users_and_rules_are_noted(
-    house: House, caplog: pytest.LogCaptureFixture
+def test_changes_of_users_and_rules_are_logged(
+    env: AccessFixture, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level(logging.INFO, "penstock.audit"):
-        house.ask("root", CREATE_USER, {"username": "new\n"}, {"password": "secret"})
-        house.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:t", ["Pub", "Sub"])))
+        env.ask("root", CREATE_USER, {"username": "new\n"}, {"password": "secret"})
+        env.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:t", ["Pub", "Sub"])))
     assert [record.getMessage() for record in caplog.records] == [
         r"User:root created user new\n (Normal, enable)",
         "User:root set rules of User:ann: Allow Pub,Sub on Topic:t",
     ]
 
 
-def test_the_table_survives_in_a_file_of_its_owner_alone(house: House, tmp_path: Path) -> None:
-    house.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:t*", ["Pub"], "Deny")))
+def test_the_file_is_readable_only_by_its_owner(env: AccessFixture, tmp_path: Path) -> None:
+    env.ask("root", CREATE_ACL, {}, acl("ann", entry("Topic:t*", ["Pub"], "Deny")))
     (tmp_path / "config").mkdir()
     persistence = Persistence(Disk(), tmp_path)
     for _ in range(3):
-        persistence.save(house.table)()
+        persistence.save(env.table)()
     again = AccessTable()
     assert again.load(persistence.file(AccessTable.FILE))
-    assert again.users == house.table.users
-    assert again.rules == house.table.rules
-    assert again.version == house.table.version
+    assert again.users == env.table.users
+    assert again.rules == env.table.rules
+    assert again.version == env.table.version
     assert not again.dirty
     for path in (tmp_path / "config").glob("penstock-access*"):
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600, path
@@ -253,7 +251,7 @@ def test_the_table_survives_in_a_file_of_its_owner_alone(house: House, tmp_path:
         b'{"format":1,"acls":[{"subject":"User:a"}]}',
     ],
 )
-def test_a_damaged_table_is_not_taken_for_an_empty_one(content: bytes) -> None:
+def test_a_damaged_file_is_not_an_empty_table(content: bytes) -> None:
     class File:
         path = Path("penstock-access.json")
 

@@ -1,11 +1,11 @@
-"""Who is connected, and questions passed on to clients."""
+"""Connections of clients, and requests that are forwarded to consumers."""
 
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from penstock.broker.admin.consumer_admin import RELAY_MS, STATUS_MS, ConsumerHandlers
+from penstock.broker.admin.consumer_admin import CALL_MS, STATUS_CALL_MS, ConsumerHandlers
 from penstock.rpc.answers import CallClient, Reply
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import (
@@ -26,35 +26,35 @@ from tests.unit.broker.admin.admin_kit import (
     ADDRESS,
     BROKER,
     NOW_MS,
-    Bench,
+    AdminFixture,
+    admin_fixture,
     ask,
-    bench,
+    decoded,
     finish,
     member,
     reply,
-    told,
 )
 
 QUEUE = MessageQueue("orders", BROKER, 0)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Bench]:
-    with bench(tmp_path) as made:
+def made(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path) as made:
         yield made
 
 
-def relay(made: Bench, code: int, **ext: object) -> CallClient:
+def relay(made: AdminFixture, code: int, **ext: object) -> CallClient:
     answer = ask(ConsumerHandlers(made.context), code, **ext)
     assert isinstance(answer, CallClient)
     return answer
 
 
-def test_connected_consumers_of_a_group(made: Bench) -> None:
+def test_connected_consumers_of_a_group(made: AdminFixture) -> None:
     made.consumer("coupons", "orders", client=1)
     made.consumer("coupons", "orders", client=2, language=LanguageCode.GO)
     family, code = ConsumerHandlers(made.context), RequestCode.GET_CONSUMER_CONNECTION_LIST
-    body = told(family, ConsumerConnection, code, consumerGroup="coupons")
+    body = decoded(family, ConsumerConnection, code, consumerGroup="coupons")
     assert body.connection_set == [
         Connection(client_id="id1", client_addr="10.0.0.1:99", language="JAVA", version=V5_4_0),
         Connection(client_id="id2", client_addr="10.0.0.2:99", language="GO", version=V5_4_0),
@@ -66,55 +66,63 @@ def test_connected_consumers_of_a_group(made: Bench) -> None:
     assert reply(family, code, consumerGroup="none").code == ResponseCode.CONSUMER_NOT_ONLINE
 
 
-def test_connected_producers(made: Bench) -> None:
+def test_connected_producers(made: AdminFixture) -> None:
     made.clients.register_producer("signup", member(3))
     family = ConsumerHandlers(made.context)
     code = RequestCode.GET_PRODUCER_CONNECTION_LIST
-    body = told(family, ProducerConnection, code, producerGroup="signup")
+    body = decoded(family, ProducerConnection, code, producerGroup="signup")
     assert [connection.client_id for connection in body.connection_set] == ["id3"]
     assert reply(family, code, producerGroup="none").code == ResponseCode.SYSTEM_ERROR
-    table = told(family, ProducerTableInfo, RequestCode.GET_ALL_PRODUCER_INFO)
+    table = decoded(family, ProducerTableInfo, RequestCode.GET_ALL_PRODUCER_INFO)
     assert table.data == {
         "signup": [
             ProducerInfo(
-                client_id="id3", remote_ip="/10.0.0.3:99", language="JAVA", version=V5_4_0,
+                client_id="id3",
+                remote_ip="/10.0.0.3:99",
+                language="JAVA",
+                version=V5_4_0,
                 last_update_timestamp=NOW_MS,
             )
         ]
-    }  # fmt: skip
+    }
 
 
-def test_groups_of_a_topic_are_those_connected_and_those_with_progress(made: Bench) -> None:
+def test_groups_of_a_topic_are_connected_or_have_offsets(made: AdminFixture) -> None:
     made.consumer("coupons", "orders")
     made.offsets.commit("audit", "orders", 0, 1, NOW_MS)
     made.offsets.commit("mail", "sms", 0, 1, NOW_MS)
     family = ConsumerHandlers(made.context)
     code = RequestCode.QUERY_TOPIC_CONSUME_BY_WHO
-    assert told(family, GroupList, code, topic="orders").group_list == ["audit", "coupons"]
-    assert told(family, GroupList, code, topic="none").group_list == []
-    topics = told(family, TopicList, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="mail")
+    assert decoded(family, GroupList, code, topic="orders").group_list == ["audit", "coupons"]
+    assert decoded(family, GroupList, code, topic="none").group_list == []
+    topics = decoded(family, TopicList, RequestCode.QUERY_TOPICS_BY_CONSUMER, group="mail")
     assert topics == TopicList(topic_list=["sms"], broker_addr=ADDRESS)
 
 
-def test_subscription_of_a_group(made: Bench) -> None:
+def test_subscription_of_a_group(made: AdminFixture) -> None:
     made.consumer("coupons", "orders")
     family, code = ConsumerHandlers(made.context), RequestCode.QUERY_SUBSCRIPTION_BY_CONSUMER
-    body = told(family, QuerySubscriptionResponseBody, code, group="coupons", topic="orders")
+    body = decoded(family, QuerySubscriptionResponseBody, code, group="coupons", topic="orders")
     assert body.subscription_data is not None
     assert body.subscription_data.sub_string == "*"
-    body = told(family, QuerySubscriptionResponseBody, code, group="coupons", topic="sms")
+    body = decoded(family, QuerySubscriptionResponseBody, code, group="coupons", topic="sms")
     assert body == QuerySubscriptionResponseBody(group="coupons", topic="sms")
 
 
-def test_running_info_is_asked_of_the_consumer_itself(made: Bench) -> None:
+def test_a_request_for_running_info_is_forwarded_to_the_consumer(made: AdminFixture) -> None:
     made.consumer("coupons", "orders", client=7)
     passed = relay(
-        made, RequestCode.GET_CONSUMER_RUNNING_INFO, consumerGroup="coupons", clientId="id7",
-        jstackEnable="true", Signature="secret", AccessKey="admin",
-    )  # fmt: skip
+        made,
+        RequestCode.GET_CONSUMER_RUNNING_INFO,
+        consumerGroup="coupons",
+        clientId="id7",
+        jstackEnable="true",
+        Signature="secret",
+        AccessKey="admin",
+    )
     assert (passed.client, passed.code) == (7, RequestCode.GET_CONSUMER_RUNNING_INFO)
     assert passed.ext == {"consumerGroup": "coupons", "clientId": "id7", "jstackEnable": "true"}
-    assert passed.deadline_ms == NOW_MS + RELAY_MS
+    assert passed.deadline_ms == NOW_MS + CALL_MS
     assert passed.on_timeout.code == ResponseCode.CONSUME_MSG_TIMEOUT
     said = Reply(0, {"a": "b"}, b"{}")
     assert passed.then(said) == said
@@ -123,7 +131,9 @@ def test_running_info_is_asked_of_the_consumer_itself(made: Bench) -> None:
 @pytest.mark.parametrize(
     "code", [RequestCode.GET_CONSUMER_RUNNING_INFO, RequestCode.CONSUME_MESSAGE_DIRECTLY]
 )
-def test_consumer_that_is_not_there_or_too_old_can_not_be_asked(made: Bench, code: int) -> None:
+def test_no_request_is_forwarded_to_a_missing_or_old_consumer(
+    made: AdminFixture, code: int
+) -> None:
     made.consumer("coupons", "orders", client=1, version=62)
     family = ConsumerHandlers(made.context)
     for client_id in ("id1", "id9", ""):
@@ -131,16 +141,18 @@ def test_consumer_that_is_not_there_or_too_old_can_not_be_asked(made: Bench, cod
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_direct_consumption_carries_the_message(made: Bench) -> None:
+def test_direct_consumption_forwards_the_message(made: AdminFixture) -> None:
     made.topic("orders", 1, topic_sys_flag=1)
     made.group("coupons")
     made.consumer("coupons", "orders", client=7)
     offset = made.put("orders", body=b"hello")
     fields = {"consumerGroup": "coupons", "clientId": "id7", "topic": "orders"}
     passed = relay(
-        made, RequestCode.CONSUME_MESSAGE_DIRECTLY,
-        msgId=encode_offset_id(b"\x7f\0\0\1", 10911, offset), **fields,
-    )  # fmt: skip
+        made,
+        RequestCode.CONSUME_MESSAGE_DIRECTLY,
+        msgId=encode_offset_id(b"\x7f\0\0\1", 10911, offset),
+        **fields,
+    )
     assert decode_message(passed.body).body == b"hello"
     assert passed.ext["brokerName"] == BROKER
     assert (passed.ext["topicSysFlag"], passed.ext["groupSysFlag"]) == ("1", "0")
@@ -162,7 +174,7 @@ def table(answer: Reply) -> dict[str, dict[MessageQueue, int]]:
     return fastjson.decode(answer.body, GetConsumerStatusBody).consumer_table
 
 
-def test_every_consumer_tells_its_offsets(made: Bench) -> None:
+def test_every_consumer_reports_its_offsets(made: AdminFixture) -> None:
     for client in (1, 2, 3):
         made.consumer("coupons", "orders", client=client)
     first = relay(made, STATUS, topic="orders", group="coupons")
@@ -171,7 +183,7 @@ def test_every_consumer_tells_its_offsets(made: Bench) -> None:
     assert table(first.on_timeout) == {}
     second = finish(first.then(status(5)))
     assert isinstance(second, CallClient)
-    assert (second.client, second.deadline_ms) == (2, NOW_MS + 2 * STATUS_MS)
+    assert (second.client, second.deadline_ms) == (2, NOW_MS + 2 * STATUS_CALL_MS)
     assert table(second.on_timeout) == {"id1": {QUEUE: 5}}
     third = finish(second.then(Reply(body=b"{garbled")))
     assert isinstance(third, CallClient)
@@ -180,7 +192,7 @@ def test_every_consumer_tells_its_offsets(made: Bench) -> None:
     assert table(last) == {"id1": {QUEUE: 5}, "id3": {QUEUE: 6}}
 
 
-def test_one_named_consumer_tells_its_offsets(made: Bench) -> None:
+def test_one_named_consumer_reports_its_offsets(made: AdminFixture) -> None:
     for client in (1, 2):
         made.consumer("coupons", "orders", client=client)
     only = relay(made, STATUS, topic="orders", group="coupons", clientAddr="id2")
@@ -190,7 +202,7 @@ def test_one_named_consumer_tells_its_offsets(made: Bench) -> None:
     assert table(last) == {}
 
 
-def test_offsets_of_nobody_are_refused(made: Bench) -> None:
+def test_offsets_of_a_disconnected_group_are_refused(made: AdminFixture) -> None:
     family = ConsumerHandlers(made.context)
     answer = reply(family, STATUS, topic="orders", group="coupons")
     assert answer.code == ResponseCode.SYSTEM_ERROR

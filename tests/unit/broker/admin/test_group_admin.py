@@ -1,4 +1,4 @@
-"""Subscription groups by mqadmin, and the tables that slaves copy."""
+"""Administration of subscription groups, and the tables that slaves copy."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,7 +33,7 @@ def kit(tmp_path: Path) -> Iterator[TopicKit]:
 
 
 def saved(kit: TopicKit) -> SubscriptionGroupTable:
-    """The groups as a restarted broker finds them."""
+    """The groups that a restarted broker loads."""
     table = SubscriptionGroupTable()
     assert table.load(kit.persistence.file(table.FILE))
     return table
@@ -49,7 +49,7 @@ def table_of(reply: Reply) -> SubscriptionGroupWrapper:
     return fastjson.decode(reply.body, SubscriptionGroupWrapper)
 
 
-def test_a_created_group_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> None:
+def test_a_created_group_is_saved_before_the_response(kit: TopicKit) -> None:
     assert create(kit, retry_max_times=3, consume_broadcast_enable=False) == Reply()
     config = SubscriptionGroupConfig(
         group_name="coupons", retry_max_times=3, consume_broadcast_enable=False
@@ -66,23 +66,27 @@ def test_attributes_of_groups_are_checked(kit: TopicKit) -> None:
     assert saved(kit).groups["coupons"].attributes == {"priority.factor": "30"}
     assert create(kit, attributes={"+priority.factor": "0"}) == Reply()
     for attributes in (
-        {"+priority.factor": "101"}, {"+priority.factor": "many"}, {"+priority.factor": "9" * 5000},
-        {"priority.factor": "1"}, {"+colour": "red"}, {"": ""},
-    ):  # fmt: skip
+        {"+priority.factor": "101"},
+        {"+priority.factor": "many"},
+        {"+priority.factor": "9" * 5000},
+        {"priority.factor": "1"},
+        {"+colour": "red"},
+        {"": ""},
+    ):
         assert create(kit, attributes=attributes).code == INVALID
     assert create(kit, attributes={"-priority.factor": ""}) == Reply()
     assert saved(kit).groups["coupons"].attributes == {}
     assert create(kit, attributes={"-priority.factor": ""}).code == INVALID
 
 
-def test_a_group_that_cant_be_is_refused(kit: TopicKit) -> None:
+def test_an_invalid_group_is_refused(kit: TopicKit) -> None:
     reply = create(kit, "a b")
     assert reply.code == INVALID
     assert "contains ' '" in (reply.remark or "")
     assert kit.ask(CREATE, body=b"{").code == BodyError.code
 
 
-def test_a_list_is_created_wholly_or_not_at_all(kit: TopicKit) -> None:
+def test_a_list_is_created_completely_or_not_at_all(kit: TopicKit) -> None:
     good, bad = (SubscriptionGroupConfig(group_name=name) for name in ("a", "b d"))
     body = fastjson.encode(SubscriptionGroupList(group_config_list=[good, bad]))
     assert kit.ask(CREATE_LIST, body=body).code == INVALID
@@ -92,7 +96,7 @@ def test_a_list_is_created_wholly_or_not_at_all(kit: TopicKit) -> None:
     assert saved(kit).get("a") == good
 
 
-def test_deleting_takes_the_counters_along(kit: TopicKit) -> None:
+def test_deleting_a_group_deletes_its_counters(kit: TopicKit) -> None:
     create(kit)
     kit.stats.got("coupons", "t", 1, 100, 0)
     kit.stats.got("mail", "t", 1, 100, 0)
@@ -101,7 +105,7 @@ def test_deleting_takes_the_counters_along(kit: TopicKit) -> None:
 
 
 @pytest.mark.parametrize("clean", [True, False])
-def test_deleting_takes_the_progress_along_if_asked(kit: TopicKit, clean: bool) -> None:
+def test_deleting_a_group_deletes_its_offsets_on_request(kit: TopicKit, clean: bool) -> None:
     create(kit)
     kit.offsets.commit("coupons", "t", 0, 7, NOW_MS)
     kit.persistence.save(kit.offsets.table)()
@@ -114,7 +118,7 @@ def test_deleting_takes_the_progress_along_if_asked(kit: TopicKit, clean: bool) 
     assert progress.get("t", "coupons", 0) == (None if clean else 7)
 
 
-def test_asking_for_a_group_makes_it_where_that_is_allowed(kit: TopicKit) -> None:
+def test_a_query_creates_the_group_if_allowed(kit: TopicKit) -> None:
     reply = kit.ask(GET, {"group": "coupons"})
     expected = SubscriptionGroupConfig(group_name="coupons")
     assert fastjson.decode(reply.body, SubscriptionGroupConfig) == expected
@@ -138,7 +142,7 @@ def test_reading_is_forbidden_and_allowed_again(kit: TopicKit) -> None:
     assert table_of(kit.ask(GET_ALL)).forbidden_table == {}
 
 
-def test_groups_are_told_wholly_or_in_pages(kit: TopicKit) -> None:
+def test_groups_are_returned_completely_or_in_pages(kit: TopicKit) -> None:
     create(kit, "A-first")
     create(kit, "z-last")
     for group in ("A-first", "z-last"):
@@ -159,8 +163,8 @@ def test_groups_are_told_wholly_or_in_pages(kit: TopicKit) -> None:
 
 def test_slaves_get_offsets_and_delay_offsets(kit: TopicKit) -> None:
     kit.offsets.commit("coupons", "t", 3, 7, NOW_MS)
-    told = fastjson.decode(kit.ask(OFFSETS).body, ConsumerOffsetSerializeWrapper)
-    assert told.offset_table == {"t@coupons": {3: 7}}
+    decoded = fastjson.decode(kit.ask(OFFSETS).body, ConsumerOffsetSerializeWrapper)
+    assert decoded.offset_table == {"t@coupons": {3: 7}}
     told_delays = fastjson.decode(kit.ask(DELAYS).body, DelayOffsetSerializeWrapper)
     assert told_delays.offset_table == {}
     kit.delay.table.commit(4, 12, NOW_MS)

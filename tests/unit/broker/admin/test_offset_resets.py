@@ -1,4 +1,4 @@
-"""Progress of groups changed or compared by tools."""
+"""Resets, clones and corrections of offsets by tools."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,15 +16,22 @@ from penstock.wire.bodies.admin_bodies import (
 )
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import LanguageCode, RequestCode, ResponseCode
-from tests.unit.broker.admin.admin_kit import BROKER, NOW_MS, Bench, bench, reply, told
+from tests.unit.broker.admin.admin_kit import (
+    BROKER,
+    NOW_MS,
+    AdminFixture,
+    admin_fixture,
+    decoded,
+    reply,
+)
 
 RESET = RequestCode.INVOKE_BROKER_TO_RESET_OFFSET
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Bench]:
+def made(tmp_path: Path) -> Iterator[AdminFixture]:
     """A group at the end of a topic of two queues, with five messages in the first."""
-    with bench(tmp_path) as made:
+    with admin_fixture(tmp_path) as made:
         made.topic("orders", 2)
         made.group("coupons")
         for ms in range(5):
@@ -39,46 +46,46 @@ def fields(**ext: object) -> dict[str, object]:
     return {**plain, **ext}
 
 
-def reset(made: Bench, **ext: object) -> dict[int, int]:
-    body = told(ResetHandlers(made.context), ResetOffsetBody, RESET, **fields(**ext))
+def reset(made: AdminFixture, **ext: object) -> dict[int, int]:
+    body = decoded(ResetHandlers(made.context), ResetOffsetBody, RESET, **fields(**ext))
     assert {(q.topic, q.broker_name) for q in body.offset_table} == {("orders", BROKER)}
     return {queue.queue_id: offset for queue, offset in body.offset_table.items()}
 
 
-def test_reset_to_a_time(made: Bench) -> None:
+def test_reset_to_a_time(made: AdminFixture) -> None:
     assert reset(made, timestamp=NOW_MS + 2) == {0: 2, 1: 0}
     assert made.offsets.get("coupons", "orders", 0) == 2
     assert made.offsets.take_reset("coupons", "orders", 0) == 2
 
 
 @pytest.mark.parametrize("timestamp", [-1, -2])
-def test_negative_time_means_the_end(made: Bench, timestamp: int) -> None:
+def test_a_negative_time_resets_to_the_end(made: AdminFixture, timestamp: int) -> None:
     made.offsets.commit("coupons", "orders", 0, 1, NOW_MS)
     assert reset(made, timestamp=timestamp) == {0: 5, 1: 0}
 
 
-def test_reset_of_one_queue(made: Bench) -> None:
+def test_reset_of_one_queue(made: AdminFixture) -> None:
     assert reset(made, queueId=0, offset=3) == {0: 3}
     assert reset(made, queueId=0, timestamp=NOW_MS + 4) == {0: 4}
     assert made.offsets.take_reset("coupons", "orders", 1) is None
 
 
 @pytest.mark.parametrize("offset", [6, -2])
-def test_offset_outside_the_queue_is_refused(made: Bench, offset: int) -> None:
+def test_an_offset_outside_of_the_queue_is_refused(made: AdminFixture, offset: int) -> None:
     answer = reply(ResetHandlers(made.context), RESET, **fields(queueId=0, offset=offset))
     assert answer.code == ResponseCode.SYSTEM_ERROR
     assert "0 to 5" in (answer.remark or "")
     assert made.offsets.get("coupons", "orders", 0) == 5
 
 
-def test_reset_needs_topic_and_group(made: Bench) -> None:
+def test_reset_needs_topic_and_group(made: AdminFixture) -> None:
     family = ResetHandlers(made.context)
     assert reply(family, RESET, **fields(topic="none")).code == ResponseCode.TOPIC_NOT_EXIST
     answer = reply(family, RESET, **fields(group="none"))
     assert answer.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
 
 
-def test_pulls_that_wait_are_tried_again(made: Bench) -> None:
+def test_a_reset_wakes_suspended_pulls(made: AdminFixture) -> None:
     woken: list[SuspendedRequest] = []
     made.context.long_polling.on_wake(lambda held, last: woken.append(held))
     queue = made.store.queue("orders", 0)
@@ -88,7 +95,7 @@ def test_pulls_that_wait_are_tried_again(made: Bench) -> None:
     assert [held.suspend.queue for held in woken] == [queue]
 
 
-def test_old_way_tells_every_consumer(made: Bench) -> None:
+def test_a_client_side_reset_notifies_every_consumer(made: AdminFixture) -> None:
     made.change(server_side_reset=False)
     made.consumer("coupons", "orders", client=1)
     made.consumer("coupons", "orders", client=2, language=LanguageCode.CPP)
@@ -98,8 +105,11 @@ def test_old_way_tells_every_consumer(made: Bench) -> None:
     assert isinstance(cpp, NotifyClient)
     assert (java.client, java.code) == (1, RequestCode.RESET_CONSUMER_CLIENT_OFFSET)
     assert java.ext == {
-        "topic": "orders", "group": "coupons", "timestamp": str(NOW_MS + 3), "isForce": "true",
-    }  # fmt: skip
+        "topic": "orders",
+        "group": "coupons",
+        "timestamp": str(NOW_MS + 3),
+        "isForce": "true",
+    }
     expected = {MessageQueue("orders", BROKER, 0): 3, MessageQueue("orders", BROKER, 1): 0}
     assert fastjson.decode(java.body, ResetOffsetBody).offset_table == expected
     rows = fastjson.decode(cpp.body, ResetOffsetBodyForC).offset_table
@@ -107,7 +117,7 @@ def test_old_way_tells_every_consumer(made: Bench) -> None:
     assert made.offsets.get("coupons", "orders", 0) == 5  # until they commit
 
 
-def test_old_way_goes_forward_only_by_force(made: Bench) -> None:
+def test_a_client_side_reset_moves_forward_only_by_force(made: AdminFixture) -> None:
     made.change(server_side_reset=False)
     made.consumer("coupons", "orders")
     made.offsets.commit("coupons", "orders", 0, 2, NOW_MS)
@@ -115,7 +125,7 @@ def test_old_way_goes_forward_only_by_force(made: Bench) -> None:
     assert reset(made, isForce="true")[0] == 5
 
 
-def test_old_way_needs_consumers_and_progress(made: Bench) -> None:
+def test_a_client_side_reset_needs_consumers_and_offsets(made: AdminFixture) -> None:
     made.change(server_side_reset=False)
     family = ResetHandlers(made.context)
     assert reply(family, RESET, **fields()).code == ResponseCode.CONSUMER_NOT_ONLINE
@@ -124,13 +134,13 @@ def test_old_way_needs_consumers_and_progress(made: Bench) -> None:
     assert "too old" in (reply(family, RESET, **fields()).remark or "")
 
 
-def clone(made: Bench, **ext: object) -> None:
+def clone(made: AdminFixture, **ext: object) -> None:
     plain = {"srcGroup": "coupons", "destGroup": "mail", "offline": "false"}
     answer = reply(ResetHandlers(made.context), RequestCode.CLONE_GROUP_OFFSET, **{**plain, **ext})
     assert answer.code == 0
 
 
-def test_clone_takes_over_progress(made: Bench) -> None:
+def test_clone_copies_offsets(made: AdminFixture) -> None:
     made.topic("sms")
     made.offsets.commit("coupons", "sms", 0, 7, NOW_MS)
     made.offsets.commit("coupons", "gone", 0, 7, NOW_MS)
@@ -142,7 +152,7 @@ def test_clone_takes_over_progress(made: Bench) -> None:
     assert made.offsets.get("mail", "gone", 0) is None
 
 
-def test_clone_leaves_out_topics_that_a_connected_group_left(made: Bench) -> None:
+def test_clone_skips_topics_that_a_connected_group_left(made: AdminFixture) -> None:
     made.consumer("coupons", "sms")
     clone(made)
     assert made.offsets.get("mail", "orders", 0) is None
@@ -150,7 +160,7 @@ def test_clone_leaves_out_topics_that_a_connected_group_left(made: Bench) -> Non
     assert made.offsets.get("mail", "orders", 0) == 5
 
 
-def test_correction_is_the_lowest_offset_of_all_groups(made: Bench) -> None:
+def test_correction_is_the_lowest_offset_of_all_groups(made: AdminFixture) -> None:
     made.offsets.commit("mail", "orders", 0, 3, NOW_MS)
     made.offsets.commit("late", "orders", 0, 1, NOW_MS)
 
@@ -158,7 +168,9 @@ def test_correction_is_the_lowest_offset_of_all_groups(made: Bench) -> None:
         code = RequestCode.QUERY_CORRECTION_OFFSET
         plain = {"topic": "orders", "compareGroup": "coupons"}
         family = ResetHandlers(made.context)
-        return told(family, QueryCorrectionOffsetBody, code, **{**plain, **ext}).correction_offsets
+        return decoded(
+            family, QueryCorrectionOffsetBody, code, **{**plain, **ext}
+        ).correction_offsets
 
     assert corrections() == {0: 1, 1: 0}
     assert corrections(filterGroups="late,other") == {0: 3, 1: 0}

@@ -1,4 +1,4 @@
-"""What a broker tells about itself, its settings, and cleaning on request."""
+"""Run-time information, settings, and cleanup on request."""
 
 import os
 from collections.abc import Iterator
@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from penstock.broker.admin.cleanup import TOPICS_AT_ONCE, CleaningHandlers
+from penstock.broker.admin.cleanup import STEP_TOPICS, CleaningHandlers
 from penstock.broker.admin.runtime_info import RuntimeHandlers, human_bytes, human_duration
-from penstock.broker.admin.settings_admin import ABSENT, SettingsHandlers
+from penstock.broker.admin.settings_admin import UNSUPPORTED, SettingsHandlers
 from penstock.rpc.answers import Reply
 from penstock.rpc.command import Command
 from penstock.wire import fastjson
@@ -19,7 +19,14 @@ from penstock.wire.bodies.table_bodies import TimerCheckpoint, TimerMetricsSeria
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.java_properties import parse_properties
 from tests.store_kit import SEGMENT_BYTES
-from tests.unit.broker.admin.admin_kit import NOW_MS, Bench, bench, finish, reply, told
+from tests.unit.broker.admin.admin_kit import (
+    NOW_MS,
+    AdminFixture,
+    admin_fixture,
+    decoded,
+    finish,
+    reply,
+)
 
 APACHE_KEYS = """
 EndTransactionQueueSize EndTransactionThreadPoolQueueCapacity ackThreadPoolQueueCapacity
@@ -38,21 +45,21 @@ remainTransientStoreBufferNumbs runtime sendThreadPoolQueueCapacity
 sendThreadPoolQueueHeadWaitTimeMills sendThreadPoolQueueSize startAcceptSendRequestTimeStamp
 timerCongestNum timerDequeueTps timerEnqueueTps timerOffsetBehind timerReadBehind
 """
-"""What a broker of Apache RocketMQ 5.4.0 answered."""
+"""The keys in the response of Apache RocketMQ 5.4.0."""
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Bench]:
-    with bench(tmp_path / "store") as made:
+def made(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path / "store") as made:
         yield made
 
 
-def runtime(made: Bench, now_ms: int = NOW_MS) -> dict[str, str]:
+def runtime(made: AdminFixture, now_ms: int = NOW_MS) -> dict[str, str]:
     family = RuntimeHandlers(made.context, made.timers)
-    return told(family, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO, now_ms=now_ms).table
+    return decoded(family, KVTable, RequestCode.GET_BROKER_RUNTIME_INFO, now_ms=now_ms).table
 
 
-def test_runtime_info_has_every_figure_that_apache_tells(made: Bench) -> None:
+def test_runtime_info_has_all_keys_of_apache(made: AdminFixture) -> None:
     table = runtime(made)
     root = made.store.paths.root
     assert set(APACHE_KEYS.split()) <= set(table)
@@ -62,7 +69,7 @@ def test_runtime_info_has_every_figure_that_apache_tells(made: Bench) -> None:
     assert table["earliestMessageTimeStamp"] == "-1"
 
 
-def test_runtime_info_tells_what_went_through(made: Bench) -> None:
+def test_runtime_info_has_throughput(made: AdminFixture) -> None:
     made.put("orders", ms=NOW_MS + 5)
     made.put("orders", ms=NOW_MS + 6)
     table = runtime(made, NOW_MS + 61_000)
@@ -73,34 +80,39 @@ def test_runtime_info_tells_what_went_through(made: Bench) -> None:
     assert table["msgPutTotalTodayNow"] == table["putMessageTimesTotal"] == "2"
 
 
-def test_sizes_and_durations_as_people_read_them() -> None:
+def test_sizes_and_durations_are_readable() -> None:
     assert [human_bytes(n) for n in (0, 1023, 1024, 1536, (1 << 20) - 1, 5 << 40)] == [
-        "0 B", "1023 B", "1.0 KiB", "1.5 KiB", "1024.0 KiB", "5.0 TiB",
-    ]  # fmt: skip
+        "0 B",
+        "1023 B",
+        "1.0 KiB",
+        "1.5 KiB",
+        "1024.0 KiB",
+        "5.0 TiB",
+    ]
     assert human_duration(90_061_999) == "[ 1 days, 1 hours, 1 minutes, 1 seconds ]"
 
 
-def test_master_without_replicas(made: Bench) -> None:
+def test_master_without_replicas(made: AdminFixture) -> None:
     made.put("orders")
     family = RuntimeHandlers(made.context, made.timers)
-    info = told(family, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
+    info = decoded(family, HARuntimeInfo, RequestCode.GET_BROKER_HA_STATUS)
     assert info == HARuntimeInfo(
         master=True, master_commit_log_max_offset=made.store.log.end, in_sync_slave_nums=0
     )
 
 
-def test_no_timers_are_waiting(made: Bench) -> None:
+def test_an_unused_timer_has_no_messages(made: AdminFixture) -> None:
     family = RuntimeHandlers(made.context, made.timers)
     body = reply(family, RequestCode.GET_TIMER_CHECK_POINT).body
     assert TimerCheckpoint.unpack(body) == TimerCheckpoint()
-    metrics = told(family, TimerMetricsSerializeWrapper, RequestCode.GET_TIMER_METRICS)
+    metrics = decoded(family, TimerMetricsSerializeWrapper, RequestCode.GET_TIMER_METRICS)
     assert metrics.timing_count == {}
 
 
 # --- settings
 
 
-def test_settings_are_shown_and_changed(made: Bench) -> None:
+def test_settings_are_returned_and_changed(made: AdminFixture) -> None:
     family = SettingsHandlers(made.context)
     shown = reply(family, RequestCode.GET_BROKER_CONFIG)
     values = parse_properties(shown.body)
@@ -123,16 +135,16 @@ def test_settings_are_shown_and_changed(made: Bench) -> None:
         (b"brokerPermission=lots", ResponseCode.INVALID_PARAMETER),
     ],
 )
-def test_refused_change_changes_nothing(made: Bench, body: bytes, code: int) -> None:
+def test_a_refused_change_changes_nothing(made: AdminFixture, body: bytes, code: int) -> None:
     before = made.live.current
     answer = reply(SettingsHandlers(made.context), RequestCode.UPDATE_BROKER_CONFIG, body)
     assert answer.code == code
     assert made.live.current == before
 
 
-def test_machinery_that_is_absent_is_refused_by_name(made: Bench) -> None:
+def test_unsupported_requests_are_refused_with_a_reason(made: AdminFixture) -> None:
     family = SettingsHandlers(made.context)
-    for code, why in ABSENT.items():
+    for code, why in UNSUPPORTED.items():
         answer = reply(family, code)
         assert (answer.code, answer.remark) == (ResponseCode.SYSTEM_ERROR, why)
     body = reply(family, RequestCode.GET_COLD_DATA_FLOW_CTR_INFO).body
@@ -142,7 +154,7 @@ def test_machinery_that_is_absent_is_refused_by_name(made: Bench) -> None:
 # --- cleaning
 
 
-def test_expired_segments_go_at_any_hour(made: Bench) -> None:
+def test_expired_segments_are_deleted_at_any_hour(made: AdminFixture) -> None:
     for _ in range(3):
         made.put("orders", body=b"x" * (SEGMENT_BYTES // 2))
     segments = [segment.path for segment in made.store.log.segments.items]
@@ -159,7 +171,7 @@ def test_expired_segments_go_at_any_hour(made: Bench) -> None:
     assert made.store.log.begin() == SEGMENT_BYTES
 
 
-def test_queue_files_of_deleted_messages_go(made: Bench) -> None:
+def test_queue_files_of_deleted_messages_are_deleted(made: AdminFixture) -> None:
     for _ in range(60):  # an own file for every 50 entries
         made.put("orders", body=b"x" * 1000)
     queue = made.store.queue("orders", 0)
@@ -175,7 +187,7 @@ def test_queue_files_of_deleted_messages_go(made: Bench) -> None:
     assert queue.min_offset > 0
 
 
-def test_queues_without_a_topic_go(made: Bench) -> None:
+def test_queues_without_a_topic_are_deleted(made: AdminFixture) -> None:
     made.topic("orders")
     for topic in ("orders", "lost", "rmq_sys_wheel_timer"):
         made.put(topic)
@@ -188,8 +200,8 @@ def test_queues_without_a_topic_go(made: Bench) -> None:
     assert not lost.exists()
 
 
-def test_many_topics_are_cleaned_a_few_at_a_time(made: Bench) -> None:
-    names = [f"lost{n}" for n in range(2 * TOPICS_AT_ONCE + 1)]
+def test_many_topics_are_cleaned_in_steps(made: AdminFixture) -> None:
+    names = [f"lost{n}" for n in range(2 * STEP_TOPICS + 1)]
     for name in names:
         made.put(name)
     stored, own = (
@@ -197,7 +209,7 @@ def test_many_topics_are_cleaned_a_few_at_a_time(made: Bench) -> None:
         set(made.store.queues.topics) - {name.encode() for name in names},
     )
     answer = CleaningHandlers(made.context).clean_topics(Command(0, {}, b"", now_ms=NOW_MS))
-    assert len(stored) == TOPICS_AT_ONCE + 1 + len(own)
+    assert len(stored) == STEP_TOPICS + 1 + len(own)
     made.topic(names[-1])  # somebody creates it meanwhile
     assert finish(answer) == Reply()
     assert set(stored) == {names[-1].encode(), *own}

@@ -1,4 +1,4 @@
-"""Figures of topics and groups."""
+"""Statistics of topics and groups."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +19,20 @@ from penstock.wire.bodies.admin_bodies import (
 )
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RequestCode, ResponseCode
-from tests.unit.broker.admin.admin_kit import ADDRESS, BROKER, NOW_MS, Bench, bench, reply, told
+from tests.unit.broker.admin.admin_kit import (
+    ADDRESS,
+    BROKER,
+    NOW_MS,
+    AdminFixture,
+    admin_fixture,
+    decoded,
+    reply,
+)
 
 
 @pytest.fixture
-def made(tmp_path: Path) -> Iterator[Bench]:
-    with bench(tmp_path) as made:
+def made(tmp_path: Path) -> Iterator[AdminFixture]:
+    with admin_fixture(tmp_path) as made:
         yield made
 
 
@@ -32,37 +40,37 @@ def queue(topic: str, queue_id: int) -> MessageQueue:
     return MessageQueue(topic, BROKER, queue_id)
 
 
-def consume_stats(made: Bench, **ext: object) -> ConsumeStats:
-    return told(
+def consume_stats(made: AdminFixture, **ext: object) -> ConsumeStats:
+    return decoded(
         StatisticsHandlers(made.context), ConsumeStats, RequestCode.GET_CONSUME_STATS, **ext
     )
 
 
-def test_counter_is_shown_in_its_windows(made: Bench) -> None:
+def test_a_counter_has_several_windows(made: AdminFixture) -> None:
     family = StatisticsHandlers(made.context)
     code = RequestCode.VIEW_BROKER_STATS_DATA
     made.topic("orders")
     made.put("orders")
     made.stats.tick(NOW_MS + 10_000)
-    data = told(family, BrokerStatsData, code, statsName="TOPIC_PUT_NUMS", statsKey="orders")
+    data = decoded(family, BrokerStatsData, code, statsName="TOPIC_PUT_NUMS", statsKey="orders")
     assert data.stats_minute is not None
     assert data.stats_minute.sum == 1
     assert data.stats_day is not None
     assert data.stats_day.sum == 0
     key = "DefaultCluster"
-    assert told(family, BrokerStatsData, code, statsName="BROKER_PUT_NUMS", statsKey=key)
+    assert decoded(family, BrokerStatsData, code, statsName="BROKER_PUT_NUMS", statsKey=key)
     for name, other in (("BROKER_PUT_NUMS", "OtherCluster"), ("TOPIC_PUT_NUMS", "none")):
         answer = reply(family, code, statsName=name, statsKey=other)
         assert answer.code == ResponseCode.SYSTEM_ERROR
 
 
-def test_topic_tells_the_ends_of_its_queues(made: Bench) -> None:
+def test_topic_stats_have_the_offsets_of_queues(made: AdminFixture) -> None:
     made.topic("orders", 2)
     made.put("orders", 1, ms=NOW_MS)
     made.put("orders", 1, ms=NOW_MS + 5)
     made.stats.tick(NOW_MS + 10_000)
     family, code = StatisticsHandlers(made.context), RequestCode.GET_TOPIC_STATS_INFO
-    table = told(family, TopicStatsTable, code, topic="orders")
+    table = decoded(family, TopicStatsTable, code, topic="orders")
     assert table.topic_put_tps == 0.2
     assert table.offset_table == {
         queue("orders", 0): TopicOffset(),
@@ -71,7 +79,7 @@ def test_topic_tells_the_ends_of_its_queues(made: Bench) -> None:
     assert reply(family, code, topic="none").code == ResponseCode.TOPIC_NOT_EXIST
 
 
-def test_group_tells_how_far_it_is_in_its_topics(made: Bench) -> None:
+def test_consume_stats_have_the_offsets_of_a_group(made: AdminFixture) -> None:
     made.topic("orders", 1)
     made.topic("sms", 1)
     for ms in (NOW_MS, NOW_MS + 1, NOW_MS + 2):
@@ -89,7 +97,7 @@ def test_group_tells_how_far_it_is_in_its_topics(made: Bench) -> None:
     }
 
 
-def test_topics_asked_for_by_name_need_no_progress(made: Bench) -> None:
+def test_topics_requested_by_name_need_no_offsets(made: AdminFixture) -> None:
     made.topic("orders", 1)
     made.topic("sms", 1)
     made.put("sms")
@@ -104,7 +112,7 @@ def test_topics_asked_for_by_name_need_no_progress(made: Bench) -> None:
     ]
 
 
-def test_topics_that_a_connected_group_left_are_not_shown(made: Bench) -> None:
+def test_topics_that_a_connected_group_left_are_skipped(made: AdminFixture) -> None:
     for topic in ("orders", "sms"):
         made.topic(topic, 1)
         made.offsets.commit("coupons", topic, 0, 0, NOW_MS)
@@ -112,11 +120,11 @@ def test_topics_that_a_connected_group_left_are_not_shown(made: Bench) -> None:
     assert list(consume_stats(made, consumerGroup="coupons").offset_table) == [queue("sms", 0)]
 
 
-@pytest.mark.parametrize("slice_queues", [1, statistics.SLICE_QUEUES])
-def test_all_groups_tell_how_far_they_are(
-    made: Bench, monkeypatch: pytest.MonkeyPatch, slice_queues: int
+@pytest.mark.parametrize("step_queues", [1, statistics.STEP_QUEUES])
+def test_consume_stats_of_all_groups(
+    made: AdminFixture, monkeypatch: pytest.MonkeyPatch, step_queues: int
 ) -> None:
-    monkeypatch.setattr(statistics, "SLICE_QUEUES", slice_queues)
+    monkeypatch.setattr(statistics, "STEP_QUEUES", step_queues)
     made.topic("orders", 1, order=True)
     made.topic("sms", 1)
     for name in ("idle", "coupons", "mail"):
@@ -128,18 +136,18 @@ def test_all_groups_tell_how_far_they_are(
     made.offsets.commit("mail", "gone", 0, 9, NOW_MS)
     made.offsets.record_pull("mail", "sms", 0, 1)
     family, code = StatisticsHandlers(made.context), RequestCode.GET_BROKER_CONSUME_STATS
-    body = told(family, ConsumeStatsList, code, isOrder="false")
+    body = decoded(family, ConsumeStatsList, code, isOrder="false")
     assert body.broker_addr == ADDRESS
     assert (body.total_diff, body.total_inflight_diff) == (2, 1)
     by_group = {group: stats for one in body.consume_stats_list for group, stats in one.items()}
     assert list(by_group) == ["idle", "coupons", "mail"]
     assert by_group["idle"] == []
     assert [list(stats.offset_table) for stats in by_group["mail"]] == [[queue("sms", 0)]]
-    ordered = told(family, ConsumeStatsList, code, isOrder="true")
+    ordered = decoded(family, ConsumeStatsList, code, isOrder="true")
     assert ordered.total_diff == 1
 
 
-def test_time_spans_of_a_group(made: Bench) -> None:
+def test_time_spans_of_a_group(made: AdminFixture) -> None:
     made.topic("orders", 2)
     for ms in (10, 20, 30):
         made.put("orders", 0, ms=NOW_MS + ms)
@@ -147,16 +155,19 @@ def test_time_spans_of_a_group(made: Bench) -> None:
     family, code = StatisticsHandlers(made.context), RequestCode.QUERY_CONSUME_TIME_SPAN
 
     def spans(group: str) -> list[QueueTimeSpan]:
-        body = told(
+        body = decoded(
             family, QueryConsumeTimeSpanBody, code, topic="orders", group=group, now_ms=NOW_MS + 99
         )
         return body.consume_time_span_set
 
     first, second = spans("coupons")
     assert first == QueueTimeSpan(
-        message_queue=queue("orders", 0), min_time_stamp=NOW_MS + 10, max_time_stamp=NOW_MS + 30,
-        consume_time_stamp=NOW_MS + 20, delay_time=69,
-    )  # fmt: skip
+        message_queue=queue("orders", 0),
+        min_time_stamp=NOW_MS + 10,
+        max_time_stamp=NOW_MS + 30,
+        consume_time_stamp=NOW_MS + 20,
+        delay_time=69,
+    )
     assert (second.min_time_stamp, second.max_time_stamp, second.delay_time) == (-1, -1, 0)
     new = spans("new")[0]
     assert (new.consume_time_stamp, new.delay_time) == (NOW_MS + 10, 89)

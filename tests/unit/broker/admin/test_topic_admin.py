@@ -1,4 +1,4 @@
-"""Topics by mqadmin: what each request does, answers and refuses."""
+"""Administration of topics by mqadmin."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.admin.slices import SLICE
+from penstock.broker.admin.large_requests import STEP_ITEMS
 from penstock.broker.long_polling import SuspendedRequest
 from penstock.errors import BodyError
 from penstock.rpc.answers import InThread, PersistSoon, RegisterSoon, RegisterTopics, Reply, Suspend
@@ -31,7 +31,7 @@ def kit(tmp_path: Path) -> Iterator[TopicKit]:
 
 
 def saved(kit: TopicKit) -> TopicTable:
-    """The topics as a restarted broker finds them."""
+    """The topics that a restarted broker loads."""
     table = TopicTable()
     assert table.load(kit.persistence.file(table.FILE))
     return table
@@ -45,7 +45,7 @@ def table_of(reply: Reply) -> TopicConfigAndMappingSerializeWrapper:
 # --- create and change
 
 
-def test_a_created_topic_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> None:
+def test_a_created_topic_is_saved_before_the_response(kit: TopicKit) -> None:
     assert kit.create("Orders", readQueueNums=4, writeQueueNums=3, order="true") == Reply()
     config = TopicConfig(
         topic_name="Orders", read_queue_nums=4, write_queue_nums=3, perm=6, order=True
@@ -55,7 +55,7 @@ def test_a_created_topic_is_on_the_disk_when_the_answer_comes(kit: TopicKit) -> 
     assert kit.effects.take() == [PersistSoon(kit.topics.table), RegisterSoon()]
 
 
-def test_a_created_topic_is_known_to_the_nameservers_when_the_answer_comes(kit: TopicKit) -> None:
+def test_a_created_topic_is_registered_before_the_response(kit: TopicKit) -> None:
     fields = {"topic": "Orders", "readQueueNums": "4", "writeQueueNums": "4", "perm": "6"}
     answer = kit.router.handle(Command(17, fields, now_ms=NOW_MS))
     assert isinstance(answer, InThread), "first it is written"
@@ -67,7 +67,7 @@ def test_a_created_topic_is_known_to_the_nameservers_when_the_answer_comes(kit: 
     assert isinstance(again, RegisterTopics), "the one who was first may still wait"
 
 
-def test_a_deleted_topic_is_answered_after_a_whole_registration(kit: TopicKit) -> None:
+def test_a_deleted_topic_is_registered_before_the_response(kit: TopicKit) -> None:
     kit.create("Orders")
     answer = kit.router.handle(Command(215, {"topic": "Orders"}, now_ms=NOW_MS))
     assert isinstance(answer, InThread)
@@ -76,7 +76,7 @@ def test_a_deleted_topic_is_answered_after_a_whole_registration(kit: TopicKit) -
     assert (known.topics, known.deadline_ms) == ((), NOW_MS + 3_000)
 
 
-def test_a_long_list_is_done_in_short_steps(kit: TopicKit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_list_is_processed_in_steps(kit: TopicKit, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[int] = []
     put, done = kit.topics.put, 0
 
@@ -86,7 +86,7 @@ def test_a_long_list_is_done_in_short_steps(kit: TopicKit, monkeypatch: pytest.M
         put(config, now_ms)
 
     monkeypatch.setattr(kit.topics, "put", count)
-    names = [f"t{n}" for n in range(2 * SLICE + 1)]
+    names = [f"t{n}" for n in range(2 * STEP_ITEMS + 1)]
     body = CreateTopicListRequestBody(
         topic_config_list=[TopicConfig(topic_name=name) for name in names]
     )
@@ -97,7 +97,7 @@ def test_a_long_list_is_done_in_short_steps(kit: TopicKit, monkeypatch: pytest.M
         steps.append(done - before)
     assert isinstance(answer, RegisterTopics)
     assert answer.topics == tuple(names)
-    assert max(steps) == SLICE
+    assert max(steps) == STEP_ITEMS
     assert sum(steps) == len(names)
     assert saved(kit).get(names[-1]) is not None
 
@@ -125,7 +125,7 @@ def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
         ({"topic": "TBW102"}, "system topic"),
         ({"topic": "rmq_sys_anything"}, "system topic"),
         ({"topic": "DefaultCluster"}, "system topic"),
-        ({"readQueueNums": -1}, "-1 queues to read"),
+        ({"readQueueNums": -1}, "read queues must not be negative"),
         ({"writeQueueNums": 1 << 21}, "2097152 queues, the limit is 1048576"),
         ({"perm": 64}, "permission 64"),
         ({"perm": "six"}, "perm is not a number"),
@@ -142,7 +142,7 @@ def test_a_change_takes_effect_on_the_next_send(kit: TopicKit) -> None:
         ({"attributes": "+message.type=FIFO,+message.type=FIFO"}, "twice"),
     ],
 )
-def test_what_cant_be_is_refused(kit: TopicKit, change: dict[str, Any], says: str) -> None:
+def test_an_invalid_topic_is_refused(kit: TopicKit, change: dict[str, Any], says: str) -> None:
     reply = kit.create(change.pop("topic", "Orders"), **change)
     assert reply.code == INVALID
     assert says in (reply.remark or "")
@@ -153,8 +153,9 @@ def test_what_cant_be_is_refused(kit: TopicKit, change: dict[str, Any], says: st
 def test_attributes_are_set_changed_and_removed(kit: TopicKit) -> None:
     kit.create("Orders", attributes="+message.type=FIFO,+queue.type=SimpleCQ")
     assert kit.topics.need("Orders").attributes == {
-        "message.type": "FIFO", "queue.type": "SimpleCQ"
-    }  # fmt: skip
+        "message.type": "FIFO",
+        "queue.type": "SimpleCQ",
+    }
     assert kit.create("Orders", attributes="+message.type=DELAY").code == 0
     assert kit.create("Orders", perm=4).code == 0
     assert kit.topics.need("Orders").attributes["message.type"] == "DELAY"
@@ -166,7 +167,7 @@ def test_attributes_are_set_changed_and_removed(kit: TopicKit) -> None:
         assert "can't be changed" in (reply.remark or "")
 
 
-def test_a_list_is_created_wholly_or_not_at_all(kit: TopicKit) -> None:
+def test_a_list_is_created_completely_or_not_at_all(kit: TopicKit) -> None:
     a = TopicConfig(topic_name="a", attributes={"+message.type": "FIFO"})
     b = TopicConfig(topic_name="b", read_queue_nums=2, write_queue_nums=2)
     bad = TopicConfig(topic_name="b d")
@@ -192,7 +193,7 @@ def test_static_topics_are_refused(kit: TopicKit) -> None:
 # --- delete
 
 
-def test_deleting_takes_config_progress_queues_and_retry_topics(kit: TopicKit) -> None:
+def test_deleting_a_topic_deletes_config_offsets_queues_and_retry_topics(kit: TopicKit) -> None:
     for topic in ("Orders", "Others", "%RETRY%g_Orders", "%RETRY%g_Others"):
         kit.create(topic)
         kit.send(topic, "message")
@@ -214,7 +215,7 @@ def test_deleting_takes_config_progress_queues_and_retry_topics(kit: TopicKit) -
         assert progress.get(topic, "g", 0) == 1
 
 
-def test_who_waits_at_a_deleted_topic_is_woken(kit: TopicKit) -> None:
+def test_deleting_a_topic_wakes_suspended_pulls(kit: TopicKit) -> None:
     kit.create("Orders")
     woken: list[SuspendedRequest] = []
     kit.long_polling.on_wake(lambda held, last: woken.append(held))
@@ -224,7 +225,7 @@ def test_who_waits_at_a_deleted_topic_is_woken(kit: TopicKit) -> None:
     assert [held.pending_response for held in woken] == ["response"]
 
 
-def test_deleting_a_topic_that_is_not_there_succeeds(kit: TopicKit) -> None:
+def test_deleting_a_missing_topic_succeeds(kit: TopicKit) -> None:
     assert kit.ask(DELETE, {"topic": "Orders"}) == Reply()
 
 
@@ -238,7 +239,7 @@ def test_system_topics_are_not_deleted(kit: TopicKit, topic: str) -> None:
 # --- look
 
 
-def test_one_topic_is_told(kit: TopicKit) -> None:
+def test_one_topic_is_returned(kit: TopicKit) -> None:
     kit.create("Orders", attributes="+message.type=FIFO")
     reply = kit.ask(GET, {"topic": "Orders", "lo": "true"})
     assert fastjson.decode(reply.body, TopicConfig) == kit.topics.get("Orders")
@@ -273,7 +274,7 @@ def test_new_tools_get_pages(kit: TopicKit) -> None:
     assert table_of(kit.ask(GET_ALL, beyond)).topic_config_table == {}
 
 
-def test_pages_begin_anew_when_the_table_has_changed(kit: TopicKit) -> None:
+def test_a_changed_table_starts_again_with_the_first_page(kit: TopicKit) -> None:
     old = fastjson.encode(DataVersion(counter=77)).decode()
     names = sorted(kit.topics.table.topics)
     for version in (old, "", " "):

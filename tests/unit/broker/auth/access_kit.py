@@ -8,8 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from penstock.broker.admin.auth_admin import AuthAdmin
-from penstock.broker.auth.access_control import Access
-from penstock.broker.auth.policies import Action, Decision, PolicyType, Resource, Rule
+from penstock.broker.auth.access_control import AccessControl
+from penstock.broker.auth.policies import Action, PolicyDecision, PolicyType, Resource, Rule
 from penstock.broker.auth.users import AccessTable, User
 from penstock.broker.context import BrokerContext
 from penstock.config import AccessConfig, Live, Settings
@@ -23,20 +23,20 @@ PEER = "192.0.2.7:4711"
 
 
 def rule(resource: str, actions: str, decision: str = "Allow", *sources: str) -> Rule:
-    parsed, what = Resource.parse(resource), Decision.named(decision)
+    parsed, what = Resource.parse(resource), PolicyDecision.named(decision)
     assert parsed is not None
     assert what is not None
     named = tuple(Action(name) for name in actions.split(","))
     return Rule(parsed, named, what, sources or None)
 
 
-class House:
-    """A broker's access control; every user's password is its name twice."""
+class AccessFixture:
+    """The access control of a broker; the password of each user is its name twice."""
 
     def __init__(self, config: AccessConfig = ON) -> None:
         self.effects = EffectQueue()
         self.table = AccessTable()
-        self.access = Access(Live(Settings(access=config)), self.table, self.effects)
+        self.access = AccessControl(Live(Settings(access=config)), self.table, self.effects)
         self.saved = 0
         context = cast(BrokerContext, SimpleNamespace(access=self.access, persistence=self))
         self.router = Router([AuthAdmin(context).rows()])
@@ -47,9 +47,14 @@ class House:
             self.table.put_rules(name, {PolicyType.CUSTOM: list(rules)}, 1)
 
     def check(
-        self, name: str, code: int, ext: dict[str, str] | None = None, body: Any = None, *,
+        self,
+        name: str,
+        code: int,
+        ext: dict[str, str] | None = None,
+        body: Any = None,
+        *,
         peer: str = PEER,
-    ) -> Reply | None:  # fmt: skip
+    ) -> Reply | None:
         """The refusal of a request that this user signs."""
         return self.access.check(command(name, code, ext, body, peer=peer))
 
@@ -59,7 +64,7 @@ class House:
     def ask(
         self, name: str, code: int, ext: dict[str, str] | None = None, body: Any = None
     ) -> Reply:
-        """The answer to a request for administration."""
+        """The response to an administration request."""
         reply = self.router.handle(command(name, code, ext, body))
         if isinstance(reply, InThread):
             reply = reply.then(reply.work())
@@ -67,7 +72,7 @@ class House:
         return reply
 
     def save(self, table: AccessTable) -> Callable[[], None]:
-        """In the place of Persistence: counts what is written."""
+        """Replaces Persistence: counts saves."""
         assert table is self.table
 
         def work() -> None:

@@ -1,4 +1,4 @@
-"""Which rule decides."""
+"""Policies: which rule decides."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import pytest
 
 from penstock.broker.auth.policies import (
     Action,
-    Decision,
-    Kind,
-    Need,
+    PolicyDecision,
     PolicyType,
+    RequiredRight,
     Resource,
+    ResourceType,
     address_of,
     decide,
     network_of,
@@ -18,12 +18,14 @@ from penstock.broker.auth.policies import (
 
 from .access_kit import rule
 
-PUB = Need(Kind.TOPIC, "orders", (Action.PUB,))
+PUB = RequiredRight(ResourceType.TOPIC, "orders", (Action.PUB,))
 HERE = address_of("10.1.2.3:5000")
 
 
-def decision(*rules: tuple[str, ...], need: Need = PUB, default: tuple[str, ...] = ()) -> str:
-    """What Custom rules and a Default rule decide; `none` where no rule fits."""
+def decision(
+    *rules: tuple[str, ...], need: RequiredRight = PUB, default: tuple[str, ...] = ()
+) -> str:
+    """The decision of Custom rules and a Default rule; `none` if no rule matches."""
     policies = {PolicyType.CUSTOM: [rule(*parts) for parts in rules]}
     if default:
         policies[PolicyType.DEFAULT] = [rule(*default)]
@@ -52,9 +54,7 @@ ALLOW, DENY = "Allow", "Deny"
         ([("Topic:orders", "Sub", DENY), ("*", "Pub", ALLOW)], ALLOW),
     ],
 )
-def test_the_most_specific_rule_that_fits_decides(
-    rules: list[tuple[str, ...]], wanted: str
-) -> None:
+def test_the_most_specific_matching_rule_decides(rules: list[tuple[str, ...]], wanted: str) -> None:
     assert decision(*rules) == wanted
     assert decision(*reversed(rules)) == wanted
 
@@ -65,7 +65,7 @@ def test_between_equals_deny_wins_in_any_order(resource: str) -> None:
     assert decision(*rules) == decision(*reversed(rules)) == DENY
 
 
-def test_default_rules_count_only_where_no_custom_rule_fits() -> None:
+def test_default_rules_apply_only_without_a_matching_custom_rule() -> None:
     assert decision(("*", "Pub", ALLOW), default=("Topic:orders", "All", DENY)) == ALLOW
     assert decision(("*", "Sub", ALLOW), default=("Topic:orders", "All", DENY)) == DENY
 
@@ -82,7 +82,7 @@ def test_default_rules_count_only_where_no_custom_rule_fits() -> None:
         ("::/0", False),
     ],
 )
-def test_a_rule_may_ask_where_from(source: str, fits: bool) -> None:
+def test_a_rule_may_have_source_addresses(source: str, fits: bool) -> None:
     assert decision(("Topic:orders", "Pub", ALLOW, source)) == (ALLOW if fits else "none")
 
 
@@ -101,21 +101,21 @@ def test_an_unknown_source_is_never_allowed_by_address() -> None:
     }
     found = decide(policies, PUB, None)
     assert found is not None
-    assert found.decision is Decision.DENY
+    assert found.decision is PolicyDecision.DENY
 
 
-def test_all_of_a_kind_takes_a_rule_for_all() -> None:
-    need = Need(Kind.TOPIC, None, (Action.LIST, Action.GET))
+def test_a_right_on_all_resources_needs_a_rule_for_all() -> None:
+    need = RequiredRight(ResourceType.TOPIC, None, (Action.LIST, Action.GET))
     assert decision(("Topic:o*", "All", ALLOW), need=need) == "none"
     assert decision(("Topic:*", "Get", ALLOW), need=need) == ALLOW
     assert decision(("*", "List", ALLOW), need=need) == ALLOW
 
 
-def test_some_right_anywhere() -> None:
-    need = Need(Kind.ANY, None, (Action.ANY,))
+def test_any_right_on_any_resource() -> None:
+    need = RequiredRight(ResourceType.ANY, None, (Action.ANY,))
     assert decision(("Group:g", "Sub", ALLOW), ("*", "All", DENY), need=need) == ALLOW
     assert decision(("*", "All", DENY), need=need) == "none"
-    need = Need(Kind.ANY, None, (Action.PUB,))
+    need = RequiredRight(ResourceType.ANY, None, (Action.PUB,))
     assert decision(("Group:g", "Sub", ALLOW), need=need) == "none"
 
 
@@ -133,10 +133,10 @@ def test_some_right_anywhere() -> None:
         (" ", "None"),
     ],
 )
-def test_resources_are_read_as_apache_reads_them(text: str, shown: str) -> None:
+def test_resources_are_parsed_as_by_apache(text: str, shown: str) -> None:
     assert str(Resource.parse(text)) == shown
 
 
 @pytest.mark.parametrize("text", ["", "1.2.3", "1.2.3.4/33", "::/129", "1.2.3.4/255.0.0.0", "a/8"])
-def test_what_is_no_network(text: str) -> None:
+def test_invalid_networks_are_rejected(text: str) -> None:
     assert network_of(text) is None

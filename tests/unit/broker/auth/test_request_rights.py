@@ -1,4 +1,4 @@
-"""What each request takes, and that none is free."""
+"""The rights that each request code requires."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from typing import Any
 
 import pytest
 
-from penstock.broker.auth.request_rights import Rights
+from penstock.broker.auth.request_rights import RequestRights
 from penstock.rpc.command import Command
 from penstock.wire import fastjson
 from penstock.wire.codes import RequestCode
 
-RIGHTS = Rights("c1")
+RIGHTS = RequestRights("c1")
 
 
-def needs(code: int, ext: dict[str, str] | None = None, body: Any = None) -> set[str]:
+def required(code: int, ext: dict[str, str] | None = None, body: Any = None) -> set[str]:
     """As `Pub Topic:t`."""
     command = Command(code, ext or {}, b"" if body is None else fastjson.encode(body))
-    found = RIGHTS.of(code).needs(command)
+    found = RIGHTS.of(code).required(command)
     return {f"{need.action()} {need.resource()}" for need in found}
 
 
@@ -42,22 +42,34 @@ CODE = RequestCode
         (CODE.PULL_MESSAGE, {"topic": "t", "consumerGroup": "g"}, {"Sub Group:g", "Sub Topic:t"}),
         (CODE.PULL_MESSAGE, {"topic": "%RETRY%g", "consumerGroup": "g"}, {"Sub Group:g"}),
         # Not another's retry topic, whatever group it names.
-        (CODE.PULL_MESSAGE, {"topic": "%RETRY%h", "consumerGroup": "g"},
-         {"Sub Group:g", "Sub Group:h"}),
-        (CODE.LITE_PULL_MESSAGE, {"topic": "t", "consumerGroup": "g"},
-         {"Sub Group:g", "Sub Topic:t"}),
+        (
+            CODE.PULL_MESSAGE,
+            {"topic": "%RETRY%h", "consumerGroup": "g"},
+            {"Sub Group:g", "Sub Group:h"},
+        ),
+        (
+            CODE.LITE_PULL_MESSAGE,
+            {"topic": "t", "consumerGroup": "g"},
+            {"Sub Group:g", "Sub Topic:t"},
+        ),
         (CODE.PULL_MESSAGE, {"topic": "t"}, {"Sub Group:*", "Sub Topic:t"}),
         *(
             (code, {"topic": topic, "consumerGroup": "g"}, {"Sub Group:g", *more})
             for code in (CODE.ACK_MESSAGE, CODE.CHANGE_MESSAGE_INVISIBLETIME)
             for topic, *more in [
-                ("t", "Sub Topic:t"), ("%RETRY%g",), ("%RETRY%g_t", "Sub Topic:t"),
-                ("%RETRY%g+t", "Sub Topic:t"), ("%RETRY%h_t", "Sub Group:h_t"),
+                ("t", "Sub Topic:t"),
+                ("%RETRY%g",),
+                ("%RETRY%g_t", "Sub Topic:t"),
+                ("%RETRY%g+t", "Sub Topic:t"),
+                ("%RETRY%h_t", "Sub Group:h_t"),
             ]
         ),
         # Whose messages these are can't be told from the name: perhaps those of the group g_t.
-        (CODE.PULL_MESSAGE, {"topic": "%RETRY%g_t", "consumerGroup": "g"},
-         {"Sub Group:g", "Sub Group:g_t"}),
+        (
+            CODE.PULL_MESSAGE,
+            {"topic": "%RETRY%g_t", "consumerGroup": "g"},
+            {"Sub Group:g", "Sub Group:g_t"},
+        ),
         (CODE.POP_MESSAGE, {"topic": "t", "consumerGroup": "g"}, {"Sub Group:g", "Sub Topic:t"}),
         (CODE.NOTIFICATION, {"topic": "t", "consumerGroup": "g"}, {"Sub Group:g", "Sub Topic:t"}),
         (CODE.POLLING_INFO, {"topic": "t", "consumerGroup": "g"}, {"Get Group:g", "Get Topic:t"}),
@@ -65,10 +77,16 @@ CODE = RequestCode
         (CODE.RESUME_CHECK_HALF_MESSAGE, {"topic": "t", "msgId": "1"}, {"Update Topic:t"}),
         (CODE.RESUME_CHECK_HALF_MESSAGE, {"msgId": "1"}, {"Update Topic:*"}),
         (CODE.GET_ALL_MESSAGE_REQUEST_MODE, {}, {"Get Cluster:c1"}),
-        (CODE.QUERY_CONSUMER_OFFSET, {"topic": "t", "consumerGroup": "g"},
-         {"Sub|Get Group:g", "Sub|Get Topic:t"}),
-        (CODE.UPDATE_CONSUMER_OFFSET, {"topic": "%RETRY%g", "consumerGroup": "g"},
-         {"Sub|Update Group:g"}),
+        (
+            CODE.QUERY_CONSUMER_OFFSET,
+            {"topic": "t", "consumerGroup": "g"},
+            {"Sub|Get Group:g", "Sub|Get Topic:t"},
+        ),
+        (
+            CODE.UPDATE_CONSUMER_OFFSET,
+            {"topic": "%RETRY%g", "consumerGroup": "g"},
+            {"Sub|Update Group:g"},
+        ),
         (CODE.GET_ROUTEINFO_BY_TOPIC, {"topic": "t"}, {"Pub|Sub|Get Topic:t"}),
         (CODE.GET_ROUTEINFO_BY_TOPIC, {"topic": "%RETRY%g"}, {"Sub|Get Group:g"}),
         (CODE.GET_CONSUMER_LIST_BY_GROUP, {"consumerGroup": "g"}, {"Sub|Get Group:g"}),
@@ -82,10 +100,16 @@ CODE = RequestCode
         (CODE.UPDATE_AND_CREATE_TOPIC, {"topic": "t"}, {"Create Topic:t"}),
         (CODE.DELETE_TOPIC_IN_BROKER, {"topic": "t"}, {"Delete Topic:t"}),
         (CODE.DELETE_SUBSCRIPTIONGROUP, {"groupName": "g"}, {"Delete Group:g"}),
-        (CODE.GET_CONSUME_STATS, {"consumerGroup": "g", "topicList": "t;u;"},
-         {"Get Group:g", "Get Topic:t", "Get Topic:u"}),
-        (CODE.QUERY_CORRECTION_OFFSET, {"compareGroup": "g", "filterGroups": "h,i", "topic": "t"},
-         {"Get Group:g", "Get Group:h", "Get Group:i", "Get Topic:t"}),
+        (
+            CODE.GET_CONSUME_STATS,
+            {"consumerGroup": "g", "topicList": "t;u;"},
+            {"Get Group:g", "Get Topic:t", "Get Topic:u"},
+        ),
+        (
+            CODE.QUERY_CORRECTION_OFFSET,
+            {"compareGroup": "g", "filterGroups": "h,i", "topic": "t"},
+            {"Get Group:g", "Get Group:h", "Get Group:i", "Get Topic:t"},
+        ),
         (CODE.GET_ALL_TOPIC_CONFIG, {}, {"List|Get Topic:*"}),
         (CODE.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, {}, {"List|Get Group:*"}),
         (CODE.GET_BROKER_CONFIG, {}, {"Get Cluster:c1"}),
@@ -95,39 +119,60 @@ CODE = RequestCode
         (CODE.REGISTER_BROKER, {"clusterName": "c2"}, {"Update Cluster:c2"}),
         (99_999, {}, {"Update Cluster:c1"}),
     ],
-)  # fmt: skip
-def test_what_header_fields_tell(code: int, ext: dict[str, str], wanted: set[str]) -> None:
-    assert needs(code, ext) == wanted
+)
+def test_rights_by_header_fields(code: int, ext: dict[str, str], wanted: set[str]) -> None:
+    assert required(code, ext) == wanted
 
 
 @pytest.mark.parametrize(
     ("code", "body", "wanted"),
     [
-        (CODE.HEART_BEAT, {"consumerDataSet": [consumer("g", "t", "%RETRY%g"), consumer("h")]},
-         {"Sub Group:g", "Sub Topic:t", "Sub Group:h"}),
+        (
+            CODE.HEART_BEAT,
+            {"consumerDataSet": [consumer("g", "t", "%RETRY%g"), consumer("h")]},
+            {"Sub Group:g", "Sub Topic:t", "Sub Group:h"},
+        ),
         (CODE.HEART_BEAT, {"producerDataSet": [{"groupName": "p"}]}, {"Any *"}),
-        (CODE.LOCK_BATCH_MQ, {"consumerGroup": "g", "mqSet": [{"topic": "t"}, {"topic": "t"}]},
-         {"Sub Group:g", "Sub Topic:t"}),
-        (CODE.CHECK_CLIENT_CONFIG, {"group": "g", "subscriptionData": {"topic": "t"}},
-         {"Sub Group:g", "Sub Topic:t"}),
-        (CODE.QUERY_ASSIGNMENT, {"consumerGroup": "g", "topic": "t"},
-         {"Sub Group:g", "Sub Topic:t"}),
-        (CODE.SET_MESSAGE_REQUEST_MODE, {"consumerGroup": "g", "topic": "t"},
-         {"Update Group:g", "Update Topic:t"}),
+        (
+            CODE.LOCK_BATCH_MQ,
+            {"consumerGroup": "g", "mqSet": [{"topic": "t"}, {"topic": "t"}]},
+            {"Sub Group:g", "Sub Topic:t"},
+        ),
+        (
+            CODE.CHECK_CLIENT_CONFIG,
+            {"group": "g", "subscriptionData": {"topic": "t"}},
+            {"Sub Group:g", "Sub Topic:t"},
+        ),
+        (
+            CODE.QUERY_ASSIGNMENT,
+            {"consumerGroup": "g", "topic": "t"},
+            {"Sub Group:g", "Sub Topic:t"},
+        ),
+        (
+            CODE.SET_MESSAGE_REQUEST_MODE,
+            {"consumerGroup": "g", "topic": "t"},
+            {"Update Group:g", "Update Topic:t"},
+        ),
         (CODE.BATCH_ACK_MESSAGE, {"acks": [{"c": "g", "t": "t"}]}, {"Sub Group:g", "Sub Topic:t"}),
         (CODE.BATCH_ACK_MESSAGE, {}, {"Sub Group:*"}),
-        (CODE.UPDATE_AND_CREATE_TOPIC_LIST, {"topicConfigList": [{"topicName": "t"}]},
-         {"Create Topic:t"}),
+        (
+            CODE.UPDATE_AND_CREATE_TOPIC_LIST,
+            {"topicConfigList": [{"topicName": "t"}]},
+            {"Create Topic:t"},
+        ),
         (CODE.UPDATE_AND_CREATE_TOPIC_LIST, {}, {"Create Topic:*"}),
         (CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, {"groupName": "g"}, {"Create Group:g"}),
-        (CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, {"groupConfigList": [{"groupName": "g"}]},
-         {"Create Group:g"}),
+        (
+            CODE.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST,
+            {"groupConfigList": [{"groupName": "g"}]},
+            {"Create Group:g"},
+        ),
     ],
-)  # fmt: skip
-def test_what_bodies_tell(code: int, body: Any, wanted: set[str]) -> None:
-    assert needs(code, {}, body) == wanted
+)
+def test_rights_by_body(code: int, body: Any, wanted: set[str]) -> None:
+    assert required(code, {}, body) == wanted
 
 
 @pytest.mark.parametrize("code", list(RequestCode))
-def test_every_code_takes_something(code: RequestCode) -> None:
-    assert needs(code, {}, {})
+def test_every_code_requires_a_right(code: RequestCode) -> None:
+    assert required(code, {}, {})

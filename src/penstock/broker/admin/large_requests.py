@@ -1,0 +1,58 @@
+"""Large requests: pages of a table, and long lists in steps.
+
+Slaves and tools of RocketMQ 5.3 and later read large tables page by page. They send the version
+that their pages belong to. If the table has changed since, or no version is given, they get the
+first page and start again.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
+
+from penstock.rpc.answers import Answer, InThread
+from penstock.rpc.command import Command
+from penstock.wire import fastjson
+from penstock.wire.bodies.client_bodies import DataVersion
+
+T = TypeVar("T")
+
+PAGE_MAX = 2_000
+"""Entries of one page, as in RocketMQ (splitMetadataSize)."""
+STEP_ITEMS = 500
+"""Items of one step: a topic or group takes about 20 µs."""
+
+
+def page_names(
+    command: Command, names: Iterable[str], version: DataVersion, *, first: str, count: str
+) -> list[str] | None:
+    """The names of the requested page; None if the request wants the whole table.
+
+    `first` and `count` are the header fields with the index of the first entry and the page size.
+    """
+    if not any(command.ext.get(field) for field in ("dataVersion", first, count)):
+        return None
+    begin = max(command.i32_or(first, 0), 0)
+    size = max(min(command.i32_or(count, PAGE_MAX), PAGE_MAX), 0)
+    given = command.text_or("dataVersion")
+    if not given.strip() or fastjson.decode(given.encode(), DataVersion) != version:
+        begin = 0
+    return sorted(names)[begin : begin + size]
+
+
+def in_steps(items: Sequence[T], do: Callable[[T], object], then: Callable[[], Answer]) -> Answer:
+    """The answer of `then`, after `do` was called for each item.
+
+    Between the steps other clients are served.
+    """
+
+    def step(at: int) -> Answer:
+        for item in items[at : at + STEP_ITEMS]:
+            do(item)
+        if at + STEP_ITEMS >= len(items):
+            return then()
+        return InThread(_yield_to_others, lambda _: step(at + STEP_ITEMS))
+
+    return step(0)
+
+
+def _yield_to_others() -> None:
+    """Do nothing: the way through the thread pool lets the event loop run other requests."""
