@@ -142,7 +142,7 @@ class QueueView:
         return offset_of_response((await self._core.ask(peer.address, code, fields)).ext)
 
 
-class _Reader:
+class _QueueReader:
     """One queue, piece by piece, forwards or backwards.
 
     `place` is where the next piece begins, backwards where it ends.
@@ -240,10 +240,10 @@ async def read_page(
     chosen = [queue for queue in queues if resume is None or queue in resume]
     view = QueueView(core)
     await view.check_filter(wanted)
-    readers = [_Reader(view, queue, wanted, span) for queue in chosen]
+    readers = [_QueueReader(view, queue, wanted, span) for queue in chosen]
     await core.for_each(readers, lambda r: r.begin(resume[r.queue] if resume else None))
     sign = -1 if span.newest_first else 1
-    heads = await core.for_each(readers, _Reader.head)
+    heads = await core.for_each(readers, _QueueReader.head)
     heap = [
         (sign * message.store_ms, number, message)
         for number, message in enumerate(heads)

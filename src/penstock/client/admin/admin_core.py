@@ -32,7 +32,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Found(Generic[T]):
+class BrokerResults(Generic[T]):
     """What brokers have, and the names of those that could not be asked."""
 
     items: Sequence[tuple[BrokerAddress, T]]
@@ -157,7 +157,7 @@ class AdminCore(Lifetime):
         self,
         brokers: Iterable[BrokerAddress],
         work: Callable[[BrokerAddress], Coroutine[object, object, T]],
-    ) -> Found[T]:
+    ) -> BrokerResults[T]:
         """What each has; raises if none can be reached, or one refuses for good."""
         targets = list(brokers)
         results = await asyncio.gather(*map(work, targets), return_exceptions=True)
@@ -175,7 +175,7 @@ class AdminCore(Lifetime):
             raise first
         for name, failure in failures.items():
             log.warning("%s is left out: %s", name, failure)
-        return Found(found, tuple(sorted(failures)), first)
+        return BrokerResults(found, tuple(sorted(failures)), first)
 
     async def ask_each(
         self,
@@ -184,7 +184,7 @@ class AdminCore(Lifetime):
         ext: Mapping[str, str] | None = None,
         *,
         good: Iterable[int] = (ResponseCode.SUCCESS,),
-    ) -> Found[Response]:
+    ) -> BrokerResults[Response]:
         """What each answers; raises as `from_each` does."""
         return await self.from_each(
             brokers, lambda broker: self.ask(broker.address, code, ext, good=good)

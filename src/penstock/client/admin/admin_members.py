@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from penstock.client.admin.admin_core import AdminCore, Found
+from penstock.client.admin.admin_core import AdminCore, BrokerResults
 from penstock.client.admin.admin_values import BrokerAddress, GroupMembers, Member
 from penstock.client.consumer.subscription import Subscription
 from penstock.errors import ConsumerNotOnline
@@ -94,7 +94,7 @@ class MemberAdmin(AdminCore):
 
     async def _connections(
         self, brokers: Sequence[BrokerAddress], name: str
-    ) -> Found[ConsumerConnection | None]:
+    ) -> BrokerResults[ConsumerConnection | None]:
         """Who is connected at each broker for a group; None for nobody."""
         found = await self.ask_each(
             brokers,
@@ -102,7 +102,7 @@ class MemberAdmin(AdminCore):
             {"consumerGroup": name},
             good=_ONLINE,
         )
-        return Found(
+        return BrokerResults(
             [
                 (
                     broker,

@@ -6,7 +6,7 @@ from datetime import datetime
 from typing import Literal
 
 from penstock.client.admin.admin_browse import QueueView, Span, read_page
-from penstock.client.admin.admin_core import Found, moment_ms
+from penstock.client.admin.admin_core import BrokerResults, moment_ms
 from penstock.client.admin.admin_follow import Follower, StartAt
 from penstock.client.admin.admin_groups import GroupAdmin
 from penstock.client.admin.admin_members import RELAY_MS
@@ -315,7 +315,7 @@ class MessageAdmin(GroupAdmin):
         count_max: int,
         *,
         unique: bool,
-    ) -> Found[list[ReceivedMessage]]:
+    ) -> BrokerResults[list[ReceivedMessage]]:
         name = self.session.with_namespace(topic)
         having = set((await self.route(topic)).brokers)
         masters = [broker for broker in await self.masters() if broker.name in having]
@@ -340,7 +340,7 @@ class MessageAdmin(GroupAdmin):
             for broker, answer in found.items
             if answer.code == ResponseCode.SUCCESS
         ]
-        return Found(messages, found.unreachable, found.problem)
+        return BrokerResults(messages, found.unreachable, found.problem)
 
     def _decode(self, body: bytes, broker_name: str) -> list[ReceivedMessage]:
         return decode_records(
@@ -411,7 +411,7 @@ class MessageAdmin(GroupAdmin):
         )
 
 
-def _sorted(found: Found[list[ReceivedMessage]]) -> list[ReceivedMessage]:
+def _sorted(found: BrokerResults[list[ReceivedMessage]]) -> list[ReceivedMessage]:
     messages = [message for _, part in found.items for message in part]
     return sorted(messages, key=lambda message: (message.store_ms, message.physical_offset))
 

@@ -18,7 +18,7 @@ from penstock.client.lifetime import Lifetime
 from penstock.client.pop.ack_client import PopAckClient
 from penstock.client.pop.pop_handlers import PopHandlerRunner
 from penstock.client.pop.pop_options import PopConsumerOptions, check_invisible_ms
-from penstock.client.pop.pop_source import PopRequest, PopSource
+from penstock.client.pop.pop_source import PopLimits, PopSource
 from penstock.client.pop.popped_messages import MESSAGES_MAX, PopTarget, receipt_of
 from penstock.client.received_message import ReceivedMessage
 from penstock.client.topic_routes import Route
@@ -106,7 +106,7 @@ class AsyncPopConsumer(Lifetime):
             self._session.check_alive()
             started_ms = clock.monotonic_ms()
             self._buffered.extend(
-                await self._round(PopRequest(count_max, invisible_ms, max(end_ms - started_ms, 0)))
+                await self._round(PopLimits(count_max, invisible_ms, max(end_ms - started_ms, 0)))
             )
             messages = self._take(count_max)
             now_ms = clock.monotonic_ms()
@@ -175,7 +175,7 @@ class AsyncPopConsumer(Lifetime):
                 messages.append(message)
         return messages
 
-    async def _round(self, request: PopRequest) -> list[ReceivedMessage]:
+    async def _round(self, request: PopLimits) -> list[ReceivedMessage]:
         """Pop from all targets until one has messages; wait if none has."""
         if self._buffered:
             return []
@@ -187,7 +187,7 @@ class AsyncPopConsumer(Lifetime):
         targets = targets[first:] + targets[:first]
         if len(targets) == 1:
             return await self._pop_from(targets, request)
-        at_once = PopRequest(request.count_max, request.invisible_ms)
+        at_once = PopLimits(request.count_max, request.invisible_ms)
         found = await self._pop_from(targets, at_once)
         if found or not request.wait_ms:
             return found
@@ -195,7 +195,7 @@ class AsyncPopConsumer(Lifetime):
         return [] if target is None else await self._pop_from([target], at_once)
 
     async def _pop_from(
-        self, targets: Sequence[PopTarget], request: PopRequest
+        self, targets: Sequence[PopTarget], request: PopLimits
     ) -> list[ReceivedMessage]:
         """The messages of the first target that has some; raises an error that cannot be retried,
         or if no target responds."""

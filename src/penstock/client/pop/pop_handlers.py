@@ -28,7 +28,7 @@ from penstock.client.consumer.dispatch.handlers import (
 from penstock.client.consumer.dispatch.send_back import FIRST_LEVEL, SendBack
 from penstock.client.pop.ack_client import PopAckClient
 from penstock.client.pop.pop_options import PopConsumerOptions
-from penstock.client.pop.pop_source import PopRequest, PopSource
+from penstock.client.pop.pop_source import PopLimits, PopSource
 from penstock.client.pop.popped_messages import MESSAGES_MAX, PopTarget, receipt_of
 from penstock.client.received_message import ReceivedMessage
 from penstock.clock import finish_within, pause
@@ -164,7 +164,7 @@ class PopHandlerRunner:
                 below_limit.clear()
                 await below_limit.wait()
                 continue
-            request = PopRequest(min(free, MESSAGES_MAX), options.invisible_ms, options.wait_ms)
+            request = PopLimits(min(free, MESSAGES_MAX), options.invisible_ms, options.wait_ms)
             sent_ms = clock.monotonic_ms()
             try:
                 messages = await self._source.pop(target, request)

@@ -31,7 +31,7 @@ _NOTHING = (ResponseCode.POLLING_FULL, ResponseCode.POLLING_TIMEOUT, ResponseCod
 
 
 @dataclass(frozen=True, slots=True)
-class PopRequest:
+class PopLimits:
     """Most messages, their invisible time, and how long to wait for the first."""
 
     count_max: int
@@ -70,7 +70,7 @@ class PopSource:
             raise error
         return found
 
-    async def pop(self, target: PopTarget, request: PopRequest) -> list[ReceivedMessage]:
+    async def pop(self, target: PopTarget, request: PopLimits) -> list[ReceivedMessage]:
         """Popped messages; more than requested if another caller's request is continued."""
         abandoned = self._abandoned[target]
         clock = self._session.clock
@@ -126,7 +126,7 @@ class PopSource:
             task.cancel()
         await asyncio.gather(*abandoned, return_exceptions=True)
 
-    async def _pop(self, target: PopTarget, request: PopRequest) -> list[ReceivedMessage]:
+    async def _pop(self, target: PopTarget, request: PopLimits) -> list[ReceivedMessage]:
         session, subscription = self._session, self.subscriptions[target.topic]
         await session.ensure_heartbeat(target.broker_name)
         # An ordered pop whose response was lost is repeated with its attempt id: the broker then

@@ -57,7 +57,7 @@ class Accumulator:
         self._send_batch = send_batch
         self._batching = batching
         self._clock = clock
-        self._open: dict[_BatchKey, _OpenBatch] = {}
+        self._open: dict[_BatchKey, _GatheringBatch] = {}
         self._sending: set[asyncio.Task[None]] = set()
         self._closed = False
 
@@ -84,7 +84,7 @@ class Accumulator:
         if batch is None:
             due_ms = self._clock.now_ms() + limits.linger_ms
             alarm = self._clock.wake_at(due_ms, lambda: self._close_batch(key))
-            batch = self._open[key] = _OpenBatch(alarm)
+            batch = self._open[key] = _GatheringBatch(alarm)
         batch.messages.append(_BatchedMessage(message, future, size))
         batch.size += size
         if len(batch.messages) >= limits.count_max or batch.size >= limits.bytes_max:
@@ -164,7 +164,7 @@ class _BatchedMessage:
             self.future.set_result(outcome)
 
 
-class _OpenBatch:
+class _GatheringBatch:
     """A batch that still grows; `alarm` closes it after `linger_ms`."""
 
     __slots__ = ("alarm", "messages", "size")

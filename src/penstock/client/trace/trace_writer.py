@@ -37,7 +37,7 @@ from penstock.wire.message_ids import UniqueIds
 if TYPE_CHECKING:
     from penstock.client.received_message import ReceivedMessage
 
-__all__ = ["ConsumeCode", "Consuming", "MessageKind", "TraceRecord", "Tracer", "decode_traces"]
+__all__ = ["ConsumeCode", "ConsumeTrace", "MessageKind", "TraceRecord", "Tracer", "decode_traces"]
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +54,7 @@ SendTrace: TypeAlias = Callable[[Message], Awaitable[object]]
 """Sends one message of traces, untraced, by a plain producer of the same session."""
 
 
-class Consuming(NamedTuple):
+class ConsumeTrace(NamedTuple):
     """What `consuming` hands out for `consumed`."""
 
     request_id: str
@@ -64,7 +64,7 @@ class Consuming(NamedTuple):
     messages: tuple[tuple[str, str | None], ...]  # (id, keys)
 
 
-class _Line(NamedTuple):
+class _EncodedRecord(NamedTuple):
     topic: str
     text: str
     keys: tuple[str, ...]
@@ -79,7 +79,7 @@ class Tracer:
         self._group = group
         self._send = send
         self._topic = trace_topic
-        self._waiting: deque[_Line] = deque()
+        self._waiting: deque[_EncodedRecord] = deque()
         self._alarm: Alarm | None = None
         self._worker: asyncio.Task[object] | None = None
         self._failing = False
@@ -135,7 +135,7 @@ class Tracer:
             receipt.status is SendStatus.SEND_OK,
         )
 
-    def consuming(self, messages: Sequence["ReceivedMessage"]) -> Consuming | None:
+    def consuming(self, messages: Sequence["ReceivedMessage"]) -> ConsumeTrace | None:
         """Messages of one topic go to the handler; None if none of them is to be traced."""
         now_ms = self._clock.now_ms()
         request_id = self._ids.next(now_ms)
@@ -163,9 +163,9 @@ class Tracer:
             traced.append((message.message_id, keys))
         if not traced:
             return None
-        return Consuming(request_id, now_ms, len(messages), topic, tuple(traced))
+        return ConsumeTrace(request_id, now_ms, len(messages), topic, tuple(traced))
 
-    def consumed(self, token: Consuming | None, code: ConsumeCode) -> None:
+    def consumed(self, token: ConsumeTrace | None, code: ConsumeCode) -> None:
         """They come back from it; success is code SUCCESS."""
         if token is None:
             return
@@ -268,7 +268,7 @@ class Tracer:
         found_by = [message_id]
         if keys and len(keys) < KEYS_CHARS_MAX:
             found_by += keys.split(KEY_SEPARATOR)
-        self._waiting.append(_Line(topic, encode_record(*fields), tuple(found_by)))
+        self._waiting.append(_EncodedRecord(topic, encode_record(*fields), tuple(found_by)))
         if len(self._waiting) >= FLUSH_AT:
             self._start()
         elif self._alarm is None and self._worker is None:
@@ -318,9 +318,9 @@ def _kind_of(message: Message) -> MessageKind:
     return MessageKind.NORMAL
 
 
-def _pack(lines: Sequence[_Line]) -> Iterator[tuple[bytes, list[str]]]:
+def _pack(lines: Sequence[_EncodedRecord]) -> Iterator[tuple[bytes, list[str]]]:
     """Bodies and keys of messages: of one traced topic each, as RocketMQ's are, and not too big."""
-    by_topic: dict[str, list[_Line]] = {}
+    by_topic: dict[str, list[_EncodedRecord]] = {}
     for line in lines:
         by_topic.setdefault(line.topic, []).append(line)
     for group in by_topic.values():
