@@ -13,6 +13,9 @@ from penstock.wire.bodies.client_bodies import MessageQueue
 __all__ = ["Message", "MessageQueue", "SendReceipt", "SendStatus"]
 
 
+PRIORITY_MAX = 2**31 - 1
+
+
 class SendStatus(IntEnum):
     """Result of a send, by RocketMQ's names.
 
@@ -32,7 +35,8 @@ class Message:
     `keys` are indexed for queries; `properties` belong to the application. At most one of
     `delay_level` (RocketMQ's 1 to 18), `delay` (counted from the arrival at the broker) and
     `deliver_at` (a naive datetime is local time) delays the delivery. With `wait_stored=False` the
-    broker responds without waiting for the flush and the replicas.
+    broker responds without waiting for the flush and the replicas. POP consumers receive messages
+    with a higher `priority` first if the topic has the type PRIORITY.
     """
 
     topic: str
@@ -45,6 +49,7 @@ class Message:
     delay: timedelta | None = field(default=None, kw_only=True)
     deliver_at: datetime | None = field(default=None, kw_only=True)
     wait_stored: bool = field(default=True, kw_only=True)
+    priority: int | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if not self.topic:
@@ -59,6 +64,15 @@ class Message:
                 "the message has more than one delay",
                 hint="give only one of delay_level, delay and deliver_at",
             )
+        if self.priority is not None:
+            if not 0 <= self.priority <= PRIORITY_MAX:
+                raise MessageIllegal(
+                    f"priority is {self.priority}", hint=f"give 0 to {PRIORITY_MAX}, or None"
+                )
+            if delays:
+                raise MessageIllegal(
+                    "a message with a priority cannot have a delay", hint="give only one of them"
+                )
 
     @property
     def content(self) -> bytes:

@@ -177,6 +177,18 @@ def test_message_needs_a_topic_and_has_at_most_one_delay() -> None:
         Message("T", deliver_at=datetime(2030, 1, 1), delay=timedelta(seconds=1))
 
 
+@pytest.mark.parametrize("priority", [-1, 2**31])
+def test_priority_has_the_range_of_java(priority: int) -> None:
+    assert Message("T", priority=0).priority == 0
+    with pytest.raises(MessageIllegal, match=f"priority is {priority}"):
+        Message("T", priority=priority)
+
+
+def test_message_with_a_priority_cannot_have_a_delay() -> None:
+    with pytest.raises(MessageIllegal, match="cannot have a delay"):
+        Message("T", priority=1, delay_level=2)
+
+
 def test_route_with_too_many_queues_is_refused() -> None:
     queues = [QueueData(broker_name="a", read_queue_nums=2**31 - 1, write_queue_nums=1, perm=6)]
     with pytest.raises(BodyError, match="queues"):

@@ -187,6 +187,7 @@ def _can_be_batched(message: Message) -> bool:
         message.delay_level > 0
         or message.delay is not None
         or message.deliver_at is not None
+        or message.priority is not None
         or message.topic.startswith(RETRY_TOPIC_PREFIX)
         or (message.properties and PROPERTY_PRODUCER_GROUP in message.properties)
     )

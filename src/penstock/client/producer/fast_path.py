@@ -174,6 +174,7 @@ class FastPath:
             or message.delay_level
             or message.delay is not None
             or message.deliver_at is not None
+            or message.priority is not None
         ):
             more = packer.special_properties(message, ordering_key)
         pending.properties = encode_properties(message, message_id, more, internal)

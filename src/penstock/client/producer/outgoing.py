@@ -25,6 +25,7 @@ from penstock.wire.codes import (
     PROPERTY_DELAY,
     PROPERTY_INSTANCE_ID,
     PROPERTY_MAX_RECONSUME_TIMES,
+    PROPERTY_PRIORITY,
     PROPERTY_RECONSUME_TIME,
     PROPERTY_SHARDING_KEY,
     PROPERTY_TIMER_DELAY_MS,
@@ -126,10 +127,17 @@ class Packer:
         return message.flag
 
     def special_properties(self, message: Message, ordering_key: str | None) -> bytes:
-        """Properties of a message with a delay or an ordering key, and the common properties."""
+        """Properties for a delay, a priority or an ordering key, and the common properties."""
         properties: dict[str, str] = {}
         if ordering_key is not None:
             properties[PROPERTY_SHARDING_KEY] = ordering_key
+        if message.priority is not None:
+            if ordering_key is not None:
+                raise MessageIllegal(
+                    "a message with a priority cannot have an ordering key",
+                    hint="give only one of them: the broker selects the queue by the priority",
+                )
+            properties[PROPERTY_PRIORITY] = str(message.priority)
         if message.delay_level:
             if not 0 < message.delay_level <= _DELAY_LEVEL_MAX:
                 raise MessageIllegal(
@@ -195,6 +203,10 @@ class Packer:
         if message.delay_level or message.delay is not None or message.deliver_at is not None:
             raise MessageIllegal(
                 "a message with a delay cannot be sent in a batch", hint="send it alone"
+            )
+        if message.priority is not None:
+            raise MessageIllegal(
+                "a message with a priority cannot be sent in a batch", hint="send it alone"
             )
         if message.topic.startswith(RETRY_TOPIC_PREFIX):
             raise MessageIllegal(

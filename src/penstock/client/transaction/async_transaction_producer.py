@@ -180,6 +180,11 @@ class AsyncTransactionProducer(AsyncProducer):
                 "a transactional message cannot have a delay",
                 hint="send it without a delay, or without a transaction",
             )
+        if message.priority is not None:
+            raise MessageIllegal(
+                "a transactional message cannot have a priority",
+                hint="send it without a priority, or without a transaction",
+            )
         group = self._session.with_namespace(self.group)
         half = replace(
             message,
