@@ -46,7 +46,7 @@ def send(env: BrokerFixture, *priorities: int) -> None:
     for number, priority in enumerate(priorities):
         properties = {PRIORITY: str(priority)}
         assert env.send(body=b"%d" % priority, queue_id=number % QUEUES, properties=properties)
-    env.store.settle()
+    env.store.publish()
 
 
 def test_urgent_messages_are_popped_first(env: BrokerFixture, client: PopClient) -> None:
@@ -65,7 +65,7 @@ def test_each_pop_takes_the_most_urgent_messages(env: BrokerFixture, client: Pop
 def test_a_suspended_pop_is_woken_by_any_priority(env: BrokerFixture, client: PopClient) -> None:
     client.suspend()
     send(env, 1)
-    env.store.attend()
+    env.store.notify()
     (reply,) = env.woken
     assert [popped.body for popped in client.read(reply)] == [b"1"]
 
