@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tests.compat import apache, penstock
+from tests.compat import apache, maven, penstock
 from tests.compat.clusters import LARGE_FILES
 
 KINDS = ("penstock", "apache")
@@ -46,6 +46,8 @@ CONF: Mapping[str, Any] = {
 }
 # Apache notes the ends of transactions in batches, each 3 s, and asks in vain until then.
 APACHE_CONF: Mapping[str, Any] = {"transactionOpBatchInterval": 100}
+# Both releases in one cluster, so that one run is enough.
+APACHE_VERSIONS = {"broker-a": maven.V5_4, "broker-b": maven.V5_5}
 
 AnyBroker = apache.Broker | penstock.Broker
 AnyNameServer = apache.NameServer | penstock.NameServer
@@ -68,6 +70,21 @@ class Answer(NamedTuple):
     remark: str
 
 
+def _name_server(kind: str, directory: Path, **conf: Any) -> AnyNameServer:
+    if kind == "penstock":
+        return penstock.NameServer(directory, **conf)
+    return _SmallNameServer(directory, version=maven.V5_5, **conf)
+
+
+def _broker(kind: str, directory: Path, namesrv: str, **conf: Any) -> AnyBroker:
+    store, timeout = directory / "store", START_S
+    if kind == "penstock":
+        return penstock.Broker(directory, store, namesrv, timeout=timeout, **conf)
+    version = APACHE_VERSIONS[conf["brokerName"]]
+    conf = {**APACHE_CONF, **conf}
+    return _SmallBroker(directory, store, namesrv, version=version, timeout=timeout, **conf)
+
+
 class Cluster:
     """A NameServer and two brokers; `kind` is "penstock" or "apache"."""
 
@@ -76,18 +93,12 @@ class Cluster:
         names_conf: Mapping[str, Any] | None = None, **conf: Any,
     ) -> None:  # fmt: skip
         self.kind = kind
-        ours = kind == "penstock"
-        self.names: AnyNameServer = (penstock.NameServer if ours else _SmallNameServer)(
-            directory / "names", timeout=START_S, **(names_conf or {})
-        )
-        make = penstock.Broker if ours else _SmallBroker
-        self.brokers: list[AnyBroker] = [
-            make(
-                directory / name, directory / name / "store", self.names.address, brokerName=name,
-                timeout=START_S, **{**CONF, **({} if ours else APACHE_CONF), **conf},
-            )
+        names, conf = directory / "names", {**CONF, **conf}
+        self.names = _name_server(kind, names, timeout=START_S, **(names_conf or {}))
+        self.brokers = [
+            _broker(kind, directory / name, self.names.address, brokerName=name, **conf)
             for name in [f"broker-{'abcdefgh'[n]}" for n in range(count)]
-        ]  # fmt: skip
+        ]
 
     @property
     def nameservers(self) -> str:

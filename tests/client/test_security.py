@@ -6,13 +6,13 @@ import json
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from penstock import Message
 from penstock.errors import NoPermission, PenstockError
 from penstock.wire.signing import signer
+from tests.compat import apache
 from tests.integration.certificates import Pair, make_pair
 
 from .clusters import Cluster, ask
@@ -22,28 +22,20 @@ ROOT = {"access_key": "root", "secret_key": "root-secret"}
 WRONG = {"access_key": "root", "secret_key": "not-the-secret"}
 
 
-def _access() -> dict[str, Any]:
-    conf: dict[str, Any] = {
-        "authenticationEnabled": True,
-        "authorizationEnabled": True,
-        "initAuthenticationUser": json.dumps({"username": "root", "password": "root-secret"}),
-        # The broker's own calls are signed too.
-        "innerClientAuthenticationCredentials": json.dumps(
-            {"accessKey": "root", "secretKey": "root-secret"}
-        ),
-    }
-    for area in ("authentication", "authorization"):
-        provider = f"org.apache.rocketmq.auth.{area}.provider"
-        conf[f"{area}Provider"] = f"{provider}.Default{area.capitalize()}Provider"
-        conf[f"{area}MetadataProvider"] = f"{provider}.Local{area.capitalize()}MetadataProvider"
-    return conf
-
-
 @pytest.fixture(scope="module")
 def guarded(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     """A cluster of the same kind with one broker, which asks who one is."""
     directory = tmp_path_factory.mktemp("guarded")
-    own = Cluster(cluster.kind, directory, count=1, **_access(), authConfigPath=directory / "auth")
+    user, password = ROOT.values()
+    conf = {
+        **apache.access_control(user, password),
+        "authConfigPath": directory / "auth",
+        # The broker's own calls are signed too.
+        "innerClientAuthenticationCredentials": json.dumps(
+            {"accessKey": user, "secretKey": password}
+        ),
+    }
+    own = Cluster(cluster.kind, directory, count=1, **conf)
     own.start()
     yield own
     own.kill()

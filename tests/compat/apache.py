@@ -2,10 +2,12 @@
 
     with NameServer(tmp / "ns") as names, Broker(tmp / "b", store, names.address) as broker:
         ...
-        broker.stop()  # or broker.kill()
+        broker.stop()
 
 Both take a scratch directory for their configuration, log and "home"; nothing is written outside
-it and, for the broker, outside `store_dir`. Leaving the context stops the process cleanly.
+it and, for the broker, outside `store_dir`. `version` is one of maven.SERVER_VERSIONS. Leaving the
+context kills the process: a clean shutdown takes many seconds, so a test that wants the store
+asks for it by `stop`.
 """
 
 from __future__ import annotations
@@ -41,9 +43,10 @@ _UPDATE_BROKER_CONFIG = 25
 class Server:
     """A process that has announced that it is ready; a context manager."""
 
+    version = maven.V5_4
+    jvm: Sequence[str] = ("-Xms256m", "-Xmx1g", "-XX:MaxDirectMemorySize=512m", *QUICK_START)
     _main_class: str
     _announcement: str
-    jvm: Sequence[str] = ("-Xms256m", "-Xmx1g", "-XX:MaxDirectMemorySize=512m", *QUICK_START)
 
     def __init__(self, directory: Path, port: int, conf: Mapping[str, Any], timeout: float) -> None:
         directory.mkdir(parents=True, exist_ok=True)
@@ -66,12 +69,7 @@ class Server:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        try:
-            self.stop()
-        except Exception:
-            self.kill()
-            if error is None:
-                raise
+        self.kill()
 
     @property
     def pid(self) -> int:
@@ -125,7 +123,7 @@ class Server:
             f"-Drmq.logback.configurationFile={maven.JAVA_DIR / 'logback.xml'}",
         )
         command = maven.java_command(self._main_class, "-c", str(self._conf_file), jvm=flags)
-        return command, maven.java_environment(maven.V5_4)
+        return command, maven.java_environment(self.version)
 
     def _await_ready(self) -> None:
         deadline = time.monotonic() + self._timeout
@@ -151,17 +149,16 @@ class NameServer(Server):
     _main_class = "org.apache.rocketmq.namesrv.NamesrvStartup"
     _announcement = "The Name Server boot success"
 
-    def __init__(self, directory: Path, *, timeout: float = 60.0, **conf: Any) -> None:
+    def __init__(
+        self, directory: Path, *, version: str = maven.V5_4, timeout: float = 60.0, **conf: Any
+    ) -> None:
+        self.version = version
         port = free_port()
         paths = {
             "kvConfigPath": directory / "kvConfig.json",
             "configStorePath": directory / "namesrv.properties",
         }
         super().__init__(directory, port, {"listenPort": port, **paths, **conf}, timeout)
-
-    def stop(self) -> None:
-        """At once: a clean shutdown takes seconds and has nothing to save."""
-        self.kill()
 
 
 class Broker(Server):
@@ -182,9 +179,11 @@ class Broker(Server):
         store_dir: Path,
         namesrv: str,
         *,
+        version: str = maven.V5_4,
         timeout: float = 60.0,
         **conf: Any,
     ) -> None:
+        self.version = version
         port = free_port(below=2, above=1)
         self.store_dir = store_dir
         self.name = str(conf.get("brokerName", "apache"))
@@ -227,6 +226,20 @@ class Broker(Server):
         super().stop()
         if running and (self.store_dir / "abort").exists():
             raise RuntimeError(f"the broker did not shut down cleanly:\n{self._log_tail()}")
+
+
+def access_control(user: str, password: str, *, enabled: bool = True) -> dict[str, Any]:
+    """The settings of a broker with access control, whose first super user is this one."""
+    conf: dict[str, Any] = {
+        "authenticationEnabled": enabled,
+        "authorizationEnabled": enabled,
+        "initAuthenticationUser": json.dumps({"username": user, "password": password}),
+    }
+    for area, noun in (("authentication", "Authentication"), ("authorization", "Authorization")):
+        provider = f"org.apache.rocketmq.auth.{area}.provider"
+        conf[f"{area}Provider"] = f"{provider}.Default{noun}Provider"
+        conf[f"{area}MetadataProvider"] = f"{provider}.Local{noun}MetadataProvider"
+    return conf
 
 
 def free_port(below: int = 0, above: int = 0) -> int:

@@ -1,21 +1,23 @@
-"""Which servers the tests of real clients run against: ours, or Apache's by the environment.
+"""Clusters for the tests of real clients: our servers, or Apache's by the environment.
 
-`PENSTOCK_COMPAT_PEER=apache` runs the very same tests against Apache RocketMQ, which tells whether
-a test asks for what RocketMQ does.
+`PENSTOCK_COMPAT_PEER=apache` (or `apache-5.5.1`) runs the very same tests against Apache RocketMQ,
+which tells whether a test asks for what RocketMQ does.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from . import apache, penstock
+from . import apache, maven, penstock
 
-APACHE = os.environ.get("PENSTOCK_COMPAT_PEER") == "apache"
+PEER, _, _VERSION = os.environ.get("PENSTOCK_COMPAT_PEER", "").partition("-")
+APACHE = PEER == "apache"
+APACHE_VERSION = _VERSION or maven.V5_4
 
 AnyBroker = apache.Broker | penstock.Broker
 AnyNameServer = apache.NameServer | penstock.NameServer
@@ -35,33 +37,55 @@ LARGE_FILES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Cluster:
-    """A NameServer and one broker that runs for many tests."""
+    """A NameServer and one broker, by address and name."""
 
     namesrv: str
     broker: str
     broker_address: str
 
 
+@dataclass(frozen=True)
+class OwnCluster(Cluster):
+    """A cluster whose broker a test may kill, stop and start."""
+
+    server: AnyBroker
+
+
 def name_server(directory: Path, **conf: Any) -> AnyNameServer:
-    """A NameServer of the cluster under test, not yet started."""
-    return (apache.NameServer if APACHE else penstock.NameServer)(directory, **conf)
+    """A NameServer of the kind under test, not yet started."""
+    if APACHE:
+        return apache.NameServer(directory, version=APACHE_VERSION, **conf)
+    return penstock.NameServer(directory, **conf)
 
 
 def broker(directory: Path, namesrv: str, **conf: Any) -> AnyBroker:
-    """A broker of the cluster under test, not yet started; its store is in `directory`."""
-    kind = apache.Broker if APACHE else penstock.Broker
-    return kind(directory, directory / "store", namesrv, **{**LARGE_FILES, **conf})
+    """A broker of the kind under test, not yet started; its store is in `directory`."""
+    conf = {**LARGE_FILES, **conf}
+    if APACHE:
+        return apache.Broker(
+            directory, directory / "store", namesrv, version=APACHE_VERSION, **conf
+        )
+    return penstock.Broker(directory, directory / "store", namesrv, **conf)
 
 
 @contextlib.contextmanager
-def cluster(directory: Path) -> Iterator[Cluster]:
-    """The common cluster: `penstock up`, or Apache's two servers."""
-    if not APACHE:
-        with penstock.Up(directory) as up:
-            yield Cluster(up.address, "broker-a", up.broker_address)
-        return
+def running(
+    directory: Path, *, nameserver: Mapping[str, Any] | None = None, **conf: Any
+) -> Iterator[OwnCluster]:
+    """A NameServer and a broker with these settings, for a test or a module of them."""
     with (
-        name_server(directory / "namesrv") as names,
-        broker(directory / "broker", names.address, brokerName="broker-a") as one,
+        name_server(directory / "namesrv", **(nameserver or {})) as names,
+        broker(directory / "broker", names.address, **conf) as server,
     ):
-        yield Cluster(names.address, one.name, one.address)
+        yield OwnCluster(names.address, server.name, server.address, server)
+
+
+@contextlib.contextmanager
+def common(directory: Path) -> Iterator[Cluster]:
+    """The cluster that most tests share: `penstock up`, or Apache's two servers."""
+    if APACHE:
+        with running(directory, brokerName="broker-a") as cluster:
+            yield cluster
+        return
+    with penstock.Up(directory) as up:
+        yield Cluster(up.address, "broker-a", up.broker_address)

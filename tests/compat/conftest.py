@@ -9,15 +9,19 @@ from pathlib import Path
 
 import pytest
 
-from . import clusters, maven
-from .java_session import JavaSession
+from tests.depth import rounds
 
-# Release and whether headers are binary. Between them the first two have everything once.
-VARIANTS = {
-    "5.4.0-json": (maven.V5_4, False),
-    "4.9.8-binary": (maven.V4_9, True),
-    "5.4.0-binary": (maven.V5_4, True),
-    "4.9.8-json": (maven.V4_9, False),
+from . import apache, clusters, maven
+from .java_session import JavaSession
+from .variants import DEFAULT, VARIANTS
+
+Sessions = Callable[[str], JavaSession]
+
+# Otherwise a consumer looks only every 20 s for what nobody tells it: a retry topic that was made
+# after it started, or, in 4.9, a queue that another orderly consumer gave up.
+QUICK_REBALANCE = {
+    "rocketmq.client.rebalance.waitInterval": "1000",
+    "rocketmq.client.unlockDelayTimeMills": "1000",
 }
 
 
@@ -36,31 +40,57 @@ def java() -> None:
 @pytest.fixture(scope="session")
 def cluster(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """One NameServer and broker for all tests that do not stop or configure them."""
-    with clusters.cluster(tmp_path_factory.mktemp("cluster")) as common:
+    with clusters.common(tmp_path_factory.mktemp("cluster")) as common:
         yield common
 
 
-@pytest.fixture(scope="session", params=VARIANTS)
-def client(
-    request: pytest.FixtureRequest, java: None, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[JavaSession]:
-    """A JVM of each client release and serialization in turn."""
-    version, binary = VARIANTS[request.param]
-    directory = tmp_path_factory.mktemp("client")
-    # An old orderly consumer gives up a queue and asks for one only every 20 s otherwise.
-    impatient = dict.fromkeys(
-        ("rocketmq.client.rebalance.waitInterval", "rocketmq.client.unlockDelayTimeMills"), "1000"
-    )
-    properties = impatient if version == maven.V4_9 else {}
-    with JavaSession(directory, version, binary=binary, properties=properties) as jvm:
-        yield jvm
+@pytest.fixture(scope="session", params=maven.SERVER_VERSIONS[: rounds(ci=1, proof=2)])
+def apache_cluster(
+    java: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[clusters.OwnCluster]:
+    """Apache's NameServer and broker, for all tests that want them beside ours."""
+    directory, version = tmp_path_factory.mktemp("apache"), request.param
+    conf = {"enablePropertyFilter": True, "defaultTopicQueueNums": 1}
+    with (
+        apache.NameServer(directory / "names", version=version) as names,
+        apache.Broker(
+            directory / "broker", directory / "store", names.address, version=version, **conf
+        ) as broker,
+    ):
+        yield clusters.OwnCluster(names.address, broker.name, broker.address, broker)
 
 
 @pytest.fixture(scope="session")
-def latest(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[JavaSession]:
-    """A JVM of the latest release, the only one with the admin client."""
-    with JavaSession(tmp_path_factory.mktemp("latest")) as jvm:
-        yield jvm
+def sessions(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sessions]:
+    """The JVM of a variant or of a release; each is started once, when it is first wanted."""
+    started: dict[str, JavaSession] = {}
+
+    def session(name: str) -> JavaSession:
+        name = DEFAULT.get(name, name)
+        if name not in started:
+            version, binary = VARIANTS[name]
+            directory = tmp_path_factory.mktemp(f"java-{name}")
+            started[name] = JavaSession(
+                directory, version, binary=binary, properties=QUICK_REBALANCE
+            )
+        return started[name]
+
+    yield session
+    for one in started.values():
+        one.kill()
+
+
+@pytest.fixture
+def client(request: pytest.FixtureRequest, sessions: Sessions) -> JavaSession:
+    """The JVM of the variant that the test is run with; see variants.py."""
+    variant: str = request.param
+    return sessions(variant)
+
+
+@pytest.fixture(scope="session")
+def java54(sessions: Sessions) -> JavaSession:
+    """A JVM of RocketMQ 5.4, for tests where the release does not matter."""
+    return sessions(maven.V5_4)
 
 
 @pytest.fixture

@@ -70,6 +70,7 @@ from pathlib import Path
 from typing import Any
 
 from . import maven
+from .java_session import JavaSession
 
 Case = dict[str, Any]
 
@@ -93,8 +94,8 @@ def cases(version: str, section: str) -> dict[str, Case]:
     return {case["name"]: case for case in load(version)[section]}
 
 
-def verify(version: str, document: dict[str, list[Case]]) -> dict[str, dict[str, Case]]:
-    """Let the decoders of a RocketMQ version read bytes of ours (needs Java).
+def verify(java: JavaSession, document: dict[str, list[Case]]) -> dict[str, dict[str, Case]]:
+    """Let the decoders of the session's release read bytes of ours.
 
     `document` has any of these sections, each a list of cases with a ``name``:
 
@@ -111,8 +112,7 @@ def verify(version: str, document: dict[str, list[Case]]) -> dict[str, dict[str,
     Returns for every section the results by name: ``{"name", "seen"}``, or ``{"name", "error"}``
     with the Java exception where the decoder refused.
     """
-    printed = maven.run_java(version, "penstock.Verify", input=json.dumps(document))
-    results: dict[str, list[Case]] = json.loads(printed)
+    results: dict[str, list[Case]] = java.do("golden.verify", document=document)
     return {
         section: {result["name"]: result for result in found} for section, found in results.items()
     }

@@ -1,31 +1,36 @@
 """Regenerate tests/fixtures/golden: ``python -m tests.compat.make_golden [version ...]``.
 
-Run it after changing golden_inputs.py or the Java program Golden. Apart from ``unique_ids``
-(made from the clock) the result is the same on every run.
+Run it after changing golden_inputs.py or the Java class Golden. Apart from ``unique_ids`` (made
+from the clock) the result is the same on every run.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+import tempfile
+from pathlib import Path
 
 from . import golden, golden_inputs, maven
+from .java_session import JavaSession
 
 
-def make(version: str) -> dict[str, object]:
-    """The golden document of one RocketMQ version, made by its own classes."""
-    printed = maven.run_java(
-        version, "penstock.Golden", input=json.dumps(golden_inputs.inputs(version))
-    )
-    document: dict[str, object] = {"rocketmq": version, **json.loads(printed)}
-    return document
+def make(java: JavaSession) -> dict[str, object]:
+    """The golden document of the session's release, made by its own classes."""
+    made = java.do("golden.make", document=golden_inputs.inputs(java.version))
+    return {"rocketmq": java.version, **made}
 
 
 def main(versions: list[str]) -> None:
     for version in versions or maven.VERSIONS:
+        with (
+            tempfile.TemporaryDirectory() as directory,
+            JavaSession(Path(directory), version) as java,
+        ):
+            document = make(java)
         path = golden.path(version)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(make(version), indent=1) + "\n", encoding="ascii")
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="ascii")
         print(path.name)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +14,6 @@ NAME = "broker-a"
 CLUSTER = "DefaultCluster"
 ROOT = ("root", "0123456789")
 """The super user of a cluster with access control."""
-_AUTH = "org.apache.rocketmq.auth"
 
 
 @contextmanager
@@ -31,28 +29,22 @@ def our_cluster(folder: Path, *, access: bool) -> Iterator[Cluster]:
 
 
 @contextmanager
-def apache_cluster(folder: Path, *, access: bool) -> Iterator[Cluster]:
+def apache_cluster(folder: Path, version: str, *, access: bool) -> Iterator[Cluster]:
     """Apache's servers, with the settings that are our defaults."""
     conf: dict[str, Any] = {
-        "initAuthenticationUser": json.dumps({"username": ROOT[0], "password": ROOT[1]}),
-        "authenticationEnabled": access,
-        "authorizationEnabled": access,
+        **apache.access_control(*ROOT, enabled=access),
         "timerWheelEnable": True,
         "timerMaxDelaySec": 40 * 24 * 3600,
         "recallMessageEnable": True,
         "transactionCheckMax": 5,
         "enablePropertyFilter": True,
         "traceTopicEnable": True,
+        "brokerName": NAME,
     }
-    for area in ("authentication", "authorization"):
-        provider, noun = f"{_AUTH}.{area}.provider", area.capitalize()
-        conf[f"{area}Provider"] = f"{provider}.Default{noun}Provider"
-        conf[f"{area}MetadataProvider"] = f"{provider}.Local{noun}MetadataProvider"
     with (
-        apache.NameServer(folder / "names") as names,
+        apache.NameServer(folder / "names", version=version) as names,
         apache.Broker(
-            folder / "broker", folder / "store", names.address, brokerName=NAME, **conf
+            folder / "broker", folder / "store", names.address, version=version, **conf
         ) as broker,
     ):
         yield Cluster(names.address, NAME, broker.address)
-        broker.kill()  # a clean shutdown takes seconds, and nobody reads the store

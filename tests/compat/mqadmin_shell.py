@@ -38,9 +38,10 @@ class AdminShell:
     user to sign as. Files that some commands write go there too.
     """
 
-    def __init__(self, names: str, home: Path) -> None:
+    def __init__(self, names: str, home: Path, version: str) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self.home = home
+        self.version = version
         self._log = home / "shell.txt"
         logging = home / "logback.xml"
         logging.write_text(_LOGGING.replace("FILE", str(home / "clients.txt")))
@@ -62,7 +63,7 @@ class AdminShell:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 cwd=self.home,
-                env=maven.java_environment(maven.V5_4),
+                env=maven.java_environment(self.version),
                 text=True,
             )
         return self

@@ -56,7 +56,7 @@ def produce(name: str, queue: int, body: str, keys: str, tag: str) -> Step:
 
 
 SERVERS = (
-    step("clusterList", "DefaultCluster broker-a 0 BROKER V5_4_0 0.00(0,0ms) 0.00(0,0ms|0,0ms) "
+    step("clusterList", "DefaultCluster broker-a 0 BROKER VERSION 0.00(0,0ms) 0.00(0,0ms|0,0ms) "
          "…-0(0.0w, 0.0, 0.0) 0 … true",
          # Seconds behind the second now under way, hours since the first message, of which there is
          # none, and the disk's use.
@@ -64,7 +64,7 @@ SERVERS = (
     step("clusterList -m", "DefaultCluster broker-a 0 0 0 0"),
     *(
         step(f"brokerStatus {where}", f"{mark}brokerActive : true",
-             f"{mark}brokerVersionDesc : V5_4_0", f"{mark}msgPutTotalTodayNow : 0",
+             f"{mark}brokerVersionDesc : VERSION", f"{mark}msgPutTotalTodayNow : 0",
              f"{mark}commitLogMaxOffset : 0", f"{mark}sendThreadPoolQueueSize : 0",
              # The disk's figures, the time; ours says its own version besides. Of an empty store
              # Apache says that it begins at -1, and of puts that there was one.
@@ -159,7 +159,7 @@ GROUPS = (
 )  # fmt: skip
 
 CLIENTS = (
-    step("producerConnection -g sellers -t Orders", "0001 CLIENT@sellers ADDRESS JAVA V5_4_0"),
+    step("producerConnection -g sellers -t Orders", "0001 CLIENT@sellers ADDRESS JAVA VERSION"),
     step("producerConnection -g nobody -t Orders", code=1),
     step("+consume buyers Orders * CLUSTERING"),
     step("+consume listeners Orders 'red || blue' BROADCASTING"),
@@ -170,16 +170,16 @@ CLIENTS = (
          again=True, varies=PROGRESS),
     step("consumerProgress -g buyers -t Orders -s true", "Orders broker-a 0 2 2 … 0 0 TIME",
          varies=PROGRESS),
-    step("consumerProgress", "buyers 1 V5_4_0 PUSH CLUSTERING 0 0",
-         "listeners 1 V5_4_0 PUSH BROADCASTING 0 0"),
+    step("consumerProgress", "buyers 1 VERSION PUSH CLUSTERING 0 0",
+         "listeners 1 VERSION PUSH BROADCASTING 0 0"),
     step("consumerProgress -g nobody", code=17),
-    step("consumerStatus -g buyers", "1 CLIENT@buyers V5_4_0 MS/CLIENT@buyers", "Rebalance OK",
+    step("consumerStatus -g buyers", "1 CLIENT@buyers VERSION MS/CLIENT@buyers", "Rebalance OK",
          "Same subscription in the same group of consumer"),
     step("consumerStatus -g buyers -i {client}@buyers", "PROP_CONSUME_TYPE : CONSUME_PASSIVELY",
          # How long each thing takes, and where the client got its addresses from.
          varies=".*"),
     step("consumerStatus -g buyers -i nobody@home", code=1),
-    step("consumerConnection -g buyers", "CLIENT@buyers ADDRESS JAVA V5_4_0", "Orders *",
+    step("consumerConnection -g buyers", "CLIENT@buyers ADDRESS JAVA VERSION", "Orders *",
          "%RETRY%buyers *", "ConsumeType: CONSUME_PASSIVELY", "MessageModel: CLUSTERING",
          "ConsumeFromWhere: CONSUME_FROM_FIRST_OFFSET"),
     step("consumerConnection -g listeners", "Orders red || blue", "MessageModel: BROADCASTING"),
@@ -347,7 +347,7 @@ TRANSACTIONS = (
     step("queryMsgByKey -t Kinds -k good", "ID 0 1 …", varies=INDEXED),
     step("queryMsgByKey -t Kinds -k bad", code=208),
     step("queryMsgByKey -t RMQ_SYS_TRANS_HALF_TOPIC -k bad", "ID 0 1 …", varies=INDEXED),
-    step("producerConnection -g banks -t Kinds", "0001 CLIENT@banks ADDRESS JAVA V5_4_0"),
+    step("producerConnection -g banks -t Kinds", "0001 CLIENT@banks ADDRESS JAVA VERSION"),
 )  # fmt: skip
 
 TIMERS = (
@@ -387,10 +387,10 @@ POPS = (
     step("consumerProgress -g poppers", "Pops broker-a 0 1 1 0 0 TIME",
          "Pops broker-a 1 1 1 0 0 TIME", "Consume Diff Total: 0", "Consume Inflight Total: 0",
          again=True, varies=PROGRESS),
-    step("consumerProgress", "poppers 1 V5_4_0 PUSH CLUSTERING 0 0"),
-    step("consumerConnection -g poppers", "CLIENT@poppers ADDRESS JAVA V5_4_0", "Pops *",
+    step("consumerProgress", "poppers 1 VERSION PUSH CLUSTERING 0 0"),
+    step("consumerConnection -g poppers", "CLIENT@poppers ADDRESS JAVA VERSION", "Pops *",
          "%RETRY%poppers *", "ConsumeType: CONSUME_PASSIVELY"),
-    step("consumerStatus -g poppers", "1 CLIENT@poppers V5_4_0 MS/CLIENT@poppers", "Rebalance OK"),
+    step("consumerStatus -g poppers", "1 CLIENT@poppers VERSION MS/CLIENT@poppers", "Rebalance OK"),
     step("brokerConsumeStats -b {broker}", "Pops poppers broker-a 0 1 1 0 TIME",
          varies="Orders .*|Kinds .*|%RETRY%.*|RMQ_SYS_TRANS.*|Diff Total.*"),
     step("+leave poppers"),

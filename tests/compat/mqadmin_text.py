@@ -14,6 +14,8 @@ _VARYING = (
     # Of a message: of 16 bytes (the broker's or an old client's) or of 28.
     (r"\b([0-9A-F]{32}|[0-9A-F]{56})\b", "ID"),
     (r"\b1\d{12}\b", "MS"),
+    # Of the client or of the broker.
+    (r"\bV\d+_\d+_\d+\b", "VERSION"),
 )
 # The text of a refusal is its server's own; the code is what counts.
 _REFUSAL = re.compile(r"CODE: (\d+)\s+DESC: .*")

@@ -21,8 +21,8 @@ from penstock.wire.output import encode
 from tests.filter_cases import ACCEPTED, PROPERTIES, REFUSED, TAILS, ZEROS
 from tests.unit.broker.broker_kit import read_reply
 
-from . import apache, penstock
-from .clusters import LARGE_FILES
+from . import penstock
+from .clusters import OwnCluster
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -93,16 +93,16 @@ class Line:
 
 
 @pytest.fixture(scope="module")
-def lines(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Line, Line]]:
+def lines(
+    apache_cluster: OwnCluster, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Line, Line]]:
     """Ours and Apache's, with the messages of PROPERTIES in queue 0."""
     root: Path = tmp_path_factory.mktemp("filters")
-    conf = {**LARGE_FILES, "defaultTopicQueueNums": 1}
+    names = apache_cluster.namesrv
     with (
-        apache.NameServer(root / "names") as names,
-        apache.Broker(root / "apache", root / "apache" / "store", names.address, **conf) as theirs,
-        penstock.Broker(root / "ours", root / "ours" / "store", names.address, **conf) as ours,
+        penstock.Broker(root, root / "store", names, defaultTopicQueueNums=1) as ours,
         Line(ours.address) as our_line,
-        Line(theirs.address) as their_line,
+        Line(apache_cluster.broker_address) as their_line,
     ):
         for line in (our_line, their_line):
             for properties in PROPERTIES:

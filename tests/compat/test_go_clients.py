@@ -40,7 +40,7 @@ def cluster(
         pytest.skip(message)
     if clusters.APACHE:
         request.getfixturevalue("java")
-    with clusters.cluster(tmp_path_factory.mktemp("go-cluster")) as running:
+    with clusters.common(tmp_path_factory.mktemp("go-cluster")) as running:
         yield running
 
 

@@ -8,23 +8,27 @@ from typing import Any
 import pytest
 
 from . import golden, make_golden, maven
+from .conftest import Sessions
+from .java_session import JavaSession
 
-pytestmark = [pytest.mark.compat, pytest.mark.usefixtures("java")]
+pytestmark = pytest.mark.compat
+
+each_version = pytest.mark.parametrize("version", golden.VERSIONS)
 
 
-@pytest.mark.parametrize("version", golden.VERSIONS)
-def test_fixture_is_current(version: str) -> None:
-    made = make_golden.make(version)
+@each_version
+def test_fixture_is_current(sessions: Sessions, version: str) -> None:
+    made = make_golden.make(sessions(version))
     stored = dict(golden.load(version))
     # Made from the clock and this machine's address.
     del made["unique_ids"], stored["unique_ids"]
     assert made == stored
 
 
-@pytest.mark.parametrize("version", golden.VERSIONS)
-def test_java_reads_its_own_bytes(version: str) -> None:
+@each_version
+def test_java_reads_its_own_bytes(sessions: Sessions, version: str) -> None:
     document = golden.load(version)
-    seen = golden.verify(version, _as_verify_input(document))
+    seen = golden.verify(sessions(version), _as_verify_input(document))
 
     for case in document["frames"]:
         for form in ("json", "rocketmq"):
@@ -51,9 +55,9 @@ def test_java_reads_its_own_bytes(version: str) -> None:
             assert register["filterServerList"] == case["object"]["filterServerList"]
 
 
-def test_refused_bytes_are_reported_per_case() -> None:
+def test_refused_bytes_are_reported_per_case(java54: JavaSession) -> None:
     seen = golden.verify(
-        maven.V5_4,
+        java54,
         {
             "frames": [{"name": "cut", "hex": "00000008000000ff"}],
             "records": [{"name": "zeros", "hex": "00" * 100}],
@@ -65,8 +69,8 @@ def test_refused_bytes_are_reported_per_case() -> None:
     assert seen["properties"]["fine"]["seen"] == {"a": "b"}
 
 
-@pytest.mark.parametrize("version", golden.VERSIONS)
-def test_which_map_keys_java_reads(version: str) -> None:
+@each_version
+def test_which_map_keys_java_reads(sessions: Sessions, version: str) -> None:
     queue = '{"brokerName":"b","queueId":0,"topic":"t"}'
     texts = {
         "object": f'{{"offsetTable":{{{queue}:7}}}}',
@@ -74,7 +78,7 @@ def test_which_map_keys_java_reads(version: str) -> None:
         "string": json.dumps({"offsetTable": {queue: 7}}),
     }
     seen = golden.verify(
-        version,
+        sessions(version),
         {
             "bodies": [
                 {"name": name, "class": "ResetOffsetBody", "hex": text.encode().hex()}

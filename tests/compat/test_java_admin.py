@@ -20,10 +20,10 @@ CONSUMER_NOT_ONLINE = 206
 class Admin:
     """The admin client, method by method."""
 
-    def __init__(self, latest: JavaSession, cluster: Cluster) -> None:
-        self.java = latest
+    def __init__(self, java54: JavaSession, cluster: Cluster) -> None:
+        self.java = java54
         self.cluster = cluster
-        latest.do("producer.start", producer="common", namesrv=cluster.namesrv)
+        java54.do("producer.start", producer="common", namesrv=cluster.namesrv)
 
     def call(self, method: str, *args: Any) -> Any:
         return self.java.do("admin.call", admin="admin", method=method, args=list(args))
@@ -40,10 +40,10 @@ class Admin:
 
 
 @pytest.fixture(scope="module")
-def admin(latest: JavaSession, cluster: Cluster) -> Iterator[Admin]:
-    latest.do("admin.start", admin="admin", namesrv=cluster.namesrv)
-    yield Admin(latest, cluster)
-    latest.do("admin.stop", admin="admin", later_ms=0)
+def admin(java54: JavaSession, cluster: Cluster) -> Iterator[Admin]:
+    java54.do("admin.start", admin="admin", namesrv=cluster.namesrv)
+    yield Admin(java54, cluster)
+    java54.do("admin.stop", admin="admin", later_ms=0)
 
 
 def test_topics_are_created_changed_and_deleted(admin: Admin, fresh: str) -> None:
@@ -74,7 +74,7 @@ def test_topics_are_created_changed_and_deleted(admin: Admin, fresh: str) -> Non
     assert refused.value.code == TOPIC_NOT_EXIST
 
 
-def test_topic_and_consumer_statistics(admin: Admin, latest: JavaSession, fresh: str) -> None:
+def test_topic_and_consumer_statistics(admin: Admin, java54: JavaSession, fresh: str) -> None:
     admin.create_topic(fresh)
     admin.send(fresh, 20)
     table = admin.call("examineTopicStats", fresh)["offsetTable"]
@@ -82,11 +82,11 @@ def test_topic_and_consumer_statistics(admin: Admin, latest: JavaSession, fresh:
     assert all(row["lastUpdateTimestamp"] > 0 for _, row in table if row["maxOffset"])
 
     consume = {"namesrv": admin.cluster.namesrv, "group": fresh, "topics": {fresh: "*"}}
-    latest.do("push.start", consumer="early", **consume)
-    latest.do("push.received", consumer="early", count=20)
+    java54.do("push.start", consumer="early", **consume)
+    java54.do("push.received", consumer="early", count=20)
     # A client keeps its progress when it leaves; otherwise after ten seconds first.
-    latest.do("push.stop", consumer="early")
-    latest.do("push.start", consumer="stats", **consume)
+    java54.do("push.stop", consumer="early")
+    java54.do("push.start", consumer="stats", **consume)
 
     def lag() -> int:
         rows = admin.call("examineConsumeStats", fresh)["offsetTable"]
@@ -103,29 +103,29 @@ def test_topic_and_consumer_statistics(admin: Admin, latest: JavaSession, fresh:
 
     connection = admin.call("examineConsumerConnectionInfo", fresh)
     [member] = connection["connectionSet"]
-    assert member["clientId"] == latest.do("push.client_id", consumer="stats")
+    assert member["clientId"] == java54.do("push.client_id", consumer="stats")
     assert member["language"] == "JAVA"
     assert connection["consumeType"] == "CONSUME_PASSIVELY"
     assert connection["subscriptionTable"][fresh]["subString"] == "*"
     subscription = admin.call("querySubscription", fresh, fresh)
     assert (subscription["topic"], subscription["subString"]) == (fresh, "*")
-    latest.do("push.stop", consumer="stats")
+    java54.do("push.stop", consumer="stats")
     with pytest.raises(ClientError) as refused:
         admin.call("examineConsumerConnectionInfo", fresh)
     assert refused.value.code == CONSUMER_NOT_ONLINE
 
 
 def test_consumers_are_asked_through_the_broker(
-    admin: Admin, latest: JavaSession, fresh: str
+    admin: Admin, java54: JavaSession, fresh: str
 ) -> None:
     admin.create_topic(fresh)
     acked = admin.send(fresh, 8)
-    latest.do(
+    java54.do(
         "push.start", consumer="asked", namesrv=admin.cluster.namesrv, group=fresh,
         topics={fresh: "*"},
     )  # fmt: skip
-    latest.do("push.received", consumer="asked", count=8)
-    member = latest.do("push.client_id", consumer="asked")
+    java54.do("push.received", consumer="asked", count=8)
+    member = java54.do("push.client_id", consumer="asked")
 
     info = admin.call("getConsumerRunningInfo", fresh, member, False)
     assert info["properties"]["consumerGroup"] == fresh
@@ -135,7 +135,7 @@ def test_consumers_are_asked_through_the_broker(
 
     again = admin.call("consumeMessageDirectly", fresh, member, fresh, acked[3]["offset_msg_id"])
     assert again["consumeResult"] == "CR_SUCCESS"
-    rows = latest.do("push.received", consumer="asked", count=9)
+    rows = java54.do("push.received", consumer="asked", count=9)
     assert [row[3] for row in rows].count("3") == 2
 
     def status() -> Any:
@@ -145,7 +145,7 @@ def test_consumers_are_asked_through_the_broker(
 
     with pytest.raises(ClientError):
         admin.call("getConsumerRunningInfo", fresh, "nobody", False)
-    latest.do("push.stop", consumer="asked")
+    java54.do("push.stop", consumer="asked")
 
 
 def test_messages_are_found(admin: Admin, fresh: str) -> None:
@@ -175,25 +175,25 @@ def test_groups_are_created_and_deleted(admin: Admin, fresh: str) -> None:
     assert fresh not in groups
 
 
-def test_offsets_are_cloned_and_set(admin: Admin, latest: JavaSession, fresh: str) -> None:
+def test_offsets_are_cloned_and_set(admin: Admin, java54: JavaSession, fresh: str) -> None:
     admin.create_topic(fresh)
     admin.send(fresh, 8)
     address = admin.cluster.broker_address
     for group in (fresh, f"{fresh}-to"):
         fields = {"groupName": group, "consumeEnable": True}
         admin.call("createAndUpdateSubscriptionGroupConfig", address, fields)
-    latest.do("pull.start", consumer="offsets", namesrv=admin.cluster.namesrv, group=fresh)
+    java54.do("pull.start", consumer="offsets", namesrv=admin.cluster.namesrv, group=fresh)
     place = {"topic": fresh, "broker": admin.cluster.broker, "queue_id": 2}
-    latest.do("pull.commit", consumer="offsets", offset=1, **place)
-    assert latest.do("pull.committed", consumer="offsets", **place) == 1
+    java54.do("pull.commit", consumer="offsets", offset=1, **place)
+    assert java54.do("pull.committed", consumer="offsets", **place) == 1
     admin.call("cloneGroupOffset", fresh, f"{fresh}-to", fresh, False)
     queue = {"topic": fresh, "brokerName": admin.cluster.broker, "queueId": 2}
     admin.call("updateConsumeOffset", address, fresh, queue, 2)
-    assert latest.do("pull.committed", consumer="offsets", **place) == 2
-    latest.do("pull.stop", consumer="offsets")
-    latest.do("pull.start", consumer="clone", namesrv=admin.cluster.namesrv, group=f"{fresh}-to")
-    assert latest.do("pull.committed", consumer="clone", **place) == 1
-    latest.do("pull.stop", consumer="clone")
+    assert java54.do("pull.committed", consumer="offsets", **place) == 2
+    java54.do("pull.stop", consumer="offsets")
+    java54.do("pull.start", consumer="clone", namesrv=admin.cluster.namesrv, group=f"{fresh}-to")
+    assert java54.do("pull.committed", consumer="clone", **place) == 1
+    java54.do("pull.stop", consumer="clone")
 
 
 def test_cluster_broker_and_nameserver(admin: Admin) -> None:

@@ -11,8 +11,11 @@ from . import maven
 from .clusters import Cluster
 from .java_session import ClientError, JavaSession, eventually
 from .reading import read_all
+from .variants import at_depth, clients
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow]
+# Nearly every variant: here the serialization of headers matters most.
+CLIENTS = at_depth("5.4.0-json", "4.9.8-binary", "5.5.1-json", "5.4.0-binary", "4.9.8-json")
+pytestmark = [pytest.mark.compat, pytest.mark.slow, clients(CLIENTS)]
 
 MIB = 1024 * 1024
 NO_COMPRESSION = 16 * MIB

@@ -9,19 +9,11 @@ from typing import Any
 
 import pytest
 
-from tests.depth import rounds
-
 from .clusters import Cluster
-from .conftest import VARIANTS
 from .java_session import JavaSession, eventually
+from .variants import each_release
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.slow,
-    pytest.mark.parametrize(
-        "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-    ),
-]
+pytestmark = [pytest.mark.compat, pytest.mark.slow, each_release]
 
 CLIENT_TIME = "%Y%m%d%H%M%S"  # UTC, as every JVM here
 

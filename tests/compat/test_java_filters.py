@@ -6,19 +6,11 @@ from typing import Any
 
 import pytest
 
-from tests.depth import rounds
-
 from .clusters import APACHE, Cluster
-from .conftest import VARIANTS
 from .java_session import ClientError, JavaSession, eventually
+from .variants import any_client
 
-pytestmark = [
-    pytest.mark.compat,
-    pytest.mark.slow,
-    pytest.mark.parametrize(
-        "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-    ),
-]
+pytestmark = [pytest.mark.compat, pytest.mark.slow, any_client]
 
 BODY = 3  # of what a push consumer tells of each message
 

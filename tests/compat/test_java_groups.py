@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 QUEUES = 8
 BODY = 3
-VERSIONS = maven.VERSIONS[: rounds(ci=1, proof=2)]
+VERSIONS = maven.VERSIONS[: rounds(ci=1, proof=3)]
 
 
 class Group:
@@ -121,33 +121,33 @@ def test_members_join_leave_and_crash(
 
 
 def test_offsets_are_reset_under_a_running_consumer(
-    latest: JavaSession, cluster: Cluster, fresh: str
+    java54: JavaSession, cluster: Cluster, fresh: str
 ) -> None:
-    latest.do("producer.start", producer="common", namesrv=cluster.namesrv)
-    latest.do("admin.start", admin="common", namesrv=cluster.namesrv)
+    java54.do("producer.start", producer="common", namesrv=cluster.namesrv)
+    java54.do("admin.start", admin="common", namesrv=cluster.namesrv)
     messages = [{"topic": fresh, "body": str(n)} for n in range(20)]
-    latest.do("producer.send", producer="common", messages=messages)
+    java54.do("producer.send", producer="common", messages=messages)
     middle_ms = int(time.time() * 1000)
     eventually(lambda: int(time.time() * 1000) > middle_ms + 20)
     messages = [{"topic": fresh, "body": str(n)} for n in range(20, 40)]
-    latest.do("producer.send", producer="common", messages=messages)
+    java54.do("producer.send", producer="common", messages=messages)
     group = Group(cluster, fresh)
-    group.join(latest, "early")
+    group.join(java54, "early")
     assert eventually(lambda: group.has_seen(40))
     # Only a group with progress can be reset, and a client keeps it when it leaves.
     group.leave("early")
-    group.join(latest, "reset")
+    group.join(java54, "reset")
     assert eventually(group.is_owned)
 
     def reset(timestamp_ms: int, expected: list[int]) -> None:
-        before = len(latest.do("push.received", consumer="reset"))
-        latest.do(
+        before = len(java54.do("push.received", consumer="reset"))
+        java54.do(
             "admin.call",
             admin="common",
             method="resetOffsetByTimestamp",
             args=[fresh, fresh, timestamp_ms, True],
         )
-        rows = latest.do(
+        rows = java54.do(
             "push.received", consumer="reset", since=before, count=before + len(expected),
             within_ms=90_000,
         )  # fmt: skip
@@ -161,7 +161,7 @@ def test_offsets_are_reset_under_a_running_consumer(
 
 @pytest.mark.skipif(clusters.APACHE, reason="Apache asks the kernel what is in memory")
 def test_new_groups_of_an_old_topic_start_where_they_ask(
-    latest: JavaSession, tmp_path: Path, fresh: str
+    java54: JavaSession, tmp_path: Path, fresh: str
 ) -> None:
     with (
         clusters.name_server(tmp_path / "namesrv") as names,
@@ -173,11 +173,11 @@ def test_new_groups_of_an_old_topic_start_where_they_ask(
             settings={"PENSTOCK_STORE_HOT_BYTES": "0"},
         ),
     ):
-        latest.do("producer.start", producer=fresh, namesrv=names.address)
+        java54.do("producer.start", producer=fresh, namesrv=names.address)
 
         def send(numbers: range) -> None:
             messages = [{"topic": fresh, "body": str(n)} for n in numbers]
-            acked = latest.do("producer.send", producer=fresh, messages=messages)
+            acked = java54.do("producer.send", producer=fresh, messages=messages)
             assert {line.get("status") for line in acked} == {"SEND_OK"}
 
         send(range(8))
@@ -188,20 +188,20 @@ def test_new_groups_of_an_old_topic_start_where_they_ask(
         send(range(8, 16))
         expected = {"FIRST_OFFSET": 0, "TIMESTAMP": 8, "LAST_OFFSET": 16}
         for start in expected:
-            latest.do(
+            java54.do(
                 "push.start", consumer=start, namesrv=names.address, group=f"{fresh}-{start}",
                 topics={fresh: "*"}, timestamp=moment.strftime("%Y%m%d%H%M%S"), **{"from": start},
             )  # fmt: skip
 
         def all_hold_queues() -> bool:
-            held = [latest.do("push.queues", consumer=one, topic=fresh) for one in expected]
+            held = [java54.do("push.queues", consumer=one, topic=fresh) for one in expected]
             return [len(queues) for queues in held] == [4, 4, 4]
 
         assert eventually(all_hold_queues)
         # Where it starts to pull from a queue is settled before it holds it.
         send(range(16, 24))
         for start, first in expected.items():
-            rows = latest.do("push.received", consumer=start, count=24 - first)
+            rows = java54.do("push.received", consumer=start, count=24 - first)
             assert sorted(int(row[BODY]) for row in rows) == list(range(first, 24))
-            latest.do("push.stop", consumer=start, later_ms=0)
-        latest.do("producer.stop", producer=fresh)
+            java54.do("push.stop", consumer=start, later_ms=0)
+        java54.do("producer.stop", producer=fresh)

@@ -13,15 +13,11 @@ import pytest
 from tests.depth import rounds
 
 from . import clusters, maven
-from .conftest import VARIANTS
 from .java_session import ClientError, JavaSession, eventually
 from .reading import read_all
+from .variants import VARIANTS, any_client, at_depth, each_release
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.timeout(300)]
-
-clients = pytest.mark.parametrize(
-    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-)
 
 # Places of what an orderly consumer tells of each call of its listener.
 CONSUMER, BROKER, QUEUE, OFFSET, BODY, TIMES, FINE, FROM_NS, TO_NS = range(9)
@@ -90,7 +86,7 @@ def await_all(look: Callable[[], list[Any]], acked: list[Any], *, within_s: floa
     assert not missing()
 
 
-@clients
+@any_client
 def test_consumers_come_and_go_and_the_order_stays(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -121,7 +117,7 @@ def test_consumers_come_and_go_and_the_order_stays(
         client.do("orderly.stop", consumer=name)
 
 
-@clients
+@each_release
 def test_a_message_that_fails_holds_its_queue_back(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -155,7 +151,7 @@ def test_a_message_that_fails_holds_its_queue_back(
     client.do("orderly.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_after_its_times_a_message_is_a_dead_letter_and_the_queue_goes_on(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -229,16 +225,16 @@ def ordered_cluster(java: None, tmp_path: Path) -> Iterator[clusters.Cluster]:
 
 def test_an_order_config_says_which_queues_are_written_to(
     ordered_cluster: clusters.Cluster,
-    latest: JavaSession,
+    java54: JavaSession,
     start_java: Callable[..., JavaSession],
     fresh: str,
 ) -> None:
     cluster = ordered_cluster
-    make_topic(latest, cluster, fresh, 8)
-    latest.do("admin.start", admin=fresh, namesrv=cluster.namesrv)
+    make_topic(java54, cluster, fresh, 8)
+    java54.do("admin.start", admin=fresh, namesrv=cluster.namesrv)
 
     def admin(method: str, *args: Any) -> Any:
-        return latest.do("admin.call", admin=fresh, method=method, args=list(args))
+        return java54.do("admin.call", admin=fresh, method=method, args=list(args))
 
     admin("createOrUpdateOrderConf", fresh, f"{cluster.broker}:3", True)
 
@@ -247,12 +243,12 @@ def test_an_order_config_says_which_queues_are_written_to(
 
     assert eventually(told) == f"{cluster.broker}:3"
     # The broker hears of it with its next registration, which another topic brings about.
-    make_topic(latest, cluster, f"{fresh}-other", 1)
+    make_topic(java54, cluster, f"{fresh}-other", 1)
     assert eventually(
         lambda: admin("examineTopicConfig", cluster.broker_address, fresh)["order"] is True,
         within_s=40,
     )
-    for version, binary in list(VARIANTS.values())[: rounds(ci=2, proof=4)]:
+    for version, binary in (VARIANTS[name] for name in at_depth("5.4.0-json", "4.9.8-binary")):
         client = start_java(version, binary=binary)
         client.do("producer.start", producer="p", namesrv=cluster.namesrv)
         flood = client.do("flood.start", producer="p", flood="f", topic=fresh, pause_ms=20)
@@ -263,4 +259,4 @@ def test_an_order_config_says_which_queues_are_written_to(
         assert {queue for _, queue, _, _ in acked} == {0, 1, 2}
         await_all(lambda: calls_of(client, group), acked)  # noqa: B023
         client.kill()
-    latest.do("admin.stop", admin=fresh)
+    java54.do("admin.stop", admin=fresh)

@@ -1,4 +1,4 @@
-"""Real Java clients of 5.4.0 pop: by a push consumer that the broker shares queues for, and request
+"""Real Java clients of 5.x pop: by a push consumer that the broker shares queues for, and request
 by request as the proxy does."""
 
 from __future__ import annotations
@@ -15,21 +15,18 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, clusters, maven, penstock
+from . import clusters
 from .clients import mqadmin
-from .conftest import VARIANTS
 from .java_session import JavaSession, eventually
+from .variants import V5, VARIANTS, at_depth, clients
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
-NEW = [name for name, (version, _) in VARIANTS.items() if version != maven.V4_9]
 # Apache does not understand POP in binary headers: they have 16 bits for the code of a request.
-SPOKEN = [name for name in NEW if not clusters.APACHE or not VARIANTS[name][1]]
-
-clients = pytest.mark.parametrize("client", SPOKEN, indirect=True, scope="session")
-json_client = pytest.mark.parametrize(
-    "client", SPOKEN[: rounds(ci=1, proof=2)], indirect=True, scope="session"
-)
+ABLE = [name for name in V5 if not (clusters.APACHE and VARIANTS[name].binary)]
+BOTH = [name for name in at_depth("5.4.0-binary", "5.5.1-json", among=V5) if name in ABLE]
+both_releases = clients(BOTH)
+one_client = clients(at_depth("5.4.0-json", among=ABLE))
 
 # Places of what a push consumer tells of each message.
 BODY, TOPIC, TIMES = 3, 9, 10
@@ -92,12 +89,8 @@ class Popper:
 @pytest.fixture(scope="module")
 def popping(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster for these tests."""
-    directory = tmp_path_factory.mktemp("popping")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(directory / "broker", names.address, brokerName="popping") as broker,
-    ):
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(tmp_path_factory.mktemp("popping"), brokerName="popping") as cluster:
+        yield cluster
 
 
 def make_topic(client: JavaSession, cluster: clusters.Cluster, topic: str, queues: int = 4) -> None:
@@ -181,7 +174,7 @@ def start_consumers(
         assert client.do("push.queues", consumer=name, topic=topic) == []
 
 
-@clients
+@both_releases
 def test_consumers_share_what_they_pop(
     client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
@@ -208,11 +201,11 @@ def test_consumers_share_what_they_pop(
         client.do("push.stop", consumer=f"{fresh}-{name}")
 
 
-@json_client
+@one_client
 def test_mqadmin_sets_the_mode(client: JavaSession, popping: clusters.Cluster, fresh: str) -> None:
     make_topic(client, popping, fresh)
     printed = mqadmin(
-        popping.namesrv, "setConsumeMode", "-b", popping.broker_address, "-t", fresh,
+        client, popping.namesrv, "setConsumeMode", "-b", popping.broker_address, "-t", fresh,
         "-g", fresh, "-m", "POP", "-q", "2",
     )  # fmt: skip
     assert f"set consume mode to {popping.broker_address} success." in printed
@@ -223,7 +216,7 @@ def test_mqadmin_sets_the_mode(client: JavaSession, popping: clusters.Cluster, f
     client.do("push.stop", consumer=fresh)
 
 
-@json_client
+@one_client
 def test_a_failing_listener_gets_popped_messages_again(
     client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
@@ -242,7 +235,7 @@ def test_a_failing_listener_gets_popped_messages_again(
     assert popper.pop(poll_ms=2000) == [], "all is acknowledged"
 
 
-@json_client
+@one_client
 def test_a_popping_consumer_gives_up_after_its_times(
     client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
@@ -264,7 +257,7 @@ def test_a_popping_consumer_gives_up_after_its_times(
 # --- request by request --------------------------------------------------------------------------
 
 
-@clients
+@both_releases
 def test_what_is_not_acknowledged_comes_back(
     client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
@@ -300,7 +293,7 @@ def test_what_is_not_acknowledged_comes_back(
     assert popper.pop(poll_ms=2_000) == []
 
 
-@json_client
+@one_client
 def test_receipts_of_other_times_and_nonsense_are_refused(
     client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
@@ -314,7 +307,7 @@ def test_receipts_of_other_times_and_nonsense_are_refused(
     popper.ack_all([message])
 
 
-@json_client
+@one_client
 def test_waiting_requests_wake_up(
     client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
@@ -336,7 +329,7 @@ def test_waiting_requests_wake_up(
     assert time.monotonic() - began < 15
 
 
-@clients
+@both_releases
 def test_a_fifo_group_waits_for_what_is_open(
     client: JavaSession, popping: clusters.Cluster, fresh: str
 ) -> None:
@@ -369,7 +362,7 @@ def test_a_fifo_group_waits_for_what_is_open(
     assert popper.pop(**lent) == []
 
 
-@json_client
+@one_client
 @pytest.mark.parametrize(
     ("exp_type", "exp", "expected"),
     [("TAG", "a || b", ["0", "1"]), ("SQL92", "size > 5 AND TAGS <> 'a'", ["1", "2"])],
@@ -410,11 +403,7 @@ def test_what_was_lent_when_the_broker_died_comes_back(
 ) -> None:
     client = start_java()
     chosen = random.Random(5)
-    with (
-        clusters.name_server(tmp_path / "namesrv") as names,
-        clusters.broker(tmp_path / "broker", names.address, brokerName="mortal") as broker,
-    ):
-        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(tmp_path, brokerName="mortal") as cluster:
         make_topic(client, cluster, fresh)
         popper = Popper(client, cluster, fresh, fresh)
         for turn in range(rounds(ci=1, proof=5)):
@@ -426,8 +415,8 @@ def test_what_was_lent_when_the_broker_died_comes_back(
             popper.ack_all(acked)
             if clusters.APACHE:
                 time.sleep(6)  # it notes every 5 s how far it has popped, and begins anew there
-            broker.kill()
-            broker.start()
+            cluster.server.kill()
+            cluster.server.start()
             eventually(lambda: alive(popper))
             open_bodies = set(sent) - set(bodies(acked))
             again = popper.gather(20, invisible_ms=60_000, within_s=60)
@@ -444,33 +433,3 @@ def alive(popper: Popper) -> bool:
     except Exception:
         return False
     return True
-
-
-@pytest.mark.usefixtures("java")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("ours_first", [False, True][: rounds(ci=1, proof=2)])
-def test_what_is_lent_moves_with_its_store(
-    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, ours_first: bool
-) -> None:
-    kinds: list[type[clusters.AnyBroker]] = [penstock.Broker, apache.Broker]
-    first, second = kinds if ours_first else kinds[::-1]
-    conf = {**clusters.LARGE_FILES, "brokerName": "moving"}
-    store = tmp_path / "store"
-    with penstock.NameServer(tmp_path / "namesrv") as names:
-        with first(tmp_path / "first", store, names.address, **conf) as broker:
-            cluster = clusters.Cluster(names.address, broker.name, broker.address)
-            client = start_java()
-            make_topic(client, cluster, fresh)
-            send_numbers(client, cluster, fresh, 10)
-            popper = Popper(client, cluster, fresh, fresh)
-            lent = popper.gather(10, invisible_ms=15_000)
-            popper.ack_all([message for message in lent if int(message["body"]) < 6])
-            client.kill()
-        with second(tmp_path / "second", store, names.address, **conf) as broker:
-            cluster = clusters.Cluster(names.address, broker.name, broker.address)
-            popper = Popper(start_java(), cluster, fresh, fresh)
-            again = popper.gather(4, within_s=60)
-            assert sorted(bodies(again)) == ["6", "7", "8", "9"]
-            assert {(message["topic"], message["times"]) for message in again} == {(fresh, 1)}
-            popper.ack_all(again)
-            assert popper.pop(poll_ms=3_000) == []

@@ -10,19 +10,14 @@ from typing import Any, NamedTuple
 import pytest
 
 from penstock.wire.message_ids import encode_offset_id
-from tests.depth import rounds
 
 from . import clusters
-from .conftest import VARIANTS
+from .clients import mqadmin
 from .java_session import ClientError, JavaSession, eventually
 from .maven import V4_9
-from .mqadmin_shell import AdminShell
+from .variants import each_release
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
-
-clients = pytest.mark.parametrize(
-    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-)
 
 SCHEDULE, TIMER = "SCHEDULE_TOPIC_XXXX", "rmq_sys_wheel_timer"
 HALF = "RMQ_SYS_TRANS_HALF_TOPIC"
@@ -43,14 +38,10 @@ class Expected(NamedTuple):
 @pytest.fixture(scope="module")
 def quick(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster whose delay levels are seconds."""
-    directory = tmp_path_factory.mktemp("queries")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(
-            directory / "broker", names.address, brokerName="queries", messageDelayLevel="1s 1s 1s"
-        ) as broker,
-    ):
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(
+        tmp_path_factory.mktemp("queries"), brokerName="queries", messageDelayLevel="1s 1s 1s"
+    ) as cluster:
+        yield cluster
 
 
 def send(client: JavaSession, cluster: clusters.Cluster, topic: str, kind: str) -> tuple[Any, str]:
@@ -139,7 +130,7 @@ def check_found(client: JavaSession, cluster: clusters.Cluster, one: Expected, t
     return found
 
 
-@clients
+@each_release
 def test_messages_of_every_kind_are_found(
     client: JavaSession, quick: clusters.Cluster, fresh: str, tmp_path: Path
 ) -> None:
@@ -156,39 +147,32 @@ def test_messages_of_every_kind_are_found(
         if one.absent:
             assert query(client, quick, one.absent, one.key) == []
     if client.version != V4_9:
-        look_with_mqadmin(quick, found, tmp_path)
+        look_with_mqadmin(client, quick, found)
     for topic in (made["retried"].topics[0], made["dead"].topics[0]):
         client.do("push.stop", consumer=topic)
 
 
 def look_with_mqadmin(
-    cluster: clusters.Cluster, found: dict[tuple[str, str], Any], directory: Path
+    client: JavaSession, cluster: clusters.Cluster, found: dict[tuple[str, str], Any]
 ) -> None:
-    with AdminShell(cluster.namesrv, directory / "shell") as shell:
+    def run(command: str, topic: str, *words: str) -> str:
+        return mqadmin(client, cluster.namesrv, command, "-t", topic, *words)
 
-        def run(command: str, topic: str, *words: str) -> str:
-            return shell.run(command, "-n", cluster.namesrv, "-t", topic, *words).out
-
-        for (_, topic), one in found.items():
-            unique, key = one["msg_id"], one["keys"]
-            place_id = offset_id(cluster, one["physical_offset"])
-            assert place_id in run("queryMsgById", topic, "-i", place_id)
-            assert key in run("queryMsgByUniqueKey", topic, "-i", unique)
-            assert unique in run("queryMsgByKey", topic, "-k", key)
-        for kind, topic in (("retried", "%RETRY%"), ("dead", "%DLQ%"), ("timed", "")):
-            one = next(
-                line for (name, where), line in found.items()
-                if name == kind and where.startswith(topic) and where != TIMER
-            )  # fmt: skip
-            place = (
-                "-b",
-                cluster.broker,
-                "-i",
-                str(one["queue_id"]),
-                "-o",
-                str(one["queue_offset"]),
-            )
-            assert one["msg_id"] in run("queryMsgByOffset", one["topic"], *place)
-            stored_ms = one["store_timestamp"]
-            span = ("-b", str(stored_ms), "-e", str(stored_ms + 1))
-            assert one["msg_id"] in run("printMsg", one["topic"], *span)
+    for (_, topic), one in found.items():
+        unique, key = one["msg_id"], one["keys"]
+        place_id = offset_id(cluster, one["physical_offset"])
+        assert place_id in run("queryMsgById", topic, "-i", place_id)
+        assert key in run("queryMsgByUniqueKey", topic, "-i", unique)
+        assert unique in run("queryMsgByKey", topic, "-k", key)
+    for kind, topic in (("retried", "%RETRY%"), ("dead", "%DLQ%"), ("timed", "")):
+        one = next(
+            line
+            for (name, where), line in found.items()
+            if name == kind and where.startswith(topic) and where != TIMER
+        )
+        queue, offset = str(one["queue_id"]), str(one["queue_offset"])
+        place = ("-b", cluster.broker, "-i", queue, "-o", offset)
+        assert one["msg_id"] in run("queryMsgByOffset", one["topic"], *place)
+        stored_ms = one["store_timestamp"]
+        span = ("-b", str(stored_ms), "-e", str(stored_ms + 1))
+        assert one["msg_id"] in run("printMsg", one["topic"], *span)

@@ -10,14 +10,10 @@ import pytest
 from tests.depth import rounds
 
 from . import clusters
-from .conftest import VARIANTS
 from .java_session import ClientError, JavaSession, eventually
+from .variants import any_client, each_release
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
-
-clients = pytest.mark.parametrize(
-    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-)
 
 REPLY_TOPIC = "DefaultCluster_REPLY_TOPIC"
 
@@ -57,7 +53,7 @@ def make_topic(client: JavaSession, cluster: clusters.Cluster, topic: str) -> No
     assert eventually(known)
 
 
-@clients
+@each_release
 def test_a_request_gets_its_reply(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -82,7 +78,7 @@ def test_a_request_gets_its_reply(
     client.do("reply.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_callbacks_get_each_its_own_reply(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -95,7 +91,7 @@ def test_callbacks_get_each_its_own_reply(
     client.do("reply.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_a_large_reply_is_compressed_on_its_way(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -110,7 +106,7 @@ def test_a_large_reply_is_compressed_on_its_way(
     client.do("reply.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_who_is_not_answered_waits_as_long_as_it_said(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -125,7 +121,7 @@ def test_who_is_not_answered_waits_as_long_as_it_said(
     assert line["error"] == "RequestTimeoutException"
 
 
-@clients
+@any_client
 def test_a_reply_to_who_is_gone_fails_and_is_stored(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:
@@ -157,7 +153,7 @@ def test_a_reply_to_who_is_gone_fails_and_is_stored(
     client.do("reply.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_two_who_ask_in_one_process_get_each_their_own(
     client: JavaSession, cluster: clusters.Cluster, fresh: str
 ) -> None:

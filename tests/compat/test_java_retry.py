@@ -13,16 +13,11 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, clusters, penstock
-from .clients import mqadmin
-from .conftest import VARIANTS
+from . import clusters
 from .java_session import JavaSession, eventually
+from .variants import any_client
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
-
-clients = pytest.mark.parametrize(
-    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-)
 
 LEVELS = "1s 2s 3s 1s 1s 1s 5s"
 DELAYS_MS = [1000, 2000, 3000, 1000, 1000, 1000, 5000]
@@ -34,14 +29,10 @@ BODY, TIME_NS, TOPIC, TIMES, STORED_MS, ORIGIN = 3, 8, 9, 10, 11, 12
 @pytest.fixture(scope="module")
 def quick(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster whose delay levels are seconds."""
-    directory = tmp_path_factory.mktemp("quick")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(
-            directory / "broker", names.address, brokerName="quick", messageDelayLevel=LEVELS
-        ) as broker,
-    ):
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(
+        tmp_path_factory.mktemp("quick"), brokerName="quick", messageDelayLevel=LEVELS
+    ) as cluster:
+        yield cluster
 
 
 def start_producer(client: JavaSession, cluster: clusters.Cluster) -> str:
@@ -67,7 +58,7 @@ def received(client: JavaSession, consumer: str, count: int, within_ms: int = 40
     return rows
 
 
-@clients
+@any_client
 def test_delayed_messages_come_in_time(
     client: JavaSession, quick: clusters.Cluster, fresh: str
 ) -> None:
@@ -92,7 +83,7 @@ def test_delayed_messages_come_in_time(
     client.do("push.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_a_failing_listener_gets_the_message_again(
     client: JavaSession, quick: clusters.Cluster, fresh: str
 ) -> None:
@@ -119,7 +110,7 @@ def test_a_failing_listener_gets_the_message_again(
     client.do("push.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_what_fails_too_often_is_a_dead_letter(
     client: JavaSession, quick: clusters.Cluster, fresh: str
 ) -> None:
@@ -144,7 +135,7 @@ def test_what_fails_too_often_is_a_dead_letter(
     client.do("push.stop", consumer=fresh)
 
 
-@clients
+@any_client
 def test_orderly_consumers_give_up_after_their_times(
     client: JavaSession, quick: clusters.Cluster, fresh: str
 ) -> None:
@@ -172,16 +163,10 @@ def test_no_delayed_or_retried_message_is_lost_when_the_broker_dies(
     tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     client = start_java()
-    with (
-        clusters.name_server(tmp_path / "namesrv") as names,
-        clusters.broker(
-            tmp_path / "broker", names.address, brokerName="mortal", messageDelayLevel=LEVELS
-        ) as broker,
-    ):
-        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(tmp_path, brokerName="mortal", messageDelayLevel=LEVELS) as cluster:
         send(client, cluster, [{"topic": fresh, "body": "make the topic"}])
         client.do(
-            "push.start", consumer="c", namesrv=names.address, group=fresh, topics={fresh: "*"},
+            "push.start", consumer="c", namesrv=cluster.namesrv, group=fresh, topics={fresh: "*"},
             fail_times=1, poll_namesrv_ms=1000,
         )  # fmt: skip
         due: dict[str, float] = {}
@@ -199,8 +184,8 @@ def test_no_delayed_or_retried_message_is_lost_when_the_broker_dies(
                 if lines[0].get("status") != "SEND_OK":
                     del due[body]
                 number += 1
-            broker.kill()
-            broker.start()
+            cluster.server.kill()
+            cluster.server.start()
             eventually(lambda: probe(client, cluster, fresh))
 
         def all_twice() -> bool:
@@ -223,40 +208,3 @@ def probe(client: JavaSession, cluster: clusters.Cluster, topic: str) -> bool:
         messages=[{"topic": topic, "body": "are you there"}],
     )  # fmt: skip
     return bool(lines[0].get("status") == "SEND_OK")
-
-
-@pytest.mark.usefixtures("java")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("ours_first", [True, False], ids=["ours-to-apache", "apache-to-ours"])
-def test_what_waits_moves_with_its_store(
-    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, ours_first: bool
-) -> None:
-    kinds: list[type[clusters.AnyBroker]] = [penstock.Broker, apache.Broker]
-    first, second = kinds if ours_first else kinds[::-1]
-    conf = {**clusters.LARGE_FILES, "messageDelayLevel": "1s 15s", "brokerName": "moving"}
-    store = tmp_path / "store"
-    with penstock.NameServer(tmp_path / "namesrv") as names:
-        with first(tmp_path / "first", store, names.address, **conf) as broker:
-            cluster = clusters.Cluster(names.address, broker.name, broker.address)
-            client = start_java()
-            send(client, cluster, [{"topic": fresh, "body": "now"}])
-            sent_ms = time.time() * 1000
-            messages = [{"topic": fresh, "body": "later", "delay_level": 2, "tags": "A"}]
-            send(client, cluster, messages)
-            shown = eventually(lambda: level_shown(cluster))
-            assert shown.split() == ["scheduleMessageOffset_2", ":", "0,1"]
-            client.kill()
-        with second(tmp_path / "second", store, names.address, **conf):
-            client = start_java()
-            client.do(
-                "push.start", consumer="c", namesrv=names.address, group=fresh, topics={fresh: "A"}
-            )
-            (row,) = received(client, "c", 1, within_ms=60_000)
-            assert row[BODY] == "later"
-            assert row[STORED_MS] >= sent_ms + 15_000
-
-
-def level_shown(cluster: clusters.Cluster) -> str:
-    """What mqadmin says of level 2."""
-    lines = mqadmin(cluster.namesrv, "brokerStatus", "-b", cluster.broker_address).splitlines()
-    return next((line for line in lines if line.startswith("scheduleMessageOffset_2 ")), "")

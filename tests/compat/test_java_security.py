@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from tests.integration.certificates import Pair, make_pair
 from . import apache, clusters, maven
 from .clusters import Cluster
 from .java_session import ClientError, JavaSession, eventually
+from .variants import each_release
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
@@ -26,6 +26,7 @@ TLS = [
     ("enforcing", maven.V4_9),
     ("permissive", maven.V4_9),
     ("enforcing", maven.V5_4),
+    ("enforcing", maven.V5_5),
 ]
 ROOT = {"user": "root", "password": "root-secret"}
 ALICE = {"user": "alice", "password": "alice-secret-密码"}
@@ -50,7 +51,7 @@ def _exchange(jvm: JavaSession, namesrv: str, topic: str, *, tls: bool) -> None:
 
 
 @pytest.mark.skipif(clusters.APACHE, reason="Apache takes its TLS settings from elsewhere")
-@pytest.mark.parametrize(("mode", "version"), TLS[: rounds(ci=2, proof=4)])
+@pytest.mark.parametrize(("mode", "version"), TLS[: rounds(ci=2, proof=5)])
 def test_tls(
     tmp_path: Path,
     start_java: Callable[..., JavaSession],
@@ -88,39 +89,24 @@ def test_tls(
         jvm.kill()
 
 
-def _access() -> dict[str, Any]:
-    conf: dict[str, Any] = {
-        "authenticationEnabled": True,
-        "authorizationEnabled": True,
-        "initAuthenticationUser": json.dumps(
-            {"username": ROOT["user"], "password": ROOT["password"]}
-        ),
-    }
-    for area in ("authentication", "authorization"):
-        provider = f"org.apache.rocketmq.auth.{area}.provider"
-        conf[f"{area}Provider"] = f"{provider}.Default{area.capitalize()}Provider"
-        conf[f"{area}MetadataProvider"] = f"{provider}.Local{area.capitalize()}MetadataProvider"
-    return conf
-
-
 @pytest.fixture(scope="session")
 def guarded(
-    java: None, latest: JavaSession, tmp_path_factory: pytest.TempPathFactory
+    java: None, java54: JavaSession, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Cluster]:
     """A cluster with access control, in which Alice may use the topics and groups `alice-*`."""
     root = tmp_path_factory.mktemp("guarded")
-    conf = {**_access(), "authConfigPath": root / "broker" / "auth"}
+    conf = {**apache.access_control(*ROOT.values()), "authConfigPath": root / "broker" / "auth"}
     with (
         clusters.name_server(root / "namesrv") as names,
         clusters.broker(root / "broker", names.address, **conf) as broker,
     ):
-        latest.do("admin.start", admin="root", namesrv=names.address, **ROOT)
-        call(latest, "root", "createUser", broker.address, *ALICE.values(), "Normal")
+        java54.do("admin.start", admin="root", namesrv=names.address, **ROOT)
+        call(java54, "root", "createUser", broker.address, *ALICE.values(), "Normal")
         call(
-            latest, "root", "createAcl", broker.address, "User:alice",
+            java54, "root", "createAcl", broker.address, "User:alice",
             ["Topic:alice-*", "Group:alice-*"], ["Pub", "Sub"], [], "Allow",
         )  # fmt: skip
-        call(latest, "root", "createAndUpdateTopicConfig", broker.address, {
+        call(java54, "root", "createAndUpdateTopicConfig", broker.address, {
             "topicName": "alice-orders", "readQueueNums": 4, "writeQueueNums": 4, "perm": 6,
         })  # fmt: skip
         yield Cluster(names.address, broker.name, broker.address)
@@ -137,6 +123,7 @@ def _send_as(jvm: JavaSession, cluster: Cluster, who: dict[str, str], topic: str
     return line
 
 
+@each_release
 def test_rights_decide_who_may_send(client: JavaSession, guarded: Cluster) -> None:
     assert _send_as(client, guarded, ALICE, "alice-orders")["status"] == "SEND_OK"
     assert _send_as(client, guarded, ROOT, "alice-orders")["status"] == "SEND_OK"
@@ -147,6 +134,7 @@ def test_rights_decide_who_may_send(client: JavaSession, guarded: Cluster) -> No
     assert line.get("status") is None
 
 
+@each_release
 def test_rights_decide_who_may_consume(client: JavaSession, guarded: Cluster, fresh: str) -> None:
     group = f"alice-{fresh}"
     sent = _send_as(client, guarded, ALICE, "alice-orders")
@@ -171,7 +159,7 @@ def test_rights_decide_who_may_consume(client: JavaSession, guarded: Cluster, fr
         client.do("pull.stop", consumer=consumer, later_ms=0)
 
 
-def test_only_root_administers(latest: JavaSession, guarded: Cluster, fresh: str) -> None:
+def test_only_root_administers(java54: JavaSession, guarded: Cluster, fresh: str) -> None:
     config = {"topicName": fresh, "readQueueNums": 1, "writeQueueNums": 1, "perm": 6}
     calls: dict[str, tuple[Any, ...]] = {
         "createAndUpdateTopicConfig": (config,),
@@ -181,12 +169,12 @@ def test_only_root_administers(latest: JavaSession, guarded: Cluster, fresh: str
         calls["updateBrokerConfig"] = ({"maxMessageSize": "1"},)
     for number, who in enumerate((ALICE, WRONG, {})):
         admin = f"{fresh}-{number}"
-        latest.do("admin.start", admin=admin, namesrv=guarded.namesrv, **who)
+        java54.do("admin.start", admin=admin, namesrv=guarded.namesrv, **who)
         for method, arguments in calls.items():
             with pytest.raises(ClientError) as refused:
-                call(latest, admin, method, guarded.broker_address, *arguments)
+                call(java54, admin, method, guarded.broker_address, *arguments)
             assert refused.value.code == REFUSED, (who, method)
-        latest.do("admin.stop", admin=admin, later_ms=0)
+        java54.do("admin.stop", admin=admin, later_ms=0)
 
 
 def test_no_request_is_served_unsigned(guarded: Cluster) -> None:

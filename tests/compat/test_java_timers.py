@@ -16,26 +16,18 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, clusters, maven, penstock
+from . import clusters, maven
 from .clients import mqadmin
-from .conftest import VARIANTS
 from .java_session import JavaSession, eventually
+from .variants import at_depth, clients, each_release, each_v5
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
-# The setters and the recall came with 5.x; an old client has the properties all the same.
-NEW = [name for name, (version, _) in VARIANTS.items() if version != maven.V4_9]
-OLD = [name for name in VARIANTS if name not in NEW]
-# Where the ways to set a time matter, and where only the broker does.
-all_clients = pytest.mark.parametrize(
-    "client", [*NEW, *OLD[: rounds(ci=1, proof=2)]], indirect=True, scope="session"
-)
-clients = pytest.mark.parametrize(
-    "client", [*NEW, *OLD[: rounds(ci=0, proof=2)]], indirect=True, scope="session"
-)
-new_clients = pytest.mark.parametrize("client", NEW, indirect=True, scope="session")
+# The setters and the recall (@each_v5) came with 5.x; an old client has the properties anyway.
+# @each_release is for the ways to set a time, @any_v5 for what only the broker decides.
+any_v5 = clients(at_depth("5.4.0-binary", "5.5.1-json"))
 
-CONF = {"recallMessageEnable": True}
+CONF: dict[str, Any] = {"recallMessageEnable": True}
 # Without it Apache recalls what has the same id in any topic.
 EXACT = {**CONF, "appendTopicForTimerDeleteKey": True}
 DAY_S = 24 * 3600
@@ -51,12 +43,10 @@ Message = dict[str, Any]
 @pytest.fixture(scope="module")
 def timers(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster in which messages can be recalled: with Apache that is a setting."""
-    directory = tmp_path_factory.mktemp("timers")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(directory / "broker", names.address, brokerName="clock", **EXACT) as broker,
-    ):
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(
+        tmp_path_factory.mktemp("timers"), brokerName="clock", **EXACT
+    ) as cluster:
+        yield cluster
 
 
 def now_ms() -> int:
@@ -126,7 +116,7 @@ def judge_times(what: str, rows: list[Any], due: dict[str, int]) -> None:
     assert late[0] >= 0, "early"
 
 
-@all_clients
+@each_release
 def test_timers_come_at_their_time(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -153,7 +143,7 @@ def test_timers_come_at_their_time(
     client.do("push.stop", consumer=fresh)
 
 
-@clients
+@any_v5
 def test_what_is_not_in_the_future_comes_at_once(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -173,7 +163,7 @@ def test_what_is_not_in_the_future_comes_at_once(
     client.do("push.stop", consumer=fresh)
 
 
-@clients
+@any_v5
 def test_hundreds_over_some_seconds(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -193,7 +183,7 @@ def test_hundreds_over_some_seconds(
     client.do("push.stop", consumer=fresh)
 
 
-@all_clients
+@each_release
 def test_what_cannot_wait_is_refused(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -210,7 +200,7 @@ def test_what_cannot_wait_is_refused(
     assert [line.get("code") for line in refused] == [ILLEGAL] * len(refused), refused
 
 
-@clients
+@any_v5
 def test_a_delay_level_wins(client: JavaSession, timers: clusters.Cluster, fresh: str) -> None:
     listen(client, timers, fresh)
     far_ms = now_ms() + 3600_000
@@ -240,7 +230,7 @@ def stored(client: JavaSession, cluster: clusters.Cluster, topic: str) -> dict[s
     return found
 
 
-@all_clients
+@each_release
 def test_what_consumers_see_of_a_timer(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -293,7 +283,7 @@ def handle(topic: str, broker: str, due_ms: int | str, msg_id: str, version: str
     return base64.urlsafe_b64encode(text.encode()).decode()
 
 
-@new_clients
+@each_v5
 def test_what_is_recalled_never_comes(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -322,7 +312,7 @@ def test_what_is_recalled_never_comes(
     client.do("push.stop", consumer=fresh)
 
 
-@new_clients
+@each_v5
 def test_handles_are_as_apache_makes_them(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -333,7 +323,7 @@ def test_handles_are_as_apache_makes_them(
     assert words == ["v1", fresh, timers.broker, str(slot_ms + 1), line["msg_id"]]
 
 
-@new_clients
+@each_v5
 def test_recalls_that_are_refused(
     client: JavaSession, timers: clusters.Cluster, fresh: str
 ) -> None:
@@ -372,11 +362,7 @@ def test_timers_outlive_the_death_of_the_broker(
     tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     client = start_java()
-    with (
-        clusters.name_server(tmp_path / "namesrv") as names,
-        clusters.broker(tmp_path / "broker", names.address, brokerName="mortal", **CONF) as broker,
-    ):
-        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(tmp_path, brokerName="mortal", **CONF) as cluster:
         listen(client, cluster, fresh)
         due: dict[str, int] = {}
         possible: dict[str, int] = {}  # for those due while the broker was away: its return
@@ -393,9 +379,9 @@ def test_timers_outlive_the_death_of_the_broker(
             unwanted |= {f"{life}-{n}" for n in gone}
             time.sleep(max(0.0, begin_ms + 2500 - now_ms()) / 1000)
             kill_ms = now_ms()
-            broker.kill()
+            cluster.server.kill()
             time.sleep(1)
-            broker.start()
+            cluster.server.start()
             possible |= {body: max(ms, now_ms()) for body, ms in times.items() if ms > kill_ms}
             eventually(
                 lambda: send(client, cluster, [{"topic": fresh, "body": "?"}])[0].get("status")
@@ -417,48 +403,8 @@ def test_timers_outlive_the_death_of_the_broker(
         client.do("push.stop", consumer=fresh)
 
 
-@pytest.mark.usefixtures("java")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ["apache-to-ours", "ours-to-apache"][: rounds(ci=1, proof=2)])
-def test_timers_move_with_their_store(
-    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, way: str
-) -> None:
-    kinds: list[type[clusters.AnyBroker]] = [penstock.Broker, apache.Broker]
-    first, second = kinds if way == "ours-to-apache" else kinds[::-1]
-    conf = {**clusters.LARGE_FILES, **CONF, "brokerName": "moving"}
-    store = tmp_path / "store"
-    with penstock.NameServer(tmp_path / "namesrv") as names:
-        with first(tmp_path / "first", store, names.address, **conf) as broker:
-            cluster = clusters.Cluster(names.address, broker.name, broker.address)
-            client = start_java()
-            send_all(client, cluster, [{"topic": fresh, "body": "now"}])
-            begin_ms = now_ms()
-            due = {"while away": begin_ms + 3_000, "later": begin_ms + 15_000}
-            due |= {f"{n}": begin_ms + 12_000 + n * 50 for n in range(50)}
-            messages = [at(fresh, body, ms) for body, ms in due.items()]
-            lines = dict(zip(due, send_all(client, cluster, messages), strict=True))
-            unwanted = {str(n) for n in range(0, 50, 7)}
-            handles = [lines[body]["recall_handle"] for body in sorted(unwanted)]
-            assert all("msg_id" in line for line in recall(client, cluster, fresh, handles))
-            client.kill()
-            if first is apache.Broker:
-                broker.kill()  # a clean shutdown takes so long that all would have come before
-        time.sleep(max(0, due["while away"] + 1000 - now_ms()) / 1000)
-        moved_ms = now_ms()
-        with second(tmp_path / "second", store, names.address, **conf) as broker:
-            client = start_java()
-            cluster = clusters.Cluster(names.address, broker.name, broker.address)
-            client.do("push.start", consumer=fresh, namesrv=names.address, group=fresh,
-                      topics={fresh: "*"})  # fmt: skip
-            wanted = due.keys() - unwanted
-            rows = received(client, fresh, 1 + len(wanted), within_ms=60_000)
-            assert {row[BODY] for row in rows} == {"now", *wanted}
-            assert all(row[STORED_MS] >= moved_ms for row in rows if row[BODY] in due)
-            judge_times("moved", rows, due)
-
-
-def test_mqadmin_shows_the_timers(timers: clusters.Cluster) -> None:
-    said = mqadmin(timers.namesrv, "brokerStatus", "-b", timers.broker_address)
+def test_mqadmin_shows_the_timers(timers: clusters.Cluster, java54: JavaSession) -> None:
+    said = mqadmin(java54, timers.namesrv, "brokerStatus", "-b", timers.broker_address)
     pairs = dict(line.split(":", 1) for line in said.splitlines() if ":" in line)
     figures = {name.strip(): value.strip() for name, value in pairs.items()}
     wanted = ("timerReadBehind", "timerOffsetBehind", "timerCongestNum", "timerEnqueueTps",

@@ -7,19 +7,13 @@ from typing import Any
 
 import pytest
 
-from tests.depth import rounds
-
 from . import clusters
 from .clients import mqadmin
-from .conftest import VARIANTS
 from .java_session import ClientError, JavaSession, eventually
 from .maven import V4_9
+from .variants import any_client, each_release
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
-
-clients = pytest.mark.parametrize(
-    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-)
 
 TRACES = "RMQ_SYS_TRACE_TOPIC"
 # Places of the fields of a record.
@@ -34,15 +28,14 @@ END_ID, END_STATE = 5, 11
 @pytest.fixture(scope="module")
 def traced(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster with the trace topic, whose retries come soon."""
-    directory = tmp_path_factory.mktemp("traced")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(
-            directory / "broker", names.address, brokerName="traced", traceTopicEnable=True,
-            messageDelayLevel="1s 1s 1s 1s", regionId="far-away",
-        ) as broker,
-    ):  # fmt: skip
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(
+        tmp_path_factory.mktemp("traced"),
+        brokerName="traced",
+        traceTopicEnable=True,
+        messageDelayLevel="1s 1s 1s 1s",
+        regionId="far-away",
+    ) as cluster:
+        yield cluster
 
 
 def start_producer(
@@ -92,7 +85,7 @@ def traces(
     return eventually(look)
 
 
-@clients
+@each_release
 def test_a_message_is_traced_from_its_sending_to_its_end(
     client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
@@ -119,7 +112,7 @@ def test_a_message_is_traced_from_its_sending_to_its_end(
     assert {line[AFTER_ID] for line in after} == {acked["msg_id"]}
     assert {(line[AFTER_OK], line[AFTER_HOW]) for line in after} == {("false", "4"), ("true", "0")}
     if client.version != V4_9:
-        text = mqadmin(traced.namesrv, "queryMsgTraceById", "-i", acked["msg_id"])
+        text = mqadmin(client, traced.namesrv, "queryMsgTraceById", "-i", acked["msg_id"])
         rows = [line.split() for line in text.splitlines() if line.startswith(("Pub", "Sub"))]
         assert sorted((row[0], row[1], row[-1]) for row in rows) == [
             ("Pub", fresh, "success"), ("Sub", f"{fresh}-c", "failed"),
@@ -127,7 +120,7 @@ def test_a_message_is_traced_from_its_sending_to_its_end(
         ]  # fmt: skip
 
 
-@clients
+@any_client
 def test_delayed_messages_and_batches_are_traced(
     client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
@@ -141,7 +134,7 @@ def test_delayed_messages_and_batches_are_traced(
     assert (pub[PUB_ID], pub[PUB_OFFSET_ID]) == (batch["msg_id"], batch["offset_msg_id"])
 
 
-@clients
+@any_client
 def test_the_end_of_a_transaction_is_traced(
     client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
@@ -154,7 +147,7 @@ def test_the_end_of_a_transaction_is_traced(
         assert (end[END_ID], end[END_STATE]) == (acked["msg_id"], state)
 
 
-@clients
+@any_client
 def test_traces_go_to_a_topic_of_ones_own(
     client: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
@@ -168,15 +161,15 @@ def test_traces_go_to_a_topic_of_ones_own(
     assert records(client, watcher, acked["msg_id"], "Pub") == []
 
 
-@clients
+@any_client
 def test_a_broker_switches_traces_off(
-    client: JavaSession, latest: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
+    client: JavaSession, java54: JavaSession, traced: clusters.Cluster, watcher: str, fresh: str
 ) -> None:
-    latest.do("admin.start", admin=fresh, namesrv=traced.namesrv)
+    java54.do("admin.start", admin=fresh, namesrv=traced.namesrv)
 
     def switch(on: str) -> None:
         args = [traced.broker_address, {"traceOn": on}]
-        latest.do("admin.call", admin=fresh, method="updateBrokerConfig", args=args)
+        java54.do("admin.call", admin=fresh, method="updateBrokerConfig", args=args)
 
     start_producer(client, traced, fresh)
     switch("false")

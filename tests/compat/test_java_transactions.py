@@ -12,16 +12,13 @@ import pytest
 
 from tests.depth import rounds
 
-from . import apache, clusters, penstock
-from .conftest import VARIANTS
+from . import clusters
 from .java_session import ClientError, JavaSession, eventually
 from .reading import read_all
+from .variants import any_client, each_release
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
-clients = pytest.mark.parametrize(
-    "client", list(VARIANTS)[: rounds(ci=2, proof=4)], indirect=True, scope="session"
-)
 ours_only = pytest.mark.skipif(clusters.APACHE, reason="Apache does it otherwise")
 
 END_TRANSACTION = 37
@@ -51,14 +48,10 @@ Line = dict[str, Any]
 @pytest.fixture(scope="module")
 def trading(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster that asks after a second, every second."""
-    directory = tmp_path_factory.mktemp("trading")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(
-            directory / "broker", names.address, brokerName="trading", **QUICK
-        ) as broker,
-    ):
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(
+        tmp_path_factory.mktemp("trading"), brokerName="trading", **QUICK
+    ) as cluster:
+        yield cluster
 
 
 def message(topic: str, body: str, local: str, checks: str = "unknown", **more: Any) -> Line:
@@ -125,7 +118,7 @@ def bodies(client: JavaSession, cluster: clusters.Cluster, topic: str, count: in
     return sorted(row[3] for row in rows)
 
 
-@clients
+@each_release
 def test_committed_messages_arrive_and_no_others(
     client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
@@ -164,7 +157,7 @@ def test_committed_messages_arrive_and_no_others(
     client.do("tx.stop", producer=fresh)
 
 
-@clients
+@any_client
 def test_what_a_check_asks_about(
     client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
@@ -191,7 +184,7 @@ def test_what_a_check_asks_about(
     client.do("tx.stop", producer=fresh)
 
 
-@clients
+@any_client
 def test_what_a_committed_message_looks_like(
     client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
@@ -251,7 +244,7 @@ def test_what_a_committed_message_looks_like(
     client.do("tx.stop", producer=fresh)
 
 
-@clients
+@any_client
 def test_after_five_unknown_answers_a_half_is_parked(
     client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
@@ -281,7 +274,7 @@ def test_after_five_unknown_answers_a_half_is_parked(
     client.do("tx.stop", producer=fresh)
 
 
-@clients
+@any_client
 def test_another_producer_of_the_group_is_asked(
     client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
@@ -306,7 +299,7 @@ def test_another_producer_of_the_group_is_asked(
     client.do("tx.stop", producer=f"{fresh}-2")
 
 
-@clients
+@any_client
 def test_an_immunity_of_its_own(client: JavaSession, trading: clusters.Cluster, fresh: str) -> None:
     start(client, trading, fresh)
     born_ms = time.time() * 1000
@@ -329,7 +322,7 @@ def test_an_immunity_of_its_own(client: JavaSession, trading: clusters.Cluster, 
     client.do("tx.stop", producer=fresh)
 
 
-@clients
+@any_client
 def test_ending_by_a_request_that_is_answered(
     client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
@@ -350,7 +343,7 @@ def test_ending_by_a_request_that_is_answered(
 
 
 @ours_only  # Apache appends again what was done before, and commits what was rolled back.
-@clients
+@any_client
 def test_what_was_ended_stays_ended(
     client: JavaSession, trading: clusters.Cluster, fresh: str
 ) -> None:
@@ -384,7 +377,7 @@ def test_what_was_ended_stays_ended(
     client.do("tx.stop", producer=fresh)
 
 
-@clients
+@any_client
 def test_traced_transactions(client: JavaSession, trading: clusters.Cluster, fresh: str) -> None:
     start(client, trading, fresh, trace=True)
     lines = send(
@@ -410,11 +403,7 @@ def test_halves_survive_the_death_of_the_broker(
     tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str
 ) -> None:
     client = start_java()
-    with (
-        clusters.name_server(tmp_path / "namesrv") as names,
-        clusters.broker(tmp_path / "broker", names.address, brokerName="mortal", **QUICK) as broker,
-    ):
-        cluster = clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(tmp_path, brokerName="mortal", **QUICK) as cluster:
         start(client, cluster, fresh, poll_namesrv_ms=1000)
         lines = send(
             client, fresh,
@@ -427,16 +416,16 @@ def test_halves_survive_the_death_of_the_broker(
             ],
         )  # fmt: skip
         wanted = ["asked after", "decided before", "ended after"]
-        broker.kill()
-        broker.start()
+        cluster.server.kill()
+        cluster.server.start()
         end_again(client, cluster, fresh, lines[3], COMMIT)
         assert end(client, cluster, fresh, lines[4], ROLLBACK)["code"] == 0
         assert set(bodies(client, cluster, fresh, 3)) == set(wanted)
         if clusters.APACHE:
             return
         for _ in range(rounds(ci=1, proof=3)):
-            broker.kill()
-            broker.start()
+            cluster.server.kill()
+            cluster.server.start()
             end_again(client, cluster, fresh, lines[3], COMMIT)
             for line, same, other in (
                 (lines[0], COMMIT, ROLLBACK), (lines[2], COMMIT, ROLLBACK),
@@ -460,42 +449,3 @@ def end_again(
             return False
 
     assert eventually(ended)
-
-
-@pytest.mark.usefixtures("java")
-@pytest.mark.timeout(300)
-@pytest.mark.parametrize("way", ["apache-to-ours", "ours-to-apache"][: rounds(ci=1, proof=2)])
-def test_halves_move_with_their_store(
-    tmp_path: Path, start_java: Callable[..., JavaSession], fresh: str, way: str
-) -> None:
-    kinds: list[type[clusters.AnyBroker]] = [apache.Broker, penstock.Broker]
-    first, second = kinds if way == "apache-to-ours" else kinds[::-1]
-    slow = {**clusters.LARGE_FILES, **QUICK, "brokerName": "moving", "transactionTimeOut": 60_000}
-    quick = {**slow, "transactionTimeOut": 1000}
-    store = tmp_path / "store"
-    with penstock.NameServer(tmp_path / "namesrv") as names:
-        with first(tmp_path / "first", store, names.address, **slow) as broker:
-            cluster = clusters.Cluster(names.address, broker.name, broker.address)
-            client = start_java()
-            start(client, cluster, fresh)
-            lines = send(
-                client, fresh,
-                [
-                    message(fresh, "before", "commit"),
-                    message(fresh, "never", "rollback"),
-                    message(fresh, "asked", "unknown", "commit"),
-                    message(fresh, "never asked", "unknown", "rollback"),
-                ],
-            )  # fmt: skip
-            assert bodies(client, cluster, fresh, 1) == ["before"]
-            client.kill()
-        with second(tmp_path / "second", store, names.address, **quick):
-            client = start_java()
-            start(client, cluster, fresh)
-            send(client, fresh, [message(fresh, "hello", "commit")])
-            asked = checks(client, fresh, 2)
-            assert {check["transaction_id"] for check in asked} == {
-                line["transaction_id"] for line in lines[2:]
-            }
-            # The group goes on; and Apache may ask, and commit, twice.
-            assert set(bodies(client, cluster, fresh, 2)) == {"asked", "hello"}

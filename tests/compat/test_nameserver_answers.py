@@ -11,7 +11,6 @@ import random
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +24,7 @@ from penstock.wire.codes import V4_9_3, V5_4_0, RequestCode
 from penstock.wire.java_properties import parse_properties
 from tests.unit.nameserver.nameserver_kit import NOW_MS, NameServerFixture
 
-from . import apache
+from . import apache, maven
 
 TOPICS = [f"topic-{number}" for number in range(6)]
 # The same on all brokers: of several, Apache takes the one whose name happens to hash lowest.
@@ -259,10 +258,18 @@ class Walk:
         self.pair.settle()
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "acting-master"])
-def pair(java: None, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pair]:
-    acting: bool = request.param
-    with apache.NameServer(tmp_path, supportActingMaster=acting) as theirs:
+@pytest.fixture(
+    scope="module",
+    params=[(version, acting) for version in maven.SERVER_VERSIONS for acting in (False, True)],
+    ids=lambda param: f"{param[0]}-{'acting-master' if param[1] else 'plain'}",
+)
+def pair(
+    java: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    """Both start empty and are told the same by all tests."""
+    version, acting = request.param
+    conf = {"supportActingMaster": acting}
+    with apache.NameServer(tmp_path_factory.mktemp("names"), version=version, **conf) as theirs:
         pair = Pair(theirs.address, acting_master=acting)
         yield pair
         pair.close()

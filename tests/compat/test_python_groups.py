@@ -59,12 +59,12 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def tools(latest: JavaSession, cluster: Cluster) -> Iterator[JavaSession]:
-    latest.do("admin.start", admin="pygroups", namesrv=cluster.namesrv)
-    latest.do("producer.start", producer="pygroups", namesrv=cluster.namesrv)
-    yield latest
-    latest.do("producer.stop", producer="pygroups")
-    latest.do("admin.stop", admin="pygroups", later_ms=0)
+def tools(java54: JavaSession, cluster: Cluster) -> Iterator[JavaSession]:
+    java54.do("admin.start", admin="pygroups", namesrv=cluster.namesrv)
+    java54.do("producer.start", producer="pygroups", namesrv=cluster.namesrv)
+    yield java54
+    java54.do("producer.stop", producer="pygroups")
+    java54.do("admin.stop", admin="pygroups", later_ms=0)
 
 
 @pytest.fixture
@@ -239,7 +239,7 @@ def test_a_reset_by_mqadmin_reaches_it(site: Site) -> None:
             await until(lambda: numbers(one).total() == 40)
             await asyncio.sleep(6)  # progress is at the broker
             await asyncio.to_thread(
-                mqadmin, site.cluster.namesrv, "resetOffsetByTime",
+                mqadmin, site.java, site.cluster.namesrv, "resetOffsetByTime",
                 "-g", site.topic, "-t", site.topic, "-s", "0",
             )  # fmt: skip
             await until(lambda: numbers(one).total() >= 80)

@@ -23,20 +23,17 @@ from penstock import (
     ReceivedMessage,
     TransactionProducer,
 )
-from tests.depth import rounds
 
 from . import clusters
-from .conftest import VARIANTS
 from .java_session import JavaSession, eventually
 from .maven import V4_9
 from .reading import read_all
 from .test_java_trace import records
+from .variants import at_depth, clients
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
-clients = pytest.mark.parametrize(
-    "client", list(VARIANTS)[: rounds(ci=1, proof=4)], indirect=True, scope="session"
-)
+one_client = clients(at_depth("5.4.0-json"))
 
 CONF = {
     "brokerName": "bilingual",
@@ -53,12 +50,8 @@ OPTIONS: dict[str, Any] = {"route_refresh_ms": 1_000, "heartbeat_ms": 3_000}
 @pytest.fixture(scope="module")
 def both(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster in which retries, questions and traces come soon."""
-    directory = tmp_path_factory.mktemp("both")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(directory / "broker", names.address, **CONF) as broker,
-    ):
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(tmp_path_factory.mktemp("both"), **CONF) as cluster:
+        yield cluster
 
 
 def java_producer(
@@ -99,7 +92,7 @@ def compressions(client: JavaSession) -> list[str]:
     return ["zlib", "lz4", "zstd"] if client.version != V4_9 else ["zlib"]
 
 
-@clients
+@one_client
 def test_java_reads_what_python_sent(
     client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
@@ -147,7 +140,7 @@ def test_java_reads_what_python_sent(
     assert viewed["tags"] == "text"
 
 
-@clients
+@one_client
 def test_python_reads_what_java_sent(
     client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
@@ -196,7 +189,7 @@ def test_python_reads_what_java_sent(
         assert by_tag[kind].body == bytes(20_000)
 
 
-@clients
+@one_client
 def test_ordering_keys_mean_the_same_queues(
     client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
@@ -212,7 +205,7 @@ def test_ordering_keys_mean_the_same_queues(
     assert python == java
 
 
-@clients
+@one_client
 def test_order_is_kept_both_ways(client: JavaSession, both: clusters.Cluster, fresh: str) -> None:
     producer = java_producer(client, both, fresh, queues=2)
     with make(Producer, both, fresh) as ours:
@@ -248,7 +241,7 @@ def test_order_is_kept_both_ways(client: JavaSession, both: clusters.Cluster, fr
         assert [body for place, body in seen if place == queue_id] == expected
 
 
-@clients
+@one_client
 def test_a_failed_message_comes_again_at_the_other_client(
     client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
@@ -272,7 +265,7 @@ def test_a_failed_message_comes_again_at_the_other_client(
     assert row[10] >= 1
 
 
-@clients
+@one_client
 def test_transactions_of_one_are_answered_by_the_other(
     client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
@@ -319,7 +312,7 @@ def test_transactions_of_one_are_answered_by_the_other(
     client.do("tx.stop", producer=fresh)
 
 
-@clients
+@one_client
 def test_traces_are_alike(client: JavaSession, both: clusters.Cluster, fresh: str) -> None:
     java_producer(client, both, fresh)
     watcher = f"watch-{fresh}"
@@ -371,7 +364,7 @@ def _python_reads(client: JavaSession, cluster: clusters.Cluster, topic: str, gr
         assert eventually(lambda: len(came) == 2)
 
 
-@clients
+@one_client
 def test_broadcast_offsets_are_one_file(
     client: JavaSession, both: clusters.Cluster, fresh: str, tmp_path: Path
 ) -> None:
@@ -414,7 +407,7 @@ def test_broadcast_offsets_are_one_file(
     assert sorted(int(row[3]) for row in rows) == list(range(40, 60))
 
 
-@clients
+@one_client
 @pytest.mark.parametrize("python_first", [True, False])
 def test_one_java_and_one_python_consumer_share_a_group(
     client: JavaSession, both: clusters.Cluster, fresh: str, python_first: bool
@@ -462,7 +455,7 @@ def test_one_java_and_one_python_consumer_share_a_group(
     client.do("push.stop", consumer=fresh, later_ms=0)
 
 
-@clients
+@one_client
 def test_one_java_and_one_python_consumer_in_order(
     client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:
@@ -503,7 +496,7 @@ def test_one_java_and_one_python_consumer_in_order(
     client.do("orderly.stop", consumer=fresh)
 
 
-@clients
+@one_client
 def test_requests_are_replied_to_across_languages(
     client: JavaSession, both: clusters.Cluster, fresh: str
 ) -> None:

@@ -75,13 +75,13 @@ def test_python_asks_and_python_replies(two: clusters.Cluster, fresh: str) -> No
 
 
 def test_many_requests_at_once_get_each_its_own_reply(
-    two: clusters.Cluster, latest: JavaSession, fresh: str
+    two: clusters.Cluster, java54: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
         async with AsyncProducer(two.namesrv, group=fresh) as asker:
             await asker.send(Message(fresh, b"so that the topic is there"))
             await asyncio.to_thread(
-                latest.do, "reply.start", consumer=fresh, group=fresh, namesrv=two.namesrv,
+                java54.do, "reply.start", consumer=fresh, group=fresh, namesrv=two.namesrv,
                 topic=fresh,
             )  # fmt: skip
             bodies = [f"question {number}" for number in range(100)]
@@ -90,30 +90,30 @@ def test_many_requests_at_once_get_each_its_own_reply(
             )
             assert [reply.body.decode() for reply in replies] == [f"{body}!" for body in bodies]
             assert {reply.topic for reply in replies} == {REPLY_TOPIC}
-            outcomes = latest.do("reply.outcomes", consumer=fresh, count=100)
+            outcomes = java54.do("reply.outcomes", consumer=fresh, count=100)
             done = [one for one in outcomes if one["asked"].startswith("question")]
             assert {one["status"] for one in done} == {"SEND_OK"}
-        latest.do("reply.stop", consumer=fresh)
+        java54.do("reply.stop", consumer=fresh)
 
     run(work())
 
 
 def test_java_asks_and_python_replies(
-    two: clusters.Cluster, latest: JavaSession, fresh: str
+    two: clusters.Cluster, java54: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
         async with AsyncProducer(two.namesrv, group=fresh) as replier:
             await replier.send(Message(fresh, b"so that the topic is there"))
-            latest.do("request.start", producer=fresh, namesrv=two.namesrv)
+            java54.do("request.start", producer=fresh, namesrv=two.namesrv)
             messages = [{"topic": fresh, "body": "question"}]
             asking = asyncio.ensure_future(
-                asyncio.to_thread(latest.do, "request.ask", producer=fresh, messages=messages)
+                asyncio.to_thread(java54.do, "request.ask", producer=fresh, messages=messages)
             )
             request = await asked(two, fresh, b"question")
             await replier.reply(request, b"answer" * 1_000)  # compressed
             [line] = await asking
             assert (line["topic"], line["body_length"]) == (REPLY_TOPIC, 6_000)
-            latest.do("request.stop", producer=fresh)
+            java54.do("request.stop", producer=fresh)
 
     run(work())
 

@@ -39,15 +39,16 @@ Line = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def traced(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
-    directory = tmp_path_factory.mktemp("traced")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(
-            directory / "broker", names.address, brokerName="traced", traceTopicEnable=True,
-            regionId="far-away", transactionTimeOut=1000, transactionCheckInterval=1000, **SETTINGS,
-        ) as broker,
-    ):  # fmt: skip
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(
+        tmp_path_factory.mktemp("traced"),
+        brokerName="traced",
+        traceTopicEnable=True,
+        regionId="far-away",
+        transactionTimeOut=1000,
+        transactionCheckInterval=1000,
+        **SETTINGS,
+    ) as cluster:
+        yield cluster
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:
@@ -101,13 +102,13 @@ def same_fields(ours: TraceRecord, theirs: TraceRecord) -> None:
 
 
 def test_sends_leave_the_same_trace_as_javas(
-    traced: clusters.Cluster, latest: JavaSession, fresh: str
+    traced: clusters.Cluster, java54: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
-        latest.do("trace.producer", producer=fresh, namesrv=traced.namesrv)
-        [plain] = java_send(latest, fresh, "hello")
-        [later] = java_send(latest, fresh, "later", delay_level=1)
-        latest.do("trace.stop", producer=fresh)
+        java54.do("trace.producer", producer=fresh, namesrv=traced.namesrv)
+        [plain] = java_send(java54, fresh, "hello")
+        [later] = java_send(java54, fresh, "later", delay_level=1)
+        java54.do("trace.stop", producer=fresh)
         async with AsyncProducer(traced.namesrv, group=fresh, trace=True) as producer:
             ours_plain = await producer.send(
                 Message(fresh, b"hello", tags="red", keys=["key-1", "hello"])
@@ -139,12 +140,12 @@ def test_sends_leave_the_same_trace_as_javas(
 
 
 def test_ends_of_transactions_leave_the_same_trace_as_javas(
-    traced: clusters.Cluster, latest: JavaSession, fresh: str
+    traced: clusters.Cluster, java54: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
-        latest.do("trace.producer", producer=fresh, namesrv=traced.namesrv)
-        java_lines = java_send(latest, fresh, "commit", "rollback", how="transaction")
-        latest.do("trace.stop", producer=fresh)
+        java54.do("trace.producer", producer=fresh, namesrv=traced.namesrv)
+        java_lines = java_send(java54, fresh, "commit", "rollback", how="transaction")
+        java54.do("trace.stop", producer=fresh)
         handles = {}
         async with AsyncTransactionProducer(
             traced.namesrv, group=fresh, trace=True, check=lambda message: True
@@ -179,17 +180,17 @@ def test_ends_of_transactions_leave_the_same_trace_as_javas(
 
 
 def test_consuming_leaves_the_same_trace_as_javas(
-    traced: clusters.Cluster, latest: JavaSession, fresh: str
+    traced: clusters.Cluster, java54: JavaSession, fresh: str
 ) -> None:
     async def work() -> None:
         async with AsyncProducer(traced.namesrv, group=fresh, trace=True) as producer:
             receipt = await producer.send(Message(fresh, b"hello", keys=["key-1"]))
             group = f"{fresh}-c"
-            latest.do(
+            java54.do(
                 "trace.consumer", consumer=fresh, group=group, namesrv=traced.namesrv, topic=fresh
             )
-            assert latest.do("trace.consumed", consumer=fresh, count=1)
-            latest.do("trace.stop", consumer=fresh)
+            assert java54.do("trace.consumed", consumer=fresh, count=1)
+            java54.do("trace.stop", consumer=fresh)
             [before], _ = await records_of(traced, receipt.message_id, "SubBefore")
             [after], _ = await records_of(traced, receipt.message_id, "SubAfter")
             tracer = make_tracer(producer._session, group, producer._send_trace)

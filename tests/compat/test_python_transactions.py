@@ -51,14 +51,10 @@ asyncio.run(end(*sys.argv[1:]))
 @pytest.fixture(scope="module")
 def trading(java: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[clusters.Cluster]:
     """A cluster that asks after a second, every second."""
-    directory = tmp_path_factory.mktemp("trading")
-    with (
-        clusters.name_server(directory / "namesrv") as names,
-        clusters.broker(
-            directory / "broker", names.address, brokerName="trading", **QUICK
-        ) as broker,
-    ):
-        yield clusters.Cluster(names.address, broker.name, broker.address)
+    with clusters.running(
+        tmp_path_factory.mktemp("trading"), brokerName="trading", **QUICK
+    ) as cluster:
+        yield cluster
 
 
 def run(work: Coroutine[Any, Any, None]) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from . import clients, maven
 from .clusters import Cluster
+from .java_session import JavaSession
 
 README = Path(__file__).parent.parent.parent / "README.md"
 LIMIT_S = 120.0
@@ -38,12 +39,12 @@ def test_the_java_example_runs(cluster: Cluster, tmp_path: Path, version: str) -
     assert 'user-42 {"id": 42}' in done.stdout
 
 
-def test_the_mqadmin_examples_run(cluster: Cluster) -> None:
+def test_the_mqadmin_examples_run(cluster: Cluster, java54: JavaSession) -> None:
     printed = {}
     for line in block("sh", "mqadmin").splitlines():
         tool, command, flag, _, *rest = shlex.split(line)
         assert (tool, flag) == ("mqadmin", "-n")
-        printed[command] = clients.mqadmin(cluster.namesrv, command, *rest)
+        printed[command] = clients.mqadmin(java54, cluster.namesrv, command, *rest)
     assert cluster.broker in printed["clusterList"]
     assert "success" in printed["updateTopic"]
     assert "SEND_OK" in printed["sendMessage"]

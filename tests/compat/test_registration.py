@@ -1,9 +1,9 @@
-"""Our registration at Apache's name server: 10,000 topics known, found, and forgotten at stop."""
+"""Our registration at Apache's NameServer: 10,000 topics known, found, and forgotten at stop."""
 
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,14 +17,23 @@ from penstock.wire.bodies.registration_bodies import RegisterBrokerBody
 from penstock.wire.bodies.table_bodies import TopicConfigAndMappingSerializeWrapper
 from penstock.wire.codes import RequestCode, ResponseCode
 
-from . import apache
+from . import apache, maven
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 ADDRESS = "127.0.0.1:10911"
 
 
-def test_apache_name_server_knows_a_broker_of_ours(tmp_path: Path) -> None:
+@pytest.fixture(scope="module", params=maven.SERVER_VERSIONS)
+def names(
+    java: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[apache.NameServer]:
+    """Apache's NameServer of each release in turn."""
+    with apache.NameServer(tmp_path_factory.mktemp("names"), version=request.param) as names:
+        yield names
+
+
+def test_apache_name_server_knows_a_broker_of_ours(names: apache.NameServer) -> None:
     table = {f"topic-{n}": TopicConfig(topic_name=f"topic-{n}", perm=6) for n in range(10_000)}
     version = DataVersion(counter=1, timestamp=1_700_000_000_000)
 
@@ -35,7 +44,7 @@ def test_apache_name_server_knows_a_broker_of_ours(tmp_path: Path) -> None:
             )
         )
 
-    async def body(names: apache.NameServer) -> None:
+    async def body() -> None:
         nonlocal version
         peer = Peer(names.address)
 
@@ -78,11 +87,10 @@ def test_apache_name_server_knows_a_broker_of_ours(tmp_path: Path) -> None:
             await asyncio.sleep(0.02)
         await peer.close()
 
-    with apache.NameServer(tmp_path / "namesrv") as names:
-        asyncio.run(body(names))
+    asyncio.run(body())
 
 
-def test_apache_name_server_gets_us_back_after_its_restart(tmp_path: Path) -> None:
+def test_apache_name_server_gets_us_back_after_its_restart(names: apache.NameServer) -> None:
     def describe() -> RegisterBrokerBody:
         table = {name: TopicConfig(topic_name=name) for name in ("a", "b")}
         return RegisterBrokerBody(
@@ -91,7 +99,7 @@ def test_apache_name_server_gets_us_back_after_its_restart(tmp_path: Path) -> No
             )
         )
 
-    async def body(names: apache.NameServer) -> None:
+    async def body() -> None:
         settings = Settings(broker=BrokerConfig(nameservers=names.address))
         registration = NameServerRegistration(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
         assert await registration.first_round()
@@ -103,5 +111,4 @@ def test_apache_name_server_gets_us_back_after_its_restart(tmp_path: Path) -> No
             await asyncio.sleep(0.02)
         await registration.close()
 
-    with apache.NameServer(tmp_path / "namesrv") as names:
-        asyncio.run(body(names))
+    asyncio.run(body())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from pathlib import Path
 
 import pytest
 
@@ -16,38 +15,39 @@ from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.sink.task_id import TaskId
 from penstock.spark.sink.transactional import TransactionalTask
 
-from . import apache
+from .clusters import OwnCluster
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 
-def test_it_is_refused(tmp_path: Path) -> None:
-    with (
-        apache.NameServer(tmp_path / "ns") as names,
-        apache.Broker(tmp_path / "b", tmp_path / "store", names.address) as broker,
-    ):
-        with Admin(names.address) as admin:
-            admin.create_topic("orders", queues=2)
-        options = SinkOptions.of(
-            {
-                "nameserver": names.address, "topic": "orders", "delivery": "transactional",
-                "sinkId": "s", "deliveryTimeout": "10s",
-            },
-            stream=True,
-        )  # fmt: skip
+def test_it_is_refused(apache_cluster: OwnCluster, fresh: str) -> None:
+    namesrv, broker = apache_cluster.namesrv, apache_cluster.broker
+    with Admin(namesrv) as admin:
+        admin.create_topic(fresh, queues=2)
+    options = SinkOptions.of(
+        {
+            "nameserver": namesrv,
+            "topic": fresh,
+            "delivery": "transactional",
+            "sinkId": "s",
+            "deliveryTimeout": "10s",
+        },
+        stream=True,
+    )
 
-        async def body() -> None:
-            task = TransactionalTask(options, TaskId("s", 0, 0, 0, "q"))
-            with pytest.raises(NotTransactional, match=f"and {broker.name} is not one"):
-                await task.begin()
-            # In a mixed cluster the control topic is on Penstock; rows may go to Apache.
-            async with SinkClient(options, lambda client: lambda message: None) as client:
-                rows = [RowMessage(0, Message("orders", "x"), None)]
-                with pytest.raises(NotTransactional, match=f"and {broker.name} is not one"):
-                    await client.send_half_messages(rows, {}, 0, lambda place, half: None)
+    async def body() -> None:
+        task = TransactionalTask(options, TaskId("s", 0, 0, 0, "q"))
+        with pytest.raises(NotTransactional, match=f"{broker} is not one"):
+            await task.begin()
+        # In a mixed cluster the control topic is on Penstock; rows may go to Apache.
+        async with SinkClient(options, lambda client: lambda message: None) as client:
+            rows = [RowMessage(0, Message(fresh, "x"), None)]
+            with pytest.raises(NotTransactional, match=f"{broker} is not one"):
+                await client.send_half_messages(rows, {}, 0, lambda place, half: None)
 
-        asyncio.run(body())
-        logs = [path.read_bytes() for path in (broker.store_dir / "commitlog").iterdir()]
-        assert not any(b"TRANS_HALF" in data or b"orders" in data for data in logs)
-        with Admin(names.address) as admin:
-            assert "PENSTOCK_SINK_CONTROL" not in [topic.name for topic in admin.topics()]
+    asyncio.run(body())
+    commit_log = apache_cluster.server.store_dir / "commitlog"
+    logs = [path.read_bytes() for path in commit_log.iterdir()]
+    assert not any(b"TRANS_HALF" in data or fresh.encode() in data for data in logs)
+    with Admin(namesrv) as admin:
+        assert "PENSTOCK_SINK_CONTROL" not in [topic.name for topic in admin.topics()]

@@ -20,8 +20,9 @@ from penstock.spark.source.range_reader import Reading, read_range
 from penstock.spark.worker_connection import close_worker_connections
 
 from . import apache
+from .clusters import OwnCluster
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 COUNT = 6_000
 COLUMNS = ("queue_offset", "body", "tags")
@@ -30,14 +31,10 @@ Row = tuple[int, bytes, str | None]
 
 
 @pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[apache.Broker]:
-    folder = tmp_path_factory.mktemp("apache")
-    with (
-        apache.NameServer(folder / "ns") as names,
-        apache.Broker(folder / "b", folder / "store", names.address) as broker,
-    ):
-        yield broker
-        close_worker_connections()
+def broker(apache_cluster: OwnCluster) -> Iterator[apache.Broker]:
+    assert isinstance(apache_cluster.server, apache.Broker)
+    yield apache_cluster.server
+    close_worker_connections()
 
 
 @pytest.fixture(scope="module")

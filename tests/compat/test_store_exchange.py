@@ -21,19 +21,25 @@ from penstock.config import StoreConfig
 from penstock.store.get import FOUND
 from penstock.store.put import PUT_OK
 from penstock.store.store import MessageStore
-from penstock.store.tables import ConfigFile, TopicTable
+from penstock.store.tables import ConfigFile, ConsumerOffsetTable, TopicTable
 from penstock.wire.bodies.client_bodies import TopicConfig
 from penstock.wire.compression import decompress
 from penstock.wire.output import Output
 from penstock.wire.record import RECORD, Record, StoredRecord
+from tests.depth import rounds
 
-from . import apache, clients
+from . import apache, clients, maven
+from .conftest import Sessions
 
-pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
+pytestmark = [pytest.mark.compat, pytest.mark.slow]
+
+# The first release reads what we wrote and is killed; the second reads all of it and stops.
+ROUNDS = [(maven.V5_4, maven.V5_5), (maven.V5_5, maven.V5_4)][: rounds(ci=1, proof=2)]
 
 OURS = ("ours-a", "ours-b", "ours-c")
 THEIRS = {"theirs-a": 900, "theirs-b": 600}
 QUEUES = 4
+GROUP = "exchange"
 SIZES = StoreConfig(
     segment_bytes=apache.SMALL_STORE["mappedFileSizeCommitLog"],
     queue_file_entries=apache.SMALL_STORE["mappedFileSizeConsumeQueue"] // 20,
@@ -149,7 +155,7 @@ def content_of(data: bytearray, stored: StoredRecord) -> Content:
     return keys, tags, zlib.crc32(body) & 0x7FFFFFFF, len(body)
 
 
-def java(lines: list[dict[str, Any]]) -> dict[Place, Content]:
+def as_ours(lines: list[dict[str, Any]]) -> dict[Place, Content]:
     """What a Java client acknowledged or read, in our shape."""
     return {
         (x["topic"], x["queue_id"], x["queue_offset"]): (
@@ -159,6 +165,13 @@ def java(lines: list[dict[str, Any]]) -> dict[Place, Content]:
     }  # fmt: skip
 
 
+def progress(store: MessageStore, root: Path, topic: str) -> int:
+    """How much of a topic the group has consumed that a Java client committed."""
+    table = ConsumerOffsetTable()
+    table.load(ConfigFile(store.disk, root / ConsumerOffsetTable.FILE))
+    return sum(table.queues(topic, GROUP).values())
+
+
 def check_files(root: Path) -> None:
     """`penstock store verify` finds no damage, whoever wrote the files."""
     command = [sys.executable, "-m", "penstock.cli.main", "store", "verify", str(root)]
@@ -166,7 +179,10 @@ def check_files(root: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first_version", "second_version"), ROUNDS)
+def test_a_store_goes_back_and_forth(
+    sessions: Sessions, tmp_path: Path, first_version: str, second_version: str
+) -> None:
     root = tmp_path / "store"
     make_topics(root)
     store = open_ours(root)
@@ -179,13 +195,16 @@ def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
     assert not (root / "abort").exists()
     check_files(root)
 
-    with apache.NameServer(tmp_path / "namesrv") as names:
-        with apache.Broker(tmp_path / "broker", root, names.address) as broker:
-            assert java(clients.consume_all(names.address, OURS)) == first.written
+    with apache.NameServer(tmp_path / "namesrv", version=first_version) as names:
+        java = sessions(first_version)
+        with apache.Broker(
+            tmp_path / "first", root, names.address, version=first_version
+        ) as broker:
+            assert as_ours(clients.consume_all(java, names.address, OURS)) == first.written
             keys = [c[0].split()[0] for p, c in first.written.items() if p[0] == "ours-b"][::40]
-            hits = clients.query_keys(names.address, "ours-b", keys)
+            hits = clients.query_keys(java, names.address, "ours-b", keys)
             assert sorted(hit["key"] for hit in hits) == sorted(keys)
-            theirs = java(clients.produce(names.address, THEIRS))
+            theirs = as_ours(clients.produce(java, names.address, THEIRS))
             assert len(theirs) == sum(THEIRS.values())
             broker.kill()
             assert (root / "abort").exists()
@@ -199,15 +218,22 @@ def test_a_store_goes_back_and_forth(tmp_path: Path) -> None:
         store.close()
 
         everything.update(second.written)
-        with apache.Broker(tmp_path / "broker", root, names.address):
-            assert java(clients.consume_all(names.address, [*OURS, *THEIRS])) == everything
-            more = clients.query_keys(names.address, "ours-a", ["all-2"])
+        java = sessions(second_version)
+        with apache.Broker(
+            tmp_path / "second", root, names.address, version=second_version
+        ) as broker:
+            topics = [*OURS, *THEIRS]
+            read = clients.consume_all(java, names.address, topics, commit_as=GROUP)
+            assert as_ours(read) == everything
+            more = clients.query_keys(java, names.address, "ours-a", ["all-2"])
             expected = [p for p in second.written if p[0] == "ours-a"]
             assert 0 < len(more) <= min(len(expected), 64)
+            broker.stop()
 
     assert not (root / "abort").exists()
     check_files(root)
     store = open_ours(root)
     assert store.report.clean
     assert read_all(store, (*OURS, *THEIRS)) == everything
+    assert progress(store, root, "theirs-a") == THEIRS["theirs-a"]
     store.close()

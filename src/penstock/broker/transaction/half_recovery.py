@@ -37,6 +37,7 @@ from penstock.store.store import MessageStore
 from penstock.wire import layout, octets
 from penstock.wire.codes import (
     GROUP_SYS_TRANS,
+    PROPERTY_CHECK_IMMUNITY_SECONDS,
     PROPERTY_TAGS,
     SYS_TRANSACTION_COMMIT,
     SYS_TRANSACTION_MASK,
@@ -165,7 +166,20 @@ class HalfRecovery:
                 self._queues.pending_ops.append(before)
             self._keys[record.key] = half
             self._key_of[half] = record.key
+            half.checks = half.stored_checks = self._checks_made(half, record)
             self._schedule(half, record)
+
+    def _checks_made(self, half: HalfMessage, record: HalfRecord) -> int:
+        """The number of checks that reached a producer, as far as the record tells.
+
+        Apache's brokers also count when they find a half message immune, and their limit is higher.
+        So this broker checks at least once before it discards a half message.
+        """
+        settings = self._context.settings.current
+        immune = PROPERTY_CHECK_IMMUNITY_SECONDS in record.properties
+        if immune and record.store_ms < half.first_store_ms + record.immunity_ms(settings):
+            return 0
+        return min(half.checks, settings.broker.transaction_checks_max - 1)
 
     # --- committed messages without an op message
 

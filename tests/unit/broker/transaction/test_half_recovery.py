@@ -444,6 +444,20 @@ def test_a_half_message_that_apache_appended_again_as_immune(
     env.close()
 
 
+@pytest.mark.parametrize(("immunity_s", "expected"), [("60", "1"), ("", "5")])
+def test_a_half_message_that_apache_counted_often_is_checked_before_it_is_discarded(
+    env: TransactionFixture, immunity_s: str, expected: str
+) -> None:
+    more = {"CHECK_IMMUNITY_TIME_IN_SECONDS": immunity_s} if immunity_s else {}
+    put_half(env, "K", **more)
+    put_half(env, "K", TRAN_PREPARED_QUEUE_OFFSET="0", TRANSACTION_CHECK_TIMES="9", **more)
+    env = env.restart()
+    env.connect()
+    (check,) = env.advance(60_000 + INTERVAL_MS + TIMEOUT_MS)[:1]
+    assert check.message.properties["TRANSACTION_CHECK_TIMES"] == expected
+    env.close()
+
+
 def test_progress_beyond_the_queue_is_limited(env: TransactionFixture) -> None:
     env.half(b"x")
     env.context.offsets.table.commit(HALF, "CID_RMQ_SYS_TRANS", 0, 99, env.now_ms)

@@ -34,6 +34,7 @@ public final class Beans {
         "remoting.protocol", "remoting.protocol.body", "remoting.protocol.route",
         "remoting.protocol.heartbeat", "remoting.protocol.admin", "remoting.protocol.subscription",
         "remoting.protocol.header", "remoting.protocol.header.namesrv",
+        "remoting.protocol.statictopic", "store.pop", "broker.filter", "namesrv.kvconfig",
         "common", "common.message", "common.protocol", "common.protocol.body",
         "common.protocol.route", "common.protocol.heartbeat", "common.admin",
         "common.subscription", "common.protocol.header", "common.protocol.header.namesrv",
@@ -86,6 +87,12 @@ public final class Beans {
                 list.sort(Comparator.comparing(Json::write));
             }
             return list;
+        }
+        if (value instanceof long[] numbers) {
+            return dump(Arrays.stream(numbers).boxed().toList());
+        }
+        if (value instanceof int[] numbers) {
+            return dump(Arrays.stream(numbers).boxed().toList());
         }
         if (value instanceof Map<?, ?> map) {
             boolean plain = map.keySet().stream()

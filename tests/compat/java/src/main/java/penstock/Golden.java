@@ -2,7 +2,6 @@ package penstock;
 
 import io.netty.buffer.ByteBuf;
 import io.netty.buffer.Unpooled;
-import java.io.PrintStream;
 import java.lang.reflect.Method;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
@@ -31,9 +30,8 @@ import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 import org.apache.rocketmq.remoting.protocol.SerializeType;
 
 /**
- * Reads the case inputs (JSON, standard input) and prints them again with what the real RocketMQ
- * classes make of each. Inputs: tests/compat/golden_inputs.py; structure of the result:
- * tests/compat/golden.py.
+ * Adds to the inputs of each case what the real RocketMQ classes make of it. Inputs:
+ * tests/compat/golden_inputs.py; structure of the result: tests/compat/golden.py.
  */
 public final class Golden {
     /** Cases that need classes of the store; present only where the servers were published. */
@@ -48,15 +46,10 @@ public final class Golden {
     private Golden() {
     }
 
-    public static void main(String[] args) {
-        Program.run(Golden::run);
-    }
-
-    private static void run(PrintStream out) throws Exception {
-        String input = new String(System.in.readAllBytes(), StandardCharsets.UTF_8);
+    static Map<String, Object> make(Map<String, Object> inputs) throws Exception {
         Map<String, Object> document = new LinkedHashMap<>();
         document.put("version_number", MQVersion.CURRENT_VERSION);
-        document.putAll(object(Json.parse(input)));
+        document.putAll(inputs);
         each(document, "frames", Golden::frame);
         each(document, "records", Golden::record);
         each(document, "properties_to_text", given -> given.put("text",
@@ -85,7 +78,7 @@ public final class Golden {
             document.put("index_hashes", new ArrayList<>());
             document.put("index_files", new ArrayList<>());
         }
-        out.println(Json.write(document));
+        return document;
     }
 
     private static void each(Map<String, Object> document, String section, Maker maker)

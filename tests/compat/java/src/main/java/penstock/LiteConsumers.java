@@ -59,7 +59,7 @@ final class LiteConsumers {
         List<Object> lines = new ArrayList<>();
         while (lines.size() < given.number("count", 1) && System.currentTimeMillis() < deadline) {
             for (MessageExt message : consumer.poll(200)) {
-                lines.add(ConsumeAll.line(message));
+                lines.add(Messages.line(message));
             }
         }
         return lines;

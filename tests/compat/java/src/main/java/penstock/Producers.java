@@ -35,18 +35,22 @@ final class Producers {
         commands.put("producer.send", this::send);
         commands.put("producer.create_topic", this::createTopic);
         commands.put("producer.query", this::query);
-        commands.put("producer.view", given -> ConsumeAll.line(
+        commands.put("producer.view", given -> Messages.line(
             producer(given).viewMessage(given.text("topic"), given.text("id"))));
         commands.put("flood.start", this::startFlood);
         commands.put("flood.stop", given -> floods.remove(given.text("flood")).stop());
         return commands;
     }
 
-    /** Starts a producer, unless there is one of that name. */
+    /** Starts a producer, unless there is one of that name for the same NameServer. */
     private Object start(Arguments given) throws Exception {
         String name = given.text("producer");
-        if (producers.containsKey(name)) {
+        DefaultMQProducer former = producers.get(name);
+        if (former != null && former.getNamesrvAddr().equals(given.text("namesrv"))) {
             return null;
+        }
+        if (former != null) {
+            former.shutdown();
         }
         DefaultMQProducer producer =
             new DefaultMQProducer(given.text("group", "group-" + name), given.hook());
@@ -221,7 +225,7 @@ final class Producers {
         for (MessageExt found : producer(given).queryMessage(given.text("topic"), given.text("key"),
                 given.integer("count", 32), given.number("from_ms", 0),
                 given.number("to_ms", Long.MAX_VALUE)).getMessageList()) {
-            lines.add(ConsumeAll.line(found));
+            lines.add(Messages.line(found));
         }
         return lines;
     }

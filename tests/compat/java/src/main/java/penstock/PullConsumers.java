@@ -89,7 +89,7 @@ final class PullConsumers {
         List<Object> lines = new ArrayList<>();
         if (result.getMsgFoundList() != null) {
             for (MessageExt message : result.getMsgFoundList()) {
-                lines.add(ConsumeAll.line(message));
+                lines.add(Messages.line(message));
             }
         }
         Map<String, Object> told = new LinkedHashMap<>();

@@ -7,6 +7,12 @@ import java.nio.charset.StandardCharsets;
 import java.util.Collections;
 import java.util.LinkedHashMap;
 import java.util.Map;
+import java.util.concurrent.ExecutionException;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import java.util.concurrent.Future;
+import java.util.concurrent.TimeUnit;
+import java.util.concurrent.TimeoutException;
 import org.apache.rocketmq.client.exception.MQBrokerException;
 import org.apache.rocketmq.client.exception.MQClientException;
 
@@ -22,14 +28,23 @@ public final class Session {
         Object run(Arguments given) throws Exception;
     }
 
+    /** One thread for all commands: producers take turns among queues by thread. */
+    private final ExecutorService worker = Executors.newSingleThreadExecutor(this::makeThread);
+    private Thread workerThread;
+
     private Session() {
     }
 
     public static void main(String[] args) {
-        Program.run(Session::run);
+        Program.run(out -> new Session().run(out));
     }
 
-    private static void run(PrintStream out) throws Exception {
+    private Thread makeThread(Runnable body) {
+        workerThread = new Thread(body, "commands");
+        return workerThread;
+    }
+
+    private void run(PrintStream out) throws Exception {
         Map<String, Command> commands = new LinkedHashMap<>();
         commands.putAll(new Producers().commands());
         commands.putAll(new PushConsumers().commands());
@@ -40,15 +55,19 @@ public final class Session {
         commands.putAll(new Timers().commands());
         commands.putAll(new Requests().commands());
         commands.putAll(new Traces().commands());
+        commands.putAll(new Loads().commands());
+        commands.put("golden.make", given -> Golden.make(given.map("document")));
+        commands.put("golden.verify", given -> Verify.read(given.map("document")));
         commands.putAll(serverCommands("penstock.server.Admins"));
         commands.putAll(serverCommands("penstock.server.Pops"));
+        commands.putAll(serverCommands("penstock.server.Tools"));
         BufferedReader input =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         for (String line = input.readLine(); line != null; line = input.readLine()) {
             Arguments given = new Arguments(Golden.object(Json.parse(line)));
             Command command = commands.get(given.text("do"));
             out.println(Json.write(
-                given.has("later_ms") ? postpone(command, given) : answer(command, given)));
+                given.has("later_ms") ? postpone(command, given) : answer(quick(command), given)));
             out.flush();
         }
     }
@@ -64,6 +83,22 @@ public final class Session {
         } catch (ClassNotFoundException absent) {
             return Map.of();
         }
+    }
+
+    /** The same command in the worker thread, where no client's shutdown takes seconds. */
+    private Command quick(Command command) {
+        return command == null ? null : given -> {
+            Future<Object> result = worker.submit(() -> command.run(given));
+            while (true) {
+                try {
+                    return result.get(20, TimeUnit.MILLISECONDS);
+                } catch (TimeoutException stillRunning) {
+                    Shutdowns.hurry(workerThread);
+                } catch (ExecutionException failure) {
+                    throw failure.getCause() instanceof Exception cause ? cause : failure;
+                }
+            }
+        };
     }
 
     /** For what shall happen while the next command is under way, or need not be waited for. */

@@ -165,7 +165,7 @@ final class Transactions {
     }
 
     private static Map<String, Object> describe(MessageExt message) {
-        Map<String, Object> line = ConsumeAll.line(message);
+        Map<String, Object> line = Messages.line(message);
         line.put("time_ms", System.currentTimeMillis());
         line.put("body", new String(message.getBody(), StandardCharsets.UTF_8));
         return line;

@@ -6,12 +6,10 @@ import static penstock.Golden.integer;
 import static penstock.Golden.list;
 import static penstock.Golden.object;
 
-import java.io.PrintStream;
 import java.lang.reflect.InvocationTargetException;
 import java.lang.reflect.Method;
 import java.net.InetSocketAddress;
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
 import java.util.LinkedHashMap;
 import java.util.List;
@@ -26,9 +24,9 @@ import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.remoting.protocol.RemotingSerializable;
 
 /**
- * Reads bytes made by Penstock (JSON, standard input) with the real RocketMQ decoders and prints
- * what they saw. Input and output: see verify in tests/compat/golden.py. A case that Java refuses
- * becomes {"name", "error"}; the others are not affected.
+ * Reads bytes made by Penstock with the real RocketMQ decoders and tells what they saw. Input and
+ * output: see verify in tests/compat/golden.py. A case that Java refuses becomes {"name", "error"};
+ * the others are not affected.
  */
 public final class Verify {
     private interface Reader {
@@ -38,13 +36,7 @@ public final class Verify {
     private Verify() {
     }
 
-    public static void main(String[] args) {
-        Program.run(Verify::run);
-    }
-
-    private static void run(PrintStream out) throws Exception {
-        String input = new String(System.in.readAllBytes(), StandardCharsets.UTF_8);
-        Map<String, Object> given = object(Json.parse(input));
+    static Map<String, Object> read(Map<String, Object> given) {
         Map<String, Object> seen = new LinkedHashMap<>();
         seen.put("frames", each(given.get("frames"), Verify::frame));
         seen.put("records", each(given.get("records"), Verify::records));
@@ -56,7 +48,7 @@ public final class Verify {
                 .decompress(bytes(one.get("hex"))))));
         seen.put("bodies", each(given.get("bodies"), Verify::body));
         seen.put("register_bodies", each(given.get("register_bodies"), Verify::registerBody));
-        out.println(Json.write(seen));
+        return seen;
     }
 
     private static List<Object> each(Object section, Reader reader) {

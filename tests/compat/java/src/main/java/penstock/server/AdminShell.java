@@ -6,7 +6,6 @@ import java.io.InputStreamReader;
 import java.io.PrintStream;
 import java.nio.charset.StandardCharsets;
 import java.util.ArrayList;
-import java.util.Arrays;
 import java.util.LinkedHashMap;
 import java.util.List;
 import java.util.Map;
@@ -29,6 +28,7 @@ import org.apache.rocketmq.remoting.protocol.heartbeat.MessageModel;
 import org.apache.rocketmq.tools.command.MQAdminStartup;
 import penstock.Json;
 import penstock.Program;
+import penstock.Shutdowns;
 
 /**
  * Many mqadmin commands in one process. Argument: the name server, for the clients below.
@@ -104,7 +104,7 @@ public final class AdminShell extends MQAdminStartup {
         boolean late = false;
         while (command.isAlive()) {
             command.join(20);
-            hurry(command);
+            Shutdowns.hurry(command);
             late |= System.nanoTime() > end;
             String printed = out.toString(StandardCharsets.UTF_8);
             if (late || !enough.isEmpty() && pattern.matcher(printed).find()) {
@@ -116,24 +116,6 @@ public final class AdminShell extends MQAdminStartup {
         answer.put("err", err.toString(StandardCharsets.UTF_8));
         answer.put("late", late);
         return answer;
-    }
-
-    /** A client that shuts down often waits 3 s for a thread that waits for its next event. */
-    private static void hurry(Thread command) {
-        if (isIn(command.getStackTrace(), ".NettyRemotingClient", "shutdown")) {
-            // Not while it handles an event: a heartbeat would be lost.
-            Thread.getAllStackTraces().forEach((thread, stack) -> {
-                if (thread.getName().startsWith("NettyEventExecutor")
-                    && isIn(stack, ".LinkedBlockingQueue", "poll")) {
-                    thread.interrupt();
-                }
-            });
-        }
-    }
-
-    private static boolean isIn(StackTraceElement[] stack, String type, String method) {
-        return Arrays.stream(stack).anyMatch(frame ->
-            frame.getClassName().endsWith(type) && frame.getMethodName().equals(method));
     }
 
     private void execute(List<String> words) throws Exception {

@@ -13,7 +13,7 @@ import org.apache.rocketmq.common.message.MessageExt;
 import org.apache.rocketmq.tools.admin.DefaultMQAdminExt;
 import penstock.Arguments;
 import penstock.Beans;
-import penstock.ConsumeAll;
+import penstock.Messages;
 import penstock.Session;
 
 /** The admin client behind mqadmin, by name; any of its methods can be called. */
@@ -81,7 +81,7 @@ public final class Admins {
 
     private static Object tell(Object result) throws ReflectiveOperationException {
         if (result instanceof MessageExt message) {
-            return ConsumeAll.line(message);
+            return Messages.line(message);
         }
         if (result instanceof QueryResult found) {
             return tell(found.getMessageList());

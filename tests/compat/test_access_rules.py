@@ -27,15 +27,16 @@ from penstock.rpc.command import Command
 from penstock.rpc.router import Router
 from penstock.wire.codes import RequestCode, ResponseCode
 from penstock.wire.signing import is_signed, signed, text_bytes
+from tests.depth import rounds
 
 from . import apache, maven
+from .java_session import JavaSession
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.usefixtures("java")]
 
 SECRETS = {"root": "root-secret", "alice": "alice-secret", "bob": "密码-🔑", "carol": "c" * 80}
 CLUSTER = "DefaultCluster"
 REFUSED = int(ResponseCode.NO_PERMISSION)
-_PROVIDERS = "org.apache.rocketmq.auth"
 
 
 class Answer(NamedTuple):
@@ -97,11 +98,11 @@ class Ours:
         return lambda: None
 
 
-Cluster = Apache | Ours
+AnyBroker = Apache | Ours
 
 
 def ask(
-    cluster: Cluster,
+    broker: AnyBroker,
     who: str,
     code: int,
     ext: dict[str, str],
@@ -112,28 +113,26 @@ def ask(
     """The answer to a signed request; a body of JSON is parsed."""
     data = b"" if body is None else json.dumps(body).encode()
     fields = signed(ext, data, access_key=who, secret_key=SECRETS[who])
-    answer = cluster.send(code, fields, data, version)
+    answer = broker.send(code, fields, data, version)
     text = answer.body.decode() if code in range(3001, 3011) else ""
     return answer._replace(body=json.loads(text) if text else None)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory, java: None) -> Iterator[Apache]:
+@pytest.fixture(scope="module", params=maven.SERVER_VERSIONS[: rounds(ci=1, proof=2)])
+def broker(
+    java: None, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Apache]:
     root = tmp_path_factory.mktemp("access")
     conf = {
         "brokerClusterName": CLUSTER,
-        "authenticationEnabled": True,
-        "authorizationEnabled": True,
-        "initAuthenticationUser": json.dumps({"username": "root", "password": SECRETS["root"]}),
+        **apache.access_control("root", SECRETS["root"]),
     }
-    for area, noun in (("authentication", "Authentication"), ("authorization", "Authorization")):
-        provider = f"{_PROVIDERS}.{area}.provider"
-        conf[f"{area}Provider"] = f"{provider}.Default{noun}Provider"
-        conf[f"{area}MetadataProvider"] = f"{provider}.Local{noun}MetadataProvider"
-    names_dir, broker_dir = root / "names", root / "broker"
+    version = request.param
     with (
-        apache.NameServer(names_dir) as names,
-        apache.Broker(broker_dir, root / "store", names.address, timeout=90, **conf) as server,
+        apache.NameServer(root / "names", version=version) as names,
+        apache.Broker(
+            root / "broker", root / "store", names.address, version=version, **conf
+        ) as server,
     ):
         cluster = Apache(server.address, names.address)
         yield cluster
@@ -145,7 +144,7 @@ def clusters(broker: Apache) -> tuple[Apache, Ours]:
     return broker, Ours()
 
 
-def test_what_java_signs_is_signed_for_us() -> None:
+def test_what_java_signs_is_signed_for_us(java54: JavaSession) -> None:
     body = base64.b64encode(bytes(range(256)) * 400).decode()
     cases: list[dict[str, Any]] = [
         {"access": "a", "secret": "s", "token": None, "ext": {}, "body": ""},
@@ -171,8 +170,7 @@ def test_what_java_signs_is_signed_for_us() -> None:
             "body": "",
         },
     ]
-    printed = maven.run_java(maven.V5_4, "penstock.server.Sign", input=json.dumps(cases))
-    lines = [json.loads(line) for line in printed.splitlines()]
+    lines = java54.do("sign", requests=cases)
     assert len(lines) == len(cases)
     for case, ext in zip(cases, lines, strict=True):
         secret, data = text_bytes(case["secret"]), base64.b64decode(case["body"])
