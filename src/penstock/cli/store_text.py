@@ -7,12 +7,12 @@ from penstock.cli.terminal import size_text, time_text
 from penstock.store.tools.dump import plain_body
 from penstock.store.tools.inspection import StoreFiles
 from penstock.store.tools.problem import Problem
-from penstock.store.tools.survey import Figures, state_of
+from penstock.store.tools.survey import StoreStatistics, state_of
 from penstock.store.tools.verify import Totals
 from penstock.wire.message import StoredMessage
 
 
-def print_figures(figures: Figures) -> None:
+def print_figures(figures: StoreStatistics) -> None:
     """Print the output of `store stat`."""
     exact = "" if figures.records_exact else " (estimated from the queues; --exact counts them)"
     sizes = figures.sizes
@@ -58,7 +58,7 @@ def print_figures(figures: Figures) -> None:
         )
 
 
-def _print_queues(figures: Figures) -> None:
+def _print_queues(figures: StoreStatistics) -> None:
     topics = {queue.topic for queue in figures.queues}
     print(f"{'queues':>10}  {len(figures.queues)} of {len(topics)} topics")
     if not figures.queues:

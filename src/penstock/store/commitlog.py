@@ -3,9 +3,9 @@
 A record never ends at the end of a file: at least 8 bytes remain for the blank record that fills a
 segment up (`size i32 | magic i32`), and a record or batch that does not fit begins the next one.
 
-Where bytes go first is hidden here. `by_mapping`: straight into the segment's mapping (async
-flush). Otherwise into a staging buffer, which `hand_over` gives to the page cache with one pwrite
-per turn, because a store into a page under writeback stalls (sync flush).
+With `by_mapping` records are written straight into the segment's mapping (async flush). Otherwise
+they are staged in a buffer, which `write_staged` writes to the page cache with one pwrite per loop
+iteration, because a store into a page under writeback stalls (sync flush).
 
 Positions: `end` (appended) ≥ `written` (in the page cache) ≥ flushed (on the disk).
 """
@@ -35,29 +35,41 @@ class CommitLog:
         self.segments: SegmentList = segments
         self.by_mapping: bool = by_mapping
         self.lock_memory: bool = lock_memory
+        # Log offsets behind the last byte appended, and behind the last one in the page cache.
         self.end: int = 0
         self.written: int = 0
+        # Bytes from this log offset on were written by this process: their pages are in memory.
         self.hot_from: int = 0
+        # How often the log went on in a new segment since the start.
         self.rolls: int = 0
+        # Why the next segment could not be made; cleared by the maintenance, then tried again.
         self.refusal: StoreError | None = None
+        # The segment being written; changes at every roll. None before `start` and after `close`.
         self._current: Segment | None = None
+        # Where records are encoded: the current segment's mapping, or the staging buffer.
+        # The log offset of its first byte, and its length. Valid until the next roll, or until
+        # the next `write_staged` for a staging buffer.
         self._target: memoryview = memoryview(bytearray(1))
         self._target_start: int = 0
         self._target_size: int = 0
+        # Log offset behind the current segment.
         self._segment_end: int = 0
-        self._faulted: int = 0
-        self._coming: Future[Segment] | None = None
+        # Pages up to this log offset were given to the pool to be faulted in.
+        self._prefaulted_to: int = 0
+        # The segment that the pool makes ahead; taken by the next roll.
+        self._next: Future[Segment] | None = None
+        # Called with the old and the new segment at every roll; set by `start`.
         self._on_roll: object = None
 
     def start(self, end: int, on_roll: object) -> None:
-        """Go on writing at `end`. `on_roll(old segment, new segment)` is called at every roll."""
+        """Continue at `end`; calls `on_roll(old segment, new segment)` at every roll."""
         self._on_roll = on_roll
         self.end = self.written = self.hot_from = end
         current = self.segments.find(end)
         if current is None:
             current = self.segments.create(end - end % self.segments.segment_bytes)
             self.segments.push(current)
-        else:  # Apache RocketMQ leaves its files sparse
+        else:  # Apache RocketMQ's files are sparse
             self.disk.allocate(current.fd, 0, current.size, current.path)
         self._enter(current)
 
@@ -71,17 +83,17 @@ class CommitLog:
         if offset + record.size - self._target_start > self._target_size:
             self.write_staged()
             if record.size > self._target_size:
-                self._widen(record.size)
+                self._resize_staging(record.size)
         record.put(self._target, offset - self._target_start, queue_offset, offset, store_ms)
         self.end = offset + record.size
         if self.by_mapping:
             self.written = self.end
-        if self.end > self._faulted:
-            self._fault_ahead()
+        if self.end > self._prefaulted_to:
+            self._prefault()
         return offset
 
     def make_room(self, size: int) -> int:
-        """See to it that `size` bytes (a record, or a whole batch) fit into the current segment.
+        """Roll if `size` bytes (a record, or a whole batch) do not fit into the current segment.
 
         Returns 0, or NO_ROOM.
         """
@@ -93,7 +105,7 @@ class CommitLog:
         return self._roll()
 
     def write_staged(self) -> None:
-        """Give the staged bytes to the page cache."""
+        """Write the staged bytes to the page cache."""
         if self.by_mapping:
             return
         length = self.end - self._target_start
@@ -139,9 +151,9 @@ class CommitLog:
         return 0
 
     def _next_segment(self) -> Segment:
-        coming, self._coming = self._coming, None
-        if coming is not None:
-            return coming.result()  # seldom unfinished: it was asked for a segment ago
+        made_ahead, self._next = self._next, None
+        if made_ahead is not None:
+            return made_ahead.result()  # rarely unfinished: it was started a segment ago
         return self.segments.create(self._segment_end)
 
     def _enter(self, segment: Segment) -> None:
@@ -152,35 +164,35 @@ class CommitLog:
             self._target_start = segment.start
             self._target_size = segment.size
         else:
-            self._widen(min(STAGING_BYTES, segment.size))
+            self._resize_staging(min(STAGING_BYTES, segment.size))
             self._target_start = self.end
-        self._faulted = self.end - self.end % _PREFAULT_BYTES
+        self._prefaulted_to = self.end - self.end % _PREFAULT_BYTES
         if self.disk.threads:
             if self.lock_memory:
                 self.disk.submit(segment.lock_or_warn)
             following = segment.start + segment.size
-            self._coming = self.disk.submit(lambda: self.segments.create(following))
-        self._fault_ahead()
+            self._next = self.disk.submit(lambda: self.segments.create(following))
+        self._prefault()
 
-    def _widen(self, size: int) -> None:
+    def _resize_staging(self, size: int) -> None:
         self._target = memoryview(bytearray(size))
         self._target_size = size
 
-    def _fault_ahead(self) -> None:
-        """Have the pages ahead faulted in by the pool."""
+    def _prefault(self) -> None:
+        """Have the pool fault in the pages ahead of the write position."""
         segment = self._current
         assert segment is not None
-        if self.by_mapping and self.disk.threads and self._faulted < self._segment_end:
-            begin = self._faulted + _PREFAULT_BYTES
+        if self.by_mapping and self.disk.threads and self._prefaulted_to < self._segment_end:
+            begin = self._prefaulted_to + _PREFAULT_BYTES
             self.disk.submit(lambda: segment.prefault(begin, PREFAULT_BYTES))
-        self._faulted = min(self._faulted + _PREFAULT_BYTES, self._segment_end)
+        self._prefaulted_to = min(self._prefaulted_to + _PREFAULT_BYTES, self._segment_end)
 
     def close(self) -> None:
-        """Let go of the files; a segment that was made ahead and not used is deleted."""
-        coming, self._coming = self._coming, None
-        if coming is not None:
+        """Close the files; a segment that was made ahead and not used is deleted."""
+        made_ahead, self._next = self._next, None
+        if made_ahead is not None:
             try:
-                unused = coming.result()
+                unused = made_ahead.result()
             except (StoreError, OSError):
                 unused = None
             if unused is not None:

@@ -1,4 +1,4 @@
-"""Where a store's files are, what marks one as open, and which stores we do not read."""
+"""Paths of a store's files, the lock of an open store, and the stores that are refused."""
 
 import fcntl
 import os
@@ -13,8 +13,8 @@ from penstock.store.disk import Disk
 
 
 class Sizes(msgspec.Struct, frozen=True):
-    """The sizes a store was made with, kept in `penstock.json`: a short file is then known to be
-    damaged and not just of another size."""
+    """The sizes that a store was made with, kept in `penstock.json`: a short file is then known to
+    be damaged, and not just of another size."""
 
     segment_bytes: int
     queue_file_entries: int
@@ -40,7 +40,7 @@ class StorePaths:
 
 
 def refuse_foreign(disk: Disk, paths: StorePaths) -> None:
-    """Raise StoreRefused, naming it, if the store holds data that we do not read."""
+    """Raise StoreRefused if the store holds data that Penstock can't read."""
     kinds = (
         ("batchconsumequeue", "BatchCQ queues (topic attribute queue.type=BatchCQ)"),
         ("consumequeue_ext", "extended queue entries (enableConsumeQueueExt)"),
@@ -82,17 +82,17 @@ def _sizes_of(config: StoreConfig) -> Sizes:
 
 
 def check_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> bool:
-    """Compare with the sizes the store was made with.
+    """Compare with the sizes that the store was made with.
 
-    Returns whether they are known: false for a store of Apache's that we never opened.
+    Returns whether they are known: false for an Apache store that Penstock has never opened.
     """
     ours = _sizes_of(config)
     data = disk.read(paths.sizes)
     if data is not None:
         try:
             made = msgspec.json.decode(data, type=Sizes)
-        except ValueError:  # DecodeError, or bytes that are no UTF-8
-            made = None  # torn while it was written for the first time
+        except ValueError:  # DecodeError, or not UTF-8
+            made = None  # torn when it was first written
         if made is not None:
             for name in Sizes.__struct_fields__:
                 if getattr(made, name) != getattr(ours, name):
@@ -106,17 +106,17 @@ def check_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> bool:
 
 
 def write_sizes(disk: Disk, paths: StorePaths, config: StoreConfig) -> None:
-    """Keep the sizes of a store that opened well."""
+    """Store the sizes of a store that was opened."""
     data = msgspec.json.encode(_sizes_of(config))
     if disk.read(paths.sizes) != data:
         disk.write_file(paths.sizes, data)
 
 
 class StoreLock:
-    """Keeps everybody else out of a store while it is open, Apache's broker included.
+    """Excludes other processes from an open store, Apache's broker included.
 
-    The lock belongs to the open file and not to the process: it keeps out a second opening by the
-    same process too, and is not lost when somebody else in it opens and closes the file.
+    The lock belongs to the open file, not to the process: it also excludes a second store of the
+    same process, and is not lost when other code opens and closes the file.
     """
 
     def __init__(self, paths: StorePaths) -> None:

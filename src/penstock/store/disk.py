@@ -1,6 +1,6 @@
-"""All the engine knows of the operating system's files, and the one pool that waits for them.
+"""The file system as the store sees it, and the thread pool that waits for it.
 
-Everything goes through a `Disk`, so that tests can put a faulty one in its place. The methods that
+All file access goes through a `Disk`, so that tests can replace it by a faulty one. Methods that
 change names (`create`, `rename`, `unlink`) are durable only after `sync_directory`.
 """
 
@@ -17,7 +17,7 @@ from typing import NamedTuple, TypeVar
 from penstock.errors import DiskFull, ReadFailed
 
 POOL_THREADS = 4
-"""Cold reads of several consumers, an allocation ahead and an unlink may wait side by side."""
+"""Cold reads of several consumers, a preallocation and an unlink may wait at the same time."""
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class Space(NamedTuple):
 
     @property
     def percent(self) -> int:
-        """Used share as RocketMQ counts it: rounded up, of what an ordinary user can have."""
+        """Used share as RocketMQ counts it: rounded up, without the blocks reserved for root."""
         total = self.used + self.free
         return -(-100 * self.used // total) if total else 0
 
@@ -45,7 +45,7 @@ class Disk:
         self._pool: ThreadPoolExecutor | None = None
 
     def submit(self, work: Callable[[], T]) -> "Future[T]":
-        """Run something that may wait for the disk in the pool; at once where threads are off."""
+        """Run work that may wait for the disk in the pool; at once if threads are off."""
         if not self.threads:
             done: Future[T] = Future()
             try:
@@ -58,13 +58,13 @@ class Disk:
         return self._pool.submit(work)
 
     def close(self) -> None:
-        """Wait for what was submitted and end the pool."""
+        """Wait for the submitted work and end the pool."""
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
 
     def make_directory(self, path: Path, *, durable: bool = True) -> None:
-        """Create a directory and its parents; unless durable, `sync_directory` of each is due."""
+        """Create a directory and its parents; unless durable, the caller syncs each parent."""
         missing = []
         while not path.is_dir():
             missing.append(path)
@@ -78,7 +78,7 @@ class Disk:
         path.mkdir(exist_ok=True)
 
     def create(self, path: Path, size: int) -> int:
-        """Open a file for reading and writing, made `size` bytes long and sparse if it is new."""
+        """Open a file for reading and writing, with a sparse length of `size` if it is new."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         if os.fstat(fd).st_size != size:
             os.ftruncate(fd, size)
@@ -91,7 +91,7 @@ class Disk:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
 
     def allocate(self, fd: int, at: int, length: int, path: Path) -> None:
-        """Reserve blocks, so that no later store into a mapping meets a full disk."""
+        """Allocate blocks, so that no later store into a mapping hits a full disk."""
         try:
             os.posix_fallocate(fd, at, length)
         except OSError as error:
@@ -100,7 +100,7 @@ class Disk:
             raise
 
     def allocate_in(self, path: Path, at: int, length: int) -> None:
-        """`allocate` for a file that is not held open."""
+        """`allocate` for a file that is not open."""
         fd = self.open(path)
         try:
             self.allocate(fd, at, length, path)
@@ -116,23 +116,23 @@ class Disk:
             return mmap.mmap(fd, size, access=access, trackfd=False)  # costs no handle
         return mmap.mmap(fd, size, access=access)
 
-    def map_alone(self, fd: int, size: int) -> mmap.mmap:
-        """`map` for a sparse file that is written bit by bit: no page brings its neighbours along.
+    def map_without_readahead(self, fd: int, size: int) -> mmap.mmap:
+        """`map` for a sparse file that is written little by little.
 
-        Else the first store into it fills memory with zeros, as far as the disk reads ahead.
+        With read-ahead the first store would fill memory with pages of zeros.
         """
         mapping = self.map(fd, size)
         mapping.madvise(mmap.MADV_RANDOM)
         return mapping
 
     def handles_for_mappings(self) -> int | None:
-        """How many file handles the process may have; None where mappings cost none."""
+        """How many file handles the process may have; None if mappings cost none."""
         if sys.version_info >= (3, 13):
             return None
         return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
     def write(self, fd: int, data: memoryview, at: int) -> None:
-        """Write all of `data` at a place of the file."""
+        """Write all of `data` at a position of the file."""
         while data:
             done = os.pwrite(fd, data, at)
             data = data[done:]
@@ -143,16 +143,16 @@ class Disk:
         return os.pread(fd, length, at)
 
     def read_now(self, fd: int, target: memoryview, at: int) -> bool:
-        """Fill `target` if the page cache holds it all; False if that would wait."""
+        """Fill `target` from the page cache; False if that would wait."""
         try:
             return os.preadv(fd, [target], at, os.RWF_NOWAIT) == len(target)
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.EOPNOTSUPP):
                 return False
-            raise ReadFailed(f"reading {len(target)} bytes failed: {error}") from error
+            raise ReadFailed(f"can't read {len(target)} bytes: {error}") from error
 
     def next_data(self, fd: int, at: int) -> int:
-        """The first place from `at` on that is not a hole, or -1."""
+        """The first position from `at` on that is not a hole, or -1."""
         try:
             return os.lseek(fd, at, os.SEEK_DATA)
         except OSError as error:
@@ -164,7 +164,7 @@ class Disk:
         os.fdatasync(fd)
 
     def sync_file(self, path: Path) -> None:
-        """`sync` for a file that is not held open."""
+        """`sync` for a file that is not open."""
         fd = self.open(path)
         try:
             self.sync(fd)
@@ -201,7 +201,7 @@ class Disk:
         return path.stat().st_size
 
     def modified_ms(self, path: Path) -> int:
-        """When a file was last written; 0 if somebody deleted it."""
+        """When a file was last written; 0 if it does not exist."""
         try:
             return path.stat().st_mtime_ns // 1_000_000
         except FileNotFoundError:
@@ -213,14 +213,14 @@ class Disk:
         return Space(used, stat.f_bavail * stat.f_frsize)
 
     def read(self, path: Path) -> bytes | None:
-        """A small file's content, or None if there is none."""
+        """A small file's content, or None if the file does not exist."""
         try:
             return path.read_bytes()
         except FileNotFoundError:
             return None
 
     def write_file(self, path: Path, data: bytes) -> None:
-        """Write a small file in place, durably. Not atomic: `replace` is."""
+        """Write a small file in place, durably but not atomically; `replace` is atomic."""
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
         try:
             os.ftruncate(fd, len(data))
@@ -231,7 +231,7 @@ class Disk:
         self.sync_directory(path.parent)
 
     def replace(self, path: Path, data: bytes) -> None:
-        """Put new content in a file's place: never half of it, and the old one stays as .bak."""
+        """Replace a file atomically; the old content is kept as .bak."""
         beside = path.with_name(path.name + ".tmp")
         self.write_file(beside, data)
         if path.exists():

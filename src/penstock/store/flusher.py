@@ -1,10 +1,10 @@
-"""Async flush and group commit: one thread that syncs the log and says how far it got.
+"""Async flush and group commit: one thread that syncs the log and publishes the flushed offset.
 
-Group commit: the writer hands records to the page cache and rings; the thread syncs once for all
-that arrived meanwhile, publishes the flushed offset and rings back. Compiled, the thread's loop
-holds no GIL, so a busy event loop does not delay it (a Python thread answers after 3 to 6 ms).
+Group commit: the writer writes records to the page cache and wakes the thread, which syncs once for
+all that arrived meanwhile, stores the flushed offset and notifies. Compiled, the thread's loop does
+not hold the GIL, so a busy event loop does not delay it (a Python thread takes 3 to 6 ms).
 
-A failed sync ends the loop: what the disk holds is unknown from then on, so writing must stop.
+A failed sync ends the loop: what is on the disk is unknown from then on, so writing must stop.
 """
 
 import errno
@@ -22,7 +22,7 @@ _ERRNO = native.ERRNO
 
 
 class Flusher:
-    """Syncs the current segment (and those just rolled) of one log."""
+    """Syncs the current segment of one log, and those that it has just rolled from."""
 
     def __init__(
         self,
@@ -34,10 +34,14 @@ class Flusher:
         thorough_ms: int,
     ) -> None:
         self.disk: Disk = disk
+        # Whether every `want` is synced at once; fixed at the start.
         self.group_commit: bool = group_commit
+        # Numbers shared with the thread; `store.native` lists them.
         self.state: memoryview = memoryview(array("q", bytes(8 * native.STATE_LENGTH)))
+        # eventfds that wake the thread and notify the loop; -1 after `discard`.
         self.wake_fd: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self.notify_fd: int = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # From `start` to `discard`; None where the disk has no threads.
         self._thread: threading.Thread | None = None
         self._started: bool = False
         state = self.state
@@ -48,7 +52,7 @@ class Flusher:
         state[native.THOROUGH_MS] = thorough_ms
 
     def start(self, fd: int, flushed: int) -> None:
-        """Begin with this segment; the log is durable up to `flushed`."""
+        """Start with this segment; the log is durable up to `flushed`."""
         self.state[native.CURRENT] = fd
         self.state[native.WANTED] = flushed
         self.state[native.FLUSHED] = flushed
@@ -61,13 +65,13 @@ class Flusher:
         native.flush_loop(self.state)
 
     def want(self, offset: int) -> None:
-        """The page cache holds the log up to `offset`: sync it (group commit) or know of it."""
+        """The page cache holds the log up to `offset`; with group commit it is synced at once."""
         native.store(self.state, _WANTED, offset)
         if self.group_commit:
             os.eventfd_write(self.wake_fd, 1)
 
     def roll(self, old_fd: int, new_fd: int) -> None:
-        """The log goes on in another file; the old one is still to be synced."""
+        """The log continues in another file; the old one still has to be synced."""
         state = self.state
         tail = native.load(state, native.ROLLED_TAIL)
         try:
@@ -95,7 +99,7 @@ class Flusher:
         return native.load(self.state, _ERRNO)
 
     def syncs(self) -> int:
-        """How many times the disk was told to sync."""
+        """How many syncs were made since the start."""
         return native.load(self.state, native.SYNCS)
 
     def wait(self, offset: int, seconds: float) -> bool:
@@ -106,19 +110,19 @@ class Flusher:
         while self.flushed() < offset and not self.failed() and left_ms > 0:
             if poll.poll(5):
                 self.acknowledge()
-            else:  # quiet, or somebody else reads the eventfd: look by ourselves
+            else:  # another reader may have taken the notification: poll
                 left_ms -= 5
         return self.flushed() >= offset
 
     def acknowledge(self) -> None:
-        """Reset the notification, before looking at `flushed`."""
+        """Reset the notification; call it before reading `flushed`."""
         try:
             os.eventfd_read(self.notify_fd)
         except BlockingIOError:
             return
 
     def pump(self) -> None:
-        """One pass in the caller's thread: for a disk without threads."""
+        """Sync once in the caller's thread; for a disk without threads."""
         if self.failed():
             return
         state = self.state
@@ -136,13 +140,13 @@ class Flusher:
             state[native.FLUSHED] = state[native.WANTED]
 
     def stop(self) -> None:
-        """Sync what is left and end the thread; a second time it does nothing."""
+        """Sync what is left and end the thread; a second call does nothing."""
         if self._started and self._thread is None and self.wake_fd >= 0:
             self.pump()
         self.discard()
 
     def discard(self) -> None:
-        """End the thread, if there is one (it syncs a last time), and give back the handles."""
+        """End the thread, which syncs a last time, and close the eventfds."""
         if self.wake_fd < 0:
             return
         if self._thread is not None:

@@ -1,14 +1,11 @@
-"""The store's way out: from a queue offset to ranges of the log.
+"""Reading: from a queue offset to ranges of the log, and from there into a response.
 
 `find` walks queue entries, compares tag hashes as integers and merges neighbouring records into
-ranges; `copy_to` brings the ranges into a response. Neither waits for the disk: where bytes are
-not in memory the answer is COLD, and the same call with `wait` belongs into the I/O pool.
+ranges; `copy_to` copies the ranges into a response. Neither waits for the disk: where bytes are not
+in memory the status is COLD, and the same call with `wait` belongs in the I/O pool.
 
-Three ways to the bytes of a range:
-
-* in the hot window (the newest part of the log, written since the start): from the mapping;
-* large and contiguous there: `views`, which stay valid even when retention deletes the file;
-* older: `preadv(RWF_NOWAIT)`, which fails rather than waits.
+Bytes of the hot window (the newest part of the log, written since the start) come from the mapping,
+older ones by `preadv(RWF_NOWAIT)`, which fails rather than waits.
 """
 
 from array import array
@@ -19,7 +16,7 @@ from penstock.store.consumequeue.consumequeue import FILLER_SIZE, ConsumeQueue
 from penstock.wire import layout, octets
 from penstock.wire.output import Output
 
-# What became of a find; the names are RocketMQ's.
+# Results of a find; the names are RocketMQ's.
 FOUND = 0
 NO_MATCHED_MESSAGE = 1
 MESSAGE_WAS_REMOVING = 2
@@ -46,13 +43,12 @@ _FOUND, _NO_MATCHED_MESSAGE, _MESSAGE_WAS_REMOVING = FOUND, NO_MATCHED_MESSAGE, 
 _COLD = COLD
 
 RANGES_MAX = 1024
-"""Most messages of one find: each is at worst a range of its own."""
+"""Most messages of one find: in the worst case each is a separate range."""
 CODES_MAX = 256
 """Most tags of one subscription that are compared here."""
 SCAN_ENTRIES_MAX = 800
-"""Entries looked at by one find, so that a rare tag does not hold the loop (RocketMQ's figure)."""
-VIEW_BYTES_MIN = 64 * 1024
-"""A contiguous range of at least this length is handed out as a view instead of a copy."""
+"""Most entries that one find looks at, so that a rare tag does not block the loop; RocketMQ's
+value."""
 _RANGES_MAX = RANGES_MAX
 _SCAN_ENTRIES_MAX = SCAN_ENTRIES_MAX
 _FILLER_SIZE = FILLER_SIZE
@@ -63,23 +59,29 @@ class Reader:
 
     def __init__(self, log: CommitLog, hot_bytes: int) -> None:
         self.log: CommitLog = log
+        # Size of the hot window, a live setting: a changed one makes a new reader.
         self.hot_bytes: int = hot_bytes
+        # Results of the last `find`, valid until the next: where to read on, the queue's range
+        # that readers may see, messages and bytes found.
         self.next_offset: int = 0
         self.min_offset: int = 0
         self.max_offset: int = 0
         self.count: int = 0
         self.total: int = 0
+        # The ranges found: their number, log offsets and lengths. Valid until the next `find`.
         self.ranges: int = 0
         self._offsets: memoryview = memoryview(array("q", bytes(8 * RANGES_MAX)))
         self._lengths: memoryview = memoryview(array("q", bytes(8 * RANGES_MAX)))
+        # Hashes of the wanted tags, until the next `set_tag_hashes`.
         self._codes: memoryview = memoryview(array("q", bytes(8 * CODES_MAX)))
         self._code_count: int = 0
+        # The running `find`: its limits, and whether it met an entry whose record is deleted.
         self._count_max: int = 0
         self._bytes_max: int = 0
         self._removed: bool = False
 
     def set_tag_hashes(self, codes: Sequence[int]) -> None:
-        """Look only for messages whose tag has one of these hashes; none means all."""
+        """Find only messages whose tag has one of these hashes; none means all."""
         assert len(codes) <= CODES_MAX
         for place, code in enumerate(codes):
             self._codes[place] = code
@@ -119,7 +121,7 @@ class Reader:
         self._removed = False
         scan = min(high - offset, max(_SCAN_ENTRIES_MAX, self._count_max))
         if not wait and queue.is_hot(offset):
-            self._scan(queue._view, (offset - queue._open_from) * layout.ENTRY_BYTES, scan)
+            self._scan(queue._view, (offset - queue._mapped_from) * layout.ENTRY_BYTES, scan)
         else:
             entries = queue.read(offset, scan, wait=wait)
             if entries is None:
@@ -141,7 +143,7 @@ class Reader:
             if offset < begin or size <= 0 or size == _FILLER_SIZE:
                 self._removed = True
                 if offset < begin and size > 0 and size != _FILLER_SIZE:
-                    # Its file is gone, and the queue's begin not moved up yet.
+                    # Its segment is deleted, and the queue's minimum has not moved up yet.
                     self.min_offset = self.next_offset + 1
             elif self._code_count == 0 or self._wanted(
                 octets.get_i64(entries, at + layout.ENTRY_TAG_AT)
@@ -175,7 +177,7 @@ class Reader:
     def copy_to(self, output: Output, wait: bool = False) -> bool:
         """Append the bytes of all ranges to `output`; False if that would wait for the disk."""
         i = 0
-        while i < self.ranges:  # a damaged entry must not take memory
+        while i < self.ranges:  # before memory is reserved: an entry may be damaged
             segment = self.log.segments.find(self._offsets[i])
             if segment is None or (
                 self._offsets[i] + self._lengths[i] > segment.start + segment.size
@@ -190,7 +192,7 @@ class Reader:
             offset = self._offsets[i]
             length = self._lengths[i]
             segment = self.log.segments.find(offset)
-            if segment is None:  # retention was quicker
+            if segment is None:  # deleted by retention meanwhile
                 output.length = before
                 return False
             if offset >= hot_from:
@@ -215,20 +217,3 @@ class Reader:
             return False
         target[:] = data
         return True
-
-    def views(self) -> list[memoryview] | None:
-        """The bytes as views of the mapping, if all ranges are hot and large; else None."""
-        hot_from = max(self.log.hot_from, self.log.written - self.hot_bytes)
-        views = []
-        for i in range(self.ranges):
-            segment = self.log.segments.find(self._offsets[i])
-            if segment is None or self._offsets[i] < hot_from:
-                return None
-            if self._lengths[i] < VIEW_BYTES_MIN:
-                return None
-            views.append(segment.slice(self._offsets[i], self._lengths[i]))
-        return views or None
-
-    def spans(self) -> list[tuple[int, int]]:
-        """The ranges as (log offset, length)."""
-        return [(self._offsets[i], self._lengths[i]) for i in range(self.ranges)]

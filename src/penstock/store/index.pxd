@@ -13,7 +13,7 @@ cdef class IndexFile:
     cdef readonly long long entries_at
     cdef readonly long long allocated
     cdef public bint needs_blocks
-    cdef long long _ahead
+    cdef long long _preallocate_at
     cdef readonly object map
     cdef readonly unsigned char[::1] view
 

@@ -1,4 +1,4 @@
-"""IndexFiles: key → log position, by hash.
+"""IndexFiles: from the hash of a key to log offsets.
 
 A file has a header, slots and entries (`wire.layout`). A slot holds the number of its newest
 entry, 0 if it has none. A key is `topic#key`, for keys and unique ids alike; tags are kept as
@@ -6,7 +6,7 @@ entry, 0 if it has none. A key is `topic#key`, for keys and unique ids alike; ta
 before it in its slot, so the slots and the header can be rebuilt from the entries: that is how an
 index survives a crash (`rethread`).
 
-The file is sparse at full length. Slots are allocated when it is made, entries in steps.
+The file is sparse at full length. Slots are allocated when it is created, entries in steps.
 """
 
 from datetime import datetime
@@ -45,13 +45,17 @@ class IndexFile:
     def __init__(self, disk: Disk, path: Path, slots: int, entries: int, *, new: bool) -> None:
         self.disk: Disk = disk
         self.path: Path = path
+        # Numbers of slots and entries, the file's length and the byte where entries begin.
         self.slots: int = slots
         self.entries: int = entries
         self.size: int = index_file_bytes(slots, entries)
         self.entries_at: int = index_file_bytes(slots, 0)
+        # Blocks are allocated up to this entry; 0 in a file that was just opened.
         self.allocated: int = 0
+        # Whether the pool should allocate more blocks; until the writer has noticed.
         self.needs_blocks: bool = False
-        self._ahead: int = 0
+        # At this entry `needs_blocks` is set; 0 before the first allocation.
+        self._preallocate_at: int = 0
         fd = disk.create(path, self.size) if new else disk.open(path)
         try:
             if new:
@@ -63,10 +67,10 @@ class IndexFile:
         if new:
             octets.put_i32(self.view, layout.INDEX_NEXT_NUMBER_AT, 1)
         elif not 1 <= octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT) <= entries:
-            self.rethread(_NEVER)  # a damaged count would lead `put` out of the file
+            self.rethread(_NEVER)  # a damaged count would make `put` write outside the file
 
     def prepare(self) -> None:
-        """Be written to: Apache's files are sparse, so the slots get their blocks now."""
+        """Allocate the slots before the file is written: Apache's files are sparse."""
         self.disk.allocate_in(self.path, 0, self.entries_at)
 
     def next_number(self) -> int:
@@ -92,24 +96,24 @@ class IndexFile:
         number = octets.get_i32(self.view, layout.INDEX_NEXT_NUMBER_AT)
         if number + _KEYS_AHEAD > self.allocated and self.allocated < self.entries:
             self._allocate(number)
-        elif number >= self._ahead:
-            self._ahead = _NEVER
+        elif number >= self._preallocate_at:
+            self._preallocate_at = _NEVER
             self.needs_blocks = True
 
     def reserve(self, count: int) -> None:
-        """Allocate what the next `count` entries need, as far as they fit."""
+        """Allocate the blocks of the next `count` entries, as far as they fit."""
         number = self.next_number()
         while self.allocated < min(number + count, self.entries):
             self._allocate(max(number, self.allocated))
 
     def preallocate(self) -> None:
-        """Allocate the step after the current one: for the pool."""
-        self._ahead = self.allocated
+        """Allocate the step after the current one; for the pool."""
+        self._preallocate_at = self.allocated
         if self.allocated < self.entries:
             self._allocate(self.allocated)
 
     def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
-        """Add an entry; the file is not full. Raises DiskFull before anything changes."""
+        """Add an entry to a file that is not full. Raises DiskFull before anything changes."""
         view = self.view
         number = octets.get_i32(view, layout.INDEX_NEXT_NUMBER_AT)
         if number >= self.allocated:
@@ -142,8 +146,8 @@ class IndexFile:
     def find(self, key_hash: int, begin_ms: int, end_ms: int, most: int) -> list[int]:
         """Physical offsets of entries with this hash and time, newest first; may wait.
 
-        Reads the file instead of the mapping: a page fault would wait with the GIL in hand.
-        Times are kept in seconds, so an entry counts if its second touches the range.
+        Reads the file instead of the mapping: a page fault would wait while holding the GIL.
+        Times are kept in seconds, so an entry matches if its second overlaps the range.
         """
         found: list[int] = []
         fd = self.disk.open_to_read(self.path)
@@ -151,7 +155,7 @@ class IndexFile:
             slot_at = index_file_bytes(key_hash % self.slots, 0)
             slot = self.disk.read_at(fd, layout.INDEX_SLOT_BYTES, slot_at)
             number = octets.get_i32(slot, 0)
-            # Read after the slot: a put may have come between, and an entry is written before both.
+            # Read after the slot: a put in between writes its entry before both.
             first_ms, limit = self.begin_ms(), self.next_number()
             while 0 < number <= limit and number < self.entries and len(found) < most:
                 at = self.entries_at + number * layout.INDEX_ENTRY_BYTES
@@ -162,7 +166,7 @@ class IndexFile:
                 if octets.get_i32(entry, layout.INDEX_KEY_HASH_AT) == key_hash and at_ms <= end_ms:
                     found.append(octets.get_i64(entry, layout.INDEX_OFFSET_AT))
                 previous = octets.get_i32(entry, layout.INDEX_PREVIOUS_AT)
-                if previous >= number:  # a chain only goes back
+                if previous >= number:  # damaged: a chain only goes back
                     break
                 number = previous
         finally:
@@ -170,7 +174,7 @@ class IndexFile:
         return found
 
     def warm(self) -> None:
-        """Bring into the page cache what `put` will touch: header, slots, the next entry."""
+        """Read what `put` will touch into the page cache: header, slots, the next entry."""
         fd = self.disk.open_to_read(self.path)
         try:
             for at in range(0, self.entries_at, ALLOCATE_BYTES):
@@ -183,12 +187,12 @@ class IndexFile:
     def rethread(self, end_offset: int) -> int:
         """Keep the entries of records below `end_offset` and rebuild slots and header from them.
 
-        Returns how many entries were kept. For a file whose slots and header can't be trusted:
-        the entries of records below `end_offset` are known to be on the disk, later ones are not.
+        Returns how many entries were kept. For files whose slots and header can't be trusted:
+        entries of records below `end_offset` are known to be on the disk, later ones are not.
         """
         self.prepare()
         kept = self._count_below(end_offset)
-        self._forget_behind(kept)
+        self._truncate(kept)
         view = self.view
         first_ms = octets.get_i64(view, layout.INDEX_BEGIN_MS_AT)
         first_offset = octets.get_i64(view, layout.INDEX_BEGIN_OFFSET_AT)
@@ -218,18 +222,18 @@ class IndexFile:
         octets.put_i32(view, layout.INDEX_NEXT_NUMBER_AT, kept + 1)
         return kept
 
-    def _forget_behind(self, kept: int) -> None:
-        """Zero the later entries: a later crash must not take them for good."""
+    def _truncate(self, kept: int) -> None:
+        """Zero the later entries, so that recovery after another crash does not believe them."""
         fd = self.disk.open(self.path)
         try:
             self.disk.truncate(fd, self.entries_at + (kept + 1) * layout.INDEX_ENTRY_BYTES)
             self.disk.truncate(fd, self.size)
         finally:
             self.disk.close_file(fd)
-        self.allocated = self._ahead = 0
+        self.allocated = self._preallocate_at = 0
 
     def _count_below(self, end_offset: int) -> int:
-        """How many entries from the first on lie below `end_offset` and make sense."""
+        """How many entries from the first on are valid and refer to records below `end_offset`."""
         view = self.view
         kept = 0
         last_offset = 0
@@ -257,43 +261,47 @@ class IndexFile:
         self.disk.sync_file(self.path)
 
     def _allocate(self, number: int) -> None:
-        """Allocate from entry `number` on to the end of a step that leaves room for its keys."""
+        """Allocate a step from entry `number` on, with space for the keys of one message."""
         end = min(number + KEYS_AHEAD + ALLOCATE_BYTES // layout.INDEX_ENTRY_BYTES, self.entries)
         length = (end - number) * layout.INDEX_ENTRY_BYTES
         at = self.entries_at + number * layout.INDEX_ENTRY_BYTES
         self.disk.allocate_in(self.path, at, length)
         self.allocated = end
-        if self._ahead == 0:
-            self._ahead = (number + end) // 2
+        if self._preallocate_at == 0:
+            self._preallocate_at = (number + end) // 2
 
 
 class Index:
-    """The row of index files, oldest first."""
+    """All index files, oldest first."""
 
     def __init__(self, disk: Disk, folder: Path, slots: int, entries: int) -> None:
         self.disk: Disk = disk
         self.folder: Path = folder
         self.slots: int = slots
         self.entries: int = entries
+        # The writer appends, the pool drops the oldest.
         self.files: list[IndexFile] = []
+        # The file being written, which is the last of `files`; None before the first key.
         self.current: IndexFile | None = None
+        # Full or new files that were not synced yet.
         self.dirty: list[IndexFile] = []
+        # A file made ahead by `reserve`; becomes `current` when the current one is full.
         self._spare: IndexFile | None = None
 
     def load(self, *, extend: bool) -> list[str]:
-        """Open the files there are; returns the names of those that are not index files of ours.
+        """Open the existing files; returns the names of those that are not valid index files.
 
-        With `extend`, a short one is known to have lost its end, and gets its length back.
+        With `extend`, a short file is known to be truncated, and is extended.
         """
         size = index_file_bytes(self.slots, self.entries)
-        strange = []
+        invalid = []
         for name in self.disk.names(self.folder):
             path = self.folder / name
             length = self.disk.size(path)
             if not (is_number(name) and len(name) == NAME_DIGITS) or (
                 length != size and not (extend and length < size)
             ):
-                strange.append(name)
+                invalid.append(name)
                 continue
             if length < size:
                 self.disk.close_file(self.disk.create(path, size))
@@ -302,17 +310,17 @@ class Index:
         if self.current is not None:
             self.current.prepare()
             self.current.warm()
-        return strange
+        return invalid
 
     def put(self, key_hash: int, physical_offset: int, store_ms: int) -> None:
-        """Add an entry, in a new file if there is none or the last one is full."""
+        """Add an entry, in a new file if there is none or the current one is full."""
         current = self.current
         if current is None or current.is_full():
             current = self.add(store_ms)
         current.put(key_hash, physical_offset, store_ms)
 
     def reserve(self, count: int, now_ms: int) -> None:
-        """Make room for `count` more entries, in a further file if this one gets full."""
+        """Allocate `count` more entries, in another file if the current one gets full."""
         current = self.current
         if current is None or current.is_full():
             current = self.add(now_ms)
@@ -332,26 +340,26 @@ class Index:
             if file.begin_ms() <= end_ms:
                 try:
                     found += file.find(key_hash, begin_ms, end_ms, most - len(found))
-                except FileNotFoundError:  # retention was quicker
+                except FileNotFoundError:  # deleted by retention meanwhile
                     break
         return found
 
     def cut(self, end_offset: int) -> None:
-        """Keep only entries of records below `end_offset`, whatever state the files are in."""
+        """Keep only entries of records below `end_offset`; the files may be in any state."""
         while self.files:
             last = self.files[len(self.files) - 1]
             if last.rethread(end_offset) > 0:
                 last.sync()
                 break
-            self._forget(self.files.pop())
+            self._delete(self.files.pop())
         if self.folder.is_dir():
             self.disk.sync_directory(self.folder)
         self._enter()
 
     def drop_before(self, begin_offset: int) -> None:
-        """Delete files whose records are all gone, but never the last one; may wait."""
+        """Delete files whose records are all deleted, but never the last one; may wait."""
         while len(self.files) > 1 and self.files[0].end_offset() < begin_offset:
-            self._forget(self.files.pop(0))
+            self._delete(self.files.pop(0))
             self.disk.sync_directory(self.folder)
 
     def sync(self) -> None:
@@ -377,7 +385,7 @@ class Index:
         self.dirty = []
 
     def add(self, now_ms: int) -> IndexFile:
-        """Go on in a new file."""
+        """Continue in a new file."""
         file, self._spare = self._spare, None
         if file is None:
             file = self._make(now_ms)
@@ -388,7 +396,7 @@ class Index:
         self.current = file
         return file
 
-    def _forget(self, file: IndexFile) -> None:
+    def _delete(self, file: IndexFile) -> None:
         while file in self.dirty:
             self.dirty.remove(file)
         self.disk.unlink(file.path)
@@ -400,7 +408,7 @@ class Index:
         if not self.files:
             self.disk.make_directory(self.folder)
         name = file_name(now_ms)
-        if self.files:  # names are in order even where local time steps back
+        if self.files:  # names stay in order when local time steps back
             last = self.files[len(self.files) - 1].path.name
             name = max(name, f"{int(last) + 1:0{NAME_DIGITS}d}")
         path = self.folder / name
@@ -408,5 +416,5 @@ class Index:
             return IndexFile(self.disk, path, self.slots, self.entries, new=True)
         except BaseException:
             if path.exists():
-                self.disk.unlink(path)  # a file without a header would be a trap later
+                self.disk.unlink(path)  # a file without a header is not valid
             raise

@@ -1,32 +1,32 @@
-"""What the engine does without the GIL: touching pages and the flusher's loop.
+"""What the store does without the GIL: faulting pages in and the flusher's loop.
 
-These Python bodies serve the uncompiled engine; `native.pxd` gives compiled modules C bodies that
-let the GIL go. This module itself is never compiled.
+These Python bodies serve the uncompiled store; `native.pxd` gives compiled modules C bodies that
+release the GIL. This module itself is never compiled.
 
-The flusher shares one row of 64-bit numbers with the writer. The writer stores in the order
-rolled files → current file → WANTED; the loop loads in the order WANTED → current → rolled, so the
-file that holds byte WANTED is always among those it syncs.
+The flusher shares an array of 64-bit numbers with the writer. The writer stores in the order rolled
+files → current file → WANTED; the loop loads in the order WANTED → current → rolled, so the file
+that holds byte WANTED is always among those that it syncs.
 """
 
 import errno
 import os
 import select
 
-WANTED = 0  # log end handed to the page cache
-FLUSHED = 1  # log end known to be on the disk
+WANTED = 0  # log end in the page cache
+FLUSHED = 1  # log end on the disk
 ERRNO = 2  # of the fdatasync that failed; the loop ends there
 STOP = 3
 CURRENT = 4  # descriptor of the segment being written
 ROLLED_HEAD = 5  # next rolled descriptor to sync
-ROLLED_TAIL = 6  # next free place among the rolled
-WAKE = 7  # eventfd: the writer rings it
-NOTIFY = 8  # eventfd: the loop rings it after each change
-INTERVAL_MS = 9  # 0: sync whenever rung (group commit); else look this often
-LEAST_BYTES = 10  # below this much a timed look does nothing
-THOROUGH_MS = 11  # after this long a timed look syncs whatever there is
+ROLLED_TAIL = 6  # where the next rolled descriptor goes
+WAKE = 7  # eventfd: wakes the loop
+NOTIFY = 8  # eventfd: written by the loop after each change
+INTERVAL_MS = 9  # 0: sync whenever woken (group commit); else check this often
+LEAST_BYTES = 10  # a timed check syncs only if there is at least this much
+THOROUGH_MS = 11  # after this long a timed check syncs any amount
 DEMAND = 12  # sync at once until FLUSHED reaches this
-SYNCS = 13  # how many fdatasync calls were made
-ROLLED = 16  # the ring of rolled descriptors
+SYNCS = 13  # number of fdatasync calls
+ROLLED = 16  # ring buffer of rolled descriptors
 ROLLED_PLACES = 16
 STATE_LENGTH = ROLLED + ROLLED_PLACES
 
@@ -43,11 +43,11 @@ def store(state: memoryview, place: int, value: int) -> None:
 
 def touch(view: memoryview, at: int, length: int) -> None:
     """Fault pages in for writing without changing them. Uncompiled it does nothing: a store by
-    another thread could undo a write of the appender."""
+    another thread could overwrite a record that is being appended."""
 
 
 def lock(view: memoryview, at: int, length: int) -> int:
-    """Keep pages in memory; returns an errno. Uncompiled it is not available."""
+    """Lock pages in memory; returns an errno. Not available uncompiled."""
     return errno.ENOSYS
 
 
@@ -56,13 +56,13 @@ def unlock(view: memoryview, at: int, length: int) -> None:
 
 
 def flush_loop(state: memoryview) -> None:
-    """Sync the log until told to stop or a sync fails."""
+    """Sync the log until STOP is set or a sync fails."""
     waited_ms = 0
-    bell = select.poll()
-    bell.register(state[WAKE], select.POLLIN)
+    wake = select.poll()
+    wake.register(state[WAKE], select.POLLIN)
     while True:
         interval = state[INTERVAL_MS]
-        if bell.poll(interval or None):
+        if wake.poll(interval or None):
             os.eventfd_read(state[WAKE])
         if state[ERRNO]:
             return
@@ -85,7 +85,7 @@ def flush_loop(state: memoryview) -> None:
 
 
 def _sync(state: memoryview, current: int) -> bool:
-    """Sync the rolled files, then the current one; notes the errno of a failure."""
+    """Sync the rolled files, then the current one; stores the errno of a failure."""
     while True:
         rolled = state[ROLLED_HEAD] < state[ROLLED_TAIL]
         fd = state[ROLLED + state[ROLLED_HEAD] % ROLLED_PLACES] if rolled else current

@@ -39,13 +39,13 @@ cdef class StoreWriter:
     cdef public list dirty
     cdef public list arrived
     cdef public list to_preallocate
-    cdef dict _waiting
+    cdef dict _unconfirmed
     cdef BatchWalk _batch
     cdef readonly long long[::1] batch_offsets
     cdef readonly Py_ssize_t batch_count
     cdef long long _batch_messages
     cdef long long _batch_keys
-    cdef long long _wanted
+    cdef long long _flusher_told
 
     @cython.locals(queue=ConsumeQueue, status=int)
     cpdef int put(self, Record record, long long now_ms) except -1

@@ -1,7 +1,7 @@
-"""Append → ConsumeQueue → index in one call: the store's way in, and its replay.
+"""Append to the CommitLog and dispatch to ConsumeQueue and index, in one call.
 
 The same dispatch serves new records (`put`) and, after a crash, those found in the log
-(`replay`), where an entry's place follows from the record's own queue offset.
+(`replay`), where the record's own queue offset decides which entry it gets.
 """
 
 from array import array
@@ -25,15 +25,15 @@ from penstock.wire.record import (
     StoredRecord,
 )
 
-# What became of a put.
+# Results of a put.
 PUT_OK = 0
 ILLEGAL = 1  # `problem` says which limit
-NO_QUEUE = 2  # no such queue yet: make it, put again
-REFUSED = 3  # `fault` says why; as long as there is a `refusal`, every put is refused
+NO_QUEUE = 2  # there is no such queue yet: make it and put again
+REFUSED = 3  # `fault` says why; while there is a `refusal`, every put is refused
 _PUT_OK, _ILLEGAL, _NO_QUEUE, _REFUSED = PUT_OK, ILLEGAL, NO_QUEUE, REFUSED
 
 QUEUE_OFFSET_MAX = 1 << 56
-"""Beyond any queue: its byte position would not fit a file name."""
+"""More than any queue can have: the byte position would not fit a file name."""
 
 _TRANSACTION_MASK = 0x0C
 _PREPARED = 0x04
@@ -43,37 +43,56 @@ _SPECIAL_PRIORITY = SPECIAL_PRIORITY
 
 
 Entry = tuple[int, int, int, int]
-"""A queue entry on its way: queue offset, physical offset, size, tag hash."""
+"""A queue entry: queue offset, physical offset, size, tag hash."""
 
 
 class StoreWriter:
-    """Where records go. One writer; results of the last call are fields, not objects."""
+    """Appends records to the log and dispatches them; single writer.
+
+    Results of the last call are fields, so that a put makes no object.
+    """
 
     def __init__(
         self, log: CommitLog, queues: QueueTable, index: Index | None, flusher: Flusher
     ) -> None:
         self.log: CommitLog = log
         self.flusher: Flusher = flusher
+        # Readers see the log up to here; moved by `publish`.
         self.confirm_offset: int = 0
         self.queues: QueueTable = queues
         self.index: Index | None = index
+        # Whether tags are indexed; a live setting.
         self.index_tags: bool = True
+        # Why every put is refused, or None. The maintenance clears it unless writing has stopped.
         self.refusal: Exception | None = None
+        # Why the last put was REFUSED, and the limit that the last ILLEGAL record broke.
         self.fault: Exception | None = None
         self.problem: int = 0
+        # Physical offset and queue offset of the last message stored; the first one's of a batch.
+        # Valid until the next put.
         self.offset: int = 0
         self.queue_offset: int = 0
+        # Physical offset of the last record appended since the start, or -1.
         self.last_offset: int = -1
+        # Replay: queues that go on behind a gap, and records that got no entry.
         self.gaps: int = 0
         self.unplaced: int = 0
+        # Store time of the newest record; never goes back.
         self.store_ms: int = 0
+        # Messages and bytes stored since the start.
         self.puts: int = 0
         self.put_bytes: int = 0
-        self._wanted: int = 0
+        # The log offset that the flusher was last told of.
+        self._flusher_told: int = 0
+        # Queues written since `take_dirty`; watched queues that got a message, and files that
+        # need more blocks. `MessageStore` takes the last two after each `publish`.
         self.dirty: list[ConsumeQueue] = []
         self.arrived: list[ConsumeQueue] = []
         self.to_preallocate: list[ConsumeQueue | IndexFile] = []
-        self._waiting: dict[ConsumeQueue, Entry] = {}
+        # Replay: per queue an entry that is believed only if the queue's next record follows it.
+        self._unconfirmed: dict[ConsumeQueue, Entry] = {}
+        # The batch being stored: its walk, the physical offsets of its messages and their number
+        # (valid until the next batch), and what `_measure` counted.
         self._batch: BatchWalk = BatchWalk()
         self.batch_offsets: memoryview = memoryview(array("q", bytes(8 * 64)))
         self.batch_count: int = 0
@@ -93,7 +112,7 @@ class StoreWriter:
         return self.put_in(record, queue, now_ms)
 
     def check(self, record: Record) -> int:
-        """Whether a message can be stored; its properties are marked afterwards."""
+        """Whether a message can be stored; afterwards `record.marks` point at its properties."""
         if self.refusal is not None:
             self.fault = self.refusal
             return _REFUSED
@@ -106,7 +125,7 @@ class StoreWriter:
         return _PUT_OK
 
     def put_in(self, record: Record, queue: ConsumeQueue, now_ms: int) -> int:
-        """Store a message that was checked, in this queue."""
+        """Store a message that `check` has accepted, in this queue."""
         if now_ms > self.store_ms:  # store time never goes back: searches by time rely on it
             self.store_ms = now_ms
         return self._append(record, queue)
@@ -115,7 +134,7 @@ class StoreWriter:
         """Store the messages of a batch body one after the other, in one segment.
 
         Nothing is stored unless all of them can be. `queue_offset` and `offset` are the first's,
-        `batch_offsets` has all; the record's body, properties and flag are spent afterwards.
+        `batch_offsets` has all; the record's body, properties and flag are overwritten.
         """
         if self.refusal is not None:
             self.fault = self.refusal
@@ -164,10 +183,10 @@ class StoreWriter:
         return _PUT_OK
 
     def publish(self) -> bool:
-        """End of a turn: hand over what was put and see how far readers may look.
+        """Write staged records to the page cache and move the confirm offset.
 
-        Returns whether the store should attend to queues: somebody watches one that has got
-        messages, or one will soon need blocks.
+        Returns whether `MessageStore.notify` has work: a watched queue got messages, or a file
+        will soon need blocks.
         """
         log = self.log
         if log.written != log.end:
@@ -175,8 +194,8 @@ class StoreWriter:
                 log.write_staged()
             except OSError as error:
                 self._stop(error)
-        if log.written != self._wanted:
-            self._wanted = log.written
+        if log.written != self._flusher_told:
+            self._flusher_told = log.written
             self.flusher.want(log.written)
         if self.flusher.group_commit:
             if self.flusher.failed() == 0:
@@ -186,20 +205,20 @@ class StoreWriter:
         return len(self.arrived) > 0 or len(self.to_preallocate) > 0
 
     def take_dirty(self) -> list[ConsumeQueue]:
-        """The queues that were written since this was asked last; the asker syncs them."""
+        """The queues that were written since the last call; the caller syncs them."""
         dirty, self.dirty = self.dirty, []
         for queue in dirty:
             queue.dirty = False
         return dirty
 
     def mark_dirty(self, queue: ConsumeQueue) -> None:
-        """The queue's files were changed: whoever takes the dirty ones syncs it."""
+        """The queue's files have changed: the next `take_dirty` returns it."""
         if not queue.dirty:
             queue.dirty = True
             self.dirty.append(queue)
 
     def _measure(self, record: Record) -> int:
-        """How many log bytes a batch takes, or -1 with the `problem`; counts messages and keys."""
+        """The log bytes that a batch takes, or -1 with the `problem`; counts messages and keys."""
         body_at = record.body_at
         body_length = record.body_length
         total = 0
@@ -264,7 +283,7 @@ class StoreWriter:
         if self.index is not None and transaction != _ROLLBACK:
             try:
                 self._put_keys(record.marks, queue, offset)
-            except (StoreError, OSError) as error:  # more keys than room was made for
+            except (StoreError, OSError) as error:  # more keys than were reserved
                 self.refusal = error
         self.puts += 1
         self.put_bytes += record.size
@@ -273,14 +292,14 @@ class StoreWriter:
         return _PUT_OK
 
     def _stop(self, error: OSError) -> int:
-        """What was put can't be handed over: nothing can be promised any more."""
+        """Records can't be written to the page cache: no acknowledgement is safe any more."""
         self.refusal = self.fault = WriteStopped(
             f"writing {self.log.segments.folder} failed: {error}"
         )
         return _REFUSED
 
     def _fail(self, error: Exception) -> int:
-        """One queue's files can't be had: this put's trouble; a full disk is everybody's."""
+        """One queue's files failed, which refuses this put; a full disk refuses all."""
         self.fault = error
         if isinstance(error, DiskFull):
             self.refusal = error
@@ -291,7 +310,7 @@ class StoreWriter:
         return _REFUSED
 
     def _index_ready(self, index: Index) -> None:
-        """Have a file with room, so that a full disk shows before the record is in the log."""
+        """Have space in a file, so that a full disk is noticed before the record is appended."""
         current = index.current
         if current is None or current.is_full():
             current = index.add(self.store_ms)
@@ -324,7 +343,7 @@ class StoreWriter:
         self.index.put(key_hash, offset, self.store_ms)  # type: ignore[union-attr]
 
     def replay(self, stored: StoredRecord) -> int:
-        """Dispatch a record that lies in the log. Returns PUT_OK or NO_QUEUE."""
+        """Dispatch a record that is in the log. Returns PUT_OK or NO_QUEUE."""
         queue = self.queues.find(
             stored.buffer, stored.topic_at, stored.topic_length, stored.queue_id
         )
@@ -341,8 +360,8 @@ class StoreWriter:
                 self._replay_elsewhere(queue, entry)
             else:
                 queue.append(stored.physical_offset, stored.size, code)
-                if self._waiting and queue in self._waiting:
-                    del self._waiting[queue]
+                if self._unconfirmed and queue in self._unconfirmed:
+                    del self._unconfirmed[queue]
                     self.unplaced += 1
             if not queue.dirty:
                 queue.dirty = True
@@ -354,36 +373,36 @@ class StoreWriter:
         return _PUT_OK
 
     def _replay_elsewhere(self, queue: ConsumeQueue, entry: Entry) -> None:
-        """A record whose queue offset is not the next one.
+        """A record whose queue offset is not the queue's next one.
 
-        Zero: the topic was deleted and made again, and the queue began anew. Higher: the entries
-        before it are gone with their segments, or unknown. But as a record's head has no checksum,
-        either is believed only if the queue's next record goes on from there, or none follows.
-        Anything else is no queue offset: the record stays without entry.
+        Zero: the topic was deleted and created again, so the queue starts over. Higher: the entries
+        before it were deleted with their segments, or are unknown. As a record's head has no
+        checksum, either is believed only if the queue's next record continues from there, or none
+        follows. Any other offset is damage: the record gets no entry.
         """
         offset = entry[0]
-        waiting = self._waiting.pop(queue, None)
+        unconfirmed = self._unconfirmed.pop(queue, None)
         empty = queue.max_offset == queue.min_offset
-        if waiting is not None and waiting[0] + 1 == offset:
-            self._place(queue, waiting)
+        if unconfirmed is not None and unconfirmed[0] + 1 == offset:
+            self._place(queue, unconfirmed)
             queue.append(entry[1], entry[2], entry[3])
             return
         furthest = QUEUE_OFFSET_MAX if empty else queue.file_entries
         if offset == 0 or 0 < offset - queue.max_offset <= furthest:
-            self._waiting[queue] = entry
+            self._unconfirmed[queue] = entry
         else:
             self.unplaced += 1
-        if waiting is not None:
+        if unconfirmed is not None:
             self.unplaced += 1
 
     def end_replay(self) -> None:
-        """Nothing follows: what still waits for a successor is believed."""
-        waiting, self._waiting = self._waiting, {}
-        for queue, entry in waiting.items():
+        """No more records follow: entries without a successor are believed."""
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
+        for queue, entry in unconfirmed.items():
             self._place(queue, entry)
 
     def _place(self, queue: ConsumeQueue, entry: Entry) -> None:
-        """Let a queue begin anew, or go on behind a gap; fillers are for what is unknown."""
+        """Start a queue over, or continue it behind a gap; fillers stand for unknown entries."""
         if entry[0] == 0:
             queue.cut(0)
         else:

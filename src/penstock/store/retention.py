@@ -2,13 +2,13 @@
 
 | use of the disk | what happens |
 |---|---|
-| below `disk_clean_percent` | expired segments go in the hours of `delete_hours` |
-| above it | expired segments go at any hour |
-| above `disk_force_percent` | the oldest segments go whatever their age |
-| above `disk_refuse_percent` | that, and writes are refused until it is below the force mark |
+| below `disk_clean_percent` | expired segments are deleted in the hours of `delete_hours` |
+| above it | expired segments are deleted at any hour |
+| above `disk_force_percent` | the oldest segments are deleted whatever their age |
+| above `disk_refuse_percent` | and writes are refused until use is below `disk_force_percent` |
 
 The last segment is never deleted, nor one that holds bytes from `pinned_from` on (messages that
-timers, delays or transactions still need).
+timers, delays, transactions or POP still need).
 """
 
 from collections.abc import Sequence
@@ -30,9 +30,9 @@ class AgedSegment(NamedTuple):
 class RetentionDecision(NamedTuple):
     """What to do now."""
 
-    delete: int  # this many segments, oldest first
+    delete: int  # number of segments to delete, oldest first
     refuse: bool  # whether writes are refused from now on
-    pinned: bool  # whether more would go but for pinned messages
+    pinned: bool  # whether pinned messages prevent further deletion
 
 
 def decide(
@@ -72,14 +72,14 @@ def delete_hours(config: StoreConfig) -> set[int]:
 def nearly_full(
     config: StoreConfig, path: Path, disk_percent: int, *, pinned: bool = False
 ) -> DiskNearlyFull:
-    """The refusal, with all that a person needs to act."""
-    because = " (messages still in work keep the oldest segments)" if pinned else ""
+    """The error that refuses writes, with what an operator needs to act."""
+    because = " (messages still needed keep the oldest segments)" if pinned else ""
     return DiskNearlyFull.over(
         f"the disk of {path} is nearly full{because}",
         figure=disk_percent,
         limit=config.disk_refuse_percent,
         unit="%",
         setting="disk_refuse_percent",
-        hint=f"free space or lower retain_hours (now {config.retain_hours}); writes resume by "
-        f"themselves at {config.disk_force_percent} % (disk_force_percent)",
+        hint=f"free space or lower retain_hours (now {config.retain_hours}); writes resume "
+        f"at {config.disk_force_percent} % (disk_force_percent)",
     )

@@ -19,6 +19,6 @@ cdef class SegmentList:
     cdef readonly list items
     cdef readonly long long first
 
-    @cython.locals(place="long long", segment=Segment)
+    @cython.locals(number="long long", segment=Segment)
     cpdef Segment find(self, long long offset)
     cpdef int push(self, Segment segment) except -1

@@ -1,8 +1,8 @@
-"""One fixed-size mapped file of a log, and the row of them.
+"""One fixed-size mapped file of a log (RocketMQ's MappedFile), and the list of them.
 
 A file is named by the offset of its first byte, 20 digits, so an offset finds its file by a
-division. A segment lives as long as somebody holds it or a view of it: retention takes it out of
-the row and unlinks its name, readers finish in peace, and the last one gone unmaps it.
+division. A segment is reference-counted: retention takes it out of the list and unlinks its name,
+and the file is unmapped when the last reader has released it.
 """
 
 import logging
@@ -24,7 +24,7 @@ def segment_name(offset: int) -> str:
 
 
 def is_number(name: str) -> bool:
-    """Whether a file's name is one of digits; `isdigit` alone takes digits that `int` does not."""
+    """Whether a file's name is a number; `isdigit` alone accepts digits that `int` does not."""
     return name.isascii() and name.isdigit()
 
 
@@ -32,14 +32,19 @@ class Segment:
     """A mapped file that holds the bytes [start, start + size) of a log."""
 
     def __init__(self, disk: Disk, path: Path, start: int, size: int, fd: int) -> None:
-        self.fd: int = fd  # first of all: it is closed whatever happens
+        # The open file, closed with the segment. Set first, so that `__del__` always closes it.
+        self.fd: int = fd
         self.disk: Disk = disk
         self.path: Path = path
+        # Log offset of the first byte, and the length of the file. Never change.
         self.start: int = start
         self.size: int = size
+        # The mapping and a view of all of it, valid as long as the segment.
         self.map: object = disk.map(fd, size)
         self.view: memoryview = memoryview(self.map)
+        # Whether the pages are locked in memory; set by the pool, see `lock_or_warn`.
         self.locked: bool = False
+        # Set when the log has moved on to the next segment; never unset.
         self.retired: bool = False
 
     def __del__(self) -> None:
@@ -60,20 +65,20 @@ class Segment:
             native.touch(self.view, begin, length)
 
     def lock_or_warn(self) -> None:
-        """Keep the whole file in memory, or say why that can't be; may wait for the disk."""
+        """Lock the whole file in memory, or log why that failed; may wait for the disk."""
         failed = native.lock(self.view, 0, self.size)
         self.locked = failed == 0
         if self.retired:
             self.unlock()
         if failed:
             log.warning(
-                "%s can't be kept in memory (lock_memory): %s; see the limit on locked memory",
+                "%s can't be locked in memory (lock_memory): %s; check the limit on locked memory",
                 self.path,
                 os.strerror(failed),
             )
 
     def unlock(self) -> None:
-        """The segment is full: its memory may go, even if locking it is still under way."""
+        """The segment is full: unlock its pages, even if the pool is still locking them."""
         self.retired = True
         if self.locked:
             native.unlock(self.view, 0, self.size)
@@ -87,23 +92,26 @@ class SegmentList:
         self.disk: Disk = disk
         self.folder: Path = folder
         self.segment_bytes: int = segment_bytes
+        # Oldest first. The loop appends and removes; the pool may read a copy.
         self.items: list[Segment] = []
+        # Log offset at which the first item begins; moves with every `drop_first`.
         self.first: int = 0
 
     def find(self, offset: int) -> Segment | None:
         """The segment that holds this offset, or None."""
         if offset < self.first:
             return None
-        place = (offset - self.first) // self.segment_bytes
-        if place >= len(self.items):
+        number = (offset - self.first) // self.segment_bytes
+        if number >= len(self.items):
             return None
-        segment = self.items[place]
-        return segment if segment.start <= offset else None  # the row may just lose its first
+        segment = self.items[number]
+        # The loop may drop the first item while the pool is here.
+        return segment if segment.start <= offset else None
 
     def create(self, start: int) -> Segment:
         """Make and allocate the file that begins at `start`; may wait for the disk.
 
-        It is not in the row yet: `push` puts it there.
+        `push` puts it into the list.
         """
         path = self.folder / segment_name(start)
         fd = self.disk.create(path, self.segment_bytes)
@@ -113,21 +121,21 @@ class SegmentList:
             self.disk.sync_directory(self.folder)
         except BaseException:
             self.disk.close_file(fd)
-            self.disk.unlink(path)  # a sparse file of full length would be a trap later
+            self.disk.unlink(path)  # a sparse file would raise SIGBUS on a full disk
             raise
         segment = Segment(self.disk, path, start, self.segment_bytes, fd)
         segment.prefault(start, PREFAULT_BYTES)
         return segment
 
     def push(self, segment: Segment) -> None:
-        """Put a segment at the end of the row."""
+        """Append a segment to the list."""
         if not self.items:
             self.first = segment.start
         assert segment.start == self.first + len(self.items) * self.segment_bytes
         self.items.append(segment)
 
     def drop_first(self) -> Segment:
-        """Take the oldest segment out of the row; its file remains until `unlink`."""
+        """Remove the oldest segment from the list; its file remains until `unlink`."""
         segment = self.items.pop(0)
         self.first = self.items[0].start if self.items else segment.start + segment.size
         return segment

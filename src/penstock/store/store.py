@@ -115,8 +115,8 @@ class MessageStore:
             self.writer = StoreWriter(self.log, self.queues, self.index, self.flusher)
             self.writer.index_tags = config.index_tags
             self.report: Report = recovery.run(self.writer, crashed=crashed, ours=sizes_known)
-            for complaint in self.report.complaints():
-                log.warning("%s: %s", paths.root, complaint)
+            for warning in self.report.warnings():
+                log.warning("%s: %s", paths.root, warning)
             write_sizes(disk, paths, config)
             self._begin_writing()
         except BaseException:

@@ -6,8 +6,8 @@
     config/delayOffset.json        DelayOffsetTable         a version for every 200 commits
 
 A table is plain data: the time comes as `now_ms`, nothing here waits, writes or locks. A change
-sets `dirty`; `snapshot` gives the file's new content and clears it; whoever then fails to write
-sets it again. Members of a file that we do not know are kept and written back.
+sets `dirty`; `snapshot` returns the file's new content and clears it; a caller that then fails to
+write sets it again. Unknown members of a file are kept and written back.
 """
 
 from abc import ABC, abstractmethod
@@ -38,8 +38,8 @@ FORBID_READ: Final = 4  # bit of a forbidden table
 T = TypeVar("T")
 
 
-class Disk(Protocol):
-    """What a config file asks of the disk; `replace` keeps the old content as `.bak`."""
+class ConfigDisk(Protocol):
+    """What a config file needs of a disk; `replace` keeps the old content as `.bak`."""
 
     def read(self, path: Path) -> bytes | None: ...
 
@@ -49,17 +49,17 @@ class Disk(Protocol):
 
 
 class ConfigFile:
-    """A file that is only ever replaced whole, with its predecessor beside it as `.bak`."""
+    """A file that is only replaced as a whole; the previous content is kept as `.bak`."""
 
-    def __init__(self, disk: Disk, path: Path) -> None:
+    def __init__(self, disk: ConfigDisk, path: Path) -> None:
         self._disk = disk
         self.path = path
 
     def load(self, parse: Callable[[bytes], T]) -> T | None:
-        """What the file says, or else its `.bak`; None if neither was ever written.
+        """The parsed file, or else its `.bak`; None if neither exists.
 
-        `parse` refuses with BodyError. A main file that can't be read while its `.bak` can is put
-        aside as `.damaged`: the next persist would otherwise make it the `.bak`.
+        `parse` raises BodyError. If only the `.bak` can be read, the main file is renamed to
+        `.damaged`: otherwise the next persist would replace the `.bak` by it.
         """
         main = self._disk.read(self.path)
         backup = self._disk.read(self._beside(".bak"))
@@ -80,7 +80,7 @@ class ConfigFile:
         return value
 
     def persist(self, data: bytes) -> None:
-        """Put `data` in the file's place; a crash leaves the old or the new content readable."""
+        """Replace the file by `data`; a crash leaves the old or the new content."""
         self._disk.replace(self.path, data)
 
     def _beside(self, suffix: str) -> Path:
@@ -89,7 +89,7 @@ class ConfigFile:
     def _damaged(self, error: BodyError) -> StoreDamaged:
         return StoreDamaged(
             f"{self.path} and its .bak can't be read: {error}",
-            hint=f"repair {self.path.name} by hand, or copy it from a replica",
+            hint=f"repair {self.path.name}, or copy it from a replica",
         )
 
 
@@ -97,7 +97,7 @@ W = TypeVar("W", bound=msgspec.Struct)
 
 
 class _Table(ABC, Generic[W]):
-    """What the tables share: a version, a dirty flag, the file and its unknown members."""
+    """A version, a dirty flag, the file and its unknown members."""
 
     FILE: ClassVar[str]
     KIND: type[W]  # the typed value of the file
@@ -112,7 +112,7 @@ class _Table(ABC, Generic[W]):
         self._unknown: dict[str, Any] = {}
 
     def load(self, file: ConfigFile) -> bool:
-        """Take over what the file holds; False if there is none yet."""
+        """Take over the file's content; False if there is no file yet."""
         parsed = file.load(self._parse)
         if parsed is None:
             return False
@@ -122,14 +122,14 @@ class _Table(ABC, Generic[W]):
         return True
 
     def snapshot(self) -> bytes:
-        """The whole file, as fastjson writes it; the table counts as clean from here on."""
+        """The whole file, as fastjson writes it; the table is clean afterwards."""
         members = {**self._unknown, **self._members()}
         text = fastjson.encode_pretty(dict(sorted(members.items())))
         self.dirty = False
         return text
 
     def body(self) -> bytes:
-        """The table as the answer to a slave or a tool that asks for all of it."""
+        """The table as the response to a slave or a tool that requests all of it."""
         return fastjson.encode(self.wrapper())
 
     @abstractmethod
@@ -164,20 +164,20 @@ class _Table(ABC, Generic[W]):
 
 
 class _ConfigTable(_Table[W]):
-    """A table of configs by name, of which each change writes the whole file, and one changes.
+    """A table of configs by name.
 
-    The loop waits for the snapshot, and there may be 10,000 configs. So the text of each is kept,
-    and a snapshot has little to do but to join them.
+    Each change of one config writes the whole file while the loop waits, and there may be 10,000
+    configs. So the text of each is kept, and a snapshot only joins them.
     """
 
-    MEMBER: ClassVar[str]  # of the file, that holds the configs
+    MEMBER: ClassVar[str]  # the member of the file that holds the configs
 
     def __init__(self) -> None:
         super().__init__()
         self._texts: dict[str, bytes] = {}  # in the order of the configs
 
     def snapshot(self) -> bytes:
-        gap = fastjson.Written(_GAP.decode())
+        gap = fastjson.RawJson(_GAP.decode())
         members = {**self._unknown, **self._members(), self.MEMBER: gap}
         frame = fastjson.encode_pretty(dict(sorted(members.items())))
         before, _, after = frame.partition(_GAP)
@@ -190,9 +190,9 @@ class _ConfigTable(_Table[W]):
         return b",".join(texts)  # one copy of what may be megabytes
 
     def _write(self, name: str, config: msgspec.Struct) -> None:
-        """Keep the text of a config; raises BodyError if it can't be one."""
-        lines = fastjson.encode_pretty({name: config})[1:-2]  # without the braces, and their line
-        self._texts[name] = lines.replace(b"\n", b"\n\t")  # text of a config has no lines itself
+        """Keep the text of a config; raises BodyError if it can't be encoded."""
+        lines = fastjson.encode_pretty({name: config})[1:-2]  # without the braces
+        self._texts[name] = lines.replace(b"\n", b"\n\t")  # newlines inside values are escaped
 
 
 class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
@@ -212,22 +212,22 @@ class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
         return self._topics.get(topic)
 
     def seed(self, config: TopicConfig) -> None:
-        """A topic every broker has: added after `load` if missing, without a new version."""
+        """Add a topic that every broker has, if it is missing, without a new version."""
         if config.topic_name not in self._topics:
             self._set(config)
             self.dirty = True
 
     def put(self, config: TopicConfig, now_ms: int) -> None:
-        """Create the topic, or change it."""
+        """Create or change the topic."""
         self._set(config)
         self._changed(now_ms)
 
     def touch(self, now_ms: int) -> None:
-        """A new version of the same topics: something beside them changed what NameServers know."""
+        """A new version of the same topics, because NameServers have to be told something else."""
         self._changed(now_ms)
 
     def remove(self, topic: str, now_ms: int) -> TopicConfig | None:
-        """Forget the topic; None if there is none."""
+        """Remove the topic; None if it does not exist."""
         config = self._topics.pop(topic, None)
         if config is not None:
             del self._texts[topic]
@@ -235,7 +235,7 @@ class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
         return config
 
     def replace(self, wrapper: TopicConfigSerializeWrapper) -> None:
-        """Become the table of another broker, version included."""
+        """Take over the table of another broker, version included."""
         self._install(wrapper)
         self.dirty = True
 
@@ -259,7 +259,7 @@ class TopicTable(_ConfigTable[TopicConfigSerializeWrapper]):
 
 
 class SubscriptionGroupTable(_ConfigTable[SubscriptionGroupWrapper]):
-    """The consumer groups of a broker by name, and the topics they may not read."""
+    """The consumer groups of a broker by name, and the topics that they may not read."""
 
     FILE = "config/subscriptionGroup.json"
     KIND = SubscriptionGroupWrapper
@@ -276,18 +276,18 @@ class SubscriptionGroupTable(_ConfigTable[SubscriptionGroupWrapper]):
         return self._groups.get(group)
 
     def seed(self, config: SubscriptionGroupConfig) -> None:
-        """A group every broker has: added after `load` if missing, without a new version."""
+        """Add a group that every broker has, if it is missing, without a new version."""
         if config.group_name not in self._groups:
             self._set(config)
             self.dirty = True
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> None:
-        """Create the group, or change it."""
+        """Create or change the group."""
         self._set(config)
         self._changed(now_ms)
 
     def remove(self, group: str, now_ms: int) -> SubscriptionGroupConfig | None:
-        """Forget the group and what it is forbidden; None if there is none."""
+        """Remove the group and its forbidden topics; None if it does not exist."""
         config = self._groups.pop(group, None)
         self._texts.pop(group, None)
         forbidden = self._forbidden.pop(group, None)
@@ -300,7 +300,7 @@ class SubscriptionGroupTable(_ConfigTable[SubscriptionGroupWrapper]):
         return max(self._forbidden.get(group, {}).get(topic, 0), 0)
 
     def forbid(self, group: str, topic: str, bits: int, now_ms: int) -> None:
-        """Set all bits at once; 0 allows everything."""
+        """Set the forbidden bits; 0 allows everything."""
         topics = self._forbidden.setdefault(group, {})
         topics[topic] = bits
         if bits <= 0:
@@ -310,7 +310,7 @@ class SubscriptionGroupTable(_ConfigTable[SubscriptionGroupWrapper]):
         self._changed(now_ms)
 
     def replace(self, wrapper: SubscriptionGroupWrapper) -> None:
-        """Become the table of another broker, version included."""
+        """Take over the table of another broker, version included."""
         self._install(wrapper)
         self.dirty = True
 
@@ -340,9 +340,9 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
     """How far each group has consumed: the next offset of each queue.
 
     The file is written every few seconds, with up to 100,000 numbers, while the loop waits. So the
-    text of every `topic@group` is kept, and a commit makes only its own text stale. Stale texts
-    are written anew by the snapshot, and beyond STALE_TEXTS_MAX by the commits themselves, the
-    oldest first: a snapshot has little left to do but to join.
+    text of every `topic@group` is kept, and a commit makes only its own text stale. The snapshot
+    encodes stale texts again; beyond STALE_TEXTS_MAX the commits do it, the oldest first, so that a
+    snapshot has little to do but to join.
     """
 
     FILE = "config/consumerOffset.json"
@@ -353,11 +353,11 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
     def __init__(self) -> None:
         super().__init__()
         self._offsets: dict[str, dict[int, int]] = {}
-        self._names: dict[str, bytes] = {}  # keys as the file has them, with a colon
-        self._texts: dict[str, bytes] = {}  # whole entries, without the last brace
+        self._names: dict[str, bytes] = {}  # encoded keys, with a colon
+        self._texts: dict[str, bytes] = {}  # encoded entries, without the closing brace
         self._stale: dict[str, None] = {}  # oldest first
-        self._topics: dict[str, dict[str, None]] = {}  # of a group
-        self._groups: dict[str, dict[str, None]] = {}  # of a topic
+        self._topics: dict[str, dict[str, None]] = {}  # by group
+        self._groups: dict[str, dict[str, None]] = {}  # by topic
 
     def get(self, topic: str, group: str, queue_id: int) -> int | None:
         """The next offset to consume; None if the group never committed one."""
@@ -369,7 +369,7 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
         return MappingProxyType(self._offsets.get(f"{topic}@{group}", {}))
 
     def commit(self, topic: str, group: str, queue_id: int, offset: int, now_ms: int) -> int | None:
-        """Set the next offset, be it smaller too; gives the one before."""
+        """Set the next offset, which may be smaller; returns the previous one."""
         key = f"{topic}@{group}"
         queues = self._offsets.get(key)
         if queues is None:
@@ -384,7 +384,7 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
         return before
 
     def remove(self, topic: str, group: str, now_ms: int) -> None:
-        """Forget what the group has committed on the topic."""
+        """Remove the group's offsets on the topic."""
         key = f"{topic}@{group}"
         if self._offsets.pop(key, None) is None:
             return
@@ -398,12 +398,12 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
         self._changed(now_ms)
 
     def remove_group(self, group: str, now_ms: int) -> None:
-        """Forget the group on all topics."""
+        """Remove the group's offsets on all topics."""
         for topic in self.topics_of(group):
             self.remove(topic, group, now_ms)
 
     def remove_topic(self, topic: str, now_ms: int) -> None:
-        """Forget the topic for all groups."""
+        """Remove the offsets of all groups on the topic."""
         for group in self.groups_of(topic):
             self.remove(topic, group, now_ms)
 
@@ -416,7 +416,7 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
         return list(self._groups.get(topic, ()))
 
     def merge(self, wrapper: ConsumerOffsetSerializeWrapper) -> None:
-        """Take over the master's offsets and version; what it lacks stays."""
+        """Take over the master's offsets and version; entries that it lacks stay."""
         for key, queues in wrapper.offset_table.items():
             if queues and self._offsets.get(key) != queues:
                 self._add(key, queues)
@@ -443,10 +443,11 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
         self.merge(wrapper)
 
     def _members(self) -> dict[str, Any]:
-        return {"dataVersion": self.version, "offsetTable": fastjson.Written(_GAP.decode())}
+        return {"dataVersion": self.version, "offsetTable": fastjson.RawJson(_GAP.decode())}
 
     def _framed(self, frame: bytes, *, line: bytes, end: bytes) -> bytes:
-        """Fill the gap of a text; a line begins each entry and its end, `end` precedes the last."""
+        """Put the entries into a frame: `line` goes before each entry and its closing brace, `end`
+        before the last brace."""
         for key in list(self._stale):
             self._write(key)
         before, _, after = frame.partition(_GAP)
@@ -467,7 +468,7 @@ class ConsumerOffsetTable(_Table[ConsumerOffsetSerializeWrapper]):
         self._groups.setdefault(topic, {})[group] = None
 
     def _write(self, key: str) -> None:
-        # msgspec writes what fastjson does, save for the quotes around the numbers.
+        # msgspec writes the same as fastjson, except for the quotes around the numbers.
         numbers = msgspec.json.encode(self._offsets[key]).translate(None, b'"')
         self._texts[key] = self._names[key] + numbers[:-1]
         self._stale.pop(key, None)
@@ -495,7 +496,7 @@ class DelayOffsetTable(_Table[DelayOffsetSerializeWrapper]):
         self._changed(now_ms)
 
     def replace(self, wrapper: DelayOffsetSerializeWrapper) -> None:
-        """Become the table of another broker, version included."""
+        """Take over the table of another broker, version included."""
         self._install(wrapper)
         self.dirty = True
 

@@ -1,7 +1,7 @@
 """JSON as fastjson 1.2 reads and writes it.
 
-Reading. Strict JSON goes straight into its type by msgspec; whatever msgspec refuses is read again
-by a tolerant reader, which costs some 25 times more and therefore has a size limit of its own:
+Reading. msgspec decodes strict JSON straight into its type; whatever it refuses is read again by a
+tolerant parser, which takes about 25 times as long and therefore has its own size limit:
 
     {0:"a", -1:"b"}              numbers as keys
     {{"queueId":0}:7}            objects as keys, also as a string that holds the object
@@ -10,13 +10,13 @@ by a tolerant reader, which costs some 25 times more and therefore has a size li
     {"a":null}                   a null member counts as absent, so that its default holds
     01 +1 1. 1L 1D NaN           numbers of Java; NaN and undefined are null
 
-References (`{"$ref":…}`, written when one Java object occurs twice) are refused by name.
-Whatever is wrong with the bytes, the one exception is `BodyError`.
+References (`{"$ref":…}`, written when one Java object occurs twice) are refused with an error that
+names them. Every error is a `BodyError`.
 
 Writing. Members sorted by name, None omitted, bytes as base64, sets sorted. Three forms:
 
-    encode         compact, numbers and objects as bare keys: what bodies look like
-    encode_pretty  the same with tabs and lines: what files look like
+    encode         compact, numbers and objects as bare keys: for bodies
+    encode_pretty  the same with tabs and lines: for files
     encode_strict  all keys quoted, non-ASCII escaped: routes for clients from 4.9.4 on
 """
 
@@ -38,7 +38,7 @@ __all__ = [
     "DEPTH_MAX",
     "LOOSE_BYTES_MAX",
     "ObjectKey",
-    "Written",
+    "RawJson",
     "build",
     "decode",
     "encode",
@@ -52,8 +52,8 @@ BYTES_MAX: Final = 16 * 1024 * 1024  # a frame's limit
 T = TypeVar("T")
 
 
-class Written(str):
-    """Text that is JSON already, for tables that can write themselves faster."""
+class RawJson(str):
+    """Text that is JSON already and is written as it is."""
 
     __slots__ = ()
 
@@ -74,7 +74,7 @@ def decode(
         try:
             return _decoder(kind).decode(data)  # type: ignore[no-any-return]
         except (msgspec.MsgspecError, UnicodeError, RecursionError):
-            pass  # not strict JSON, or not of this type: the tolerant reader tells
+            pass  # not strict JSON, or another type: the tolerant parser decides
     loose_max = min(bytes_max, loose_bytes_max)
     value = read(data, bytes_max=loose_max, depth_max=depth_max)
     try:
@@ -87,7 +87,7 @@ def decode(
 
 
 def build(value: Any, kind: type[T]) -> T:
-    """Plain values, as `read` gives them, turned into `kind`."""
+    """Convert plain values, as `read` returns them, to `kind`."""
     try:
         return msgspec.convert(value, kind, strict=False)
     except (msgspec.MsgspecError, UnicodeError, RecursionError, OverflowError) as error:
@@ -105,7 +105,7 @@ def encode_pretty(value: Any) -> bytes:
 
 
 def encode_strict(value: Any) -> bytes:
-    """Compact text that any JSON reader takes: quoted keys, nothing but ASCII."""
+    """Compact text that any JSON parser accepts: quoted keys, ASCII only."""
     return _encode(value, _STRICT)
 
 
@@ -129,10 +129,10 @@ _QUOTED: Final = re.compile(rb'"[^"]*"')
 
 
 def _is_shallow(data: bytes, depth_max: int) -> bool:
-    """Whether strict JSON nests at most `depth_max` levels; False also for much that is no JSON.
+    """Whether strict JSON nests at most `depth_max` levels; False also for much that is not JSON.
 
-    Works on whole buffers: strings are taken out, then one level of brackets per round. Which
-    bracket closes which is left to the parser.
+    Works on whole buffers: strings are removed, then one level of brackets per round. The parser
+    checks that brackets match.
     """
     if data.count(b"[") + data.count(b"{") <= depth_max:
         return True
@@ -203,14 +203,14 @@ def _encode(value: Any, style: _Style) -> bytes:
         _write(value, out, style, 0)
         return "".join(out).encode()
     except UnicodeError:
-        raise BodyError("JSON body: a string holds half a character (a lone surrogate)") from None
+        raise BodyError("JSON body: a string contains a lone surrogate") from None
     except RecursionError:
-        raise BodyError("JSON body is nested too deeply to be written") from None
+        raise BodyError("JSON body is nested too deeply to be encoded") from None
 
 
 def _write(value: Any, out: list[str], style: _Style, level: int) -> None:
     if isinstance(value, str):
-        out.append(value if type(value) is Written else style.quote(value))
+        out.append(value if type(value) is RawJson else style.quote(value))
     elif value is None or value is True or value is False:
         out.append("null" if value is None else "true" if value else "false")
     elif isinstance(value, Enum):
@@ -232,7 +232,7 @@ def _write(value: Any, out: list[str], style: _Style, level: int) -> None:
     elif isinstance(value, bytes | bytearray):
         out.append(f'"{b64encode(value).decode()}"')
     else:
-        raise BodyError(f"JSON body: no way to write a {type(value).__name__}")
+        raise BodyError(f"JSON body: can't encode a {type(value).__name__}")
 
 
 @cache
@@ -262,7 +262,7 @@ def _write_map(value: dict[Any, Any], out: list[str], style: _Style, level: int)
             continue
         if isinstance(key, str):
             out.append(f"{mark}{line}{style.quote(key)}:")
-        else:  # fastjson begins no line before such keys
+        else:  # fastjson starts no new line before such keys
             text = _bare_key(key)
             out.append(f"{mark}{text if style.bare_keys else style.quote(text)}:")
         _write(member, out, style, level + 1)

@@ -1,6 +1,6 @@
-"""The tolerant half of `fastjson`: reads by hand what is not strict JSON.
+"""The tolerant parser of `fastjson`, for what is not strict JSON.
 
-Gives plain dicts, lists and scalars. A null member is left out, so that its default holds.
+Returns plain dicts, lists and scalars. A null member is left out, so that its default applies.
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import Any, Final, NoReturn
 
 from penstock.errors import BodyError
 
-LOOSE_BYTES_MAX: Final = 4 * 1024 * 1024  # the tolerant reader takes about 0.2 s per MiB
+LOOSE_BYTES_MAX: Final = 4 * 1024 * 1024  # parsing takes about 0.2 s per MiB
 DEPTH_MAX: Final = 64
 
 
@@ -28,7 +28,7 @@ def read(
     if len(data) > bytes_max:
         raise BodyError.over("JSON body that is not strict", figure=len(data), limit=bytes_max)
     try:
-        return _Reader(data.decode("utf-8-sig"), depth_max, quoted_objects).document()
+        return _TolerantParser(data.decode("utf-8-sig"), depth_max, quoted_objects).document()
     except UnicodeError:
         raise BodyError("JSON body is not valid UTF-8") from None
     except IndexError:
@@ -59,7 +59,7 @@ _WORDS: Final = {"true": True, "false": False, "null": None, "undefined": None, 
 _SURROGATE: Final = re.compile("[\ud800-\udfff]")
 
 
-class _Reader:
+class _TolerantParser:
     """Recursive descent over the text; an IndexError means that the text ends too early."""
 
     def __init__(self, text: str, depth_max: int, quoted_objects: bool) -> None:
@@ -141,7 +141,7 @@ class _Reader:
 
     def _quoted_object(self, name: str, depth: int) -> str | ObjectKey:
         try:
-            members, end = _Reader(name, self._depth_max, True)._object(0, depth + 1)
+            members, end = _TolerantParser(name, self._depth_max, True)._object(0, depth + 1)
         except (BodyError, IndexError):
             return name
         return ObjectKey(members) if end == len(name) else name

@@ -130,8 +130,8 @@ def test_an_index_is_found_again(index: Index, disk: WatchedDisk) -> None:
     (index.folder / "20231114221320000").write_bytes(b"of another size")
     (index.folder / "readme").touch()
     again = Index(disk, index.folder, SLOTS, ENTRIES)
-    strange = again.load(extend=True)
-    assert sorted(strange) == ["20231114221320000", "readme"] or strange == ["readme"]
+    invalid = again.load(extend=True)
+    assert sorted(invalid) == ["20231114221320000", "readme"] or invalid == ["readme"]
     assert again.find(3, 0, EVER_MS, 64) == index.find(3, 0, EVER_MS, 64)
     again.put(3, 1000, NOW_MS)
     assert again.find(3, 0, EVER_MS, 1) == [1000]

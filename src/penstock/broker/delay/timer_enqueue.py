@@ -175,7 +175,7 @@ class TimerEnqueue:
 
     def _finish_rebuild(self) -> None:
         self._rebuild_to, self._superseded, self._scanning = 0, Superseded(), None
-        self._files.rebuilding = False
+        self._files.rebuild_done()
 
     @property
     def offset(self) -> int:
@@ -302,7 +302,7 @@ class TimerEnqueue:
         properties = found[0]
         recalls = recalled_key(properties)
         if self._rebuild_to and (
-            self._files.was_done(found[1].queue_offset, due_ms)
+            self._files.was_delivered(found[1].queue_offset, due_ms)
             or self._superseded.contains(properties, log_offset, due_ms)
         ):
             return
@@ -321,7 +321,7 @@ class TimerEnqueue:
         files = self._files
         self._set_window(now_ms)
         wanted_ms = slot_of(due_ms, files.precision_ms)
-        slot_ms, roll = files.place(wanted_ms, now_ms, self._window_ms)
+        slot_ms, roll = files.choose_slot(wanted_ms, now_ms, self._window_ms)
         pin = self._pins[-1]
         pin.until_ms = max(pin.until_ms, slot_ms + files.precision_ms)
         self._prefetch.add(

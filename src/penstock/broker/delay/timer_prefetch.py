@@ -14,7 +14,7 @@ from penstock.broker.delay.delivery_time import recalled_key
 from penstock.store.lookup import GONE
 from penstock.store.store import MessageStore
 from penstock.store.timer.timer_log import NOWHERE
-from penstock.store.timer.timer_slots import Chain, Waiting
+from penstock.store.timer.timer_slots import Chain, TimerMessage
 from penstock.store.timer.timer_store import TimerStore
 from penstock.wire.message import decode_properties
 from penstock.wire.record import RECORD, StoredRecord, java_hash
@@ -188,7 +188,7 @@ class TimerPrefetch:
 
     # --- records
 
-    def take_record(self, waiting: Waiting, now_ms: int) -> bytes | None:
+    def take_record(self, waiting: TimerMessage, now_ms: int) -> bytes | None:
         """The record of a due message; GONE if it was deleted, None if a read is in flight."""
         data = self._records.pop(waiting.offset, None)
         if data is not None:
@@ -201,7 +201,7 @@ class TimerPrefetch:
             self.due_ms = min(self.due_ms, now_ms + POLL_MS)
         return data
 
-    def put_back(self, waiting: Waiting, data: bytes) -> None:
+    def put_back(self, waiting: TimerMessage, data: bytes) -> None:
         """Keep the record of a message that is not delivered yet."""
         self._records[waiting.offset] = data
         self._records_bytes += len(data)
@@ -216,7 +216,7 @@ class TimerPrefetch:
 
     def _read_ahead(self, now_ms: int) -> None:
         """Read the records that are due soon, except those in memory."""
-        cold: list[Waiting] = []
+        cold: list[TimerMessage] = []
         log = self._store.log
         hot_from = max(log.hot_from, log.written - self._store.config.hot_bytes)
         until_ms = now_ms + PREFETCH_MS
@@ -234,7 +234,7 @@ class TimerPrefetch:
         if cold:
             self._fetch(cold, now_ms)
 
-    def _fetch(self, wanted: list[Waiting], now_ms: int) -> None:
+    def _fetch(self, wanted: list[TimerMessage], now_ms: int) -> None:
         """Read records: those in the page cache at once, others in the thread pool."""
         rest = []
         for waiting in wanted:
@@ -246,7 +246,7 @@ class TimerPrefetch:
         if rest:
             self._submit(lambda: self._read_records(rest), now_ms)
 
-    def _read_records(self, wanted: list[Waiting]) -> Callable[[], None]:
+    def _read_records(self, wanted: list[TimerMessage]) -> Callable[[], None]:
         found = [
             (w, self._store.lookup.read_record(w.offset, w.size, wait=True) or GONE) for w in wanted
         ]

@@ -42,8 +42,8 @@ from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.lookup import GONE
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.store.store import MessageStore
-from penstock.store.timer.timer_slots import Chain, Waiting
-from penstock.store.timer.timer_store import Progress, TimerStore
+from penstock.store.timer.timer_slots import Chain, TimerMessage
+from penstock.store.timer.timer_store import TimerProgress, TimerStore
 from penstock.wire.bodies.table_bodies import TimerCheckpoint
 from penstock.wire.codes import (
     PROPERTIES_BYTES_MAX,
@@ -117,7 +117,7 @@ class Timers:
         self._writing: Future[None] | None = None
         self._written_ms = 0
         # Progress that is saved once the log is flushed up to the second value.
-        self._unflushed: tuple[Progress, int] | None = None
+        self._unflushed: tuple[TimerProgress, int] | None = None
         self._saved_state = self._state()
 
     def _start(self, *, rebuild: bool, now_ms: int) -> None:
@@ -308,7 +308,7 @@ class Timers:
                 return head.due_ms
         return NEVER
 
-    def _dequeue(self, chain: Chain, waiting: Waiting, data: bytes, now_ms: int) -> bool:
+    def _dequeue(self, chain: Chain, waiting: TimerMessage, data: bytes, now_ms: int) -> bool:
         """Deliver, roll or drop a due message; False if the store refuses it for now."""
         rewriter = self._rewriter
         log_offset = waiting.offset
@@ -332,7 +332,7 @@ class Timers:
         return self._deliver_message(waiting, topic, properties, now_ms)
 
     def _deliver_message(
-        self, waiting: Waiting, topic: str, properties: dict[str, str], now_ms: int
+        self, waiting: TimerMessage, topic: str, properties: dict[str, str], now_ms: int
     ) -> bool:
         rewriter, log_offset = self._rewriter, waiting.offset
         try:
@@ -350,7 +350,7 @@ class Timers:
         self.metrics.late_ms = now_ms - waiting.due_ms
         return True
 
-    def _roll(self, waiting: Waiting, properties: dict[str, str], now_ms: int) -> bool:
+    def _roll(self, waiting: TimerMessage, properties: dict[str, str], now_ms: int) -> bool:
         """Store a message again whose delivery time is still distant."""
         log_offset = waiting.offset
         due_ms = due_of(properties, self._rewriter.stored.store_ms)
@@ -425,7 +425,7 @@ class Timers:
         if self._unflushed is not None and self._store.flusher.flushed() >= self._unflushed[1]:
             noted, self._unflushed = self._unflushed[0], None
         if noted is not None or self.files.log.unwritten:
-            work = self.files.round(noted, self._store.log.begin())
+            work = self.files.flush_job(noted, self._store.log.begin())
             self._writing = self._store.disk.submit(work)
             self._wake_at(now_ms + (POLL_MS if self._store.disk.threads else 0))
 
@@ -434,8 +434,8 @@ class Timers:
         done, self._writing = self._writing, None
         error = done.exception()
         if error is None:
-            self.files.rounded()
-            self.enqueue.done_to_ms = self.files.noted.read_ms
+            self.files.flush_done()
+            self.enqueue.done_to_ms = self.files.checkpointed.read_ms
         elif isinstance(error, OSError | PenstockError):
             log.error("can't write the timer's files, will retry: %s", error)
             self._saved_state = (-1, -1, -1)
@@ -461,9 +461,9 @@ class Timers:
                 progress = self.files.progress._replace(log_end=self.files.log.end)
                 if self.files.rebuilding:  # the next start rebuilds again
                     pass
-                elif self._state() != (0, 0, 0) or self.files.noted != Progress():
-                    self.files.round(progress, store.log.begin(), clean=True)()
-                    self.files.rounded()
+                elif self._state() != (0, 0, 0) or self.files.checkpointed != TimerProgress():
+                    self.files.flush_job(progress, store.log.begin(), clean=True)()
+                    self.files.flush_done()
         except (OSError, PenstockError) as error:
             log.error("can't write the timer's files, the next start will recover: %s", error)
         self.files.close()

@@ -31,10 +31,10 @@ cdef class ConsumeQueue:
     cdef object _map
     cdef unsigned char[::1] _view
     cdef long long _end
-    cdef long long _open_from
-    cdef long long _open_to
+    cdef long long _mapped_from
+    cdef long long _mapped_to
     cdef long long _allocated
-    cdef long long _ahead
+    cdef long long _preallocate_at
     cdef list _unsynced
     cdef bint _names_changed
 
@@ -47,4 +47,4 @@ cdef class ConsumeQueue:
     cdef long long _end_of(self, long long offset)
     cpdef bint is_hot(self, long long offset)
     cpdef int reserve(self, long long count) except -1
-    cpdef int _make_room(self, long long offset) except -1
+    cpdef int _allocate_entry(self, long long offset) except -1

@@ -1,6 +1,6 @@
-"""What recovery asks of the files of a queue that nobody uses yet. Everything may wait.
+"""What recovery does with the files of a queue that is not in use yet. Everything may wait.
 
-Positions of the queue are not known then: `max_offset` is moved as far as is read.
+The queue's positions are not known then: `max_offset` is moved up to what is read.
 """
 
 from penstock.store.consumequeue.consumequeue import (
@@ -17,10 +17,10 @@ _CHUNK_ENTRIES = ALLOCATE_BYTES // layout.ENTRY_BYTES
 
 
 def find_below(queue: ConsumeQueue, physical_offset: int) -> int:
-    """How many entries belong to records below a log offset; may wait for the disk.
+    """How many entries refer to records below a log offset.
 
-    Entries grow with the log as far as they are good, so a binary search finds the place; what
-    lies behind it may be anything after a crash.
+    Valid entries grow with the log, so a binary search finds the last one; what follows it may be
+    anything after a crash.
     """
     starts = [s for s in queue.file_starts if _is_below(queue, s, physical_offset)]
     if not starts:
@@ -28,7 +28,7 @@ def find_below(queue: ConsumeQueue, physical_offset: int) -> int:
     low = starts[len(starts) - 1] + 1
     high = starts[len(starts) - 1] + queue.file_entries
     step = 1
-    while low + step < high:  # most of very many queues hold little
+    while low + step < high:  # where there are many queues, most hold little
         if not _is_below(queue, low + step, physical_offset):
             high = low + step
             break
@@ -44,7 +44,7 @@ def find_below(queue: ConsumeQueue, physical_offset: int) -> int:
 
 
 def count_below(queue: ConsumeQueue, physical_offset: int) -> int:
-    """As `find_below`, but entry by entry: where torn or damaged ones mislead the search."""
+    """As `find_below`, but entry by entry, for queues with torn or damaged entries."""
     last = -1
     end = queue.file_starts[0] if queue.file_starts else 0
     while end - end % queue.file_entries in queue.file_starts:
@@ -68,7 +68,7 @@ def _is_below(queue: ConsumeQueue, offset: int, physical_offset: int) -> bool:
 
 
 def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
-    """Whether any byte was written at or behind an entry's place; may wait for the disk."""
+    """Whether anything was written at an entry's position or behind it."""
     last = queue.file_starts[len(queue.file_starts) - 1] if queue.file_starts else 0
     keep = offset - offset % queue.file_entries
     if last > keep:
@@ -91,8 +91,8 @@ def has_data_from(queue: ConsumeQueue, offset: int) -> bool:
         queue.disk.close_file(fd)
 
 
-def strange_size(queue: ConsumeQueue) -> int | None:
-    """The size that the files seem to have, if it is not the one set; for foreign stores."""
+def other_file_size(queue: ConsumeQueue) -> int | None:
+    """The size of the queue's files if it is not the configured one; for Apache stores."""
     size = queue.file_entries * layout.ENTRY_BYTES
     for name in queue.disk.names(queue.folder):
         length = queue.disk.size(queue.folder / name)
@@ -102,32 +102,32 @@ def strange_size(queue: ConsumeQueue) -> int | None:
 
 
 def close_gaps(queue: ConsumeQueue, physical_offset: int) -> None:
-    """Let the files follow each other, after a crash that undid changes of names.
+    """Delete files before or behind a gap, after a crash that undid changes of names.
 
-    Entries below `physical_offset` are on the disk, so a file behind a gap that begins with
-    such a one is right and those before it are left over from a deletion. Otherwise the file
-    in the gap was not made in time, and what came later is replayed.
+    Entries below `physical_offset` are on the disk: if the file behind a gap begins with one, the
+    files before the gap are left over from a deletion. Otherwise the file in the gap was not made
+    durable in time, and what came later is replayed.
     """
     starts = queue.file_starts
-    place = len(starts) - 1
-    while place > 0:
-        if starts[place] - starts[place - 1] != queue.file_entries:
-            if _is_below(queue, starts[place], physical_offset):
-                gone, queue.file_starts = starts[:place], starts[place:]
-                place = 0
+    number = len(starts) - 1
+    while number > 0:
+        if starts[number] - starts[number - 1] != queue.file_entries:
+            if _is_below(queue, starts[number], physical_offset):
+                stale, queue.file_starts = starts[:number], starts[number:]
+                number = 0
             else:
-                gone, queue.file_starts = starts[place:], starts[:place]
-            for start in gone:
+                stale, queue.file_starts = starts[number:], starts[:number]
+            for start in stale:
                 queue.disk.unlink(queue.path(start))
             queue.disk.sync_directory(queue.folder)
             starts = queue.file_starts
-        place -= 1
+        number -= 1
 
 
 def drop_files_of(queue: ConsumeQueue, end: int) -> None:
-    """Delete files whose entries speak of records below `end`: of an earlier life of the topic.
+    """Delete files that refer to records below `end`: they belong to a deleted topic of this name.
 
-    Each file belongs to one life, and its first entry tells which; may wait for the disk.
+    A file belongs to the deleted topic or to the new one; its first entry tells which.
     """
     old = []
     for start in queue.file_starts:

@@ -1,6 +1,6 @@
 """All queues of a store, found by name without making an object: open addressing over FNV.
 
-One thread adds, removes and finds. Others may `get`, and go over a copy of `rows`.
+One thread adds, removes and finds. Others may call `get` and iterate over a copy of `rows`.
 """
 
 from array import array
@@ -13,16 +13,19 @@ class QueueTable:
     """Queues by topic bytes and queue id."""
 
     def __init__(self) -> None:
+        # All queues, and the same by topic and queue id.
         self.rows: list[ConsumeQueue] = []
         self.topics: dict[bytes, dict[int, ConsumeQueue]] = {}
-        self._places: memoryview = memoryview(array("i", bytes(4 * 64)))
+        # The hash table: 1 + index into `rows`, 0 for a free slot. Its length is _mask + 1, a power
+        # of two, and at least half of the slots are free.
+        self._slots: memoryview = memoryview(array("i", bytes(4 * 64)))
         self._mask: int = 63
 
     def find(self, buffer: memoryview, at: int, length: int, queue_id: int) -> ConsumeQueue | None:
-        """The queue of the topic whose name lies at this place."""
-        place = octets.mix_hash(buffer, at, length, queue_id) & self._mask
+        """The queue of the topic whose name is at this position of the buffer."""
+        slot = octets.mix_hash(buffer, at, length, queue_id) & self._mask
         while True:
-            number = self._places[place]
+            number = self._slots[slot]
             if number == 0:
                 return None
             queue = self.rows[number - 1]
@@ -32,7 +35,7 @@ class QueueTable:
                 and octets.matches(buffer, at, queue.topic)
             ):
                 return queue
-            place = (place + 1) & self._mask
+            slot = (slot + 1) & self._mask
 
     def get(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
         queues = self.topics.get(topic)
@@ -46,58 +49,58 @@ class QueueTable:
         self.rows.append(queue)
         self.topics.setdefault(queue.topic, {})[queue.queue_id] = queue
         if 2 * len(self.rows) > self._mask:
-            self._spread(2 * (self._mask + 1))
+            self._grow(2 * (self._mask + 1))
         else:
-            self._place(len(self.rows))
+            self._insert(len(self.rows))
 
     def remove(self, topic: bytes) -> list[ConsumeQueue]:
-        """Take out all queues of a topic; this costs no more because there are many others."""
+        """Remove all queues of a topic; the cost does not depend on how many others there are."""
         removed = self.of(topic)
         self.topics.pop(topic, None)
         for queue in removed:
-            self._take_out(queue)
+            self._remove(queue)
         return removed
 
-    def _spread(self, places: int) -> None:
-        self._places = memoryview(array("i", bytes(4 * places)))
-        self._mask = places - 1
+    def _grow(self, slots: int) -> None:
+        self._slots = memoryview(array("i", bytes(4 * slots)))
+        self._mask = slots - 1
         for number in range(1, len(self.rows) + 1):
-            self._place(number)
+            self._insert(number)
 
-    def _place(self, number: int) -> None:
-        place = self._home(self.rows[number - 1])
-        while self._places[place]:
-            place = (place + 1) & self._mask
-        self._places[place] = number
+    def _insert(self, number: int) -> None:
+        slot = self._first_slot(self.rows[number - 1])
+        while self._slots[slot]:
+            slot = (slot + 1) & self._mask
+        self._slots[slot] = number
 
-    def _home(self, queue: ConsumeQueue) -> int:
-        """The place where a search for the queue begins."""
-        room = bytearray(queue.topic + b"\0")
-        return octets.mix_hash(room, 0, len(queue.topic), queue.queue_id) & self._mask
+    def _first_slot(self, queue: ConsumeQueue) -> int:
+        """The slot where a search for the queue begins."""
+        name = bytearray(queue.topic + b"\0")
+        return octets.mix_hash(name, 0, len(queue.topic), queue.queue_id) & self._mask
 
-    def _place_of(self, queue: ConsumeQueue) -> int:
-        place = self._home(queue)
-        while self.rows[self._places[place] - 1] is not queue:
-            place = (place + 1) & self._mask
-        return place
+    def _slot_of(self, queue: ConsumeQueue) -> int:
+        slot = self._first_slot(queue)
+        while self.rows[self._slots[slot] - 1] is not queue:
+            slot = (slot + 1) & self._mask
+        return slot
 
-    def _take_out(self, queue: ConsumeQueue) -> None:
-        """Free the queue's place; the last row takes over its number."""
-        place = self._place_of(queue)
-        number = self._places[place]
+    def _remove(self, queue: ConsumeQueue) -> None:
+        """Free the queue's slot; the last row takes over its number."""
+        slot = self._slot_of(queue)
+        number = self._slots[slot]
         last = self.rows[len(self.rows) - 1]
-        self._places[self._place_of(last)] = number
+        self._slots[self._slot_of(last)] = number
         self.rows[number - 1] = last
         self.rows.pop()
-        self._close_gap(place)
+        self._close_gap(slot)
 
     def _close_gap(self, gap: int) -> None:
-        """Move up those that a search would no longer get to: it ends where a place is free."""
-        place = (gap + 1) & self._mask
-        while self._places[place]:
-            home = self._home(self.rows[self._places[place] - 1])
-            if (place - home) & self._mask >= (place - gap) & self._mask:
-                self._places[gap] = self._places[place]
-                gap = place
-            place = (place + 1) & self._mask
-        self._places[gap] = 0
+        """Move queues up that a search would no longer reach: it ends at a free slot."""
+        slot = (gap + 1) & self._mask
+        while self._slots[slot]:
+            first = self._first_slot(self.rows[self._slots[slot] - 1])
+            if (slot - first) & self._mask >= (slot - gap) & self._mask:
+                self._slots[gap] = self._slots[slot]
+                gap = slot
+            slot = (slot + 1) & self._mask
+        self._slots[gap] = 0

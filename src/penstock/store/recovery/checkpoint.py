@@ -1,6 +1,7 @@
-"""The checkpoint: up to which store time everything is on the disk.
+"""The checkpoint: the store times up to which everything is on the disk.
 
-    log i64 @0 | queues i64 @8 | index i64 @16 | flushed by the master i64 @24 | confirmed i64 @32
+    log i64 @0 | queues i64 @8 | index i64 @16 | flushed by the master i64 @24
+    | confirm offset i64 @32
 
 in a page of 4,096 bytes. Recovery after a crash begins with the newest segment whose first record
 is not younger; `SLACK_MS` is RocketMQ's allowance for times that are equal or step back.
@@ -17,7 +18,7 @@ SLACK_MS = 3000
 
 
 class Checkpoint(NamedTuple):
-    """Store times (ms) and offsets; 0 means that nothing is known."""
+    """Store times in ms, and offsets; 0 means unknown."""
 
     log_ms: int = 0
     queues_ms: int = 0
@@ -26,7 +27,7 @@ class Checkpoint(NamedTuple):
     confirm_offset: int = 0
 
     def recover_from_ms(self, *, with_index: bool) -> int:
-        """Records up to this store time are known to be whole and dispatched."""
+        """Records up to this store time are known to be complete and dispatched."""
         return max(self.known_ms(with_index=with_index) - SLACK_MS, 0)
 
     def known_ms(self, *, with_index: bool) -> int:
@@ -45,7 +46,7 @@ def read_checkpoint(disk: Disk, paths: StorePaths) -> Checkpoint:
 
 
 def write_checkpoint(disk: Disk, paths: StorePaths, checkpoint: Checkpoint) -> None:
-    """Write it in place: its 40 bytes lie in one sector, so a power cut leaves old or new."""
+    """Write it in place: its 40 bytes are in one sector, so a power cut leaves old or new."""
     page = bytearray(PAGE_BYTES)
     for i, value in enumerate(checkpoint):
         octets.put_i64(page, 8 * i, value)

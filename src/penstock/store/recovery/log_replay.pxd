@@ -12,7 +12,7 @@ cdef class Replay:
     cdef readonly object make_queue
     cdef readonly StoredRecord stored
     cdef readonly long long records
-    cdef readonly long long strange
+    cdef readonly long long damaged
     cdef readonly long long skipped
     cdef readonly dict removed
     cdef readonly long long last_offset

@@ -1,4 +1,4 @@
-"""Walks the records of the log, checks them and dispatches them again."""
+"""Walks the records of the log after a crash, checks them and dispatches them again."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,9 +12,9 @@ _BLANK, _NOTHING, _NO_QUEUE = BLANK, NOTHING, NO_QUEUE
 class Replay:
     """One walk over segments; its counts are fields.
 
-    `make_queue` gives the queue of a topic and queue id, or None for a name that can't be one: such
-    a record (its head is damaged, for it has no checksum) stays in the log without an entry.
-    So does one of a topic that was deleted when the log ended behind it: `removed` tells where.
+    `make_queue` returns the queue of a topic and queue id, or None for a name that no queue can
+    have: such a record has a damaged header (which has no checksum) and gets no entry. Neither does
+    a record below the offset that `removed` names for its topic: the topic was deleted there.
     """
 
     def __init__(
@@ -26,18 +26,22 @@ class Replay:
         self.writer: StoreWriter | None = writer
         self.removed: dict[bytes, int] = {t.encode(): end for t, end in (removed or {}).items()}
         self.make_queue: Callable[[bytes, int], object] = make_queue
+        # The record at hand; bound to a segment only while `run` is working.
         self.stored: StoredRecord = StoredRecord()
+        # Records seen, those that no queue can have, and those of deleted topics.
         self.records: int = 0
-        self.strange: int = 0
+        self.damaged: int = 0
         self.skipped: int = 0
+        # Log offset of the last valid record, or -1.
         self.last_offset: int = -1
+        # Set where no valid record follows.
         self.ended: bool = False
 
     def run(self, segment: Segment, offset: int, bytes_max: int) -> int:
-        """Go on at `offset` of this segment for about `bytes_max`; returns where it got to.
+        """Continue at `offset` of this segment for about `bytes_max`; returns where it stopped.
 
-        At the segment's end that is the start of the next. `ended` is set where no good record
-        lies; `stored.problem` then says why.
+        At the segment's end that is the start of the next. `ended` is set where no valid record
+        is found; `stored.problem` then says why.
         """
         stored = self.stored
         stored.bind(segment.view)
@@ -59,7 +63,7 @@ class Replay:
                 self.skipped += 1
             elif self.writer is not None and self.writer.replay(stored) == _NO_QUEUE:
                 if self.make_queue(self._topic(), stored.queue_id) is None:
-                    self.strange += 1
+                    self.damaged += 1
                 else:
                     self.writer.replay(stored)
             self.records += 1
@@ -69,7 +73,7 @@ class Replay:
         return segment.start + at
 
     def _is_removed(self) -> bool:
-        """Whether the record at hand is of a deleted topic; its time counts nonetheless."""
+        """Whether the record belongs to a deleted topic; its store time counts nevertheless."""
         stored = self.stored
         if stored.physical_offset >= self.removed.get(self._topic(), 0):
             return False

@@ -1,24 +1,24 @@
-"""Start-up: from files in any state to a log, queues and an index that agree.
+"""Recovery at start-up: from files in any state to a consistent log, queues and index.
 
-Clean (no `abort`): the snapshot written at shutdown says where the log ends and how far each queue
-goes, and one look at the log's end confirms it; queue files are not even opened. Without a
-snapshot (a store of Apache's) the queues tell how far the log was dispatched, and what follows is
-replayed.
+After a clean shutdown (no `abort`) the snapshot says where the log and each queue end, and a look
+at the log's end confirms it; queue files are not even opened. Without a snapshot (an Apache store)
+the queues tell how far the log was dispatched, and the rest is replayed.
 
 After a crash:
 
 1. Choose S, the newest segment start whose first record is not younger than the checkpoint.
-   Everything before S is on the disk, log, queue entries and index entries alike.
-2. Cut queues and index back to records below S.
-3. Walk the log from S, check each record, dispatch it again: entries get the place that the
-   record itself names, so it does not matter what a power cut left behind.
-4. Where no good record follows, cut the log: the rest becomes zero and later segments go. (If
-   stale bytes remained, a later crash could take an old record behind a new one for its successor.)
+   Everything before S is on the disk: log, queue entries and index entries.
+2. Truncate queues and index to records below S.
+3. Walk the log from S, check each record and dispatch it again: the record itself names the queue
+   offset of its entry, so it does not matter what a power cut left behind.
+4. Where no valid record follows, truncate the log: the rest is zeroed and later segments are
+   deleted. (If stale bytes remained, a later crash could take an old record behind a new one for
+   its successor.)
 5. Sync what was found, because readers may see it from now on.
 
-If queues contradict the log on the way (damaged or missing files), the whole log is walked.
+If queues contradict the log (damaged or missing files), the whole log is walked.
 
-Records of topics that were deleted since (`store.removal`) get no entries.
+Records of topics that were deleted since (`consumequeue.queue_removal`) get no entries.
 """
 
 import os
@@ -36,7 +36,7 @@ from penstock.store.consumequeue.consumequeue import (
     ConsumeQueue,
 )
 from penstock.store.consumequeue.mapped_queues import MappedQueues, mapped_max
-from penstock.store.consumequeue.queue_removal import Removal
+from penstock.store.consumequeue.queue_removal import QueueRemoval
 from penstock.store.consumequeue.queue_table import QueueTable
 from penstock.store.directory import StorePaths
 from penstock.store.disk import Disk
@@ -55,7 +55,7 @@ QUEUE_ID_MAX = 1 << 20
 SCHEDULE_TOPIC = TOPIC_SCHEDULE.encode()
 
 Progress = Callable[[str, int, int], None]
-"""Told what is going on, how much of it is done and how much there is."""
+"""Called with the phase, how much of it is done and how much there is."""
 
 
 class Snapshot(msgspec.Struct):
@@ -66,8 +66,8 @@ class Snapshot(msgspec.Struct):
     last_offset: int
     store_ms: int
     queues: list[tuple[str, int, int, int]]  # topic, queue id, min, max
-    files: list[tuple[int, int]]  # of each of them: first entry of the first file, how many files
-    check: int = 0  # CRC of all the rest: one wrong digit would be believed
+    files: list[tuple[int, int]]  # of each queue: first entry of the first file, number of files
+    check: int = 0  # CRC of the other fields
 
     def sealed(self) -> "Snapshot":
         return msgspec.structs.replace(self, check=self._crc())
@@ -85,33 +85,33 @@ class Report(msgspec.Struct):
     clean: bool = True
     replayed_from: int = 0
     records: int = 0
-    strange_records: int = 0
+    damaged_records: int = 0
     log_end: int = 0
     last_offset: int = -1
     cut_reason: str | None = None
     store_ms: int = 0
-    strange_files: list[str] = msgspec.field(default_factory=list)
+    invalid_index_files: list[str] = msgspec.field(default_factory=list)
     short_files: list[str] = msgspec.field(default_factory=list)
 
-    def complaints(self) -> list[str]:
-        """What a person should know, in sentences."""
-        said = [
-            f"the segment {name} has lost its end: its messages can't be read"
+    def warnings(self) -> list[str]:
+        """What the operator should know."""
+        texts = [
+            f"segment {name} is truncated: the messages at its end can't be read"
             for name in self.short_files
         ]
-        said += [
-            f"index/{name} is no index file of ours and is left aside"
-            for name in self.strange_files
+        texts += [
+            f"index/{name} is not a valid index file and is ignored"
+            for name in self.invalid_index_files
         ]
-        if self.strange_records:
-            said.append(f"{self.strange_records} records have damaged heads and no queue entry")
+        if self.damaged_records:
+            texts.append(f"{self.damaged_records} records have damaged headers and no queue entry")
         if self.cut_reason and not self.cut_reason.startswith(PROBLEMS[UNWRITTEN]):
-            said.append(f"the log was cut: {self.cut_reason}")
-        return said
+            texts.append(f"the log was truncated: {self.cut_reason}")
+        return texts
 
 
 class Recovery:
-    """One opening of a store's files."""
+    """Opens the files of one store and makes them consistent."""
 
     def __init__(
         self, disk: Disk, paths: StorePaths, config: StoreConfig, progress: Progress | None
@@ -124,13 +124,13 @@ class Recovery:
         self.mapped_queues = MappedQueues(mapped_max(disk, config))
         self.index = Index(disk, paths.index, config.index_slots, config.index_entries)
         self.checkpoint = Checkpoint()
-        self.removal = Removal(disk, paths)
+        self.removal = QueueRemoval(disk, paths)
         self.report = Report()
         self._delays_ms = delays_ms(config.delay_levels)
         self._progress = progress or (lambda what, done, of: None)
 
     def load_log(self, *, sizes_known: bool) -> None:
-        """Map the log's segments; short ones are extended if it is known that they are short."""
+        """Map the log's segments; short ones are extended if the segment size is known."""
         names = [
             n for n in self.disk.names(self.paths.log) if is_number(n) and len(n) == NAME_DIGITS
         ]
@@ -142,7 +142,7 @@ class Recovery:
             if place and start != self.segments.first + place * size:
                 if (start - self.segments.first) % size == 0:
                     missing = segment_name(self.segments.first + place * size)
-                    raise StoreDamaged(f"{self.paths.log} lacks the segment {missing}")
+                    raise StoreDamaged(f"segment {missing} is missing in {self.paths.log}")
                 raise self._other_size(path, start - self.segments.first)
             if length == 0 and place == len(names) - 1 and place > 0:
                 self.disk.unlink(path)
@@ -155,13 +155,13 @@ class Recovery:
 
     def _other_size(self, path: Path, length: int) -> StoreRefused:
         return StoreRefused(
-            f"{path} tells of segments of {length} bytes, the setting segment_bytes is "
+            f"{path} belongs to segments of {length} bytes, the setting segment_bytes is "
             f"{self.config.segment_bytes}",
-            hint="set segment_bytes (mappedFileSizeCommitLog) to what the store was made with",
+            hint="set segment_bytes (mappedFileSizeCommitLog) to the size of the store's files",
         )
 
     def load_queues(self) -> None:
-        """Find all queues there are; positions are set later."""
+        """Find all queues; their positions are set later."""
         for topic in self.disk.names(self.paths.queues):
             for queue_id in self.disk.names(self.paths.queues / topic):
                 if is_number(queue_id):
@@ -170,7 +170,7 @@ class Recovery:
                         queue.load()
 
     def add_queue(self, topic: bytes, queue_id: int) -> ConsumeQueue | None:
-        """The queue of this name, made if it is new; None if that can't be a queue's name."""
+        """The queue of this name, made if it is new; None for a name that no queue can have."""
         queue = self.queues.get(topic, queue_id)
         if queue is None and is_queue_name(topic) and 0 <= queue_id < QUEUE_ID_MAX:
             folder = self.paths.queues / topic.decode() / str(queue_id)
@@ -181,61 +181,64 @@ class Recovery:
                 queue_id,
                 self.config.queue_file_entries,
                 self.mapped_queues,
+                delay_ms=self._delay_ms(queue_id) if topic == SCHEDULE_TOPIC else -1,
             )
-            if topic == SCHEDULE_TOPIC:  # beyond the table are levels that it once had
-                queue.delay_ms = self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
             self.queues.add(queue)
         return queue
 
+    def _delay_ms(self, queue_id: int) -> int:
+        """The delay of a level's queue; levels that the table had once get its longest."""
+        return self._delays_ms[min(queue_id, len(self._delays_ms) - 1)]
+
     def run(self, writer: StoreWriter, *, crashed: bool, ours: bool) -> Report:
-        """Bring log, queues and index to agree. `ours`: the checkpoint was written by Penstock."""
+        """Make log, queues and index consistent. `ours`: Penstock wrote the checkpoint."""
         self.report.clean = not crashed
         self.checkpoint = read_checkpoint(self.disk, self.paths)
-        self.report.strange_files = (
+        self.report.invalid_index_files = (
             self.index.load(extend=ours) if self.config.index_enabled else []
         )
         if not ours:
             self._refuse_other_sizes()
         if not crashed and self._resume():
-            self._settle_removal()
+            self._finish_removal()
             return self.report
-        # From here on files are written to: a crash meanwhile must not look like a clean end.
+        # Files are written from here on: a crash meanwhile must not look like a clean shutdown.
         self.disk.write_file(self.paths.abort, str(os.getpid()).encode())
         self.load_queues()
         for queue in self.queues.rows:
             if self.removal.end_of(queue.topic) > 0:
                 queue_files.drop_files_of(queue, self.removal.end_of(queue.topic))
         begin = self._start_after_crash(ours=ours) if crashed else self._dispatched_end()
-        if begin is None or (crashed and not self._cut_back(writer, begin)):
+        if begin is None or (crashed and not self._truncate_queues(writer, begin)):
             end = self._replay_all(writer)
         else:
             end = self._replay(writer, begin)
             if writer.gaps and begin > self.segments.first:
                 end = self._replay_all(writer)
-        self._cut_log(end)
+        self._truncate_log(end)
         for queue in self.queues.rows:
             queue.hot_from = queue.max_offset
             queue.correct_min(self.segments.first)
         self.mapped_queues.unmap_all()
-        self._settle_removal()
+        self._finish_removal()
         return self.report
 
-    def _settle_removal(self) -> None:
+    def _finish_removal(self) -> None:
         self.removal.finish_recovery(log_begin=self.segments.first, log_end=self.report.log_end)
 
     def _replay_all(self, writer: StoreWriter) -> int:
-        """Queues or index contradict the log: let all of it tell what they should say."""
+        """Queues contradict the log: rebuild queues and index from all of it."""
         self.checkpoint = Checkpoint(confirm_offset=self.checkpoint.confirm_offset)
         write_checkpoint(self.disk, self.paths, self.checkpoint)
         writer.gaps = writer.unplaced = 0
         for queue in self.queues.rows:
             queue.close()
-        self._cut_back(writer, self.segments.first)
+        self._truncate_queues(writer, self.segments.first)
         return self._replay(writer, self.segments.first)
 
     def _start_after_crash(self, *, ours: bool) -> int:
-        """Where to begin by the checkpoint, which is then void beyond what all parts reached:
-        what is dispatched again is not durable yet."""
+        """Where the checkpoint says to begin. Beyond what all parts have reached it is void: what
+        is dispatched again is not durable yet."""
         known_ms = self.checkpoint.known_ms(with_index=ours)
         begin = self._start_segment(self.checkpoint.recover_from_ms(with_index=ours))
         confirm_offset = self.checkpoint.confirm_offset
@@ -243,34 +246,34 @@ class Recovery:
         return begin
 
     def _refuse_other_sizes(self) -> None:
-        """A store of Apache's, seen for the first time: do its files have the sizes set?"""
+        """Refuse an Apache store whose files do not have the configured sizes."""
         self.load_queues()
         for queue in self.queues.rows:
-            length = queue_files.strange_size(queue)
+            length = queue_files.other_file_size(queue)
             if length is not None:
                 raise StoreRefused(
                     f"{queue.folder} has files of {length} bytes, the setting queue_file_entries "
-                    f"makes {self.config.queue_file_entries * ENTRY_BYTES}",
-                    hint="set queue_file_entries to what the store was made with "
+                    f"requires {self.config.queue_file_entries * ENTRY_BYTES}",
+                    hint="set queue_file_entries to the size of the store's files "
                     "(mappedFileSizeConsumeQueue / 20)",
                 )
-        strange = [n for n in self.report.strange_files if is_number(n)]
-        if strange:
+        invalid = [n for n in self.report.invalid_index_files if is_number(n)]
+        if invalid:
             raise StoreRefused(
-                f"{self.paths.index / strange[0]} is no index file of {self.config.index_slots} "
-                f"slots and {self.config.index_entries} entries",
-                hint="set index_slots (maxHashSlotNum) and index_entries (maxIndexNum) to what the "
-                "store was made with",
+                f"{self.paths.index / invalid[0]} is not an index file with "
+                f"{self.config.index_slots} slots and {self.config.index_entries} entries",
+                hint="set index_slots (maxHashSlotNum) and index_entries (maxIndexNum) to the "
+                "sizes of the store's files",
             )
 
     def _resume(self) -> bool:
-        """Take over the snapshot of a clean shutdown, if the log confirms it."""
+        """Take over the snapshot of a clean shutdown if the log confirms it."""
         data = self.disk.read(self.paths.snapshot)
         if data is None:
             return False
         try:
             snapshot = msgspec.json.decode(data, type=Snapshot)
-        except ValueError:  # DecodeError, or bytes that are no UTF-8
+        except ValueError:  # DecodeError, or not UTF-8
             return False
         if not snapshot.is_whole():
             return False
@@ -278,9 +281,9 @@ class Recovery:
             return False
         folders = set(self.disk.names(self.paths.queues))
         if not folders >= {topic for topic, _, low, high in snapshot.queues if high > low}:
-            return False  # somebody else deleted topics meanwhile
-        noted = zip(snapshot.queues, snapshot.files, strict=True)
-        for (topic, queue_id, low, high), (first, files) in noted:
+            return False  # another program has deleted topics meanwhile
+        rows = zip(snapshot.queues, snapshot.files, strict=True)
+        for (topic, queue_id, low, high), (first, files) in rows:
             queue = self.add_queue(topic.encode(), queue_id)
             if queue is not None:
                 queue.resume(first, files, low, high)
@@ -291,7 +294,7 @@ class Recovery:
         return True
 
     def _ends_at(self, snapshot: Snapshot) -> bool:
-        """Whether the log's last record is the snapshot's, with nothing behind it."""
+        """Whether the log's last record is the snapshot's, and nothing follows it."""
         stored = StoredRecord()
         if snapshot.last_offset >= 0:
             segment = self.segments.find(snapshot.last_offset)
@@ -311,9 +314,9 @@ class Recovery:
         return stored.read(snapshot.log_end - segment.start, segment.size) == NOTHING
 
     def _dispatched_end(self) -> int | None:
-        """Clean, but without a snapshot: the end of the last record that has a queue entry.
+        """Without a snapshot: the end of the last record that has a queue entry.
 
-        None if a queue's last entry does not lead to its record: then nothing can be trusted.
+        None if a queue's last entry does not match its record: then the whole log is walked.
         """
         end = self.segments.first
         beyond = self.segments.first + len(self.segments.items) * self.segments.segment_bytes
@@ -323,15 +326,15 @@ class Recovery:
             queue_files.close_gaps(queue, beyond)
             queue.min_offset = queue.file_starts[0] if queue.file_starts else 0
             queue.max_offset = queue_files.find_below(queue, beyond)
-            if not self._last_is_home(queue, queue.max_offset):
+            if not self._last_entry_matches(queue, queue.max_offset):
                 return None
             entry = queue.entry(queue.max_offset - 1)
             if entry is not None and entry[1] != FILLER_SIZE:
                 end = max(end, entry[0] + entry[1])
         return end
 
-    def _last_is_home(self, queue: ConsumeQueue, end: int) -> bool:
-        """Whether the record of the entry before `end` lies where the entry says, if anywhere."""
+    def _last_entry_matches(self, queue: ConsumeQueue, end: int) -> bool:
+        """Whether the entry before `end` matches its record, or the record is deleted."""
         entry = queue.entry(end - 1)
         if entry is None or entry[1] == FILLER_SIZE or entry[0] < self.segments.first:
             return True
@@ -351,7 +354,7 @@ class Recovery:
         )
 
     def _start_segment(self, threshold_ms: int) -> int:
-        """The newest segment start whose first record is whole and not younger than this."""
+        """The newest segment whose first record is valid and not younger than this."""
         stored = StoredRecord()
         for segment in reversed(self.segments.items):
             stored.bind(segment.view)
@@ -363,12 +366,11 @@ class Recovery:
                 return segment.start
         return self.segments.first
 
-    def _cut_back(self, writer: StoreWriter, begin: int) -> bool:
+    def _truncate_queues(self, writer: StoreWriter, begin: int) -> bool:
         """Keep only queue and index entries of records below `begin`.
 
-        What was cut is synced with the rest, before a checkpoint or a deletion counts on it: until
-        then the next start cuts again. False if a queue's last entry below does not lead to its
-        record.
+        The truncation is synced later, before a checkpoint or a deletion relies on it; until then
+        the next start truncates again. False if a queue's last entry does not match its record.
         """
         total = len(self.queues.rows)
         for done, queue in enumerate(self.queues.rows):
@@ -378,10 +380,10 @@ class Recovery:
             queue.max_offset = queue.min_offset
             kept = queue_files.find_below(queue, begin)
             queue.max_offset = max(queue.max_offset, kept)
-            if begin == self.segments.first or not self._last_is_home(queue, kept):
+            if begin == self.segments.first or not self._last_entry_matches(queue, kept):
                 kept = queue_files.count_below(queue, begin)
                 queue.max_offset = max(queue.max_offset, kept)
-                if begin > self.segments.first and not self._last_is_home(queue, kept):
+                if begin > self.segments.first and not self._last_entry_matches(queue, kept):
                     return False
             if queue_files.has_data_from(queue, kept):
                 queue.cut(kept)
@@ -408,7 +410,7 @@ class Recovery:
         writer.end_replay()
         self._progress("log", beyond - begin, beyond - begin)
         self.report.records = replay.records
-        self.report.strange_records = replay.strange + writer.unplaced
+        self.report.damaged_records = replay.damaged + writer.unplaced
         self.report.log_end = at
         self.report.last_offset = replay.last_offset
         self.report.store_ms = writer.store_ms
@@ -416,8 +418,8 @@ class Recovery:
             self.report.cut_reason = f"{PROBLEMS[replay.stored.problem]} (at offset {at})"
         return at
 
-    def _cut_log(self, end: int) -> None:
-        """Let the log end at `end`, durably, with nothing behind it."""
+    def _truncate_log(self, end: int) -> None:
+        """Truncate the log at `end`, durably."""
         if end < self.checkpoint.confirm_offset:
             self.checkpoint = self.checkpoint._replace(confirm_offset=end)
             write_checkpoint(self.disk, self.paths, self.checkpoint)
@@ -431,7 +433,7 @@ class Recovery:
                 self.disk.sync(segment.fd)
 
     def _drop_segments_from(self, end: int) -> None:
-        """Delete the segments that begin behind the log's end."""
+        """Delete the segments that begin after the log's end."""
         while self.segments.items and self.segments.items[-1].start > end:
             self.segments.unlink(self.segments.drop_last())
 
@@ -440,5 +442,5 @@ def is_queue_name(topic: bytes) -> bool:
     """Whether a topic can be a directory's name: RocketMQ's characters, and not too long."""
     if not 0 < len(topic) <= 255:
         return False
-    # A plus stands in retry topics of POP only.
+    # Only retry topics of POP contain a plus.
     return all(c in b"%|-_+" or 48 <= c <= 57 or 65 <= c <= 90 or 97 <= c <= 122 for c in topic)

@@ -1,14 +1,14 @@
-"""The timer log: one unit for every message that waits, chained by slot, in RocketMQ's layout.
+"""The timer log: one unit for every waiting message, chained by slot, in RocketMQ's layout.
 
     | 52 i32 | previous i64 | magic i32 | written i64 | delay i32 | offset i64 | size i32 |
     | hash of the topic i32 | due i64 |                                            52 bytes
 
-`previous` is the place of the slot's unit before this one, or -1; `written` + `delay` is the slot.
-`due` (reserved in RocketMQ, 0) is the millisecond within the slot. A segment's rest, too short for
-another unit, is filled: | rest i32 | 0 i64 | 0xCBD43194 i32 |.
+`previous` is the position of the previous unit of the slot, or -1; `written` + `delay` is the slot.
+`due` (reserved in RocketMQ, 0) is the millisecond at which the message is due. A segment's rest
+that is too short for another unit is filled: | rest i32 | 0 i64 | 0xCBD43194 i32 |.
 
-New units lie in a tail in memory until the pool has written them. Nothing is mapped: what waits for
-days takes no memory, and a full disk is an error of the pool's.
+New units stay in memory until the pool has written them. Nothing is mapped: messages that wait for
+days take no memory, and a full disk is an error in the pool.
 """
 
 import struct
@@ -37,7 +37,7 @@ _SCAN_UNITS: Final = 20_000
 
 
 class Unit(NamedTuple):
-    """One message that waits."""
+    """One waiting message."""
 
     previous: int
     magic: int
@@ -57,17 +57,17 @@ class Unit(NamedTuple):
 
 
 def read_unit(data: bytes, at: int) -> Unit | None:
-    """The unit at a place of bytes that were read; None if none is there."""
+    """The unit at a position of bytes that were read; None if it is not valid."""
     if len(data) - at < UNIT_BYTES:
         return None
     size, *fields = _UNIT.unpack_from(data, at)
     unit = Unit(*fields)
-    good = size == UNIT_BYTES and 0 < unit.magic <= _MAGIC_MAX
-    return unit if good and unit.offset >= 0 and unit.size > 0 else None
+    valid = size == UNIT_BYTES and 0 < unit.magic <= _MAGIC_MAX
+    return unit if valid and unit.offset >= 0 and unit.size > 0 else None
 
 
-class Piece(NamedTuple):
-    """Bytes on their way to a file."""
+class TimerLogChunk(NamedTuple):
+    """Bytes to be written to one segment."""
 
     segment: int
     at: int
@@ -75,7 +75,7 @@ class Piece(NamedTuple):
 
 
 class TimerLog:
-    """The segments and the tail. One writer; pieces are written and old units read by the pool."""
+    """The segments, and the tail in memory; single writer, the pool writes and reads files."""
 
     def __init__(self, disk: Disk, folder: Path, segment_bytes: int) -> None:
         self.disk = disk
@@ -84,7 +84,7 @@ class TimerLog:
         self.begin = 0
         self.end = 0
         self._tail = bytearray()
-        self._tail_from = 0  # what lies before is in the files
+        self._tail_from = 0  # units before are in the files
         self._files: dict[int, int] = {}
         self._opening = threading.Lock()
         self._unsynced: set[int] = set()
@@ -93,7 +93,7 @@ class TimerLog:
     # --- appending
 
     def append(self, unit: Unit) -> int:
-        """Add a unit at the end; its place."""
+        """Append a unit; returns its position."""
         left = self.segment_bytes - self.end % self.segment_bytes
         if left < SEGMENT_BYTES_MIN:
             self._tail += _FILLER.pack(left, 0, FILLER_MAGIC) + bytes(left - FILLER_BYTES)
@@ -107,23 +107,23 @@ class TimerLog:
     def unwritten(self) -> int:
         return len(self._tail)
 
-    def pieces(self) -> list[Piece]:
-        """The tail as it has to be written; `wrote` tells when it was."""
+    def unwritten_chunks(self) -> list[TimerLogChunk]:
+        """The tail, split by segment; `wrote` removes it from memory."""
         found = []
         place = self._tail_from
         while place < self.end:
             segment = place - place % self.segment_bytes
             stop = min(segment + self.segment_bytes, self.end)
             data = self._tail[place - self._tail_from : stop - self._tail_from]
-            found.append(Piece(segment, place - segment, bytes(data)))
+            found.append(TimerLogChunk(segment, place - segment, bytes(data)))
             place = stop
         return found
 
-    def write(self, pieces: list[Piece]) -> None:
-        """Bring pieces into their files, durably; waits for the disk."""
-        for piece in pieces:
-            self.disk.write(self._open(piece.segment), memoryview(piece.data), piece.at)
-            self._unsynced.add(piece.segment)
+    def write(self, chunks: list[TimerLogChunk]) -> None:
+        """Write chunks to their files, durably; waits for the disk."""
+        for chunk in chunks:
+            self.disk.write(self._open(chunk.segment), memoryview(chunk.data), chunk.at)
+            self._unsynced.add(chunk.segment)
         for segment in sorted(self._unsynced):
             self.disk.sync(self._open(segment))
         self._unsynced.clear()
@@ -132,14 +132,14 @@ class TimerLog:
             self._names_changed = False
 
     def wrote(self, end: int) -> None:
-        """The files hold everything up to here."""
+        """The files hold all units up to this position."""
         del self._tail[: end - self._tail_from]
         self._tail_from = end
 
     # --- reading
 
     def read(self, at: int, length: int, *, wait: bool) -> bytes | None:
-        """Up to `length` bytes of one segment; None if that would wait for the disk and may not."""
+        """Up to `length` bytes of one segment; with `wait` false, None if that would wait."""
         if at >= self._tail_from:
             return bytes(self._tail[at - self._tail_from : at - self._tail_from + length])
         segment = at - at % self.segment_bytes
@@ -149,19 +149,19 @@ class TimerLog:
         fd = self._files.get(segment)
         if fd is None:
             return None
-        room = bytearray(length)
-        return bytes(room) if self.disk.read_now(fd, memoryview(room), at - segment) else None
+        buffer = bytearray(length)
+        return bytes(buffer) if self.disk.read_now(fd, memoryview(buffer), at - segment) else None
 
     def unit(self, place: int) -> Unit:
-        """The unit at a place; waits for the disk. Raises StoreDamaged if none is there."""
+        """The unit at a position; waits for the disk. Raises StoreDamaged if there is none."""
         if self.begin <= place <= self.end - UNIT_BYTES:
             found = read_unit(self.read(place, UNIT_BYTES, wait=True) or b"", 0)
             if found is not None:
                 return found
-        raise StoreDamaged(f"{self.folder} has no unit at {place}")
+        raise StoreDamaged(f"{self.folder} has no valid unit at {place}")
 
     def scan(self, place: int) -> Iterator[tuple[int, Unit]]:
-        """Units of the files from a place on, up to the first that is none; waits for the disk."""
+        """Units of the files from a position on, up to the first invalid one; may wait."""
         while (segment := place - place % self.segment_bytes) in self._files:
             length = min(_SCAN_UNITS * UNIT_BYTES, segment + self.segment_bytes - place)
             data = self.disk.read_at(self._files[segment], length, place - segment)
@@ -178,7 +178,7 @@ class TimerLog:
     # --- files
 
     def load(self) -> None:
-        """Find the files; waits for the disk. Raises StoreDamaged if some are missing."""
+        """Open the files; waits for the disk. Raises StoreDamaged if some are missing."""
         names = [n for n in self.disk.names(self.folder) if is_number(n) and len(n) == NAME_DIGITS]
         if not names:
             return
@@ -190,13 +190,13 @@ class TimerLog:
             if start != int(names[0]) + number * self.segment_bytes:
                 raise StoreDamaged(f"a segment before {self.folder / name} is missing")
             if self.disk.size(self.folder / name) != self.segment_bytes:
-                raise StoreDamaged(f"{self.folder / name} is cut short")
+                raise StoreDamaged(f"{self.folder / name} is truncated")
             self._files[start] = self.disk.open(self.folder / name)
         self.begin = int(names[0])
         self.end = self._tail_from = self.begin + len(names) * self.segment_bytes  # until `cut`
 
     def cut(self, end: int) -> None:
-        """Let the log end here, and be zero behind; waits for the disk."""
+        """Truncate the log; waits for the disk."""
         for start in [start for start in self._starts() if start >= end and start > self.begin]:
             self._drop(start)
         last = end - end % self.segment_bytes
@@ -211,10 +211,10 @@ class TimerLog:
         self._tail.clear()
 
     def clear(self) -> None:
-        """Begin anew, without any unit; waits for the disk."""
+        """Remove all units and files; waits for the disk."""
         for start in self._starts():
             self._drop(start)
-        for name in self.disk.names(self.folder):  # those that `load` stopped before
+        for name in self.disk.names(self.folder):  # those that `load` did not get to
             self.disk.unlink(self.folder / name)
         if self.folder.is_dir():
             self.disk.sync_directory(self.folder)
@@ -222,10 +222,10 @@ class TimerLog:
         self.begin = self.end = self._tail_from = 0
 
     def drop_before(self, log_begin: int) -> None:
-        """Delete segments all of whose messages are gone from the log, but never the last one.
+        """Delete segments whose messages are all deleted from the log, but never the last one.
 
-        Units are in the order of their messages: the last one tells. A damaged one tells nothing,
-        then it is the first of the next segment.
+        Units are in the order of their messages, so the last one decides; if it is damaged, the
+        first unit of the next segment.
         """
         while len(self._files) > 1 and self.begin + self.segment_bytes <= self._tail_from:
             units = (self.segment_bytes - FILLER_BYTES) // UNIT_BYTES
@@ -241,7 +241,7 @@ class TimerLog:
             self.disk.sync_directory(self.folder)
 
     def close(self) -> None:
-        """Give back the handles."""
+        """Close the files."""
         for fd in self._files.values():
             self.disk.close_file(fd)
         self._files.clear()

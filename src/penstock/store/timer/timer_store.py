@@ -1,21 +1,21 @@
-"""The files of the timer together: where units go, what is durable, what a start finds.
+"""The files of the timer: adding units, flushing them, and recovery at start-up.
 
-    timerlog/           a unit for every message that waits
+    timerlog/           a unit for every waiting message
     timerwheel          the chain of units of every slot
-    config/timercheck   how far everything is (and .bak, for the case that somebody loses it)
+    config/timercheck   the checkpoint (and a copy, .bak)
 
-The checkpoint has RocketMQ's 56 bytes, and behind them, in the same sector, what is ours: how far
-the slot in work is, and the slots' length. All of it speaks of one moment, and it is written when
-the log of messages is durable up to where it ended at that moment, after the timer log and after
-the wheel. So a start finds everything that the checkpoint speaks of, and perhaps more:
+The checkpoint has RocketMQ's 56 bytes and behind them, in the same sector, Penstock's own fields:
+the position in the slot that is being delivered, and the precision. All of it describes one moment.
+It is written after the timer log and the wheel, and only when the CommitLog is durable up to where
+it ended at that moment. So a start finds at least everything that the checkpoint describes:
 
-1. units behind the checkpoint's end count as far as they are whole and their messages exist;
-2. slots that point behind that are led back along their chains;
-3. the queue is read on from the message of the last unit.
+1. units behind the checkpoint's end are accepted while they are valid and their messages exist;
+2. slots that point behind the last accepted unit are moved back along their chains;
+3. the queue of timed messages is read on from the message of the last unit.
 
-Where the files contradict themselves, they are made anew from the queue: from its first message on,
-without those that were taken from it and due before the checkpoint. Until that is done, the
-checkpoint says that it has to be done.
+If the files contradict each other they are rebuilt from the queue: from its first message on,
+without messages that were due before the checkpoint. Until that is done, the checkpoint says that
+it has to be done.
 """
 
 import logging
@@ -46,38 +46,38 @@ log = logging.getLogger(__name__)
 CHECK_BYTES: Final = 4096
 BACKUP_MS: Final = 60_000
 _SPREAD: Final = 8
-"""Messages roll on within this part of the window."""
+"""Rolled messages are spread over this fraction of the roll window."""
 _OURS: Final = struct.Struct(">8s8q")
 _CRC: Final = struct.Struct(">I")
 _OURS_AT: Final = 64
 _OURS_MAGIC: Final = b"PENSTOCK"
 _CLEAN: Final = 1
-_ANEW: Final = 2
+_REBUILDING: Final = 2
 
 
-class Progress(NamedTuple):
+class TimerProgress(NamedTuple):
     """How far the timer is at one moment."""
 
-    read_ms: int = 0  # slots before are done
+    read_ms: int = 0  # slots before are delivered
     log_end: int = 0  # of the timer log
-    queue_offset: int = 0  # the next message to take into the timer log
-    due_ms: int = 0  # in the slot `read_ms`, what is due before is done
-    done: int = 0  # and so many that are due at this millisecond
+    queue_offset: int = 0  # the next message of the queue to add to the timer log
+    due_ms: int = 0  # in the slot `read_ms`, messages due before are delivered
+    done: int = 0  # and this many of those due at this millisecond
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class LoadedCheckpoint:
     """A checkpoint that was read."""
 
-    progress: Progress
-    ours: bool  # the fields of one moment, not RocketMQ's
+    progress: TimerProgress
+    ours: bool  # from Penstock's fields, not RocketMQ's
     precision_ms: int
     clean: bool
-    anew: bool = False  # the files are being made anew
+    rebuilding: bool = False  # the files were being rebuilt
 
 
 class TimerStore:
-    """Wheel, log and checkpoint of a broker's timer. One writer."""
+    """Wheel, log and checkpoint of a broker's timer; single writer."""
 
     def __init__(
         self, disk: Disk, root: Path, *, precision_ms: int, segment_bytes: int, now_ms: int
@@ -87,24 +87,24 @@ class TimerStore:
         self.log = TimerLog(disk, root / "timerlog", segment_bytes)
         self.wheel = TimerWheel(disk, root / "timerwheel", precision_ms)
         self._check_file = root / "config" / "timercheck"
-        self.progress = Progress(read_ms=self.slot_of(now_ms))
-        self.noted = Progress()  # as the checkpoint has it
+        self.progress = TimerProgress(read_ms=self.slot_of(now_ms))
+        self.checkpointed = TimerProgress()  # the progress that the checkpoint holds
         self.rebuilding = False
-        """Everything is taken from the queue again. Whoever does that says when it is done."""
-        self._told = Progress()  # while that goes on: what is known to be done
+        """Whether everything is read from the queue again, until `rebuild_done`."""
+        self._before_rebuild = TimerProgress()  # while rebuilding: what was delivered before
         self.clean = True
         self._version = DataVersion()
-        self._backed_ms = 0
+        self._backup_ms = 0  # of the last copy of the checkpoint
         self._rolls = 0
-        self._rounded: tuple[int, Progress | None, bool] = (0, None, False)
+        self._flushing: tuple[int, TimerProgress | None, bool] = (0, None, False)
 
     # --- slots
 
     def slot_of(self, ms: int) -> int:
         return ms - ms % self.precision_ms
 
-    def place(self, slot_ms: int, now_ms: int, window_ms: int) -> tuple[int, bool]:
-        """Where a unit for this slot goes, and whether it has to be rolled on from there."""
+    def choose_slot(self, slot_ms: int, now_ms: int, window_ms: int) -> tuple[int, bool]:
+        """The slot for a unit that is due in `slot_ms`, and whether it is rolled from there."""
         precision, read_ms = self.precision_ms, self.progress.read_ms
         now_slot_ms = self.slot_of(now_ms)
         far_ms = slot_ms - now_slot_ms
@@ -112,15 +112,13 @@ class TimerStore:
         if roll:
             ahead_ms = window_ms if far_ms - window_ms >= window_ms // 3 else window_ms // 2
             slot_ms = now_slot_ms + self.slot_of(ahead_ms - self._spread(window_ms))
-        last_ms = (
-            read_ms + (self.wheel.slots - SPARE_SLOTS) * precision
-        )  # the wheel has not turned further
+        last_ms = read_ms + (self.wheel.slots - SPARE_SLOTS) * precision  # the wheel ends there
         if slot_ms > last_ms:
             slot_ms, roll = last_ms, True
         return max(slot_ms, read_ms), roll
 
     def _spread(self, window_ms: int) -> int:
-        """So much earlier: what was sent in one go must not have to be stored again in one go."""
+        """How much earlier a unit is rolled, so that messages sent at once do not roll at once."""
         slots = max(window_ms // _SPREAD // self.precision_ms, 1)
         self._rolls = (self._rolls + 1) % slots
         return (slots - 1 - self._rolls) * self.precision_ms
@@ -137,7 +135,7 @@ class TimerStore:
         roll: bool,
         delete: bool,
     ) -> Unit:
-        """Let a message wait in a slot."""
+        """Add a message to a slot."""
         slot = self.wheel.get(slot_ms)
         written_ms = self.slot_of(now_ms)
         unit = Unit(
@@ -150,40 +148,40 @@ class TimerStore:
             topic_hash,
             due_ms,
         )
-        if unit.delay_ms != slot_ms - written_ms:  # so long ago that it can't be said
+        if unit.delay_ms != slot_ms - written_ms:  # the delay does not fit 32 bits
             unit = unit._replace(written_ms=slot_ms, delay_ms=0)
         self.wheel.add(slot_ms, self.log.append(unit), -1 if delete else 1)
         return unit
 
     def pass_slots(self, to_ms: int) -> None:
-        """Everything before this slot is done."""
+        """All slots before this one are delivered."""
         read_ms = self.progress.read_ms
         at_ms = self.wheel.next_used(read_ms, to_ms)
         while at_ms is not None:
-            self.wheel.passed(at_ms)
+            self.wheel.pass_slot(at_ms)
             at_ms = self.wheel.next_used(at_ms + self.precision_ms, to_ms)
         self.progress = self.progress._replace(read_ms=to_ms, due_ms=0, done=0)
 
     # --- durability
 
-    def round(
-        self, noted: Progress | None, log_begin: int, *, clean: bool = False
+    def flush_job(
+        self, durable: TimerProgress | None, log_begin: int, *, clean: bool = False
     ) -> Callable[[], None]:
-        """Work for the pool: write what is new, and then a checkpoint. Call `rounded` after it.
+        """Work for the pool: write new units and slots, then a checkpoint. Then call `flush_done`.
 
-        `noted` is progress whose traces in the log of messages are durable.
+        `durable` is the progress for the checkpoint: what it describes is durable in the CommitLog.
         """
-        pieces, end = self.log.pieces(), self.log.end
+        chunks, end = self.log.unwritten_chunks(), self.log.end
         pages = self.wheel.take_dirty()
-        check = self._pack(noted, _CLEAN if clean else 0) if noted is not None else b""
+        check = self._pack(durable, _CLEAN if clean else 0) if durable is not None else b""
 
-        backup = noted is not None and (clean or noted.read_ms - self._backed_ms >= BACKUP_MS)
-        if backup and noted is not None:
-            self._backed_ms = noted.read_ms
+        backup = durable is not None and (clean or durable.read_ms - self._backup_ms >= BACKUP_MS)
+        if backup and durable is not None:
+            self._backup_ms = durable.read_ms
 
         def work() -> None:
             try:
-                self.log.write(pieces)
+                self.log.write(chunks)
                 self.wheel.write(pages)
             except BaseException:
                 self.wheel.put_back(pages)
@@ -194,32 +192,32 @@ class TimerStore:
                     self._write_check(self._backup, check)
             self.log.drop_before(log_begin)
 
-        self._rounded = (end, noted, clean)
+        self._flushing = (end, durable, clean)
         return work
 
-    def rounded(self) -> None:
-        """The last round is done."""
-        end, noted, clean = self._rounded
+    def flush_done(self) -> None:
+        """The last flush job has succeeded."""
+        end, durable, clean = self._flushing
         self.log.wrote(end)
-        if noted is not None:
-            self.noted, self.clean = noted, clean
-        self.wheel.forget_before(self.noted.read_ms)  # a start begins there
+        if durable is not None:
+            self.checkpointed, self.clean = durable, clean
+        self.wheel.forget_before(self.checkpointed.read_ms)  # a start begins there
 
     @property
     def _backup(self) -> Path:
         return self._check_file.with_name("timercheck.bak")
 
     def checkpoint(self) -> TimerCheckpoint:
-        """How far the timer is, as it is on the disk."""
+        """The checkpoint on the disk."""
         return TimerCheckpoint(
-            last_read_time_ms=self.noted.read_ms,
-            last_timer_log_flush_pos=self.noted.log_end,
-            last_timer_queue_offset=self.noted.queue_offset,
-            master_timer_queue_offset=self.noted.queue_offset,
+            last_read_time_ms=self.checkpointed.read_ms,
+            last_timer_log_flush_pos=self.checkpointed.log_end,
+            last_timer_queue_offset=self.checkpointed.queue_offset,
+            master_timer_queue_offset=self.checkpointed.queue_offset,
             data_version=self._version,
         )
 
-    def _pack(self, progress: Progress, state: int) -> bytes:
+    def _pack(self, progress: TimerProgress, state: int) -> bytes:
         self._version = self._version.next(max(progress.read_ms, 0))
         page = bytearray(CHECK_BYTES)
         fields = TimerCheckpoint(
@@ -236,92 +234,106 @@ class TimerStore:
         return bytes(page)
 
     def _write_check(self, path: Path, page: bytes) -> None:
-        """In place: all that matters lies in one sector, so a power cut leaves old or new."""
+        """Write it in place: its fields are in one sector, so a power cut leaves old or new."""
         self.disk.make_directory(path.parent)
         self.disk.write_file(path, page)
 
-    def _read_check(self, now_ms: int) -> Check | None:
+    def _read_check(self, now_ms: int) -> LoadedCheckpoint | None:
         for path in (self._check_file, self._backup):
             data = self.disk.read(path)
             try:
                 theirs = TimerCheckpoint.unpack(data or b"")
             except BodyError:
                 continue
-            told = Progress(
+            progress = TimerProgress(
                 theirs.last_read_time_ms,
                 theirs.last_timer_log_flush_pos,
                 theirs.last_timer_queue_offset,
             )
             self._version = theirs.data_version
             ours = _read_ours(data or b"")
-            # RocketMQ counts its versions: other fields of the same version are damaged ones.
+            # Every write counts the version up: if it is the same, Penstock's fields are current.
             if ours is not None and ours[1] == theirs.data_version.counter:
                 return ours[0]
             oldest_ms = self.slot_of(now_ms) - self.wheel.slots * self.precision_ms
-            if 0 <= told.read_ms < 2 * now_ms and min(told) >= 0 and any(told):
-                told = told._replace(read_ms=max(told.read_ms, oldest_ms))
-                return Check(told, False, self.precision_ms, False)
+            if 0 <= progress.read_ms < 2 * now_ms and min(progress) >= 0 and any(progress):
+                progress = progress._replace(read_ms=max(progress.read_ms, oldest_ms))
+                return LoadedCheckpoint(progress, False, self.precision_ms, False)
         return None
 
     # --- opening
 
     def open(self, log_end: int, queue_offset_of: Callable[[int], int | None], now_ms: int) -> bool:
-        """Find what waits; waits for the disk. False if all has to be taken from the queue again.
+        """Recover; waits for the disk. False if everything has to be read from the queue again.
 
-        `log_end` is that of the log of messages; `queue_offset_of` reads the message at an offset.
+        `log_end` is the CommitLog's; `queue_offset_of` reads the message at a physical offset.
         """
         check = self._read_check(now_ms)
         if check is None:
             if self.disk.names(self.log.folder):
                 log.error(
-                    "config/timercheck is lost: everything that the queue of timed messages "
-                    "has is delivered again"
+                    "config/timercheck is missing: all messages in the queue of timed messages "
+                    "are delivered again"
                 )
             self.rebuild(now_ms)
             return False
         try:
-            if check.anew:
-                raise StoreDamaged("the broker ended before they were complete")
+            if check.rebuilding:
+                raise StoreDamaged("the broker stopped while rebuilding them")
             self.log.load()
             self._recover(check, log_end, queue_offset_of, now_ms)
         except StoreDamaged as error:
-            log.error("the timer's files are made anew from its queue: %s", error)
-            self.progress = self.noted = check.progress
+            log.error("rebuilding the timer's files from its queue: %s", error)
+            self.progress = self.checkpointed = check.progress
             self.rebuild(now_ms)
             return False
         return True
 
     def rebuild(self, now_ms: int) -> None:
-        """Drop the files: everything is taken from the queue again; waits for the disk.
+        """Delete the files: everything is read from the queue again; waits for the disk.
 
-        May be called again where it failed.
+        Call it again if it fails.
         """
-        known = self.noted != Progress()
+        known = self.checkpointed != TimerProgress()
         if not self.rebuilding:
             self.rebuilding = True
-            self._told = self.progress if known else Progress()
+            self._before_rebuild = self.progress if known else TimerProgress()
         if known:  # else there is no checkpoint
-            page = self._pack(self.noted, _ANEW)
+            page = self._pack(self.checkpointed, _REBUILDING)
             self._write_check(self._check_file, page)
             self._write_check(self._backup, page)
         self.log.clear()
         self.wheel.clear()
         self.clean = False
-        self.progress = Progress(self.slot_of(min(now_ms, self._told.read_ms or now_ms)))
+        self.progress = TimerProgress(
+            self.slot_of(min(now_ms, self._before_rebuild.read_ms or now_ms))
+        )
 
-    def was_done(self, queue_offset: int, due_ms: int) -> bool:
-        """While everything is taken again: whether a message was delivered before."""
-        told = self._told
-        return queue_offset < told.queue_offset and due_ms < max(told.read_ms + 1, told.due_ms)
+    def rebuild_done(self) -> None:
+        """Everything was read from the queue."""
+        self.rebuilding = False
+
+    def was_delivered(self, queue_offset: int, due_ms: int) -> bool:
+        """While rebuilding: whether a message was delivered before."""
+        before = self._before_rebuild
+        return queue_offset < before.queue_offset and due_ms < max(
+            before.read_ms + 1, before.due_ms
+        )
 
     def _recover(
-        self, check: Check, log_end: int, queue_offset_of: Callable[[int], int | None], now_ms: int
+        self,
+        check: LoadedCheckpoint,
+        log_end: int,
+        queue_offset_of: Callable[[int], int | None],
+        now_ms: int,
     ) -> None:
-        told = check.progress
-        read_ms, end = self.slot_of(told.read_ms), told.log_end
+        recorded = check.progress
+        read_ms, end = self.slot_of(recorded.read_ms), recorded.log_end
         self.clean = check.clean
         if check.precision_ms != self.precision_ms:
-            raise StoreDamaged(f"slots had {check.precision_ms} ms, now {self.precision_ms}")
+            raise StoreDamaged(
+                f"the precision was {check.precision_ms} ms and is now {self.precision_ms} ms"
+            )
         self._check_end(end)
         found = []
         for place, unit in self.log.scan(end):
@@ -332,43 +344,43 @@ class TimerStore:
         if not self.wheel.load(read_ms, now_ms):
             self._rebuild_wheel(read_ms, end)
         else:
-            self._lead_back(read_ms, end)
+            self._truncate_chains(read_ms, end)
             for place, unit in found:
                 self._replay(read_ms, place, unit)
         self.log.cut(end)
-        queue_offset = told.queue_offset
+        queue_offset = recorded.queue_offset
         last = found[-1][1] if found else None if check.ours or end == 0 else self._last_unit(end)
         if last is not None:
             offset = queue_offset_of(last.offset)
             queue_offset = offset + 1 if offset is not None else queue_offset
-        self.progress = Progress(read_ms, end, queue_offset, told.due_ms, told.done)
-        self.noted = self.progress
+        self.progress = TimerProgress(read_ms, end, queue_offset, recorded.due_ms, recorded.done)
+        self.checkpointed = self.progress
 
     def _check_end(self, end: int) -> None:
-        """The checkpoint's end must be the end of a unit: else the log is another, or shorter."""
+        """Check that the checkpoint's end is the end of a unit: else the log is not the same."""
         if end == 0:
             return
         if not self.log.begin <= end <= self.log.end:
-            raise StoreDamaged(f"{self.log.folder} does not hold {end}, where it ended")
+            raise StoreDamaged(f"{self.log.folder} does not reach {end}, where it ended")
         if end % self.log.segment_bytes:
             self.log.unit(end - UNIT_BYTES)
 
     def _last_unit(self, end: int) -> Unit | None:
         return self.log.unit(end - UNIT_BYTES) if end % self.log.segment_bytes else None
 
-    def _lead_back(self, read_ms: int, end: int) -> None:
-        """Let no slot point behind the end, and look whether its last unit is its own."""
+    def _truncate_chains(self, read_ms: int, end: int) -> None:
+        """Move slots that point behind the end back, and check that their last unit is theirs."""
         for slot_ms, slot in list(self.wheel.used(read_ms)):
             last, count = slot.last, slot.units
             while last >= end:
                 unit = self.log.unit(last)
                 if unit.previous >= last:
-                    raise StoreDamaged(f"the unit at {last} comes before itself")
+                    raise StoreDamaged(f"the unit at {last} links to itself or a later one")
                 last, count = unit.previous, count - _change(unit)
             if last < self.log.begin:
                 self.wheel.erase(slot_ms)
             elif self.log.unit(last).slot_ms != slot_ms:
-                raise StoreDamaged(f"the unit at {last} is not of the slot {slot_ms}")
+                raise StoreDamaged(f"the unit at {last} does not belong to slot {slot_ms}")
             elif last != slot.last:
                 self.wheel.set(slot_ms, Slot(min(slot.first, last), last, count))
 
@@ -380,10 +392,12 @@ class TimerStore:
             self.wheel.add(unit.slot_ms, place, _change(unit))
 
     def _rebuild_wheel(self, read_ms: int, end: int) -> None:
-        """The wheel is lost: the log has all chains."""
+        """Rebuild the wheel from the timer log, which has all chains."""
         if end > 0:
             log.warning(
-                "%s is lost or of another make: made anew from %s", self.wheel.path, self.log.folder
+                "%s is missing or not valid: rebuilding it from %s",
+                self.wheel.path,
+                self.log.folder,
             )
         self.wheel.clear()
         reached = self.log.begin
@@ -393,10 +407,10 @@ class TimerStore:
             self._replay(read_ms, place, unit)
             reached = place + UNIT_BYTES
         if reached < end and end % self.log.segment_bytes:
-            raise StoreDamaged(f"{self.log.folder} has no unit at {reached}")
+            raise StoreDamaged(f"{self.log.folder} has no valid unit at {reached}")
 
     def count_topics(self) -> dict[int, int]:
-        """How many messages wait, by the hash of their topic; waits for the disk."""
+        """The number of waiting messages by the hash of their topic; waits for the disk."""
         counts: dict[int, int] = {}
         for _, unit in self.log.scan(self.log.begin):
             if unit.slot_ms >= self.progress.read_ms:
@@ -404,8 +418,8 @@ class TimerStore:
         return counts
 
     def first_offsets(self) -> list[tuple[int, int]]:
-        """(end of a slot, log offset): until that slot is done, the messages from there on are
-        needed; waits for the disk."""
+        """(end of a slot, log offset): until that slot is delivered, messages from the offset on
+        are needed; waits for the disk."""
         found: list[tuple[int, int]] = []
         for slot_ms, slot in self.wheel.used(self.progress.read_ms):
             first = self.log.unit(max(slot.first, self.log.begin)).offset
@@ -421,20 +435,22 @@ class TimerStore:
         self.log.close()
 
 
-def _read_ours(data: bytes) -> tuple[Check, int] | None:
-    """Our part of a checkpoint, and the version it is of."""
+def _read_ours(data: bytes) -> tuple[LoadedCheckpoint, int] | None:
+    """Penstock's part of a checkpoint, and its version."""
     ours = data[_OURS_AT : _OURS_AT + _OURS.size]
     if len(data) < _OURS_AT + _OURS.size + _CRC.size or not ours.startswith(_OURS_MAGIC):
         return None
     if _CRC.unpack_from(data, _OURS_AT + _OURS.size)[0] != zlib.crc32(ours):
         return None
     _, *progress, precision_ms, state, counter = _OURS.unpack(ours)
-    clean, anew = state == _CLEAN, state == _ANEW
-    return Check(Progress(*progress), True, precision_ms, clean, anew), counter
+    clean, rebuilding = state == _CLEAN, state == _REBUILDING
+    return LoadedCheckpoint(
+        TimerProgress(*progress), True, precision_ms, clean, rebuilding
+    ), counter
 
 
 def _change(unit: Unit) -> int:
-    """By how much a unit changes the count of what waits."""
+    """By how much a unit changes the number of waiting messages."""
     return -1 if unit.magic & MAGIC_DELETE else 1
 
 

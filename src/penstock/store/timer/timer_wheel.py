@@ -1,12 +1,12 @@
-"""The timer wheel: the chain of each slot of time, in RocketMQ's layout.
+"""The timer wheel: the chain of units of each time slot, in RocketMQ's layout.
 
     | slot (time / precision) i64 | first unit i64 | last unit i64 | count i32 | 0 i32 |    32 bytes
 
-1,209,600 slots in the file `timerwheel`, found by slot mod 1,209,600; one whose time is another is
-empty. With slots of a second that is two weeks, and everything that waits lies within one.
+The file `timerwheel` has 1,209,600 slots, found by slot mod 1,209,600; one whose time differs is
+empty. With slots of a second that is two weeks, and every waiting message is within them.
 
-In memory are the pages of slots that are in use (5 MB for two days of a second each): what the file
-has besides is of the past. Pages that changed are written by the pool.
+Only pages of slots in use are in memory (5 MB for two days with slots of a second): the other slots
+of the file are in the past. The pool writes the pages that have changed.
 """
 
 import struct
@@ -18,7 +18,7 @@ from penstock.store.disk import Disk
 
 SLOTS: Final = 2 * 7 * 86_400
 SPARE_SLOTS: Final = 60
-"""Never used, so that what is written ahead does not meet what is still to be read."""
+"""Slots that are never used, so that new units do not reach slots that are still to be read."""
 SLOT_BYTES: Final = 32
 PAGE_SLOTS: Final = 128
 PAGE_BYTES: Final = PAGE_SLOTS * SLOT_BYTES
@@ -28,7 +28,7 @@ _READ_PAGES: Final = 256
 
 
 class Slot(NamedTuple):
-    """The chain of a slot: places in the timer log."""
+    """The chain of a slot: positions in the timer log, and its length."""
 
     first: int
     last: int
@@ -36,7 +36,7 @@ class Slot(NamedTuple):
 
 
 class TimerWheel:
-    """Slots by time. One writer; pages are written by the pool."""
+    """Slots by time; single writer, the pool writes pages."""
 
     slots = SLOTS
 
@@ -47,11 +47,11 @@ class TimerWheel:
         self.file_bytes = self.slots * SLOT_BYTES
         self._pages: dict[int, bytearray] = {}
         self._counts: dict[int, int] = {}
-        self._lasts: dict[int, int] = {}  # the last slot in use, by page
+        self._last_slots: dict[int, int] = {}  # the last slot in use, by page
         self._dirty: set[int] = set()
 
     def get(self, slot_ms: int) -> Slot | None:
-        """The chain of a slot, if anything waits there."""
+        """The chain of a slot; None if the slot is empty."""
         number = slot_ms // self.precision_ms
         page = self._pages.get(number % self.slots // PAGE_SLOTS)
         if page is None:
@@ -60,7 +60,7 @@ class TimerWheel:
         return Slot(first, last, count) if time == number else None
 
     def add(self, slot_ms: int, place: int, count: int) -> None:
-        """Put a unit at the end of a slot's chain."""
+        """Append a unit to a slot's chain."""
         slot = self.get(slot_ms)
         if slot is None:
             self.set(slot_ms, Slot(place, place, count))
@@ -73,22 +73,22 @@ class TimerWheel:
         page = self._pages.get(index)
         if page is None:
             page = self._pages[index] = bytearray(PAGE_BYTES)
-            self._counts[index] = self._lasts[index] = 0
+            self._counts[index] = self._last_slots[index] = 0
         before = self.get(slot_ms)
         self._counts[index] += slot.units - (before.units if before is not None else 0)
         _SLOT.pack_into(page, number % PAGE_SLOTS * SLOT_BYTES, number, *slot, 0)
-        self._lasts[index] = max(self._lasts[index], number)
+        self._last_slots[index] = max(self._last_slots[index], number)
         self._dirty.add(index)
 
     def erase(self, slot_ms: int) -> None:
-        """Forget a chain."""
+        """Remove a chain."""
         self.set(slot_ms, Slot(0, 0, 0))
         number = slot_ms // self.precision_ms
         page = self._pages[number % self.slots // PAGE_SLOTS]
         _SLOT.pack_into(page, number % PAGE_SLOTS * SLOT_BYTES, 0, 0, 0, 0, 0)
 
-    def passed(self, slot_ms: int) -> None:
-        """Nothing of this slot waits any more; the file may go on saying so."""
+    def pass_slot(self, slot_ms: int) -> None:
+        """All messages of this slot are delivered; the file may still list them."""
         slot = self.get(slot_ms)
         if slot is not None:
             self._counts[slot_ms // self.precision_ms % self.slots // PAGE_SLOTS] -= slot.units
@@ -116,7 +116,7 @@ class TimerWheel:
             from_ms = at_ms + self.precision_ms
 
     def count(self, from_ms: int, to_ms: int) -> int:
-        """How many wait in the slots of [from, to)."""
+        """The number of waiting messages in the slots of [from, to)."""
         number, end = from_ms // self.precision_ms, to_ms // self.precision_ms
         total = 0
         while number < end:
@@ -132,29 +132,29 @@ class TimerWheel:
         return max(total, 0)
 
     def total(self) -> int:
-        """How many wait altogether."""
+        """The number of all waiting messages."""
         return max(sum(self._counts.values()), 0)
 
     def forget_before(self, slot_ms: int) -> None:
-        """Give back the memory of pages that lie in the past and are written."""
+        """Free the memory of pages that are in the past and written."""
         first = slot_ms // self.precision_ms
-        for page in [page for page, last in self._lasts.items() if last < first]:
+        for page in [page for page, last in self._last_slots.items() if last < first]:
             if page not in self._dirty:
-                del self._pages[page], self._counts[page], self._lasts[page]
+                del self._pages[page], self._counts[page], self._last_slots[page]
 
     # --- the file
 
     def take_dirty(self) -> list[tuple[int, bytes]]:
-        """The pages that changed since this was asked last; the asker writes them."""
+        """The pages that have changed since the last call; the caller writes them."""
         dirty, self._dirty = self._dirty, set()
         return [(index, bytes(self._pages[index])) for index in sorted(dirty)]
 
     def put_back(self, pages: list[tuple[int, bytes]]) -> None:
-        """Pages that could not be written."""
+        """Mark pages as changed again that could not be written."""
         self._dirty.update(index for index, _ in pages if index in self._pages)
 
     def write(self, pages: list[tuple[int, bytes]]) -> None:
-        """Bring pages into the file, durably; waits for the disk."""
+        """Write pages to the file, durably; waits for the disk."""
         if not pages:
             return
         new = not self.path.exists()
@@ -169,31 +169,31 @@ class TimerWheel:
             self.disk.sync_directory(self.path.parent)
 
     def load(self, read_ms: int, now_ms: int) -> bool:
-        """Take the chains from `read_ms` on out of the file; waits for the disk.
+        """Read the chains from `read_ms` on from the file; waits for the disk.
 
-        False if there is none, or one with slots of another length: they speak of other times.
+        False if there is no file, or one that was written with another precision.
         """
         if not self.path.exists() or self.disk.size(self.path) != self.file_bytes:
             return False
-        first, good = read_ms // self.precision_ms, True
+        first, valid = read_ms // self.precision_ms, True
         fd = self.disk.open_to_read(self.path)
         try:
             at = self.disk.next_data(fd, 0)
-            while 0 <= at < self.file_bytes and good:
+            while 0 <= at < self.file_bytes and valid:
                 at -= at % PAGE_BYTES
                 data = self.disk.read_at(fd, _READ_PAGES * PAGE_BYTES, at)
-                good = self._take(data, at // SLOT_BYTES, first, now_ms)
+                valid = self._take(data, at // SLOT_BYTES, first, now_ms)
                 at = self.disk.next_data(fd, at + len(data)) if data else self.file_bytes
         finally:
             self.disk.close_file(fd)
         self._dirty.clear()
-        return good
+        return valid
 
     def clear(self) -> None:
-        """Begin anew, without any chain; waits for the disk."""
+        """Remove all chains and the file; waits for the disk."""
         self._pages.clear()
         self._counts.clear()
-        self._lasts.clear()
+        self._last_slots.clear()
         self._dirty.clear()
         if self.path.exists():
             self.disk.unlink(self.path)

@@ -1,7 +1,7 @@
-"""Finding messages in a store's files without opening it: by queue, by place, by key.
+"""Messages in a store's files, found by queue, by log offset or by key, without opening the store.
 
-Each function yields what lies there, good or bad: a `Found` has either a message or the reason why
-there is none, so that a reader of a damaged store sees where it is damaged.
+Each function yields valid and damaged records: a `DumpedRecord` has either a message or the reason
+why there is none, so that the output of a damaged store shows where it is damaged.
 """
 
 from collections.abc import Iterator
@@ -22,19 +22,19 @@ INFLATED_BYTES_MAX = 64 * 1024 * 1024
 """A compressed body is shown up to this size."""
 
 
-class Found(NamedTuple):
-    """What lies at a log offset; `message` is None where `problem` says why."""
+class DumpedRecord(NamedTuple):
+    """The record at a log offset; without a `message`, `problem` says why."""
 
     offset: int
     message: StoredMessage | None
     problem: str | None = None
 
 
-def walk_log(files: StoreFiles, offset: int, *, salvage: bool = False) -> Iterator[Found]:
+def walk_log(files: StoreFiles, offset: int, *, salvage: bool = False) -> Iterator[DumpedRecord]:
     """Messages in the log's order from `offset` on.
 
-    Stops at the first place without a good record, after saying why; with `salvage` it goes on at
-    the next good one.
+    Stops at the first invalid record and yields the reason; with `salvage` it continues at the next
+    valid one.
     """
     offset = max(offset, files.log_begin)
     while (file := files.log_file(offset)) is not None:
@@ -48,7 +48,7 @@ def walk_log(files: StoreFiles, offset: int, *, salvage: bool = False) -> Iterat
             yield found
             offset += found.message.size
             continue
-        following = files.next_good(offset + 1)
+        following = files.next_valid(offset + 1)
         if following is None and not any(head):
             return
         yield found
@@ -59,34 +59,34 @@ def walk_log(files: StoreFiles, offset: int, *, salvage: bool = False) -> Iterat
 
 def walk_queue(
     files: StoreFiles, topic: str, queue_id: int, offset: int | None = None
-) -> Iterator[Found]:
+) -> Iterator[DumpedRecord]:
     """Messages of a queue from a queue offset (default: its first) on."""
     entries = QueueEntries(files, topic, queue_id)
     low = entries.min_offset(files.log_begin)
     for number in range(max(offset or 0, low), entries.end):
         entry = entries.entry(number)
         if entry is None:
-            yield Found(-1, None, f"queue offset {number}: no entry was written")
+            yield DumpedRecord(-1, None, f"queue offset {number}: no entry was written")
             continue
         found = read_message(files, entry[0])
         message = found.message
         if message is not None and (
             (message.topic, message.queue_id, message.queue_offset) != (topic, queue_id, number)
         ):
-            problem = f"queue offset {number} points at a record of another place"
-            found = Found(entry[0], None, problem)
+            problem = f"queue offset {number} points at a record of another queue offset"
+            found = DumpedRecord(entry[0], None, problem)
         yield found
 
 
-def walk_topic(files: StoreFiles, topic: str, offset: int | None = None) -> Iterator[Found]:
+def walk_topic(files: StoreFiles, topic: str, offset: int | None = None) -> Iterator[DumpedRecord]:
     """Messages of all queues of a topic, queue by queue."""
     for name, queue_id in files.queues():
         if name == topic:
             yield from walk_queue(files, topic, queue_id, offset)
 
 
-def find_key(files: StoreFiles, topic: str, key: str) -> Iterator[Found]:
-    """Messages of a topic with this key or unique id, newest first, by the index files."""
+def find_key(files: StoreFiles, topic: str, key: str) -> Iterator[DumpedRecord]:
+    """Messages of a topic with this key or unique id, newest first, found in the index files."""
     wanted = key_hash(topic, key)
     seen = set()
     for path in reversed(files.index_files()):
@@ -105,29 +105,29 @@ def find_key(files: StoreFiles, topic: str, key: str) -> Iterator[Found]:
                 if found.message is None or _has_key(found.message, topic, key):
                     yield found
             previous = octets.get_i32(entry, layout.INDEX_PREVIOUS_AT)
-            if previous >= number:  # a chain only goes back
+            if previous >= number:  # damaged: a chain only goes back
                 break
             number = previous
 
 
-def read_message(files: StoreFiles, offset: int) -> Found:
+def read_message(files: StoreFiles, offset: int) -> DumpedRecord:
     """The message at a log offset, checked."""
     if offset < files.log_begin or files.log_file(offset) is None:
-        return Found(offset, None, "the log has no such offset")
+        return DumpedRecord(offset, None, "the log does not contain this offset")
     found = files.record(offset)
     if found is None:
-        return Found(offset, None, _why(files, offset))
+        return DumpedRecord(offset, None, _reason(files, offset))
     stored, data = found
     if stored.check(offset) == NOTHING:
-        return Found(offset, None, PROBLEMS[stored.problem])
+        return DumpedRecord(offset, None, PROBLEMS[stored.problem])
     try:
-        return Found(offset, decode_message(data))
+        return DumpedRecord(offset, decode_message(data))
     except RecordError as error:
-        return Found(offset, None, error.message)
+        return DumpedRecord(offset, None, error.message)
 
 
 def plain_body(message: StoredMessage) -> tuple[bytes, str | None]:
-    """The body as the application sent it, and why it is as stored if it can't be inflated."""
+    """The decompressed body; or the stored one, and why it can't be decompressed."""
     if not message.sys_flag & SYS_COMPRESSED:
         return message.body, None
     try:
@@ -141,19 +141,19 @@ def _is_blank(head: bytearray) -> bool:
 
 
 def _has_key(message: StoredMessage, topic: str, key: str) -> bool:
-    """The index knows hashes only, so another key may have met this one's."""
+    """Whether the message has the key: the index has only hashes, so another key may match."""
     return message.topic == topic and (key in message.keys or key == message.unique_id)
 
 
-def _why(files: StoreFiles, offset: int) -> str:
+def _reason(files: StoreFiles, offset: int) -> str:
     file = files.log_file(offset)
     if file is None:
-        return "the log has no such offset"
+        return "the log does not contain this offset"
     at = offset - file.start
     head = read_piece(file.path, at, min(4096, files.sizes.segment_bytes - at))
     stored = StoredRecord()
     stored.bind(memoryview(head if head else bytearray(1)))
     kind = stored.read(0, len(head))
     if kind == BLANK:
-        return "the segment's end padding lies here"
-    return "the record is cut off" if kind == RECORD else PROBLEMS[stored.problem]
+        return "this is the padding at the segment's end"
+    return "the record is truncated" if kind == RECORD else PROBLEMS[stored.problem]

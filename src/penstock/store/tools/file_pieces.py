@@ -1,4 +1,4 @@
-"""Reading files in pieces, to look at them: never mapped, so a failing disk raises no signal."""
+"""Reading parts of files without mapping them: a failing disk is an error, not a signal."""
 
 import errno
 import os
@@ -14,14 +14,14 @@ from penstock.wire.record import RECORD, StoredRecord
 CHUNK_BYTES = 8 * 1024 * 1024
 """How much of the log is read at a time."""
 _SEARCH_BYTES = 1024 * 1024
-"""The same for a search: what was just read is still near the processor."""
+"""The same for a search: small enough for the processor's cache."""
 _ZEROS = bytes(_SEARCH_BYTES)
 _MAGICS = tuple(magic.to_bytes(4, "big", signed=True) for magic in (MAGIC_V1, MAGIC_V2))
 _MAGIC_HEAD = _MAGICS[0][:3]  # both begin with it
 
 
 class LogFile(NamedTuple):
-    """One CommitLog file: `length` is what it has, which may be less than a segment."""
+    """One CommitLog file; its `length` may be less than a segment."""
 
     path: Path
     start: int
@@ -51,9 +51,9 @@ def read_piece(path: Path, at: int, length: int) -> bytearray:
 
 
 def search(file: LogFile, at: int, segment_bytes: int) -> int | None:
-    """The first whole record of a file from byte `at` on, by its magic number.
+    """The log offset of a file's first valid record from byte `at` on; found by its magic number.
 
-    Raises ReadFailed. Most of what is searched is zeros: a file's unwritten rest.
+    Raises ReadFailed. Most of what is searched is zeros: the unwritten rest of a file.
     """
     stored = StoredRecord()
     least = at
@@ -72,7 +72,7 @@ def search(file: LogFile, at: int, segment_bytes: int) -> int | None:
                     begin = at + hit
                     if begin >= least and _is_record(stored, file, begin, end):
                         return file.start + begin
-                # A magic may lie across two pieces.
+                # A magic number may be split between two parts.
                 at += max(count - 3, 1) if at + count < end else count
     except OSError as error:
         raise ReadFailed(f"{file.path} can't be read at byte {at}: {error.strerror}") from error
@@ -80,7 +80,7 @@ def search(file: LogFile, at: int, segment_bytes: int) -> int | None:
 
 
 def _hits(data: bytearray, end: int) -> Iterator[int]:
-    """Where the size of a record would be for each magic number in the bytes up to `end`."""
+    """Where a record would begin for each magic number in the bytes up to `end`."""
     hit = data.find(_MAGIC_HEAD, 0, end)
     while hit >= 0:
         if data[hit : min(hit + 4, end)] in _MAGICS:
@@ -89,7 +89,7 @@ def _hits(data: bytearray, end: int) -> Iterator[int]:
 
 
 def _is_record(stored: StoredRecord, file: LogFile, begin: int, end: int) -> bool:
-    """Whether a whole record of the log begins there."""
+    """Whether a valid record begins there."""
     size = octets.get_i32(read_piece(file.path, begin, 4) + bytes(4), 0)
     if not 0 < size <= end - begin:
         return False
@@ -98,7 +98,7 @@ def _is_record(stored: StoredRecord, file: LogFile, begin: int, end: int) -> boo
 
 
 def _skip_hole(fd: int, at: int) -> int:
-    """The first place from `at` on that the file system holds bytes for, or -1."""
+    """The first position from `at` on that is not a hole, or -1."""
     try:
         return os.lseek(fd, at, os.SEEK_DATA)
     except OSError as error:

@@ -21,14 +21,14 @@ cdef class IndexScan:
     cdef public int number
     cdef readonly int problem
     cdef readonly long long alive
-    cdef readonly long long gone
+    cdef readonly long long deleted
     cdef readonly long long used
     cdef readonly StoredRecord stored
     cdef readonly int[::1] newest
     cdef readonly long long tags
     cdef long long _at
     cdef int _seed
-    cdef unsigned char[::1] _signs
+    cdef unsigned char[::1] _separators
 
     @cython.locals(end="long long", number=int, problem=int)
     cpdef bint run(self, unsigned char[::1] entries, long long first, LogWindow window) except -1

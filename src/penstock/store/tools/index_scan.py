@@ -1,7 +1,7 @@
-"""The loop over an index file's entries, each held against the record it points at.
+"""The loop over an index file's entries, each compared with the record that it points at.
 
-Like `store.scan` it opens no file and makes no object per entry; it stops at a bad entry with a
-code and is called again behind it.
+Like `log_scan` it opens no file and makes no object per entry; it stops at a bad entry with a code
+and is called again behind it.
 """
 
 from array import array
@@ -12,7 +12,7 @@ from penstock.wire.record import RECORD, StoredRecord
 
 # What is wrong with the index entry at which `run` stopped.
 ENTRY_OK = 0
-ENTRY_GARBLED = 1  # numbers that no writer puts there
+ENTRY_GARBLED = 1  # impossible values
 ENTRY_CHAIN = 2  # does not link to the entry before it in its slot
 ENTRY_BEYOND = 3  # points behind the log's end
 ENTRY_NO_RECORD = 4  # no record begins where it points
@@ -26,29 +26,35 @@ _SECONDS_MAX = 0x7FFFFFFF
 
 
 class IndexScan:
-    """One walk over the entries of an index file, held against the log; counts are fields."""
+    """One walk over the entries of an index file, compared with the log; counts are fields."""
 
     def __init__(self, slots: int, *, log_begin: int, log_end: int, begin_ms: int) -> None:
         self.slots: int = slots
         self.log_begin: int = log_begin
         self.log_end: int = log_end
         self.begin_ms: int = begin_ms
+        # The next entry to check, and what is wrong with the one before it if `run` was False.
         self.number: int = 1
         self.problem: int = 0
+        # Entries whose record exists, entries whose record is deleted, slots in use.
         self.alive: int = 0
-        self.gone: int = 0
+        self.deleted: int = 0
         self.used: int = 0
+        # The record at hand, and its log offset; bound to the window while `run` is working.
         self.stored: StoredRecord = StoredRecord()
-        self.newest: memoryview = memoryview(array("i", bytes(4 * slots)))
-        self.tags: int = 0
         self._at: int = -1
+        # The newest entry of each slot so far, as the entries tell it.
+        self.newest: memoryview = memoryview(array("i", bytes(4 * slots)))
+        # Entries of tags among those that are alive.
+        self.tags: int = 0
+        # Hash of `topic#` of the record at hand, from which its keys are hashed on.
         self._seed: int = 0
-        self._signs: memoryview = memoryview(bytearray(b"#T#"))
+        self._separators: memoryview = memoryview(bytearray(b"#T#"))
 
     def run(self, entries: memoryview, first: int, window: LogWindow) -> bool:
-        """Go on at entry `number`; entry `first` is the first of `entries`.
+        """Continue at entry `number`; entry `first` is the first of `entries`.
 
-        True at their end; False at a bad entry with its `problem`: `number` is behind it already.
+        True at their end; False at a bad entry with its `problem`: `number` is already behind it.
         """
         end = first + len(entries) // layout.INDEX_ENTRY_BYTES
         number = self.number
@@ -68,8 +74,8 @@ class IndexScan:
         return problem == _ENTRY_OK
 
     def differing_slot(self, slots: memoryview, first: int) -> int:
-        """The first slot of `slots` (which begin with slot `first`) that is not as the entries
-        say, or -1."""
+        """The first of `slots`, which begin with slot `first`, that does not hold its newest entry;
+        or -1."""
         count = len(slots) // layout.INDEX_SLOT_BYTES
         i = 0
         while i < count:
@@ -93,7 +99,7 @@ class IndexScan:
         if previous != before:
             return _ENTRY_CHAIN
         if offset < self.log_begin:
-            self.gone += 1
+            self.deleted += 1
             return _ENTRY_OK
         if offset >= self.log_end:
             return _ENTRY_BEYOND
@@ -102,7 +108,7 @@ class IndexScan:
 
     def _check_record(self, key_hash: int, offset: int, seconds: int, window: LogWindow) -> int:
         stored = self.stored
-        if offset != self._at:  # the keys of a record follow each other
+        if offset != self._at:  # entries of one record are neighbours
             self._at = -1
             if not self._read(offset, window):
                 return _ENTRY_NO_RECORD
@@ -119,7 +125,7 @@ class IndexScan:
         return _ENTRY_OK
 
     def _read(self, offset: int, window: LogWindow) -> bool:
-        """Have the record at `offset` read and scanned, if one lies there."""
+        """Read and scan the record at `offset`; False if there is none."""
         if offset < window.start or offset + layout.HEAD_BYTES > window.start + window.length:
             window.load(offset, layout.HEAD_BYTES)
             self.stored.bind(window.view)
@@ -136,7 +142,7 @@ class IndexScan:
             return False
         stored.scan()
         self._seed = stored.marks.hash(stored.topic_at, stored.topic_length, 0)
-        self._seed = octets.ascii_hash(self._signs, 0, 1, self._seed)
+        self._seed = octets.ascii_hash(self._separators, 0, 1, self._seed)
         return True
 
     def _has_key(self, stored: StoredRecord, wanted: int) -> bool:
@@ -158,10 +164,10 @@ class IndexScan:
         return self._has_tag(stored, wanted, seed)
 
     def _has_tag(self, stored: StoredRecord, wanted: int, seed: int) -> bool:
-        """Tags are indexed as `topic#T#tag`, by brokers that do it at all."""
+        """Whether the hash is that of the tag: some brokers index tags as `topic#T#tag`."""
         marks = stored.marks
         if marks.tags_length > 0:
-            seed = octets.ascii_hash(self._signs, 1, 2, seed)
+            seed = octets.ascii_hash(self._separators, 1, 2, seed)
             if _positive(marks.hash(marks.tags_at, marks.tags_length, seed)) == wanted:
                 self.tags += 1
                 return True

@@ -1,12 +1,12 @@
-"""Looking at a store without touching it: no lock, no write, whatever state the files are in.
+"""Read-only access to a store's files, in any state: no lock, no write.
 
-`StoreFiles` finds the files and reads pieces of them; it never maps, so a file that shrinks or a
-disk that fails is an error and never a signal. `store.survey` (what is there), `store.verify`
-(does it agree) and `store.dump` (messages) go through this door.
+`StoreFiles` finds the files and reads parts of them; it never maps, so a file that shrinks or a
+disk that fails is an error and never a signal. `survey` (statistics), `verify` (consistency) and
+`dump` (messages) use it.
 
-Sizes come from the caller, else from `penstock.json`, else they are guessed: a segment by the
-distance of two file names or the length of one, a queue file by its length, an index file by its
-length if it has RocketMQ's four entries per slot.
+Sizes come from the caller, else from `penstock.json`, else they are guessed: a segment from the
+distance of two file names or the length of one, a queue file from its length, an index file from
+its length if it has RocketMQ's four entries per slot.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from penstock.wire import layout, octets
 from penstock.wire.record import RECORD, StoredRecord
 
 ENTRIES_AT_A_TIME = 400
-"""Queue entries read at a time: 20,000 queues then take 160 MB, and a read serves many records."""
+"""Queue entries read at a time: with 20,000 queues 160 MB, and one read serves many records."""
 SLOTS_DEFAULT, ENTRIES_DEFAULT = 5_000_000, 20_000_000
 ENTRIES_PER_SLOT = 4
 
@@ -59,7 +59,7 @@ class IndexHead(NamedTuple):
 
 
 class SizeHints(NamedTuple):
-    """Sizes that the caller knows; 0 means that he does not."""
+    """Sizes that the caller knows; 0 means unknown."""
 
     segment_bytes: int = 0
     queue_file_entries: int = 0
@@ -68,10 +68,10 @@ class SizeHints(NamedTuple):
 
 
 class StoreFiles:
-    """A store's directory as it was when this was made.
+    """A store's directory at the time of construction.
 
-    `crashed`: it was not closed; `live`: because a process has it open. Whoever sets `stop` reads
-    the log only up to there, and so does not run after a writer.
+    `crashed`: it was not closed; `live`: because a process has it open. With `stop` set, the log is
+    read only up to there, and not as far as a live writer gets.
     """
 
     def __init__(self, root: Path, hints: SizeHints | None = None) -> None:
@@ -98,7 +98,7 @@ class StoreFiles:
 
     @property
     def log_beyond(self) -> int:
-        """The end of the last file, far behind the log's end."""
+        """The end of the last file, which is behind the log's end."""
         return self.log[-1].start + self.sizes.segment_bytes if self.log else 0
 
     def log_file(self, offset: int) -> LogFile | None:
@@ -118,14 +118,14 @@ class StoreFiles:
         end = min(file.length, self.sizes.segment_bytes)
         if self.stop is not None:
             end = min(end, self.stop - file.start)
-        room = max(end - at, 0)
-        return read_piece(file.path, at, min(max(CHUNK_BYTES, least), room)), room
+        left = max(end - at, 0)
+        return read_piece(file.path, at, min(max(CHUNK_BYTES, least), left)), left
 
     def window(self) -> LogWindow:
         return LogWindow(self.fetch_log)
 
     def record(self, offset: int) -> tuple[StoredRecord, bytes] | None:
-        """The record at an offset with its bytes, if its lengths add up; not checked further."""
+        """The record at an offset and its bytes, if its lengths are consistent; no other check."""
         file = self.log_file(offset) if offset >= 0 else None
         if file is None:
             return None
@@ -142,8 +142,8 @@ class StoreFiles:
             return None
         return stored, bytes(data)
 
-    def next_good(self, offset: int) -> int | None:
-        """The first place from `offset` on where a whole record lies at home, or None."""
+    def next_valid(self, offset: int) -> int | None:
+        """The offset of the first valid record from `offset` on, or None."""
         for file in self.log:
             if file.start + file.length <= offset:
                 continue
@@ -155,10 +155,10 @@ class StoreFiles:
     # --- queues
 
     def queues(self) -> Iterator[tuple[str, int]]:
-        """(topic, queue id) of all queues there are files of."""
+        """(topic, queue id) of all queues that have files."""
         for topic in _names(self.paths.queues):
             if topic.startswith(PREFIX):
-                continue  # on its way out
+                continue  # being deleted
             for name in sorted(_names(self.paths.queues / topic), key=lambda n: (len(n), n)):
                 if name.isdigit():
                     yield topic, int(name)
@@ -183,7 +183,7 @@ class StoreFiles:
         return [folder / name for name in names]
 
     def index_bytes(self) -> int:
-        """How long an index file should be; 0 if that is not known."""
+        """The expected length of an index file; 0 if it is not known."""
         if not self.sizes.index_slots:
             return 0
         return index_file_bytes(self.sizes.index_slots, self.sizes.index_entries)
@@ -235,7 +235,7 @@ class StoreFiles:
 
 
 class QueueEntries:
-    """The entries of one queue, read in pieces, with its range as the files alone tell it."""
+    """The entries of one queue, and its range as the files show it."""
 
     def __init__(self, files: StoreFiles, topic: str, queue_id: int) -> None:
         self.files = files.queue_files(topic, queue_id)
@@ -277,7 +277,7 @@ class QueueEntries:
         return low
 
     def _find_end(self) -> int:
-        """One past the last entry: entries have a size, and what follows them is zero."""
+        """One past the last entry; what follows the entries is zero."""
         for file in reversed(self.files):
             low, high = file.start, file.start + file.entries
             while low < high:
@@ -292,10 +292,8 @@ class QueueEntries:
 
 
 def _is_locked(path: Path) -> bool:
-    """Whether some process holds the store's lock.
+    """Whether a process holds the store's lock, by the kernel's list: trying it would disturb."""
 
-    Asked of the kernel's list, so that looking touches nothing.
-    """
     try:
         inode = str(path.stat().st_ino)
         locks = Path("/proc/locks").read_text().splitlines()
@@ -319,7 +317,7 @@ def _names(folder: Path) -> list[str]:
 def _size(path: Path) -> int:
     try:
         return path.stat().st_size
-    except FileNotFoundError:  # a live store's retention was quicker
+    except FileNotFoundError:  # deleted by a live store's retention meanwhile
         return 0
 
 
@@ -350,7 +348,7 @@ def _made_with(paths: StorePaths) -> Sizes | None:
 def _guess_sizes(paths: StorePaths) -> Sizes:
     log = _log_files(paths)
     steps = Counter(b.start - a.start for a, b in itertools.pairwise(log))
-    # A missing file makes one step a multiple of the others, so the smallest is right.
+    # A missing file makes one distance a multiple of the others, so the smallest is right.
     segment = min(steps) if steps else max((f.length for f in log), default=0)
     queue_bytes = max(
         (_size(p) for t in _names(paths.queues) for p in (paths.queues / t).glob("*/*")),

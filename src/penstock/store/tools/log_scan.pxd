@@ -16,11 +16,11 @@ cdef class LogWindow:
     cdef readonly unsigned char[::1] view
     cdef readonly long long start
     cdef readonly long long length
-    cdef readonly long long room
+    cdef readonly long long left
 
     cpdef int load(self, long long offset, long long least) except -1
 
-cdef class QueueFacts:
+cdef class QueueComparison:
     cdef readonly bytes topic
     cdef readonly int queue_id
     cdef readonly object fetch
@@ -28,10 +28,10 @@ cdef class QueueFacts:
     cdef readonly long long records
     cdef readonly long long log_bytes
     cdef readonly long long matched
-    cdef readonly list runs
+    cdef readonly list matches
     cdef readonly list misses
-    cdef long long _run_from
-    cdef long long _run_to
+    cdef long long _match_from
+    cdef long long _match_to
     cdef long long _miss_from
     cdef long long _miss_to
     cdef long long _miss_at
@@ -40,11 +40,11 @@ cdef class QueueFacts:
     cdef long long _to
 
     @cython.locals(offset="long long")
-    cpdef int see(self, StoredRecord stored) except -1
+    cpdef int compare(self, StoredRecord stored) except -1
     @cython.locals(entries="unsigned char[::1]", at="long long")
     cdef bint _agrees(self, StoredRecord stored, long long offset) except -1
     cpdef int finish(self) except -1
-    cdef int _close_run(self) except -1
+    cdef int _close_match(self) except -1
     cdef int _close_miss(self) except -1
     cdef int _load(self, long long offset) except -1
 
@@ -65,20 +65,20 @@ cdef class LogScan:
     cdef readonly long long last_ms
     cdef readonly long long backwards
     cdef readonly list queues
-    cdef int[::1] _places
+    cdef int[::1] _slots
     cdef unsigned int _mask
 
     @cython.locals(stored=StoredRecord, view="unsigned char[::1]", start="long long",
                    length="long long", at="long long", left="long long", size="long long",
                    magic=int, why=int, known=bint)
     cpdef int run(self, LogWindow window) except -1
-    @cython.locals(transaction=int, queue=QueueFacts)
+    @cython.locals(transaction=int, queue=QueueComparison)
     cdef int _take(self, StoredRecord stored) except -1
-    @cython.locals(place="unsigned int", number=int, queue=QueueFacts)
-    cdef QueueFacts _find(self, StoredRecord stored)
-    cdef QueueFacts _meet(self, StoredRecord stored)
-    @cython.locals(place="unsigned int", queue=QueueFacts)
-    cdef int _place(self, int number) except -1
+    @cython.locals(slot="unsigned int", number=int, queue=QueueComparison)
+    cdef QueueComparison _find(self, StoredRecord stored)
+    cdef QueueComparison _add_queue(self, StoredRecord stored)
+    @cython.locals(slot="unsigned int", queue=QueueComparison)
+    cdef int _insert(self, int number) except -1
 
 @cython.locals(marks=PropertyMarks, count=int, at="Py_ssize_t", end="Py_ssize_t",
                start="Py_ssize_t")

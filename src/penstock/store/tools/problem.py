@@ -1,20 +1,20 @@
-"""A finding of `store.verify`: what is wrong, where, and what it means to somebody."""
+"""A problem that `verify` has found: what is wrong, where, and what it means."""
 
 from collections.abc import Iterator
 
 import msgspec
 
 DAMAGE = "damage"
-"""Stored bytes contradict each other, and no start of the broker mends that."""
+"""Stored bytes contradict each other, and recovery does not repair that."""
 NOTE = "note"
-"""Worth knowing and in order: above all what recovery puts right by itself after a crash."""
+"""Worth knowing but harmless, above all what recovery repairs after a crash."""
 
 
 class Problem(msgspec.Struct, frozen=True):
     """`kind` is a stable name for programs, `text` is for people.
 
-    `file` is relative to the store, `offset` a byte of that file. Neighbours of one kind are one
-    problem with a `count`.
+    `file` is relative to the store, `offset` a byte of that file. Neighbouring problems of one kind
+    are one problem with a `count`.
     """
 
     severity: str
@@ -26,7 +26,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def merge_neighbours(found: Iterator[tuple[int, Problem]]) -> Iterator[Problem]:
-    """One problem with a count for those of one kind whose entry numbers follow each other."""
+    """Merge problems of one kind whose entry numbers are consecutive into one with a count."""
     first: Problem | None = None
     count = 0
     last = -2

@@ -1,8 +1,7 @@
-"""What a store holds, as values: the figures of `penstock store stat`.
+"""Statistics of a store, for `penstock store stat`.
 
-Quick whatever the size: queue ranges are found by binary search and the log's end by walking from
-the last record that has a queue entry. With `exact` the log is walked as a whole and the records
-are counted.
+Fast for any size: queue ranges are found by binary search and the log's end by walking from the
+last record that has a queue entry. With `exact` the whole log is walked and records are counted.
 """
 
 import os
@@ -14,13 +13,13 @@ import msgspec
 from penstock.store.directory import Sizes
 from penstock.store.recovery.checkpoint import Checkpoint
 from penstock.store.tools.inspection import QueueEntries, StoreFiles
-from penstock.store.tools.log_scan import AT_BLANK, AT_END, MORE, LogScan, QueueFacts
+from penstock.store.tools.log_scan import AT_BLANK, AT_END, MORE, LogScan, QueueComparison
 
 Progress = Callable[[str, int, int], None]
-"""Told what is going on, how much of it is done and how much there is."""
+"""Called with the phase, how much of it is done and how much there is."""
 
 
-class QueueFigures(msgspec.Struct, frozen=True):
+class QueueStatistics(msgspec.Struct, frozen=True):
     """One queue: `count` messages in [min_offset, max_offset)."""
 
     topic: str
@@ -34,7 +33,7 @@ class QueueFigures(msgspec.Struct, frozen=True):
         return max(self.max_offset - self.min_offset, 0)
 
 
-class IndexFigures(msgspec.Struct, frozen=True):
+class IndexStatistics(msgspec.Struct, frozen=True):
     """One index file."""
 
     name: str
@@ -44,8 +43,8 @@ class IndexFigures(msgspec.Struct, frozen=True):
     end_ms: int
 
 
-class Figures(msgspec.Struct, frozen=True):
-    """All of `store stat`."""
+class StoreStatistics(msgspec.Struct, frozen=True):
+    """Everything that `store stat` shows."""
 
     root: str
     sizes: Sizes
@@ -58,15 +57,17 @@ class Figures(msgspec.Struct, frozen=True):
     records_exact: bool
     first_ms: int
     last_ms: int
-    queues: list[QueueFigures]
-    index: list[IndexFigures]
+    queues: list[QueueStatistics]
+    index: list[IndexStatistics]
     checkpoint: Checkpoint | None
     tables: list[str]
     disk_bytes: int
 
 
-def survey(files: StoreFiles, *, exact: bool = False, progress: Progress | None = None) -> Figures:
-    """Look at everything there is."""
+def survey(
+    files: StoreFiles, *, exact: bool = False, progress: Progress | None = None
+) -> StoreStatistics:
+    """The statistics of a store."""
     tell = progress or (lambda what, done, of: None)
     names = list(files.queues())
     queues = []
@@ -75,15 +76,17 @@ def survey(files: StoreFiles, *, exact: bool = False, progress: Progress | None 
         tell("queues", done, len(names))
         entries = QueueEntries(files, topic, queue_id)
         low = entries.min_offset(files.log_begin)
-        queues.append(QueueFigures(topic, queue_id, low, entries.end, len(entries.files)))
+        queues.append(QueueStatistics(topic, queue_id, low, entries.end, len(entries.files)))
         last = entries.entry(entries.end - 1) if entries.end > low else None
         if last is not None and last[0] > known_end and _is_record(files, last[0]):
             known_end = last[0]
     tell("queues", len(names), len(names))
     first_ms = _store_ms(files, files.log_begin)
-    scan = LogScan(lambda topic, queue_id: QueueFacts(topic, queue_id, lambda offset: bytearray()))
+    scan = LogScan(
+        lambda topic, queue_id: QueueComparison(topic, queue_id, lambda offset: bytearray())
+    )
     end = walk_to_end(files, scan, files.log_begin if exact else known_end, tell)
-    return Figures(
+    return StoreStatistics(
         root=str(files.root),
         sizes=files.sizes,
         sizes_from=files.sizes_from,
@@ -96,7 +99,7 @@ def survey(files: StoreFiles, *, exact: bool = False, progress: Progress | None 
         first_ms=first_ms,
         last_ms=scan.last_ms,
         queues=queues,
-        index=[_index_figures(files, path) for path in files.index_files()],
+        index=[_index_statistics(files, path) for path in files.index_files()],
         checkpoint=files.checkpoint(),
         tables=_tables(files.paths.config),
         disk_bytes=disk_bytes(files.root),
@@ -104,7 +107,7 @@ def survey(files: StoreFiles, *, exact: bool = False, progress: Progress | None 
 
 
 def walk_to_end(files: StoreFiles, scan: LogScan, offset: int, tell: Progress) -> int:
-    """Walk good records from `offset` on; returns where they end."""
+    """Walk valid records from `offset` on; returns where they end."""
     window = files.window()
     begin, beyond = offset, files.log_beyond
     needs = 0
@@ -128,7 +131,7 @@ def walk_to_end(files: StoreFiles, scan: LogScan, offset: int, tell: Progress) -
 
 
 def dispatched_end(files: StoreFiles) -> int:
-    """The end of the last record that a queue names: up to there a live log stands still."""
+    """The end of the last record with a queue entry: a live log does not change before it."""
     end = files.log_begin
     for topic, queue_id in files.queues():
         entries = QueueEntries(files, topic, queue_id)
@@ -143,20 +146,20 @@ def state_of(files: StoreFiles) -> str:
     if files.live:
         return "open (a process holds its lock)"
     if files.crashed:
-        return "crashed, or a copy of an open store (abort is there)"
+        return "crashed, or a copy of an open store (abort exists)"
     if files.snapshot is not None:
         return "closed cleanly"
     return "closed cleanly, without a snapshot (another broker's, or new)"
 
 
 def disk_bytes(root: Path) -> int:
-    """Bytes that the store's files really take on the disk."""
+    """Bytes that the store's files occupy on the disk."""
     total = 0
     for folder, _, names in os.walk(root):
         for name in names:
             try:
                 total += os.stat(os.path.join(folder, name)).st_blocks * 512
-            except FileNotFoundError:  # a live store deletes files while we look
+            except FileNotFoundError:  # deleted by a live store meanwhile
                 continue
     return total
 
@@ -171,11 +174,11 @@ def _store_ms(files: StoreFiles, offset: int) -> int:
     return found[0].store_ms if found is not None else 0
 
 
-def _index_figures(files: StoreFiles, path: Path) -> IndexFigures:
+def _index_statistics(files: StoreFiles, path: Path) -> IndexStatistics:
     head = files.index_head(path)
     if head is None:
-        return IndexFigures(path.name, 0, 0, 0, 0)
-    return IndexFigures(
+        return IndexStatistics(path.name, 0, 0, 0, 0)
+    return IndexStatistics(
         path.name, max(head.next_number - 1, 0), head.slots_used, head.begin_ms, head.end_ms
     )
 

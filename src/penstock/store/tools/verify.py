@@ -1,18 +1,19 @@
-"""Does a store agree with itself? Walks everything, changes nothing, yields what it finds.
+"""Checks that a store is consistent: reads everything, changes nothing, yields what it finds.
 
-1. The log, record by record: lengths, CRC, place. Beside it each queue's entries: a record and its
-   entry confirm each other (`store.scan`).
-2. Queue entries that no record confirmed, and records that no entry names (`store.verify_queues`).
-3. Index entries against the records they point at, and their chains (`store.verify_index`).
+1. The log, record by record: lengths, CRC, offset. At the same time each queue's entries: a record
+   and its entry confirm each other (`log_scan`).
+2. Queue entries that no record confirmed, and records without an entry (`verify_queues`).
+3. Index entries against the records that they point at, and their chains (`verify_index`).
 4. Checkpoint and snapshot against what was found.
 
-What is damage depends on how the store was left. After a crash recovery begins at `replay_from`:
-it cuts the log where no good record follows, and makes the queue and index entries from there on
-anew. So a torn tail and stray entries behind that place are notes. A bad record with good ones
-behind it is damage, because recovery would cut those off too; unless it was never wholly written
-and lies behind what the checkpoint calls durable, which is how a power cut leaves a log.
+What counts as damage depends on how the store was left. After a crash recovery begins at
+`replay_from`: it truncates the log where no valid record follows, and rebuilds the queue and index
+entries from there on. So a torn tail and stray entries behind that offset are only notes. An
+invalid record with valid ones behind it is damage, because recovery would delete those too; unless
+it was never completely written and is behind what the checkpoint calls durable, as after a power
+cut.
 
-A store that a process has open is checked as far as it was written when the check began.
+A store that a process has open is checked up to where it was written when the check began.
 """
 
 import itertools
@@ -23,7 +24,14 @@ import msgspec
 from penstock.errors import ReadFailed
 from penstock.store.tools.file_pieces import LogFile, read_piece
 from penstock.store.tools.inspection import QueueEntries, StoreFiles
-from penstock.store.tools.log_scan import AT_BLANK, AT_END, MORE, LogScan, LogWindow, QueueFacts
+from penstock.store.tools.log_scan import (
+    AT_BLANK,
+    AT_END,
+    MORE,
+    LogScan,
+    LogWindow,
+    QueueComparison,
+)
 from penstock.store.tools.problem import DAMAGE, NOTE, Problem
 from penstock.store.tools.survey import Progress, dispatched_end
 from penstock.store.tools.verify_index import check_index
@@ -31,17 +39,17 @@ from penstock.store.tools.verify_queues import check_queues
 from penstock.wire.record import PROBLEMS, RECORD
 
 SCHEDULE_TOPIC = b"SCHEDULE_TOPIC_XXXX"
-"""Apache's broker keeps the delivery time in these queues' entries where others have a tag hash."""
+"""Entries of these queues hold the delivery time where others have a tag hash."""
 SECTOR_BYTES = 512
 TORN_BYTES_LEAST = 64
-"""A shorter share of zeros in a sector may be anybody's data."""
+"""Fewer zeros in a sector may be a message's own data."""
 TORN_BYTES_MAX = 8 * 1024 * 1024
 _UNWRITTEN, _LENGTHS = 2, 5
 _KINDS = ("", "short", "unwritten", "magic", "size", "lengths", "crc", "place", "torn")
 
 
 class Totals(msgspec.Struct):
-    """What a verification has seen."""
+    """Counts of a verification."""
 
     log_begin: int = 0
     log_end: int = 0
@@ -59,28 +67,28 @@ class Totals(msgspec.Struct):
 
 
 class Verification:
-    """One verification of a store; `totals` grow while `run` is drained."""
+    """One verification of a store; `totals` are complete when `run` is exhausted."""
 
     def __init__(self, files: StoreFiles, progress: Progress | None = None) -> None:
         self.files = files
         self.tell = progress or (lambda what, done, of: None)
         self.totals = Totals(log_begin=files.log_begin)
         self.replay_from = files.replay_from()
-        # Read before the log is walked, for a live store's marks move on meanwhile.
+        # Read before the log is walked: the checkpoint of a live store changes meanwhile.
         self.checkpoint = files.checkpoint()
         self.entries: dict[tuple[bytes, int], QueueEntries] = {}
-        self.facts: dict[tuple[bytes, int], QueueFacts] = {}
+        self.comparisons: dict[tuple[bytes, int], QueueComparison] = {}
         self.scan = LogScan(self._make_queue)
         self.index = [(path, files.index_head(path)) for path in files.index_files()]
         heads = [head for _, head in self.index if head is not None]
         self.scan.keys_from = heads[0].begin_offset if heads else 0
         self.scan.keys_to = heads[-1].end_offset if heads else -1
-        if files.live:  # after the index's heads: what they count is dispatched by now
+        if files.live:  # after the index headers: what they count is dispatched by now
             files.stop = dispatched_end(files)
 
     def run(self) -> Iterator[Problem]:
-        """Everything, in the order of the files; ends with `totals` complete."""
-        for step in (self._row, self._log, self._queues, self._index, self._marks):
+        """All problems, in the order of the files."""
+        for step in (self._segments, self._log, self._queues, self._index, self._checkpoints):
             for problem in step():
                 if problem.severity == DAMAGE:
                     self.totals.damage += problem.count
@@ -88,25 +96,25 @@ class Verification:
                     self.totals.notes += problem.count
                 yield problem
 
-    def redone(self, physical_offset: int) -> bool:
-        """Whether recovery makes the entries of the record at this place anew."""
+    def rebuilt_by_recovery(self, physical_offset: int) -> bool:
+        """Whether recovery rebuilds the entries of the record at this offset."""
         return self.files.crashed and physical_offset >= self.replay_from
 
     def name(self, file: LogFile) -> str:
         return str(file.path.relative_to(self.files.root))
 
-    def _make_queue(self, topic: bytes, queue_id: int) -> QueueFacts:
+    def _make_queue(self, topic: bytes, queue_id: int) -> QueueComparison:
         key = (topic, queue_id)
-        # A damaged head may name any topic: such a name has no files.
+        # A damaged header may name any topic, and such a topic has no files.
         name = topic.decode("utf-8", "replace").replace("/", "\ufffd").replace("\0", "\ufffd")
         entries = self.entries[key] = QueueEntries(self.files, name, queue_id)
-        facts = self.facts[key] = QueueFacts(topic, queue_id, entries.fetch)
-        facts.any_tag = topic == SCHEDULE_TOPIC
-        return facts
+        comparison = self.comparisons[key] = QueueComparison(topic, queue_id, entries.fetch)
+        comparison.any_tag = topic == SCHEDULE_TOPIC
+        return comparison
 
-    # --- the row of log files
+    # --- the segments
 
-    def _row(self) -> Iterator[Problem]:
+    def _segments(self) -> Iterator[Problem]:
         size = self.files.sizes.segment_bytes
         expected = self.files.log_begin
         for place, file in enumerate(self.files.log):
@@ -118,7 +126,7 @@ class Verification:
                     self.name(file),
                     0,
                     f"{missing or 'part of'} segment(s) before this one are missing: their "
-                    "messages are gone and a broker refuses to open the store",
+                    "messages are lost and a broker refuses to open the store",
                     max(missing, 1),
                 )
             expected = file.start + size
@@ -134,9 +142,9 @@ class Verification:
                 "log.short-tail",
                 self.name(file),
                 file.length,
-                f"{text}: recovery extends it (Penstock's own stores)",
+                f"{text}: recovery extends it (if Penstock made the store)",
             )
-        meaning = "what it lacks is lost" if file.length < size else "the rest is not read"
+        meaning = "the missing end is lost" if file.length < size else "the rest is not read"
         return Problem(
             DAMAGE, "log.length", self.name(file), min(file.length, size), f"{text}: {meaning}"
         )
@@ -171,7 +179,7 @@ class Verification:
                 end = offset if file.start + file.length < segment_end else segment_end
                 offset = segment_end
                 continue
-            following = self._behind(offset, blank=why == AT_BLANK)
+            following = self._next_valid(offset, blank=why == AT_BLANK)
             if following is not None and self._is_torn(file, offset, following):
                 yield self._torn(file, offset, following)
                 break
@@ -193,21 +201,21 @@ class Verification:
         totals.keys = scan.keys
         totals.first_ms, totals.last_ms = scan.first_ms, scan.last_ms
 
-    def _behind(self, offset: int, *, blank: bool) -> int | None:
-        """Where good records go on behind a bad one, or None."""
+    def _next_valid(self, offset: int, *, blank: bool) -> int | None:
+        """Where valid records continue behind an invalid one, or None."""
         stored = self.scan.stored
-        if not blank and stored.problem > _LENGTHS:  # its size can be believed
+        if not blank and stored.problem > _LENGTHS:  # its size is plausible
             behind = offset + stored.size
             found = self.files.record(behind)
             if found is not None and found[0].check(behind) == RECORD:
                 return behind
-        return self.files.next_good(offset + 1)
+        return self.files.next_valid(offset + 1)
 
     def _is_torn(self, file: LogFile, offset: int, following: int) -> bool:
-        """Whether a bad place looks like one that a power cut or the copying of a live store left:
-        behind what the checkpoint calls durable, and with a sector that was never written."""
+        """Whether a power cut or the copying of a live store may have left an invalid record: it is
+        behind what the checkpoint calls durable, and a sector was never written."""
         confirm_offset = self.checkpoint.confirm_offset if self.checkpoint is not None else 0
-        if not self.redone(offset) or offset < confirm_offset:
+        if not self.rebuilt_by_recovery(offset) or offset < confirm_offset:
             return False
         at, end = offset - file.start, min(following - file.start, file.length)
         data = read_piece(file.path, at, min(end - at, TORN_BYTES_MAX))
@@ -219,23 +227,23 @@ class Verification:
 
     def _torn(self, file: LogFile, offset: int, following: int) -> Problem:
         text = (
-            f"a sector was never written, records go on at log offset {following}: a power cut, or "
-            "the copying of a live store, left that; recovery cuts the log here"
+            f"a sector was never written, records continue at log offset {following}: the result "
+            "of a power cut or of copying a live store; recovery truncates the log here"
         )
         return Problem(NOTE, "log.torn-tail", self.name(file), offset - file.start, text)
 
     def _bad_record(
         self, file: LogFile, offset: int, following: int | None, *, blank: bool
     ) -> Problem | None:
-        """What to say about a place without a good record; None where the log simply ends."""
+        """The problem of an invalid record; None where the log simply ends."""
         number = self.scan.stored.problem
         what = "the blank record does not reach the segment's end" if blank else PROBLEMS[number]
         kind = "log.blank" if blank else f"log.{_KINDS[number]}"
         at = offset - file.start
         if following is not None:
             text = f"{what}: {following - offset} bytes up to log offset {following} are unreadable"
-            if self.redone(offset):
-                text += "; recovery would cut the log here and lose what follows"
+            if self.rebuilt_by_recovery(offset):
+                text += "; recovery would truncate the log here and lose what follows"
             return Problem(DAMAGE, kind, self.name(file), at, text)
         if not blank and number == _UNWRITTEN:
             return None
@@ -245,7 +253,7 @@ class Verification:
                 "log.torn-tail",
                 self.name(file),
                 at,
-                f"{what}: the torn tail of a crash or of a live store; recovery cuts it",
+                f"{what}: the torn tail of a crash or of a live store; recovery truncates it",
             )
         return Problem(DAMAGE, kind, self.name(file), at, f"{what}: the log's last record is lost")
 
@@ -253,7 +261,7 @@ class Verification:
         text = f"{error.message}: the rest of this segment is not checked"
         return Problem(DAMAGE, "log.unreadable", self.name(file), offset - file.start, text)
 
-    # --- what lies beside it
+    # --- queues, index, checkpoint
 
     def _queues(self) -> Iterator[Problem]:
         return check_queues(self)
@@ -261,7 +269,7 @@ class Verification:
     def _index(self) -> Iterator[Problem]:
         return check_index(self)
 
-    def _marks(self) -> Iterator[Problem]:
+    def _checkpoints(self) -> Iterator[Problem]:
         files, totals = self.files, self.totals
         if self.scan.backwards:
             yield Problem(
@@ -269,7 +277,7 @@ class Verification:
                 "log.times",
                 "commitlog",
                 0,
-                "store times step back: searches by time may miss by as much",
+                "store times step back: searches by time may be wrong by as much",
                 self.scan.backwards,
             )
         snapshot = files.snapshot
@@ -279,7 +287,7 @@ class Verification:
                 "snapshot.log-end",
                 files.paths.snapshot.name,
                 0,
-                f"the store was closed with its log ending at {snapshot.log_end}, good records "
+                f"the log ended at {snapshot.log_end} when the store was closed, valid records "
                 f"end at {totals.log_end}",
             )
         yield from self._checkpoint()
@@ -292,7 +300,7 @@ class Verification:
             if files.paths.checkpoint.exists():
                 yield Problem(DAMAGE, "checkpoint.short", name, 0, "has fewer than 40 bytes")
             elif totals.records and not files.crashed:
-                text = "is absent: recovery after a crash would begin with the first segment"
+                text = "is missing: recovery after a crash would begin with the first segment"
                 yield Problem(NOTE, "checkpoint.absent", name, 0, text)
             return
         for place, what in enumerate(("log", "queues", "index")):
@@ -312,7 +320,7 @@ class Verification:
                 name,
                 32,
                 f"says that the log was confirmed and durable up to {checkpoint.confirm_offset}, "
-                f"good records end at {totals.log_end}",
+                f"valid records end at {totals.log_end}",
             )
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 PIECE_ENTRIES = 50_000
 _KINDS = {
-    ENTRY_GARBLED: ("garbled", "holds numbers that no writer puts there"),
+    ENTRY_GARBLED: ("garbled", "has impossible values"),
     ENTRY_CHAIN: ("chain", "does not link to the entry before it in its slot: older keys are lost"),
     ENTRY_BEYOND: ("beyond", "points behind the log's end"),
     ENTRY_NO_RECORD: ("no-record", "points at no record"),
@@ -58,13 +58,13 @@ def check_index(verification: "Verification") -> Iterator[Problem]:
         text = (
             "keys of records are not in the index: queries do not find them"
             if missing > 0
-            else "entries more than the records have keys: some were put twice"
+            else "more entries than keys: some keys were added twice"
         )
         yield Problem(NOTE, "index.keys", "index", 0, text, abs(missing))
 
 
 class _FileCheck:
-    """One index file. In the last one of a crashed store recovery rebuilds slots and header."""
+    """One index file; recovery rebuilds slots and header of a crashed store's last one."""
 
     def __init__(self, verification: "Verification", path: Path, *, last: bool) -> None:
         self.verification = verification
@@ -80,11 +80,11 @@ class _FileCheck:
         length = self.path.stat().st_size
         expected = self.files.index_bytes()
         if length != expected or head is None:
-            text = f"has {length} bytes instead of {expected}: a broker passes it over"
+            text = f"has {length} bytes instead of {expected}: a broker ignores it"
             yield Problem(DAMAGE, "index.length", self.name, 0, text)
             return
         if not 1 <= head.next_number <= self.files.sizes.index_entries:
-            text = f"the header counts {head.next_number - 1} entries, which can't be"
+            text = f"the header counts {head.next_number - 1} entries, which is impossible"
             at = layout.INDEX_NEXT_NUMBER_AT
             yield Problem(self._severity(), "index.header", self.name, at, text)
             return
@@ -127,15 +127,15 @@ class _FileCheck:
         number = scan.number - 1
         kind, text = _KINDS[scan.problem]
         self.broken_chain |= scan.problem in (ENTRY_GARBLED, ENTRY_CHAIN)
-        redone = self.verification.redone(physical)
-        severity = NOTE if redone else DAMAGE
+        rebuilt_by_recovery = self.verification.rebuilt_by_recovery(physical)
+        severity = NOTE if rebuilt_by_recovery else DAMAGE
         return Problem(
             severity,
             f"index.{kind}",
             self.name,
             self.entries_at + number * layout.INDEX_ENTRY_BYTES,
             f"entry {number} {text} (log offset {physical})"
-            + ("; recovery makes it anew" if redone else ""),
+            + ("; recovery rebuilds it" if rebuilt_by_recovery else ""),
         )
 
     def _slots(self, scan: IndexScan) -> Iterator[Problem]:

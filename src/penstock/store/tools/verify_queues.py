@@ -1,7 +1,7 @@
-"""The queue side of a verification: entries that no record confirmed, records that no entry names.
+"""The queues of a verification: entries that no record confirmed, and records without an entry.
 
-The walk of the log left the ranges of queue offsets where entry and record agree. Only the gaps
-between them are looked at here, entry by entry, so a good store costs nothing.
+The walk over the log has found the ranges of queue offsets where entry and record agree. Only the
+gaps between them are checked here, entry by entry, so an undamaged store costs nothing.
 """
 
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.store.consumequeue.consumequeue import FILLER_SIZE
 from penstock.store.tools.inspection import QueueEntries
-from penstock.store.tools.log_scan import QueueFacts
+from penstock.store.tools.log_scan import QueueComparison
 from penstock.store.tools.problem import DAMAGE, NOTE, Problem, merge_neighbours
 from penstock.wire.layout import ENTRY_BYTES
 from penstock.wire.record import NOTHING
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from penstock.store.tools.verify import Verification
 
 LITE_PREFIX = "%LMQ%"
-"""Apache's light queues name records of other topics; their entries are not compared."""
+"""Apache's light message queues point at records of other topics; their entries are not checked."""
 
-_REDONE = "; recovery makes these entries anew"
+_REBUILT = "; recovery rebuilds these entries"
 Range = tuple[int, int]
 
 
 def check_queues(verification: "Verification") -> Iterator[Problem]:
-    """All queues there are files of or records for."""
+    """Check all queues that have files or records."""
     names = list(verification.files.queues())
     for topic, queue_id in names:
         key = (topic.encode(), queue_id)
@@ -38,13 +38,13 @@ def check_queues(verification: "Verification") -> Iterator[Problem]:
         verification.totals.queue_entries += max(entries.end - entries.first, 0)
         if entries.topic.startswith(LITE_PREFIX):
             continue
-        yield from _QueueCheck(verification, entries, verification.facts.get(key)).run()
+        yield from _QueueCheck(verification, entries, verification.comparisons.get(key)).run()
     verification.tell("queues", total, total)
     yield from _check_snapshot(verification)
 
 
 def _check_snapshot(verification: "Verification") -> Iterator[Problem]:
-    """A clean shutdown noted how far each queue goes."""
+    """Compare with the queue ends that a clean shutdown recorded."""
     files = verification.files
     if files.crashed or files.snapshot is None:
         return
@@ -57,7 +57,8 @@ def _check_snapshot(verification: "Verification") -> Iterator[Problem]:
                 "snapshot.queue",
                 files.paths.snapshot.name,
                 0,
-                f"queue {topic}/{queue_id} was closed at offset {high}, its entries end at {end}",
+                f"queue {topic}/{queue_id} ended at offset {high} when the store was closed, "
+                f"its entries end at {end}",
             )
 
 
@@ -65,16 +66,19 @@ class _QueueCheck:
     """One queue."""
 
     def __init__(
-        self, verification: "Verification", entries: QueueEntries, facts: QueueFacts | None
+        self,
+        verification: "Verification",
+        entries: QueueEntries,
+        comparison: QueueComparison | None,
     ) -> None:
         self.verification = verification
         self.files = verification.files
         self.entries = entries
-        self.covered = merge(facts.runs) if facts is not None else []
-        self.misses = facts.misses if facts is not None else []
+        self.covered = merge(comparison.matches) if comparison is not None else []
+        self.misses = comparison.misses if comparison is not None else []
 
     def run(self) -> Iterator[Problem]:
-        # A damaged entry may mislead the search for the first one, a record can't.
+        # A damaged entry may mislead the search for the first one; a record does not.
         known = [low for low, *_ in (*self.covered, *self.misses) if low >= self.entries.first]
         low = min([self.entries.min_offset(self.files.log_begin), *known])
         for begin, end in gaps(self.covered, low, self.entries.end):
@@ -108,12 +112,12 @@ class _QueueCheck:
         entry = self.entries.entry(offset)
         record_at = self._record_at(offset)
         if entry is None:
-            redone = record_at is not None and self.verification.redone(record_at)
+            rebuilt = record_at is not None and self.verification.rebuilt_by_recovery(record_at)
             return self._problem(
-                NOTE if redone else DAMAGE,
+                NOTE if rebuilt else DAMAGE,
                 "queue.hole",
                 offset,
-                "an entry is missing" + (_REDONE if redone else ": consumers stop or skip here"),
+                "an entry is missing" + (_REBUILT if rebuilt else ": consumers stop or skip here"),
             )
         physical, size, tags_code = entry
         if size == FILLER_SIZE:
@@ -121,21 +125,23 @@ class _QueueCheck:
                 NOTE,
                 "queue.filler",
                 offset,
-                "a filler stands for a message that is gone: consumers skip it",
+                "a filler replaces a deleted message: consumers skip it",
             )
         if 0 <= physical < self.files.log_begin and record_at is None:
-            return None  # of a segment that was deleted
+            return None  # its segment was deleted
         if self.files.live and physical >= self.verification.totals.log_end:
             return None  # written since the check began
         what, kind = self._compare(offset, physical, size, tags_code)
-        redone = self.verification.redone(physical if record_at is None else record_at)
+        rebuilt = self.verification.rebuilt_by_recovery(
+            physical if record_at is None else record_at
+        )
         text = f"{what} (entry → log offset {physical}, {size} bytes)"
         return self._problem(
-            NOTE if redone else DAMAGE, kind, offset, text + (_REDONE if redone else "")
+            NOTE if rebuilt else DAMAGE, kind, offset, text + (_REBUILT if rebuilt else "")
         )
 
     def _record_at(self, offset: int) -> int | None:
-        """Where about the record of a queue offset lies that its entry does not name."""
+        """About where the record of a queue offset is that its entry does not point at."""
         for begin, end, physical in self.misses:
             if begin <= offset < end:
                 return physical
@@ -162,7 +168,7 @@ class _QueueCheck:
             return "has another tag hash than the record: filters miss it", "queue.tag"
         if stored.check(physical) == NOTHING:
             return "points at a damaged record", "queue.damaged-record"
-        return "was not met in the log: the log before its record is damaged", "queue.unmet"
+        return "was not found in the log: the log before its record is damaged", "queue.unmet"
 
     def _missing(self) -> Iterator[Problem]:
         """Records of this queue that have no entry."""
@@ -174,26 +180,26 @@ class _QueueCheck:
                         NOTE,
                         "queue.superseded",
                         begin,
-                        f"records from log offset {physical} on belong to an earlier life of this "
-                        "topic: it was deleted and made again",
+                        f"records from log offset {physical} on belong to a deleted topic of this "
+                        "name, which was created again",
                         end - begin,
                     )
                 continue
-            redone = self.verification.redone(physical)
+            rebuilt = self.verification.rebuilt_by_recovery(physical)
             removed_end = self.verification.files.removed.get(self.entries.topic, 0)
             deleted = physical < removed_end or not (self.entries.files or self._known())
             text = f"records from log offset {physical} on have no entry: "
-            if redone:
-                text += "recovery makes them"
+            if rebuilt:
+                text += "recovery adds them"
             elif deleted:
-                text += "the topic was deleted, or the record's head is damaged"
+                text += "the topic was deleted, or the record's header is damaged"
             else:
                 text += "consumers can't see them"
-            severity = NOTE if redone or deleted else DAMAGE
+            severity = NOTE if rebuilt or deleted else DAMAGE
             yield self._problem(severity, "queue.no-entry", begin, text, end - begin)
 
     def _known(self) -> bool:
-        """Whether the store itself says that this topic exists."""
+        """Whether the snapshot or the topic table says that this topic exists."""
         snapshot = self.files.snapshot
         if snapshot is not None and any(row[0] == self.entries.topic for row in snapshot.queues):
             return True
@@ -222,7 +228,7 @@ def merge(ranges: list[Range]) -> list[Range]:
 
 
 def gaps(ranges: list[Range], low: int, high: int) -> Iterator[Range]:
-    """What [low, high) has besides sorted ranges."""
+    """The parts of [low, high) that sorted ranges do not cover."""
     for begin, end in ranges:
         if begin > low:
             yield low, min(begin, high)

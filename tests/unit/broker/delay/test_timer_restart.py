@@ -95,7 +95,7 @@ def test_a_kill_loses_nothing(tmp_path: Path, passed_ms: int) -> None:
 def test_saved_progress_is_not_delivered_again_after_a_kill(tmp_path: Path) -> None:
     env = prepare(tmp_path)
     advance(env, 5000)
-    assert env.broker.timers.files.noted.queue_offset == 9
+    assert env.broker.timers.files.checkpointed.queue_offset == 9
     env = restart(env, clean=False)
     advance(env, 70_000)
     assert bodies(env) == ALL
@@ -107,11 +107,11 @@ def test_progress_is_saved_after_a_flush(tmp_path: Path) -> None:
     for _ in range(40):
         env.tick(100)  # nothing reaches the disk
     assert len(bodies(env)) == 7
-    assert env.broker.timers.files.noted.queue_offset == 0
+    assert env.broker.timers.files.checkpointed.queue_offset == 0
     flush(env)
     for _ in range(30):
         env.tick(100)
-    assert env.broker.timers.files.noted.queue_offset == 9
+    assert env.broker.timers.files.checkpointed.queue_offset == 9
     env.close()
 
 
@@ -300,7 +300,7 @@ def test_the_timer_waits_while_the_disk_is_full(
         advance(env, 3000)
         assert bodies(env) == ALL[:7], "delivery goes on"
     advance(env, 3000)
-    assert env.broker.timers.files.noted.queue_offset == 9
+    assert env.broker.timers.files.checkpointed.queue_offset == 9
     env = restart(env, clean=False)
     advance(env, 70_000)
     assert bodies(env) == ALL

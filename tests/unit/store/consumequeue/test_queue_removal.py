@@ -254,7 +254,7 @@ class Stuck(Disk):
 def test_a_directory_that_cant_be_renamed_stays_whole(bench: Bench) -> None:
     store = bench.open(Stuck())
     send(store, "t", *numbered("old", 20))
-    with pytest.raises(StoreError, match="can't be renamed"):
+    with pytest.raises(StoreError, match="can't rename"):
         store.remove_queues(b"t")
     send(store, "t", "more")
     assert seen(store) == [*numbered("old", 20), "more"]
@@ -291,7 +291,7 @@ def test_a_topic_made_anew_keeps_its_offsets(bench: Bench, clean: bool, news: in
     store = bench.open()
     assert seen(store) == numbered("new", news)
     assert store.min_offset("t", 0) == 0
-    assert store.report.complaints() == []
+    assert store.report.warnings() == []
 
 
 def long_past(bench: Bench) -> MessageStore:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from penstock.errors import StoreDamaged
 from penstock.store.timer.timer_log import NOWHERE, UNIT_BYTES, TimerLog, Unit, read_unit
 from penstock.store.timer.timer_slots import Chain
-from penstock.store.timer.timer_store import Progress, TimerStore
+from penstock.store.timer.timer_store import TimerProgress, TimerStore
 from penstock.store.timer.timer_wheel import PAGE_SLOTS, Slot, TimerWheel
 from tests.unit.broker.delay.timer_kit import QuickDisk
 
@@ -24,7 +24,7 @@ def unit(number: int, previous: int = NOWHERE, slot_ms: int = NOW_MS, **fields: 
 
 
 def write(log: TimerLog) -> None:
-    log.write(log.pieces())
+    log.write(log.unwritten_chunks())
     log.wrote(log.end)
 
 
@@ -35,9 +35,9 @@ def log(tmp_path: Path) -> TimerLog:
 
 def test_a_unit_is_rocketmqs(log: TimerLog) -> None:
     log.append(Unit(-1, 3, 1000, -7, 99, 123, -5, 1001))
-    (piece,) = log.pieces()
-    assert piece.data == struct.pack(">iqiqiqiiq", 52, -1, 3, 1000, -7, 99, 123, -5, 1001)
-    assert read_unit(piece.data, 0) == Unit(-1, 3, 1000, -7, 99, 123, -5, 1001)
+    (chunk,) = log.unwritten_chunks()
+    assert chunk.data == struct.pack(">iqiqiqiiq", 52, -1, 3, 1000, -7, 99, 123, -5, 1001)
+    assert read_unit(chunk.data, 0) == Unit(-1, 3, 1000, -7, 99, 123, -5, 1001)
     assert Unit(-1, 3, 1000, -7, 99, 123, -5, 1001).slot_ms == 993
 
 
@@ -281,9 +281,9 @@ def add(files: TimerStore, slot_ms: int, number: int) -> None:
 
 
 def note(files: TimerStore, queue_offset: int) -> None:
-    progress = Progress(files.progress.read_ms, files.log.end, queue_offset)
-    files.round(progress, 0)()
-    files.rounded()
+    progress = TimerProgress(files.progress.read_ms, files.log.end, queue_offset)
+    files.flush_job(progress, 0)()
+    files.flush_done()
 
 
 def test_units_whose_messages_a_power_cut_took_are_cut_off(tmp_path: Path) -> None:
@@ -293,7 +293,7 @@ def test_units_whose_messages_a_power_cut_took_are_cut_off(tmp_path: Path) -> No
     note(files, 4)
     for number in range(4, 9):
         add(files, NOW_MS + 5000 + number % 2 * 1000, number)
-    files.round(None, 0)()  # written, and no checkpoint for it
+    files.flush_job(None, 0)()  # written, and no checkpoint for it
     files.close()
     again = make_store(tmp_path)
     assert again.open(600, lambda offset: offset // 100, NOW_MS), "six messages are left"
@@ -308,19 +308,19 @@ def test_units_whose_messages_a_power_cut_took_are_cut_off(tmp_path: Path) -> No
 def test_far_slots_roll_and_the_wheel_is_never_overrun(tmp_path: Path) -> None:
     files = make_store(tmp_path)
     window_ms = 3_600_000
-    assert files.place(NOW_MS + window_ms - 1000, NOW_MS, window_ms) == (
+    assert files.choose_slot(NOW_MS + window_ms - 1000, NOW_MS, window_ms) == (
         NOW_MS + window_ms - 1000, False
     )  # fmt: skip
     for far_ms, at_ms in ((window_ms, window_ms // 2), (9 * window_ms, window_ms)):
-        places = [files.place(NOW_MS + far_ms, NOW_MS, window_ms) for _ in range(1000)]
+        places = [files.choose_slot(NOW_MS + far_ms, NOW_MS, window_ms) for _ in range(1000)]
         assert all(roll for _, roll in places)
         slots = {slot_ms - NOW_MS for slot_ms, _ in places}
         assert max(slots) <= at_ms, "never later"
         assert min(slots) > at_ms - window_ms // 8
         assert len(slots) == window_ms // 8000, "what was sent in one go does not roll in one go"
-    assert files.place(NOW_MS - 9000, NOW_MS, window_ms) == (NOW_MS, False), "not in the past"
+    assert files.choose_slot(NOW_MS - 9000, NOW_MS, window_ms) == (NOW_MS, False), "not in the past"
     turn_ms = files.wheel.slots * 1000
-    slot_ms, roll = files.place(NOW_MS + turn_ms, NOW_MS + turn_ms, window_ms)
+    slot_ms, roll = files.choose_slot(NOW_MS + turn_ms, NOW_MS + turn_ms, window_ms)
     assert roll
     assert slot_ms < NOW_MS + turn_ms
 
@@ -331,11 +331,11 @@ def test_a_slot_is_kept_until_it_is_noted_that_it_is_done(tmp_path: Path) -> Non
     add(files, slot_ms, 0)
     note(files, 1)
     files.pass_slots(slot_ms + 5000)  # delivered, and not durable yet
-    files.round(None, 0)()
-    files.rounded()
+    files.flush_job(None, 0)()
+    files.flush_done()
     add(files, slot_ms + 9000, 1)  # in the same page
-    files.round(None, 0)()
-    files.rounded()
+    files.flush_job(None, 0)()
+    files.flush_done()
     files.close()
     again = make_store(tmp_path)
     assert again.open(10_000, lambda offset: offset // 100, slot_ms + 5000)
@@ -348,7 +348,7 @@ def test_a_unit_that_comes_before_itself_is_damage(tmp_path: Path) -> None:
     add(files, NOW_MS + 5000, 0)
     note(files, 1)
     add(files, NOW_MS + 5000, 1)
-    files.round(None, 0)()
+    files.flush_job(None, 0)()
     files.close()
     path = tmp_path / "timerlog" / ("0" * 20)
     data = bytearray(path.read_bytes())
@@ -357,6 +357,6 @@ def test_a_unit_that_comes_before_itself_is_damage(tmp_path: Path) -> None:
     again = make_store(tmp_path)
     assert not again.open(100, lambda offset: offset // 100, NOW_MS), "made anew"
     assert again.rebuilding
-    assert again.was_done(0, NOW_MS)
-    assert not again.was_done(1, NOW_MS)
+    assert again.was_delivered(0, NOW_MS)
+    assert not again.was_delivered(1, NOW_MS)
     again.close()
