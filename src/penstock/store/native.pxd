@@ -1,4 +1,4 @@
-# C bodies without the GIL; native.py says what each means.
+# C bodies that release the GIL; native.py documents them.
 
 cdef extern from *:
     """

@@ -1,8 +1,8 @@
-"""Numbers and names that RocketMQ's remoting protocol agrees on.
+"""Numbers and names of RocketMQ's remoting protocol.
 
 Checked against Apache RocketMQ 5.4.0, 5.3.3 and 4.9.8 (RequestCode, ResponseCode, MessageSysFlag,
 PullSysFlag, MessageConst, TopicValidator, MixAll). A peer may send a code that is not listed:
-codes travel as plain `int`, and `request_name` / `response_name` name any of them.
+codes are plain `int`, and `request_name` / `response_name` accept any of them.
 """
 
 from enum import IntEnum
@@ -273,7 +273,7 @@ class ResponseCode(IntEnum):
     POLICY_NOT_EXIST = 3002
 
 
-# What a Java producer tries again on another broker; every other code is final for it.
+# The codes that a Java producer retries on another broker; every other code is final.
 RETRYABLE_RESPONSES: Final = frozenset(
     {
         ResponseCode.SYSTEM_ERROR,
@@ -338,7 +338,7 @@ _LANGUAGE_NAMES: Final = {int(code): code.name for code in LanguageCode}
 
 
 def language_name(code: int) -> str:
-    """The name of a language code; OTHER for a number that nobody has defined."""
+    """The name of a language code; OTHER for an unknown number."""
     return _LANGUAGE_NAMES.get(code, "OTHER")
 
 
@@ -346,14 +346,14 @@ FLAG_RESPONSE: Final = 1
 FLAG_ONE_WAY: Final = 2
 
 # `version` is an ordinal: each release follows its own snapshot.
-V3_0_7: Final = 29  # below: the consumer can't be told to reset its offsets
-V3_1_8: Final = 63  # below: the consumer can't be asked for its state
-V3_4_9: Final = 121  # from here the client's maxReconsumeTimes counts
-V4_1_0_SNAPSHOT: Final = 232  # a broker below is thought to know no SQL92 filters
+V3_0_7: Final = 29  # consumers below can't be told to reset their offsets
+V3_1_8: Final = 63  # consumers below can't be asked for their status
+V3_4_9: Final = 121  # from here on the client's maxReconsumeTimes applies
+V4_1_0_SNAPSHOT: Final = 232  # brokers below are assumed to have no SQL92 filters
 V4_9_3: Final = 399  # up to here `_UNIQUE_KEY_QUERY` is left out of the signature
-V4_9_4: Final = 401  # from here route bodies are strict JSON
+V4_9_4: Final = 401  # from here on route bodies are strict JSON
 V4_9_8: Final = 409
-V5_0_0: Final = 413  # from here compressed registrations carry a mapping section
+V5_0_0: Final = 413  # from here on compressed registrations have a mapping section
 V5_3_1: Final = 475  # only peers above understand GO_AWAY
 V5_3_3: Final = 479
 V5_4_0: Final = 493
@@ -490,7 +490,7 @@ PROPERTY_TIMER_ROLL_LABEL: Final = "TIMER_ROLL_LABEL"  # 5.4
 PROPERTY_TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."  # such properties are never stored
 MSG_TYPE_REPLY: Final = "reply"  # value of PROPERTY_MSG_TYPE
 
-# Names that an application may not use for properties of its own.
+# Names that applications may not use for their own properties.
 RESERVED_PROPERTIES: Final = frozenset(
     {
         PROPERTY_KEYS,
@@ -576,7 +576,7 @@ POP_RETRY_SEPARATOR_V1: Final = "_"
 POP_RETRY_SEPARATOR_V2: Final = "+"
 POP_ORDER_REVIVE_QUEUE: Final = 999
 
-# Topics known by these names everywhere; a broker adds those named after its cluster and itself.
+# Topics of every broker; it adds those that are named after its cluster and itself.
 SYSTEM_TOPICS: Final = frozenset(
     {
         TOPIC_AUTO_CREATE,
@@ -594,7 +594,7 @@ SYSTEM_TOPICS: Final = frozenset(
     }
 )
 
-# Topics that only the broker itself writes.
+# Topics that only the broker writes.
 SEND_FORBIDDEN_TOPICS: Final = frozenset(
     {
         TOPIC_SCHEDULE,
@@ -645,7 +645,7 @@ SYSTEM_GROUPS: Final = frozenset(
     }
 )
 
-# Groups that a broker creates for itself at start.
+# Groups that a broker creates at start.
 BUILT_IN_GROUPS: Final = (
     GROUP_TOOLS_CONSUMER,
     GROUP_FILTERSRV_CONSUMER,
@@ -661,14 +661,14 @@ BUILT_IN_GROUPS: Final = (
 
 TOPIC_CHARS_MAX: Final = 127
 RETRY_TOPIC_CHARS_MAX: Final = 255  # retry and dead-letter topics
-GROUP_CHARS_MAX: Final = 120  # leaves room for the prefix of its retry topic
+GROUP_CHARS_MAX: Final = 120  # leaves space for the prefix of its retry topic
 PROPERTIES_BYTES_MAX: Final = 32767
 
 _NAME_CHARS: Final = frozenset("%|-_0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
 
 
 def topic_fault(topic: str) -> str | None:
-    """Why no topic may have this name, or None when it may."""
+    """Why the topic name is not valid, or None."""
     chars_max = TOPIC_CHARS_MAX
     if topic.startswith((RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)):
         chars_max = RETRY_TOPIC_CHARS_MAX
@@ -676,17 +676,17 @@ def topic_fault(topic: str) -> str | None:
 
 
 def group_fault(group: str) -> str | None:
-    """Why no group may have this name, or None when it may."""
+    """Why the group name is not valid, or None."""
     return _name_fault("group", group, GROUP_CHARS_MAX)
 
 
 def is_system_topic(topic: str) -> bool:
-    """Whether the topic belongs to the broker's machinery under every cluster name."""
+    """Whether the topic is a system topic of every cluster."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)
 
 
 def is_system_group(group: str) -> bool:
-    """Whether the group belongs to the broker's machinery or to RocketMQ's tools."""
+    """Whether the group belongs to the broker or to RocketMQ's tools."""
     return group in SYSTEM_GROUPS or group.startswith(SYSTEM_GROUP_PREFIX)
 
 

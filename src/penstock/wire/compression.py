@@ -1,11 +1,11 @@
 """Message bodies compressed as RocketMQ compresses them.
 
-    sysFlag & 0x001   compressed at all
+    sysFlag & 0x001   compressed
     sysFlag & 0x700   0x000 zlib of old clients, 0x100 LZ4 frame, 0x200 Zstandard, 0x300 zlib
 
-A body is exactly one stream. While it is inflated the output is counted, so that a few bytes that
-stand for gigabytes cost no more memory than the limit and one chunk. Whatever is wrong with the
-bytes, the one exception is `CompressionError`.
+A body is exactly one stream. The output is counted while it is decompressed, so a few bytes that
+inflate to gigabytes cost no more memory than the limit and one chunk. Every error is a
+`CompressionError`.
 """
 
 import sys
@@ -31,7 +31,7 @@ _FAULTS: Final = (zlib.error, zstd.ZstdError, RuntimeError, EOFError, ValueError
 
 
 class Compression(IntEnum):
-    """The kinds, by their number in sysFlag."""
+    """The compression types, by their number in sysFlag."""
 
     LZ4 = 1
     ZSTD = 2
@@ -39,7 +39,7 @@ class Compression(IntEnum):
 
 
 def compression_of(sys_flag: int) -> Compression:
-    """The kind that the type bits name; old clients set none and mean zlib."""
+    """The compression type of a body; old clients set no type and use zlib."""
     number = (sys_flag & SYS_COMPRESSION_MASK) >> _KIND_SHIFT
     if number == 0:
         return Compression.ZLIB
@@ -50,17 +50,17 @@ def compression_of(sys_flag: int) -> Compression:
 
 
 def with_compression(sys_flag: int, kind: Compression) -> int:
-    """`sys_flag` of a body that has been compressed by `kind`."""
+    """`sys_flag` of a body that was compressed by `kind`."""
     return sys_flag & ~SYS_COMPRESSION_MASK | SYS_COMPRESSED | kind << _KIND_SHIFT
 
 
 def without_compression(sys_flag: int) -> int:
-    """`sys_flag` of a body that is stored as it is."""
+    """`sys_flag` of a body that is not compressed."""
     return sys_flag & ~(SYS_COMPRESSION_MASK | SYS_COMPRESSED)
 
 
 def compress(body: bytes, kind: Compression, level: int = LEVEL_DEFAULT) -> bytes:
-    """The body in the form that RocketMQ's clients read. LZ4 has no levels there."""
+    """Compress a body for RocketMQ's clients; LZ4 has no levels."""
     try:
         if kind is Compression.ZLIB:
             return zlib.compress(body, level)
@@ -68,7 +68,7 @@ def compress(body: bytes, kind: Compression, level: int = LEVEL_DEFAULT) -> byte
             return zstd.compress(body, level)
     except _FAULTS as error:
         raise CompressionError(f"{kind.name} level {level}: {error}") from None
-    # RocketMQ's LZ4 reader refuses blocks that refer to the block before.
+    # RocketMQ's LZ4 decoder refuses blocks that refer to the previous block.
     framed: bytes = lz4.frame.compress(
         body, block_size=lz4.frame.BLOCKSIZE_MAX4MB, block_linked=False, store_size=False
     )
@@ -76,7 +76,7 @@ def compress(body: bytes, kind: Compression, level: int = LEVEL_DEFAULT) -> byte
 
 
 def decompress(body: bytes, sys_flag: int, *, limit: int) -> bytes:
-    """The body as the application sent it, at most `limit` bytes; as it is if not compressed."""
+    """Decompress a body to at most `limit` bytes; one that is not compressed is returned as is."""
     if not sys_flag & SYS_COMPRESSED:
         return body
     kind = compression_of(sys_flag)
@@ -87,7 +87,7 @@ def decompress(body: bytes, sys_flag: int, *, limit: int) -> bytes:
 
 
 class _Stream(Protocol):
-    """What the decompressors of LZ4 and Zstandard have in common."""
+    """The interface of the LZ4 and Zstandard decompressors."""
 
     @property
     def eof(self) -> bool: ...
@@ -99,7 +99,7 @@ class _Stream(Protocol):
 
 
 class _ZlibStream:
-    """zlib with the same face."""
+    """zlib with the same interface."""
 
     def __init__(self) -> None:
         self._stream = zlib.decompressobj()
@@ -130,20 +130,20 @@ def _inflate(body: bytes, kind: Compression, limit: int) -> bytes:
     chunk_bytes = _CHUNK_BYTES
     data = bytes(body)
     while not stream.eof:
-        # One byte beyond the limit tells a body that is too long from one that just fits.
+        # One byte more than the limit tells a body that is too long from one that just fits.
         piece = stream.decompress(data, min(chunk_bytes, limit + 1 - total))
         if not piece and not data and not stream.eof:
-            raise CompressionError(f"{kind.name} body of {len(body)} bytes is cut off")
+            raise CompressionError(f"{kind.name} body of {len(body)} bytes is truncated")
         total += len(piece)
         if total > limit:
             raise CompressionError.over(
-                f"{kind.name} body of {len(body)} bytes inflates to more than",
+                f"{kind.name} body of {len(body)} bytes decompresses to more than",
                 figure=total,
                 limit=limit,
             )
         pieces.append(piece)
         data = b""
-        chunk_bytes *= 2  # LZ4 copies its rest of the input in every round
+        chunk_bytes *= 2  # LZ4 copies the rest of its input in every round
     if stream.unused_data:
         raise CompressionError(f"{kind.name} body has {len(stream.unused_data)} bytes too many")
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

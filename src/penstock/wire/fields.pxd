@@ -32,7 +32,7 @@ cdef class Fields:
     cpdef long long number(self, int field) except? -1
     @cython.locals(value="long long")
     cpdef int number32(self, int field) except? -1
-    cpdef long long _number_slowly(self, int at, int end) except? -1
+    cpdef long long _number_checked(self, int at, int end) except? -1
     cpdef long long i64(self, bytes name) except? -1
     cpdef long long i64_or(self, bytes name, long long default) except? -1
     @cython.locals(value="long long")

@@ -1,13 +1,13 @@
 """The header of one command, read in place.
 
-A header is the numbers every command has and a table of named text fields ("ext fields"). The
-table holds positions in the connection's own buffer, so reading a field makes no object until
-somebody asks for one. JSON and binary headers fill the same table.
+A header has the numbers of every command and a table of named text fields (`extFields`). The table
+holds positions in the connection's buffer, so no object is made until a field is read as one. JSON
+and binary headers fill the same table.
 
 | per field | key position | key length | value position | value length |
 
-Positions are valid until the buffer is read into again; what outlives the turn must be copied out
-by `text`, `raw` or `ext`.
+Positions are valid until the buffer is read into again; what is needed longer must be copied out by
+`text`, `raw` or `ext`.
 """
 
 from array import array
@@ -16,7 +16,7 @@ from penstock.errors import HeaderError
 from penstock.wire import octets
 
 FIELDS_MAX = 96
-"""Most named fields of one header; Java's largest request has about 20, hooks add a few."""
+"""Most named fields of one header; Java's largest request has about 20."""
 _FIELDS_MAX = FIELDS_MAX
 
 
@@ -48,24 +48,29 @@ class Fields:
     """Numbers and named fields of one command's header, in the buffer it was read from."""
 
     def __init__(self) -> None:
+        # The connection's buffer, from `bind` to `release`.
         self.buffer: memoryview = memoryview(bytearray(1))
+        # The command that was read last; everything below is valid until the next `clear`.
         self.code: int = 0
         self.flag: int = 0
         self.opaque: int = 0
         self.version: int = 0
         self.language: int = 0
+        # Number of named fields.
         self.count: int = 0
         self._remark_at: int = 0
         self._remark_length: int = 0
+        # Four positions and lengths per field, as described above.
         self._table: memoryview = memoryview(array("i", bytes(4 * 4 * FIELDS_MAX)))
+        # 1 + number of the field with each one-letter name (a to z), 0 if there is none.
         self._letters: memoryview = memoryview(array("i", bytes(4 * 26)))
 
     def bind(self, buffer: memoryview) -> None:
-        """Take the writable buffer that later positions refer to."""
+        """Set the writable buffer that positions refer to."""
         self.buffer = buffer
 
     def release(self) -> None:
-        """Let the buffer go, so that its owner may resize or close it."""
+        """Release the buffer, so that its owner may resize or close it."""
         self.buffer = memoryview(bytearray(1))
 
     def clear(self) -> None:
@@ -81,7 +86,7 @@ class Fields:
         self._remark_length = 0
 
     def add(self, key_at: int, key_length: int, at: int, length: int) -> None:
-        """Note one field; a later field of the same one-letter name wins, as in Java's map."""
+        """Add one field; the last of several with the same name wins, as in Java's map."""
         count = self.count
         if count >= _FIELDS_MAX:
             raise HeaderError(f"header has more than {FIELDS_MAX} fields")
@@ -97,7 +102,7 @@ class Fields:
                 self._letters[letter] = count + 1
 
     def find(self, name: bytes) -> int:
-        """Number of the field of this name, or -1; the last one if it occurs twice."""
+        """Number of the field with this name, or -1; the last one if there are several."""
         table = self._table
         length = len(name)
         i = self.count - 1
@@ -116,12 +121,12 @@ class Fields:
     def value_at(self, field: int) -> int:
         """Position of a field's value in the buffer."""
         if field < 0 or field >= self.count:
-            raise HeaderError("there is no such header field")
+            raise HeaderError(f"the header has no field number {field}")
         return self._table[4 * field + 2]
 
     def value_length(self, field: int) -> int:
         if field < 0 or field >= self.count:
-            raise HeaderError("there is no such header field")
+            raise HeaderError(f"the header has no field number {field}")
         return self._table[4 * field + 3]
 
     def number(self, field: int) -> int:
@@ -147,7 +152,7 @@ class Fields:
                 at += 1
             if at == end:
                 return -value if negative else value
-        return self._number_slowly(start, end)
+        return self._number_checked(start, end)
 
     def number32(self, field: int) -> int:
         """A field's value within Java's int."""
@@ -156,16 +161,17 @@ class Fields:
             raise HeaderError(f"a header field is out of range: {value}")
         return value
 
-    def _number_slowly(self, at: int, end: int) -> int:
+    def _number_checked(self, at: int, end: int) -> int:
         text = bytes(self.buffer[at:end])
         digits = text[1:] if text[:1] in (b"-", b"+") else text
-        if digits.isdigit() and len(digits.lstrip(b"0")) <= _I64_DIGITS:  # int() takes no 4301
+        # The length first: int() refuses more than 4,300 digits.
+        if digits.isdigit() and len(digits.lstrip(b"0")) <= _I64_DIGITS:
             value = int(digits.lstrip(b"0") or b"0")
             if text[:1] == b"-":
                 value = -value
             if -(1 << 63) <= value < 1 << 63:
                 return value
-        raise HeaderError(f"not a number: {text[:32]!r}")
+        raise HeaderError(f"{text[:32].decode('utf-8', 'replace')!r} is not a 64-bit number")
 
     def i64(self, name: bytes) -> int:
         """A required number."""
@@ -214,19 +220,19 @@ class Fields:
         return bytes(self.buffer[at : at + self._table[4 * field + 3]])
 
     def text(self, name: bytes) -> str | None:
-        """A field as text, or None; what is not UTF-8 is replaced, as Java does."""
+        """A field as text, or None; invalid UTF-8 is replaced, as in Java."""
         raw = self.raw(name)
         return None if raw is None else raw.decode("utf-8", "replace")
 
     def remark(self) -> str | None:
-        """The free text of the header, or None."""
+        """The remark of the header, or None."""
         if self._remark_length == 0:
             return None
         at = self._remark_at
         return bytes(self.buffer[at : at + self._remark_length]).decode("utf-8", "replace")
 
     def ext(self) -> dict[str, str]:
-        """All named fields as a dict, for cold requests."""
+        """All named fields as a dict; not for the hot path."""
         fields = {}
         table = self._table
         for i in range(self.count):
@@ -238,7 +244,7 @@ class Fields:
         return fields
 
     def set_language(self, at: int, length: int) -> None:
-        """Note the sender's language by its name; an unknown name is OTHER."""
+        """Set the sender's language by its name; an unknown name is OTHER."""
         self.language = LANGUAGE_UNKNOWN
         for i in range(len(LANGUAGES)):
             name = LANGUAGES[i]

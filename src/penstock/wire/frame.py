@@ -1,12 +1,12 @@
-"""A byte stream → commands, without sockets.
+"""Decodes commands from a byte stream, without sockets.
 
     | length i32 | mark i32: encoding (1 byte), header length (3 bytes) | header | body |
 
-`length` counts what follows it. One `Request` is reused for every frame of a connection: its
-fields are positions in the connection's buffer. Both header encodings give the same interface.
+`length` counts what follows it. One `Request` is reused for all frames of a connection: its fields
+are positions in the connection's buffer, the same for both header encodings.
 
-Every length is checked against the limits and the frame before it is used; a frame that breaks a
-rule raises a WireError, after which the stream can't be trusted and its connection is closed.
+Every length is checked against the limits and the frame before it is used; an invalid frame raises
+a WireError, after which the stream can't be trusted and the connection is closed.
 """
 
 from penstock.errors import FrameError, HeaderError
@@ -15,9 +15,9 @@ from penstock.wire.fields import Fields
 from penstock.wire.json_header import JsonHeader
 
 FRAME_BYTES_MAX = 16 * 1024 * 1024
-"""Longest frame with its length word, as in Java."""
+"""Longest frame, with its length field, as in Java."""
 HEADER_BYTES_MAX = 64 * 1024
-"""Longest header; Java sets no limit, the longest legal properties are 32,767 bytes."""
+"""Longest header; Java has no limit, the longest valid properties are 32,767 bytes."""
 
 JSON = 0
 BINARY = 1
@@ -35,17 +35,21 @@ class Request(Fields):
         Fields.__init__(self)
         self.frame_bytes_max: int = frame_bytes_max
         self.header_bytes_max: int = header_bytes_max
+        # Of the frame that was read last, valid until the next `read`: the encoding of its header
+        # (JSON or BINARY), and where its body is.
         self.encoding: int = JSON
         self.body_at: int = 0
         self.body_length: int = 0
+        # How many bytes at least an incomplete frame still needs; 0 after a complete one.
         self.missing: int = 0
+        # The scanner of JSON headers, reused.
         self._json: JsonHeader = JsonHeader()
 
     def read(self, at: int, end: int) -> int:
-        """Read the frame at `at` of the bound buffer, whose bytes reach to `end`.
+        """Read the frame at `at` of the bound buffer, whose content ends at `end`.
 
-        Returns the frame's length with its length word, or 0 when it is not all there yet:
-        `missing` then says how many more bytes it needs at least.
+        Returns the frame's length with its length field, or 0 if it is incomplete: `missing` then
+        says how many more bytes it needs at least.
         """
         have = end - at
         if have < 8:
@@ -78,7 +82,7 @@ class Request(Fields):
         return length + 4
 
     def release(self) -> None:
-        """Let the buffer go, so that its owner may resize or close it."""
+        """Release the buffer, so that its owner may resize or close it."""
         Fields.release(self)
         self._json = JsonHeader()
 
@@ -124,7 +128,7 @@ class Request(Fields):
 
     def _check_length(self, length: int) -> int:
         if length < 4:
-            raise FrameError(f"a frame's length can't be {length}")
+            raise FrameError(f"invalid frame length {length}")
         if length > self.frame_bytes_max - 4:
             raise FrameError.over(
                 "frame too long",

@@ -1,13 +1,13 @@
-"""Java's .properties text: RocketMQ's broker.conf, and the bodies of the config requests.
+"""Java's .properties format: RocketMQ's broker.conf, and the bodies of the config requests.
 
-    # comment            also !; only where the first visible sign of a line says so
-    key=value            or key:value, or key value; blanks around the separator do not count
+    # comment            also !; only as the first visible character of a line
+    key=value            or key:value, or key value; blanks around the separator are ignored
     key = one, \\         a backslash at the end joins the next line without its leading blanks
           two
-    \\t \\n \\r \\f \\uXXXX   escapes, in keys and values; any other sign stands for itself
+    \\t \\n \\r \\f \\uXXXX   escapes, in keys and values; any other escaped character is itself
 
-The last of several lines with one key wins. Bytes are read as UTF-8, and as Latin-1 (Java's rule)
-where they are not; written is ASCII, which means the same under both.
+The last of several lines with the same key wins. Bytes are decoded as UTF-8, or as Latin-1 (Java's
+rule) if they are not valid UTF-8. The output is ASCII, which is the same in both.
 """
 
 import re
@@ -19,10 +19,10 @@ _BLANKS = " \t\f"
 _SEPARATORS = "=:"
 _LINE_END = re.compile(r"\r\n|\r|\n")
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
-_ESCAPES = {ord(sign): f"\\{letter}" for letter, sign in _CONTROLS.items()} | {ord("\\"): "\\\\"}
-_KEY_ESCAPES = _ESCAPES | {ord(sign): f"\\{sign}" for sign in "=: #!"}
+_ESCAPES = {ord(char): f"\\{letter}" for letter, char in _CONTROLS.items()} | {ord("\\"): "\\\\"}
+_KEY_ESCAPES = _ESCAPES | {ord(char): f"\\{char}" for char in "=: #!"}
 _HEX = re.compile(r"[0-9a-fA-F]{4}")
-_HALVES = re.compile("[\ud800-\udfff]")
+_SURROGATES = re.compile("[\ud800-\udfff]")
 _PAIRS = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 
 
@@ -40,7 +40,7 @@ def parse_properties(data: bytes) -> dict[str, str]:
 
 
 def format_properties(values: Mapping[str, str]) -> bytes:
-    """One line for each key, sorted; signs that need no escape have none, for readers of text."""
+    """One line for each key, sorted; characters are escaped only where it is necessary."""
     lines = []
     for key in sorted(values):
         value = values[key].translate(_ESCAPES)
@@ -51,7 +51,7 @@ def format_properties(values: Mapping[str, str]) -> bytes:
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """(number of its first line, line) with continuations joined, without comments and blanks."""
+    """(number of the first line, line) with continuations joined, without comments and blanks."""
     pending, began = "", 0
     for number, natural in enumerate(_LINE_END.split(text), 1):
         line = natural.lstrip(_BLANKS)
@@ -84,41 +84,41 @@ def _split(line: str) -> tuple[int, int]:
 def _unescape(text: str, number: int) -> str:
     if "\\" not in text:
         return text
-    pieces, at = [], 0
+    parts, at = [], 0
     while (escape := text.find("\\", at)) >= 0:
-        pieces.append(text[at:escape])
-        sign = text[escape + 1 : escape + 2]
+        parts.append(text[at:escape])
+        char = text[escape + 1 : escape + 2]
         at = escape + 2
-        if sign == "u":
+        if char == "u":
             if not _HEX.match(text, at):
                 raise BodyError(
-                    f"line {number}: \\u{text[at : at + 4]} is no character",
+                    f"line {number}: \\u{text[at : at + 4]} is not a valid escape",
                     hint=r"\u is followed by four hexadecimal digits; a backslash is written \\",
                 )
-            pieces.append(chr(int(text[at : at + 4], 16)))
+            parts.append(chr(int(text[at : at + 4], 16)))
             at += 4
         else:
-            pieces.append(_CONTROLS.get(sign, sign))
-    pieces.append(text[at:])
-    return _join_surrogates("".join(pieces))
+            parts.append(_CONTROLS.get(char, char))
+    parts.append(text[at:])
+    return _join_surrogates("".join(parts))
 
 
 def _join_surrogates(text: str) -> str:
-    """Java writes characters beyond U+FFFF as two escapes; a lone half is no character at all."""
+    """Java writes characters beyond U+FFFF as two escapes; a lone surrogate is replaced."""
     joined = _PAIRS.sub(
         lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text
     )
-    return re.sub("[\ud800-\udfff]", "\ufffd", joined)
+    return _SURROGATES.sub("\ufffd", joined)
 
 
 def _ascii(text: str) -> str:
     if text.isascii() and text.isprintable():
         return text
-    pieces = []
-    for sign in text:
-        if " " <= sign <= "~":
-            pieces.append(sign)
+    parts = []
+    for char in text:
+        if " " <= char <= "~":
+            parts.append(char)
         else:
-            units = sign.encode("utf-16-be", "surrogatepass").hex()
-            pieces += [f"\\u{units[at : at + 4].upper()}" for at in range(0, len(units), 4)]
-    return "".join(pieces)
+            units = char.encode("utf-16-be", "surrogatepass").hex()
+            parts += [f"\\u{units[at : at + 4].upper()}" for at in range(0, len(units), 4)]
+    return "".join(parts)

@@ -1,8 +1,8 @@
 """The JSON header, scanned in place into `Fields`.
 
-Only what a header can hold is understood: an object whose `extFields` is an object of scalars.
-Everything else is skipped by counting brackets. Escapes are undone in place (the text only gets
-shorter), so the buffer must be writable and a header is read once.
+A header is an object whose `extFields` is an object of scalars. Other members are skipped by
+counting brackets. Escapes are decoded in place (the text only gets shorter), so the buffer must be
+writable and a header can be read only once.
 """
 
 from penstock.errors import HeaderError
@@ -10,7 +10,7 @@ from penstock.wire import octets
 from penstock.wire.fields import Fields
 
 DEPTH_MAX = 32
-"""Deepest nesting that is skipped in a member we do not know."""
+"""Deepest nesting of an unknown member."""
 _DEPTH_MAX = DEPTH_MAX
 
 _QUOTE = 34
@@ -22,11 +22,13 @@ _CLOSE = 125
 
 
 class JsonHeader:
-    """A scanner over one header; reusable."""
+    """A scanner of headers; reusable."""
 
     def __init__(self) -> None:
+        # The buffer and the end of the header that `read` is scanning.
         self.buffer: memoryview = memoryview(bytearray(1))
         self.end: int = 0
+        # The string or scalar scanned last, valid until the next; a length of -1 is null.
         self.text_at: int = 0
         self.text_length: int = 0
 
@@ -112,16 +114,16 @@ class JsonHeader:
     def _expect(self, at: int, byte: int) -> int:
         at = self._blank(at)
         if at >= self.end or self.buffer[at] != byte:
-            raise HeaderError(f"JSON header lacks {chr(byte)!r} at byte {at}")
+            raise HeaderError(f"JSON header has no {chr(byte)!r} at byte {at}")
         return at + 1
 
     def _finish(self, at: int) -> int:
         if self._blank(at) != self.end:
-            raise HeaderError("JSON header is followed by other bytes")
+            raise HeaderError("JSON header has bytes behind its object")
         return 0
 
     def _string(self, at: int) -> int:
-        """A string at `at`: sets text_at and text_length, returns what follows it."""
+        """Scan the string at `at`: sets text_at and text_length, returns the position behind it."""
         at = self._expect(at, _QUOTE)
         buffer = self.buffer
         end = self.end
@@ -136,7 +138,7 @@ class JsonHeader:
         return self._escaped(at, escape)
 
     def _escaped(self, start: int, at: int) -> int:
-        """The rest of a string whose first escape is at `at`, unescaped in place."""
+        """Scan the rest of a string whose first escape is at `at`, and decode it in place."""
         buffer = self.buffer
         end = self.end
         out = at
@@ -195,12 +197,12 @@ class JsonHeader:
             elif 97 <= byte <= 102:
                 byte -= 87
             else:
-                raise HeaderError("JSON header has a bad \\u escape")
+                raise HeaderError("JSON header has an invalid \\u escape")
             unit = unit * 16 + byte
         return unit
 
     def _low_surrogate(self, at: int) -> int:
-        """The low half of a pair escaped at `at`, or 0."""
+        """The low surrogate escaped at `at`, or 0."""
         if self.buffer[at] != _BACKSLASH or self.buffer[at + 1] != 117:
             return 0
         unit = self._unit(at + 2)
@@ -216,7 +218,7 @@ class JsonHeader:
             buffer[out + 1] = 0x80 | unit & 63
             return out + 2
         if 0xD800 <= unit < 0xE000:
-            buffer[out] = 63  # half a pair is no character: Java writes a question mark
+            buffer[out] = 63  # a lone surrogate: Java writes a question mark
             return out + 1
         if unit < 0x10000:
             buffer[out] = 0xE0 | unit >> 12
@@ -230,7 +232,7 @@ class JsonHeader:
         return out + 4
 
     def _scalar(self, at: int) -> int:
-        """A string, number or literal; text_length is -1 for null."""
+        """Scan a string, number or literal; text_length is -1 for null."""
         buffer = self.buffer
         end = self.end
         if at < end and buffer[at] == _QUOTE:
@@ -246,7 +248,7 @@ class JsonHeader:
         ):
             at += 1
         if at == start:
-            raise HeaderError(f"JSON header lacks a plain value at byte {at}")
+            raise HeaderError(f"JSON header has no scalar at byte {at}")
         self.text_at = start
         self.text_length = at - start
         if at - start == 4 and octets.matches(buffer, start, b"null"):
@@ -254,7 +256,7 @@ class JsonHeader:
         return at
 
     def _int(self) -> int:
-        """The scalar just read, as a 32-bit number."""
+        """The scalar scanned last, as a 32-bit number."""
         buffer = self.buffer
         at = self.text_at
         end = at + self.text_length
@@ -262,21 +264,21 @@ class JsonHeader:
         if negative:
             at += 1
         if at >= end or end - at > 10:
-            raise HeaderError("JSON header has a bad number")
+            raise HeaderError("JSON header has an invalid number")
         value = 0
         while at < end:
             if buffer[at] < 48 or buffer[at] > 57:
-                raise HeaderError("JSON header has a bad number")
+                raise HeaderError("JSON header has an invalid number")
             value = value * 10 + (buffer[at] - 48)
             at += 1
         if negative:
             value = -value
         if value > 0x7FFFFFFF or value < -0x80000000:
-            raise HeaderError("JSON header has a number beyond 32 bits")
+            raise HeaderError("JSON header has a number of more than 32 bits")
         return value
 
     def _skip(self, at: int) -> int:
-        """Any value of a member we do not know."""
+        """Skip the value of an unknown member."""
         buffer = self.buffer
         end = self.end
         if at >= end or (buffer[at] != _OPEN and buffer[at] != 91):

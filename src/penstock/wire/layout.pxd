@@ -1,5 +1,5 @@
 # The C side of layout.py, which says what each name means; tests/unit/wire/test_layout.py compares.
-# This file is compiled into every module that cimports it, never by itself.
+# This file is compiled into every module that cimports it, never on its own.
 
 cdef enum:
     SIZE_AT = 0

@@ -1,11 +1,11 @@
-"""Messages as plain values: the friendly way in and out, for everything but the hot path.
+"""Messages as plain values, for everything but the hot path.
 
-`record` walks bytes in place; this module copies them out into a `StoredMessage`, and makes the
-texts and batches that clients and tools send. Text is UTF-8; what is not is replaced, as in Java.
+`record` reads bytes in place; this module copies them out into a `StoredMessage`, and encodes the
+properties and batches that clients and tools send. Invalid UTF-8 is replaced, as in Java.
 
     host        ip (4 or 16 bytes) · port i32         "10.0.0.1:10911", "[2001:db8::1]:10911"
     properties  name 0x01 value 0x02 …                last 0x02 optional when read
-    batch       total i32 · 0 i32 · 0 i32 · flag i32 · body i32 + n · properties i16 + n, repeated
+    batch       messages one after another; `wire.layout` has their layout
 """
 
 import struct
@@ -28,7 +28,7 @@ _BATCH_HEAD: Final = struct.Struct(">iiiii")
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """One message as the log holds it; `body` stays compressed if `sys_flag` says so."""
+    """One message of the log; `body` stays compressed if `sys_flag` says so."""
 
     topic: str
     queue_id: int
@@ -49,55 +49,55 @@ class StoredMessage:
 
     @property
     def tags(self) -> str | None:
-        """The tag, if it has one."""
+        """The tag, or None."""
         return self.properties.get(PROPERTY_TAGS)
 
     @property
     def keys(self) -> list[str]:
-        """The keys that the message can be looked up by."""
+        """The keys that the message is indexed by."""
         return [key for key in self.properties.get(PROPERTY_KEYS, "").split(KEY_SEPARATOR) if key]
 
     @property
     def unique_id(self) -> str | None:
-        """The id that the client gave it, if it did."""
+        """The id that the client assigned, or None."""
         return self.properties.get(PROPERTY_UNIQ_KEY)
 
     @property
     def offset_id(self) -> str:
-        """The id that the broker gave it: its address and the place in the log."""
+        """The id that the broker assigned: its address and the physical offset."""
         host = encode_host(self.store_host)
         return encode_offset_id(host[:-4], _PORT.unpack(host[-4:])[0], self.physical_offset)
 
     @property
     def message_id(self) -> str:
-        """The id that clients show: the unique id, else the offset id."""
+        """The id that clients show: the unique id, or else the offset id."""
         return self.unique_id or self.offset_id
 
 
 def decode_message(data: octets.Bytes, at: int = 0, *, verify: bool = True) -> StoredMessage:
-    """The record at `at`; RecordError if there is none, or (`verify`) if its CRC does not match."""
+    """The record at `at`; RecordError if there is none, or if `verify` finds a wrong CRC."""
     assert at >= 0, at
     left = len(data) - at
     size = octets.get_i32(data, at) if left >= 4 else left
-    room = bytearray(memoryview(data)[at : at + max(min(size, left), min(left, 8))])
-    return _decode(_bound(room), 0, len(room), verify=verify)
+    buffer = bytearray(memoryview(data)[at : at + max(min(size, left), min(left, 8))])
+    return _decode(_bound(buffer), 0, len(buffer), verify=verify)
 
 
 def decode_messages(data: octets.Bytes, *, verify: bool = True) -> list[StoredMessage]:
-    """Records one after another, as pulls and views answer; every byte must belong to one."""
-    room = bytearray(data)
-    record = _bound(room)
+    """Records one after another, as in the response to a pull; every byte must belong to one."""
+    buffer = bytearray(data)
+    record = _bound(buffer)
     messages: list[StoredMessage] = []
     at = 0
-    while at < len(room):
-        message = _decode(record, at, len(room), verify=verify)
+    while at < len(buffer):
+        message = _decode(record, at, len(buffer), verify=verify)
         messages.append(message)
         at += message.size
     return messages
 
 
 def split_records(data: bytes) -> Iterator[bytes]:
-    """The records that lie one after another, up to one whose size can't be."""
+    """Split records that follow each other, up to the first with an invalid size."""
     at = 0
     while at + 4 <= len(data):
         size = octets.get_i32(data, at)
@@ -108,7 +108,7 @@ def split_records(data: bytes) -> Iterator[bytes]:
 
 
 def encode_properties(properties: Mapping[str, str | None]) -> bytes:
-    """The text of properties; None is left out. An empty value is sent, but readers drop it."""
+    """Encode properties; None is left out. An empty value is sent, but readers ignore it."""
     text = bytearray()
     for key, value in properties.items():
         if value is None:
@@ -123,17 +123,17 @@ def encode_properties(properties: Mapping[str, str | None]) -> bytes:
 
 
 def decode_properties(text: octets.Bytes) -> dict[str, str]:
-    """Properties by Java's rule: empty names and values do not count, a later duplicate wins."""
+    """Properties by Java's rules: empty names and values are ignored, the last duplicate wins."""
     properties: dict[str, str] = {}
-    for piece in bytes(text).split(_SEPARATOR):
-        name, _, value = piece.partition(_ASSIGN)
+    for each in bytes(text).split(_SEPARATOR):
+        name, _, value = each.partition(_ASSIGN)
         if name and value:
             properties[name.decode("utf-8", "replace")] = value.decode("utf-8", "replace")
     return properties
 
 
 def encode_batch(messages: Iterable[tuple[bytes, int, Mapping[str, str | None]]]) -> bytes:
-    """The body of a batch from (body, flag, properties) of each message."""
+    """The body of a batch of (body, flag, properties) messages."""
     batch = bytearray()
     for body, flag, properties in messages:
         text = encode_properties(properties)
@@ -154,31 +154,33 @@ def decode_host(host: octets.Bytes) -> str:
 
 
 def encode_host(text: str) -> bytes:
-    """The bytes of "ip:port"; the brackets around IPv6 may be missing, as Java writes it."""
+    """The bytes of "ip:port"; Java writes IPv6 without brackets, so they are optional."""
     address, _, port = text.rpartition(":")
     if address.startswith("[") and address.endswith("]"):
         address = address[1:-1]
     try:
         return ip_address(address).packed + _PORT.pack(int(port))
     except (ValueError, struct.error):
-        raise RecordError(f"not an address and a port: {text[:80]!r}") from None
+        raise RecordError(f"{text[:80]!r} is not an address and a port") from None
 
 
-def _bound(room: bytearray) -> StoredRecord:
+def _bound(buffer: bytearray) -> StoredRecord:
     record = StoredRecord()
-    record.bind(memoryview(room or bytearray(1)))
+    record.bind(memoryview(buffer or bytearray(1)))
     return record
 
 
 def _decode(record: StoredRecord, at: int, end: int, *, verify: bool) -> StoredMessage:
     found = record.read(at, end)
     if found != RECORD:
-        problem = PROBLEMS[record.problem] if found == NOTHING else "the segment ends here"
+        problem = (
+            PROBLEMS[record.problem] if found == NOTHING else "the rest of the segment is unused"
+        )
         raise RecordError(f"no message at byte {at}: {problem}")
     buffer = record.buffer
     body = bytes(buffer[record.body_at : record.body_at + record.body_length])
     if verify and octets.crc31(body, 0, len(body)) != record.body_crc:
-        raise RecordError(f"message at byte {at}: its body does not match its CRC")
+        raise RecordError(f"message at byte {at}: the body does not match its CRC")
     topic = bytes(buffer[record.topic_at : record.topic_at + record.topic_length])
     text = buffer[record.properties_at : record.properties_at + record.properties_length]
     born_at, store_at = record.at + layout.BORN_HOST_AT, record.store_host_at

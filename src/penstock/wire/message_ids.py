@@ -1,11 +1,11 @@
 """The two kinds of message ids, both upper-case hexadecimal.
 
-    offset id   ip (4 or 16) · port i32 · commit-log offset i64      made by the broker
-    unique id   ip (4 or 16) · pid i16 · loader i32 · ms i32 · counter i16      made by the client
+    offset id   ip (4 or 16) · port i32 · physical offset i64        assigned by the broker
+    unique id   ip (4 or 16) · pid i16 · loader i32 · ms i32 · counter i16      by the client
 
-Either has 32 digits with IPv4 and 56 with IPv6. `loader` is the hash of Java's class loader: any
+Both have 32 digits with IPv4 and 56 with IPv6. `loader` is the hash of Java's class loader: any
 number that differs between programs of one process. `ms` counts from the first of the month in
-local time; who reads it must guess the month. Clock, process id and address are given from outside.
+local time; a reader has to guess the month. Clock, process id and address are parameters.
 """
 
 import struct
@@ -18,11 +18,11 @@ from penstock.errors import HeaderError
 _OFFSET_TAIL: Final = struct.Struct(">iq")
 _UNIQUE_TAIL: Final = struct.Struct(">HIIH")
 _IP_BYTES: Final = {32: 4, 56: 16}  # by the number of digits
-_STEP_BACK_MS: Final = 1_000_000  # a clock set back by less counts as standing still
+_STEP_BACK_MS: Final = 1_000_000  # a clock set back by less is treated as stopped
 
 
 class OffsetId(NamedTuple):
-    """Where a message lies: the broker's address and the offset in its commit log."""
+    """Where a message is: the broker's address and the physical offset in its log."""
 
     ip: bytes
     port: int
@@ -35,7 +35,7 @@ class OffsetId(NamedTuple):
 
 
 class UniqueId(NamedTuple):
-    """What a client put into an id; `ms` since the start of a month."""
+    """The fields of a unique id; `ms` counts from the begin of a month."""
 
     ip: bytes
     pid: int
@@ -49,9 +49,9 @@ class UniqueId(NamedTuple):
         return str(ip_address(self.ip))
 
     def born_ms(self, now_ms: int, zone: tzinfo | None = None) -> int:
-        """When the id was made, seen from `now_ms`: this month, or the one before."""
+        """When the id was made, if that was in the month before `now_ms`."""
         start_ms = month_start_ms(now_ms, zone)
-        if start_ms + self.ms > now_ms:  # Java's >= misdates an id read in its own millisecond
+        if start_ms + self.ms > now_ms:  # Java's >= is wrong for an id read in its own millisecond
             start_ms = month_start_ms(start_ms - 1, zone)
         return start_ms + self.ms
 
@@ -62,7 +62,7 @@ def encode_offset_id(ip: bytes, port: int, offset: int) -> str:
 
 
 def decode_offset_id(text: str) -> OffsetId:
-    """What `encode_offset_id` was given; HeaderError for anything else."""
+    """The fields of an offset id; HeaderError if it is not valid."""
     ip, tail = _split("message id", text)
     port, offset = _OFFSET_TAIL.unpack(tail)
     if not 0 <= port <= 65535 or offset < 0:
@@ -71,13 +71,13 @@ def decode_offset_id(text: str) -> OffsetId:
 
 
 def decode_unique_id(text: str) -> UniqueId:
-    """The parts of a unique id; HeaderError if it is not made like one."""
+    """The fields of a unique id; HeaderError if it is not valid."""
     ip, tail = _split("unique id", text)
     return UniqueId(ip, *_UNIQUE_TAIL.unpack(tail))
 
 
 class UniqueIds:
-    """Makes unique ids for one program: 65,536 per millisecond before one repeats."""
+    """Makes unique ids for one program: up to 65,536 per millisecond without a duplicate."""
 
     __slots__ = ("_counter", "_next_ms", "_prefix", "_start_ms", "_zone")
 
@@ -94,7 +94,7 @@ class UniqueIds:
         """A new id, made at `now_ms`."""
         if now_ms >= self._next_ms or now_ms <= self._start_ms - _STEP_BACK_MS:
             self._start_ms = month_start_ms(now_ms, self._zone)
-            # The 1st plus 32 days is always a day of the next month.
+            # The 1st plus 32 days is always in the next month.
             self._next_ms = month_start_ms(self._start_ms + 32 * 86_400_000, self._zone)
         ms = max(now_ms - self._start_ms, 0)
         counter = self._counter
@@ -103,7 +103,7 @@ class UniqueIds:
 
 
 def month_start_ms(now_ms: int, zone: tzinfo | None = None) -> int:
-    """The first moment of the month that holds `now_ms`; without a zone in local time."""
+    """The begin of the month of `now_ms`; in local time without a zone."""
     seconds, ms = divmod(now_ms, 1000)
     now = datetime.fromtimestamp(seconds, zone) + timedelta(milliseconds=ms)
     first = now.replace(day=1, hour=0, minute=0, second=0, microsecond=0)
@@ -118,6 +118,6 @@ def _split(what: str, text: str) -> tuple[bytes, bytes]:
         data = bytes.fromhex(text)
     except ValueError:
         data = b""
-    if len(data) * 2 != len(text):  # fromhex passes over blanks
+    if len(data) * 2 != len(text):  # fromhex ignores blanks
         raise HeaderError(f"{what} {text!r} is not hexadecimal")
     return data[:ip_bytes], data[ip_bytes:]

@@ -1,5 +1,5 @@
-# C bodies of the byte primitives; octets.py says what each means.
-# This file is compiled into every module that cimports it, never by itself.
+# C bodies of the byte primitives, which octets.py documents.
+# This file is compiled into every module that cimports it, never on its own.
 
 cdef extern from *:
     """
@@ -46,7 +46,7 @@ cdef extern from *:
 
     /* CRC-32: by tables, eight bytes at a time; from 64 bytes on by carry-less products where the
        processor has them, four times as fast at 128 bytes. The tables are made on first use; two
-       threads that meet there write the same values, and `ready` is set after them. */
+       threads that do so at once write the same values, and `ready` is set afterwards. */
     static uint32_t pk_crc_table[8][256];
     static int pk_crc_ready = 0;
     static void pk_crc_prepare(void) {
@@ -84,9 +84,9 @@ cdef extern from *:
         return _mm_xor_si128(_mm_clmulepi64_si128(seen, by, 0x00),
                              _mm_clmulepi64_si128(seen, by, 0x11));
     }
-    /* Sixteen bytes that leave the same remainder as the whole blocks of p do: a carry-less product
-       with a power of x moves what was seen past the next bytes. Four lanes as long as 64 bytes
-       are there, because a product takes longer than the loop around it. */
+    /* Sixteen bytes with the same remainder as the whole blocks of p: a carry-less product with a
+       power of x shifts the previous bytes past the next ones. Four lanes while at least 64 bytes
+       are left, because a product takes longer than the loop around it. */
     __attribute__((target("pclmul,sse2")))
     static Py_ssize_t pk_crc_fold(const unsigned char *p, Py_ssize_t n, unsigned char *folded) {
         const __m128i by_1 = _mm_set_epi64x(0x0CCAA009E, 0x1751997D0);

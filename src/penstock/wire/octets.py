@@ -1,10 +1,10 @@
-"""Byte primitives of the kernel: big-endian numbers, copies, checksums, decimal and hex text.
+"""Byte primitives of the compiled core: big-endian numbers, copies, checksums, decimal, hex.
 
-These Python bodies define what the primitives mean and serve the uncompiled kernel; `octets.pxd`
-gives compiled modules the same names as inline C. This module itself is never compiled.
+These Python bodies define what the primitives do and serve the uncompiled core; `octets.pxd` gives
+compiled modules the same names as inline C. This module itself is never compiled.
 
-Cost model: compiled, each call is a few machine instructions. No function checks bounds: the
-caller has checked a whole header, record or entry once before it takes it apart.
+Cost model: compiled, each call is a few machine instructions. No function checks bounds: the caller
+has checked a whole header, record or entry once before it reads its fields.
 """
 
 import struct
@@ -16,7 +16,7 @@ _U32 = struct.Struct(">I")
 _I64 = struct.Struct(">q")
 
 Bytes = bytes | bytearray | memoryview
-Room = bytearray | memoryview
+WritableBytes = bytearray | memoryview
 
 
 def get_i16(buf: Bytes, at: int) -> int:
@@ -35,19 +35,19 @@ def get_i64(buf: Bytes, at: int) -> int:
     return int(_I64.unpack_from(buf, at)[0])
 
 
-def put_i16(buf: Room, at: int, value: int) -> None:
+def put_i16(buf: WritableBytes, at: int, value: int) -> None:
     _I16.pack_into(buf, at, value)
 
 
-def put_i32(buf: Room, at: int, value: int) -> None:
+def put_i32(buf: WritableBytes, at: int, value: int) -> None:
     _I32.pack_into(buf, at, value)
 
 
-def put_i64(buf: Room, at: int, value: int) -> None:
+def put_i64(buf: WritableBytes, at: int, value: int) -> None:
     _I64.pack_into(buf, at, value)
 
 
-def copy(target: Room, target_at: int, source: Bytes, source_at: int, length: int) -> None:
+def copy(target: WritableBytes, target_at: int, source: Bytes, source_at: int, length: int) -> None:
     """Copy between buffers that do not overlap."""
     target[target_at : target_at + length] = source[source_at : source_at + length]
 
@@ -57,11 +57,11 @@ def same(a: Bytes, a_at: int, b: Bytes, b_at: int, length: int) -> bool:
 
 
 def matches(buf: Bytes, at: int, name: bytes) -> bool:
-    """Whether `name` stands at this place."""
+    """Whether `name` is at this position."""
     return bytes(buf[at : at + len(name)]) == name
 
 
-def put_bytes(buf: Room, at: int, text: bytes) -> int:
+def put_bytes(buf: WritableBytes, at: int, text: bytes) -> int:
     """Write a constant; returns its length."""
     buf[at : at + len(text)] = text
     return len(text)
@@ -73,7 +73,7 @@ def find(buf: Bytes, at: int, end: int, byte: int) -> int:
     return hit + at if hit >= 0 else -1
 
 
-def zero(buf: Room, at: int, length: int) -> None:
+def zero(buf: WritableBytes, at: int, length: int) -> None:
     buf[at : at + length] = bytes(length)
 
 
@@ -95,31 +95,31 @@ def ascii_hash(buf: Bytes, at: int, length: int, seed: int) -> int:
 
 
 def mix_hash(buf: Bytes, at: int, length: int, seed: int) -> int:
-    """FNV-1a from `seed`, for our own tables in memory: 32 bits, unsigned."""
+    """FNV-1a from `seed`, for hash tables in memory; an unsigned 32-bit number."""
     value = (seed ^ 0x811C9DC5) & 0xFFFFFFFF
     for unit in buf[at : at + length]:
         value = ((value ^ unit) * 0x01000193) & 0xFFFFFFFF
     return value
 
 
-def put_decimal(buf: Room, at: int, value: int) -> int:
-    """Write a signed number as ASCII text; returns how many bytes it took (at most 20)."""
+def put_decimal(buf: WritableBytes, at: int, value: int) -> int:
+    """Write a signed number as ASCII text; returns its length (at most 20)."""
     text = b"%d" % value
     buf[at : at + len(text)] = text
     return len(text)
 
 
-def put_hex(buf: Room, at: int, source: Bytes, source_at: int, length: int) -> None:
+def put_hex(buf: WritableBytes, at: int, source: Bytes, source_at: int, length: int) -> None:
     """Write `length` bytes as twice as many upper-case hex digits."""
     buf[at : at + 2 * length] = bytes(source[source_at : source_at + length]).hex().upper().encode()
 
 
-def put_hex_bytes(buf: Room, at: int, source: bytes) -> int:
-    """Write constant bytes as hex digits; returns how many digits that took."""
+def put_hex_bytes(buf: WritableBytes, at: int, source: bytes) -> int:
+    """Write constant bytes as hex digits; returns the number of digits."""
     put_hex(buf, at, source, 0, len(source))
     return 2 * len(source)
 
 
-def put_hex_i64(buf: Room, at: int, value: int) -> None:
+def put_hex_i64(buf: WritableBytes, at: int, value: int) -> None:
     """Write a 64-bit number as 16 upper-case hex digits."""
     buf[at : at + 16] = b"%016X" % (value & 0xFFFFFFFFFFFFFFFF)

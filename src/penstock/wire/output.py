@@ -1,7 +1,7 @@
-"""Commands → bytes: all responses of one read gather in one `Output` and leave in one write.
+"""Encodes commands: all responses of one read are collected in one `Output` and sent in one write.
 
-The hot way appends header fields straight into the buffer (`begin`, `field_…`, `end`), in the
-encoding of the request. `encode` is the plain way for everything that is not per message.
+The hot path appends header fields straight to the buffer (`begin`, `field_…`, `end`), in the
+encoding of the request. `encode` is for everything that is not per message.
 """
 
 import json
@@ -13,7 +13,7 @@ from penstock.wire.fields import FLAG_RESPONSE, LANGUAGES
 from penstock.wire.frame import BINARY, FRAME_BYTES_MAX, JSON
 
 VERSION = 493
-"""The release we say we are on the wire: V5_4_0."""
+"""The release in the headers of Penstock's commands: V5_4_0."""
 LANGUAGE = 3  # PYTHON
 
 _VERSION = VERSION
@@ -32,23 +32,27 @@ class Output:
     """A growing buffer of responses."""
 
     def __init__(self, capacity: int = 16 * 1024) -> None:
+        # The buffer, a view of all of it and its size; replaced when it grows.
         self.data: bytearray = bytearray(capacity)
         self.view: memoryview = memoryview(self.data)
         self.capacity: int = capacity
+        # Bytes used so far.
         self.length: int = 0
+        # The frame between `begin` and `end`: its encoding, where it and (binary) the length of
+        # its fields are, and whether (JSON) the next field is the first.
         self._encoding: int = 0
         self._frame_at: int = 0
         self._ext_at: int = 0
         self._first: bool = False
 
     def take(self) -> bytes:
-        """What has gathered, copied out; the output is empty afterwards."""
+        """A copy of the content; the output is empty afterwards."""
         taken = bytes(self.view[: self.length])
         self.length = 0
         return taken
 
     def reserve(self, length: int) -> None:
-        """Make room for `length` more bytes."""
+        """Grow the buffer if it has no space for `length` more bytes."""
         if self.capacity - self.length < length:
             self._grow(length)
 
@@ -63,7 +67,7 @@ class Output:
         self.capacity = capacity
 
     def begin(self, encoding: int, code: int, opaque: int) -> None:
-        """Start a response frame; its named fields follow."""
+        """Begin a response frame; its named fields follow."""
         self.reserve(_START_BYTES)
         view = self.view
         at = self.length
@@ -115,7 +119,7 @@ class Output:
             self.length = at + 1
 
     def field_offset_id(self, name: bytes, host: bytes, offset: int) -> None:
-        """A named field that holds an offset message id: host and log position in hex."""
+        """A named field that holds an offset message id: host and physical offset in hex."""
         digits = 2 * len(host) + 16
         self.reserve(len(name) + digits + 16)
         at = self._name(name)
@@ -178,7 +182,7 @@ class Output:
         return True
 
     def end(self, body_length: int) -> None:
-        """Close the header of a frame whose body of this length follows."""
+        """End the header of a frame; a body of this length follows."""
         self.reserve(4)
         view = self.view
         start = self._frame_at
@@ -195,7 +199,7 @@ class Output:
         self.length = at
 
     def append(self, data: bytes) -> None:
-        """Bytes that are complete already: a frame made by `encode`, or a body."""
+        """Append encoded bytes: a frame made by `encode`, or a body."""
         self.reserve(len(data))
         self.length += octets.put_bytes(self.view, self.length, data)
 
@@ -227,7 +231,7 @@ def encode(
     version: int = VERSION,
     frame_bytes_max: int = FRAME_BYTES_MAX,
 ) -> bytes:
-    """One whole frame, the plain way. In the binary encoding an empty value is not sent."""
+    """One complete frame. In the binary encoding empty values are not sent."""
     if encoding == BINARY:
         header = _binary_header(code, ext, opaque, flag, remark, language, version)
     else:
@@ -250,7 +254,7 @@ def response(
     body: bytes = b"",
     remark: str | None = None,
 ) -> bytes:
-    """One whole response frame, the plain way."""
+    """One complete response frame."""
     return encode(
         code, ext, body, opaque=opaque, flag=FLAG_RESPONSE, encoding=encoding, remark=remark
     )
@@ -276,7 +280,7 @@ def _json_header(
     header.update(serializeTypeCurrentRPC="JSON", version=version)
     try:
         return msgspec.json.encode(header)
-    except UnicodeEncodeError:  # half a surrogate pair: Java writes a question mark
+    except UnicodeEncodeError:  # a lone surrogate: Java writes a question mark
         text = json.dumps(header, ensure_ascii=False, separators=(",", ":"))
         return text.encode("utf-8", "replace")
 
@@ -300,7 +304,7 @@ def _binary_header(
         if len(name) > 0x7FFF:
             raise FrameError.over("field name too long", figure=len(name), limit=0x7FFF)
         fields += len(name).to_bytes(2, "big") + name + len(text).to_bytes(4, "big") + text
-    note = (remark or "").encode("utf-8", "replace")
+    remark_text = (remark or "").encode("utf-8", "replace")
     return b"".join(
         (
             code.to_bytes(2, "big", signed=True),
@@ -308,8 +312,8 @@ def _binary_header(
             version.to_bytes(2, "big"),
             opaque.to_bytes(4, "big", signed=True),
             flag.to_bytes(4, "big", signed=True),
-            len(note).to_bytes(4, "big"),
-            note,
+            len(remark_text).to_bytes(4, "big"),
+            remark_text,
             len(fields).to_bytes(4, "big"),
             bytes(fields),
         )

@@ -1,19 +1,19 @@
-"""Receipts of popped messages, what a pop answer tells about offsets, and POP's retry topics.
+"""Receipt handles of popped messages, the offset fields of a pop response, and POP's retry topics.
 
-A receipt (the header field `extraInfo`, the property POP_CK) is a line of words:
+A receipt handle (the header field `extraInfo`, the property POP_CK) consists of words:
 
     startOffset popTime invisibleTime reviveQueueId kind broker queueId queueOffset
 
-`startOffset` names the pop it came with, `queueOffset` the message. A pop answer carries three
-texts of items joined by `;`, the words of an item by blanks:
+`startOffset` identifies the pop, `queueOffset` the message. A pop response has three fields. Their
+items are joined by `;`, the words of an item by blanks:
 
     startOffsetInfo   kind queueId startOffset                  one item per queue
     msgOffsetInfo     kind queueId offset,offset,…              in the order of the messages
-    orderCountInfo    kind queueId times                        how often a queue was lent before
-                      kind qo<queueId>%<offset> times           and a message of it
+    orderCountInfo    kind queueId times                        how often a queue was popped before
+                      kind qo<queueId>%<offset> times           and one of its messages
 
-`kind` tells which topic a queue belongs to: the one that was asked for, or the retry topic of the
-group and that topic, which has two spellings.
+`kind` says which topic a queue belongs to: the requested one, or the retry topic of the group and
+that topic, whose name has two forms.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from penstock.wire.codes import (
 )
 
 INFO_CHARS_MAX: Final = 1024 * 1024
-"""Longest text of offsets that is read: 32 messages from each of a thousand queues."""
+"""Longest offset field that is parsed: 32 messages from each of a thousand queues."""
 
 _INT_MAX: Final = 2**31 - 1
 _LONG_MAX: Final = 2**63 - 1
@@ -50,7 +50,7 @@ class RetryKind(StrEnum):
 
 
 class Receipt(NamedTuple):
-    """What gives a popped message back: to acknowledge it, or to change how long it is lent."""
+    """A receipt handle: it acknowledges a popped message, or changes its invisible time."""
 
     start_offset: int
     pop_ms: int
@@ -59,30 +59,30 @@ class Receipt(NamedTuple):
     kind: RetryKind
     broker_name: str
     queue_id: int
-    queue_offset: int | None = None  # old clients leave it out: it is in the header as well
+    queue_offset: int | None = None  # old clients leave it out: the header has it too
 
     @property
     def ordered(self) -> bool:
-        """Whether it was popped in order: such pops leave nothing in the revive log."""
+        """Whether it was popped in order: such pops are not in the revive log."""
         return self.revive_queue_id == POP_ORDER_REVIVE_QUEUE
 
     @property
     def visible_ms(self) -> int:
-        """When the message comes back if nobody acknowledges it."""
+        """When the message is visible again if it is not acknowledged."""
         return self.pop_ms + self.invisible_ms
 
     def format(self) -> str:
-        """The line of words."""
+        """The receipt handle as text."""
         words = [*self] if self.queue_offset is not None else [*self[:-1]]
         return " ".join(map(str, words))
 
 
 def parse_receipt(text: str) -> Receipt:
-    """The receipt that a client hands back; words behind the eighth are ignored."""
+    """Parse a receipt handle; words behind the eighth are ignored."""
     words = text[:1024].split(" ")
     if len(words) < 7:
         raise HeaderError(
-            f"the receipt {text[:80]!r} has {len(words)} words, at least 7 are needed"
+            f"the receipt handle {text[:80]!r} has {len(words)} words instead of at least 7"
         )
     return Receipt(
         _number(text, words[0], _LONG_MAX),
@@ -100,7 +100,7 @@ def parse_receipt(text: str) -> Receipt:
 
 
 def retry_topic(topic: str, group: str, kind: RetryKind = RetryKind.V1) -> str:
-    """The topic that a receipt of this kind means, seen from the topic that was asked for."""
+    """The topic that a receipt handle of this kind refers to, for the requested topic."""
     if kind is RetryKind.NORMAL:
         return topic
     separator = POP_RETRY_SEPARATOR_V2 if kind is RetryKind.V2 else POP_RETRY_SEPARATOR_V1
@@ -108,14 +108,14 @@ def retry_topic(topic: str, group: str, kind: RetryKind = RetryKind.V1) -> str:
 
 
 def kind_of(topic: str) -> RetryKind:
-    """The kind that stands for a topic in receipts and answers."""
+    """The kind of a topic in receipt handles and responses."""
     if not topic.startswith(RETRY_TOPIC_PREFIX):
         return RetryKind.NORMAL
     return RetryKind.V2 if POP_RETRY_SEPARATOR_V2 in topic else RetryKind.V1
 
 
 def plain_topic(topic: str, group: str) -> str:
-    """The topic behind a retry topic of POP that belongs to the group; any other topic as it is."""
+    """The topic of one of the group's POP retry topics; any other topic is returned as is."""
     for separator in (POP_RETRY_SEPARATOR_V2, POP_RETRY_SEPARATOR_V1):
         prefix = f"{RETRY_TOPIC_PREFIX}{group}{separator}"
         if topic.startswith(prefix) and len(topic) > len(prefix):
@@ -124,9 +124,9 @@ def plain_topic(topic: str, group: str) -> str:
 
 
 def split_retry_topic(topic: str) -> tuple[str, str] | None:
-    """Group and topic of a retry topic in the second spelling; None for any other topic.
+    """Group and topic of a retry topic of kind V2; None for any other topic.
 
-    The first spelling can't be taken apart: names hold its separator too.
+    V1 can't be split: names contain its separator too.
     """
     if kind_of(topic) is not RetryKind.V2:
         return None
@@ -134,30 +134,30 @@ def split_retry_topic(topic: str) -> tuple[str, str] | None:
     return (group, plain) if group and plain and POP_RETRY_SEPARATOR_V2 not in plain else None
 
 
-# --- what a pop answer tells ---------------------------------------------------------------------
+# --- offset fields of a pop response -------------------------------------------------------------
 
 
 class QueueKey(NamedTuple):
-    """A queue in a pop answer."""
+    """A queue in a pop response."""
 
     kind: RetryKind
     queue_id: int
 
 
 class OrderCounts(NamedTuple):
-    """How often queues, and messages by offset, were lent before."""
+    """How often queues, and messages by offset, were popped before."""
 
     queues: dict[QueueKey, int]
     messages: dict[tuple[QueueKey, int], int]
 
 
 def format_start_offsets(starts: Mapping[QueueKey, int]) -> str:
-    """The text of startOffsetInfo."""
+    """The field startOffsetInfo."""
     return ";".join(f"{key.kind} {key.queue_id} {start}" for key, start in starts.items())
 
 
 def format_message_offsets(offsets: Mapping[QueueKey, Sequence[int]]) -> str:
-    """The text of msgOffsetInfo."""
+    """The field msgOffsetInfo."""
     return ";".join(
         f"{key.kind} {key.queue_id} {','.join(map(str, those))}" for key, those in offsets.items()
     )
@@ -205,7 +205,7 @@ def parse_order_counts(text: str) -> OrderCounts:
 def _items(text: str) -> Iterator[tuple[str, str, str]]:
     if len(text) > INFO_CHARS_MAX:
         raise HeaderError.over(
-            "offsets of a pop answer", figure=len(text), limit=INFO_CHARS_MAX, unit="characters"
+            "offsets of a pop response", figure=len(text), limit=INFO_CHARS_MAX, unit="characters"
         )
     for item in text.split(";") if text else ():
         words = item.split(" ")
@@ -220,7 +220,7 @@ def _queue(text: str, kind: str, queue_id: str) -> QueueKey:
 
 def _put(text: str, found: dict[K, V], key: K, value: V) -> None:
     if key in found:
-        raise HeaderError(f"one queue or message occurs twice in {text[:80]!r}")
+        raise HeaderError(f"a queue or message occurs twice in {text[:80]!r}")
     found[key] = value
 
 
@@ -229,7 +229,7 @@ def _kind(text: str, word: str) -> RetryKind:
         return RetryKind(word)
     except ValueError:
         raise HeaderError(
-            f"{text[:80]!r} holds the kind of topic {word[:20]!r}, not 0 to 2"
+            f"{text[:80]!r} contains the topic kind {word[:20]!r}, which is not 0 to 2"
         ) from None
 
 
@@ -238,4 +238,4 @@ def _number(text: str, word: str, most: int) -> int:
         number = int(word)
         if number <= most:
             return number
-    raise HeaderError(f"{text[:80]!r} holds {word[:20]!r} where a number is expected")
+    raise HeaderError(f"{text[:80]!r} contains {word[:20]!r} instead of a number")

@@ -38,8 +38,8 @@ cdef class PropertyMarks:
     cpdef void release(self)
     @cython.locals(stop="Py_ssize_t", assign="Py_ssize_t")
     cpdef void scan(self, Py_ssize_t at, Py_ssize_t end)
-    cdef void _note(self, Py_ssize_t name_at, Py_ssize_t name_length, Py_ssize_t at, Py_ssize_t length)
-    cdef void _note_special(self, Py_ssize_t name_at, Py_ssize_t name_length)
+    cdef void _mark(self, Py_ssize_t name_at, Py_ssize_t name_length, Py_ssize_t at, Py_ssize_t length)
+    cdef void _mark_special(self, Py_ssize_t name_at, Py_ssize_t name_length)
     cpdef long long tags_code(self) except? -1
     cpdef int hash(self, Py_ssize_t at, Py_ssize_t length, int seed) except? -1
 

@@ -18,12 +18,12 @@ TOPIC_TOO_LONG = 3
 TOPIC_EMPTY = 4
 BATCH_BROKEN = 5
 TOO_LONG_FOR_SEGMENT = 6
-PROPERTIES_WITH_ZERO = 7  # zeros are how recovery knows a sector that was never written
-BATCH_SPECIAL = 8  # a message inside a batch that is not just to be stored
+PROPERTIES_WITH_ZERO = 7  # recovery recognizes sectors that were never written by their zeros
+BATCH_SPECIAL = 8  # a message of a batch that needs more than to be stored
 _PROPERTIES_BYTES_MAX = PROPERTIES_BYTES_MAX
 _TOPIC_BYTES_MAX = TOPIC_BYTES_MAX
 
-# Bits of `PropertyMarks.special`: a message that asks for more than to be stored as it is.
+# Bits of `PropertyMarks.special`: the message needs more than to be stored as it is.
 SPECIAL_DELAY = 1  # DELAY
 SPECIAL_TIMER = 2  # TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS
 SPECIAL_PREPARED = 4  # TRAN_MSG
@@ -32,25 +32,25 @@ SPECIAL_PRIORITY = 16  # _SYS_MSG_PRIORITY_
 _SPECIAL_DELAY, _SPECIAL_TIMER, _SPECIAL_PREPARED, _SPECIAL_STRIP = 1, 2, 4, 8
 _SPECIAL_PRIORITY = SPECIAL_PRIORITY
 
-# What lies at a place of the log.
+# What is at a position of the log.
 NOTHING = 0
 RECORD = 1
 BLANK = 2
 _NOTHING, _RECORD, _BLANK = NOTHING, RECORD, BLANK
 
 PROBLEMS = (
-    "nothing is wrong",
-    "the bytes end before a record's head",
+    "the record is valid",
+    "the bytes end before the record's header",
     "no record was written here",
     "the magic number is unknown",
-    "the size goes beyond the segment",
-    "the lengths inside do not add up to the size",
+    "the size exceeds the segment",
+    "the lengths of the fields do not add up to the size",
     "the body does not match its CRC",
-    "the record belongs to another place of the log",
-    "a sector of it was never written",
+    "the record belongs to another log offset",
+    "a sector of the record was never written",
 )
 UNWRITTEN = 2
-"""The problem's number where the log just ends."""
+"""The problem's number at the end of the log."""
 _SHORT, _UNWRITTEN, _MAGIC, _BEYOND, _LENGTHS, _CRC, _ELSEWHERE, _TORN = range(1, 9)
 _SECTOR_BYTES = 512
 
@@ -67,29 +67,33 @@ def java_hash(text: str) -> int:
     return value - (1 << 32) if value & 0x80000000 else value
 
 
-def hash_on(seed: int, text: str) -> int:
-    """Java's hash of a longer text whose beginning hashes to `seed`."""
+def continue_hash(seed: int, text: str) -> int:
+    """Java's hash of a text that begins with what hashes to `seed` and continues with `text`."""
     units = len(text.encode("utf-16-be", "surrogatepass")) // 2
     value = (seed * pow(31, units, 1 << 32) + java_hash(text)) & 0xFFFFFFFF
     return value - (1 << 32) if value & 0x80000000 else value
 
 
 class PropertyMarks:
-    """Where the broker's own properties stand in a properties text: one pass, no objects.
+    """Positions of the broker's own properties in a properties text: one pass, no objects.
 
-    By Java's rule a piece ends at 0x02 or the end, a name at the first 0x01, a piece with an empty
-    name or value does not count, and a later piece of the same name wins.
+    By Java's rules a property ends at 0x02 or the end and its name at the first 0x01; one with an
+    empty name or value is ignored; the last of several with the same name wins.
     """
 
     def __init__(self) -> None:
+        # The buffer that positions refer to, from `bind` to `release`.
         self.buffer: memoryview = memoryview(bytearray(1))
+        # Results of the last `scan`, valid until the next. A length of 0: no such property.
         self.tags_at: int = 0
         self.tags_length: int = 0
         self.keys_at: int = 0
         self.keys_length: int = 0
         self.unique_at: int = 0
         self.unique_length: int = 0
+        # The property WAIT: whether the producer waits for the flush.
         self.wait: bool = True
+        # SPECIAL_… bits of the properties found.
         self.special: int = 0
 
     def bind(self, buffer: memoryview) -> None:
@@ -112,10 +116,10 @@ class PropertyMarks:
             if stop - at >= 3:
                 assign = octets.find(buffer, at, stop, _ASSIGN)
                 if at < assign < stop - 1:
-                    self._note(at, assign - at, assign + 1, stop - assign - 1)
+                    self._mark(at, assign - at, assign + 1, stop - assign - 1)
             at = stop + 1
 
-    def _note(self, name_at: int, name_length: int, at: int, length: int) -> None:
+    def _mark(self, name_at: int, name_length: int, at: int, length: int) -> None:
         buffer = self.buffer
         if name_length == 4:
             if octets.matches(buffer, name_at, b"TAGS"):
@@ -133,9 +137,9 @@ class PropertyMarks:
             elif octets.matches(buffer, name_at, b"TRAN_MSG"):
                 self.special |= _SPECIAL_PREPARED
         else:
-            self._note_special(name_at, name_length)
+            self._mark_special(name_at, name_length)
 
-    def _note_special(self, name_at: int, name_length: int) -> None:
+    def _mark_special(self, name_at: int, name_length: int) -> None:
         buffer = self.buffer
         if name_length == 5:
             if octets.matches(buffer, name_at, b"DELAY"):
@@ -163,19 +167,22 @@ class PropertyMarks:
         return self.hash(self.tags_at, self.tags_length, 0)
 
     def hash(self, at: int, length: int, seed: int) -> int:
-        """Java's hash of the text at this place, continued from `seed`."""
+        """Java's hash of the text at this position, continued from `seed`."""
         if octets.is_ascii(self.buffer, at, length):
             return octets.ascii_hash(self.buffer, at, length, seed)
-        return hash_on(seed, bytes(self.buffer[at : at + length]).decode("utf-8", "replace"))
+        return continue_hash(seed, bytes(self.buffer[at : at + length]).decode("utf-8", "replace"))
 
 
 class Record:
-    """A message on its way into the log: spans of a source buffer, and numbers."""
+    """A message that is to be appended: positions in a source buffer, and numbers; reused."""
 
     def __init__(self, body_bytes_max: int = BODY_BYTES_MAX) -> None:
         self.body_bytes_max: int = body_bytes_max
+        # The buffer that topic, properties and body are in, from `bind` to `release`.
         self.source: memoryview = memoryview(bytearray(1))
+        # Positions of the broker's own properties; valid after `prepare`.
         self.marks: PropertyMarks = PropertyMarks()
+        # The message. The caller sets these fields, and they stay until it sets them again.
         self.topic_at: int = 0
         self.topic_length: int = 0
         self.properties_at: int = 0
@@ -190,12 +197,14 @@ class Record:
         self.store_host: bytes = bytes(8)
         self.reconsume_times: int = 0
         self.prepared_offset: int = 0
+        # Properties that the broker appends to those of the message.
         self.extra: bytes = b""
+        # Computed by `prepare`: the size of the record and the hash of its tag.
         self.size: int = 0
         self.tags_code: int = 0
 
     def bind(self, source: memoryview) -> None:
-        """Take the buffer that topic, properties and body lie in."""
+        """Set the buffer that topic, properties and body are in."""
         self.source = source
         self.marks.bind(source)
 
@@ -204,12 +213,8 @@ class Record:
         self.marks.release()
 
     def fill(self, topic: bytes, body: bytes, properties: bytes = b"") -> None:
-        """Take plain values instead of spans of a frame: for everything but the hot path."""
-        room = bytearray(len(topic) + len(body) + len(properties) + 1)
-        room[: len(topic)] = topic
-        room[len(topic) : len(topic) + len(properties)] = properties
-        room[len(topic) + len(properties) : len(room) - 1] = body
-        self.bind(memoryview(room))
+        """Take values instead of positions in a frame; not for the hot path."""
+        self.bind(memoryview(bytearray(b"".join((topic, properties, body, b"\0")))))
         self.topic_at = 0
         self.topic_length = len(topic)
         self.properties_at = len(topic)
@@ -218,7 +223,7 @@ class Record:
         self.body_length = len(body)
 
     def prepare(self) -> int:
-        """Check the limits, find tags and keys, compute the size. Returns OK or what is wrong."""
+        """Check the limits, find tags and keys, compute the size. Returns OK or the problem."""
         properties = self._properties_bytes()
         if self.body_length > self.body_bytes_max:
             return BODY_TOO_LONG
@@ -255,7 +260,7 @@ class Record:
     def put(
         self, target: memoryview, at: int, queue_offset: int, physical_offset: int, store_ms: int
     ) -> None:
-        """Write the prepared record; the target has room for `size` bytes at `at`."""
+        """Write the prepared record to `target`, which has `size` bytes at `at`."""
         source = self.source
         long_topic = self.topic_length > 127
         sys_flag = self.sys_flag & ~(layout.BORN_HOST_V6 | layout.STORE_HOST_V6)
@@ -320,7 +325,7 @@ class BatchWalk:
         self.end = at + length
 
     def next(self, record: Record) -> int:
-        """Point `record` at the next message of its source: 1, 0 at the end, -1 if broken."""
+        """Point `record` at the next message; returns 1, 0 at the end, -1 if it is not valid."""
         at = self.at
         left = self.end - at
         if left == 0:
@@ -350,13 +355,19 @@ class BatchWalk:
 
 
 class StoredRecord:
-    """One record in place; every length is checked before anything else is believed."""
+    """One record in place, reused; all lengths are checked before any other field is read."""
 
     def __init__(self) -> None:
+        # The buffer that positions refer to, from `bind` to `release`.
         self.buffer: memoryview = memoryview(bytearray(1))
+        # Positions of the broker's own properties; valid after `scan`.
         self.marks: PropertyMarks = PropertyMarks()
+        # Records below this log offset are known to be on the disk; set by recovery.
         self.durable_to: int = 0
+        # Why the last `read` or `check` returned NOTHING: an index of PROBLEMS.
         self.problem: int = 0
+        # The record found by the last `read`, valid until the next. Positions count from the
+        # begin of the buffer.
         self.at: int = 0
         self.size: int = 0
         self.magic: int = 0
@@ -389,7 +400,7 @@ class StoredRecord:
         self.marks.release()
 
     def read(self, at: int, end: int) -> int:
-        """What lies at `at` of the bound buffer, which may be believed up to `end`.
+        """What is at `at` of the bound buffer, whose content ends at `end`.
 
         RECORD with all fields set, BLANK with `size` set, or NOTHING with the `problem`'s number.
         """
@@ -459,9 +470,9 @@ class StoredRecord:
         self.prepared_offset = octets.get_i64(buffer, at - layout.PREPARED_OFFSET_BEFORE_BODY)
 
     def check(self, physical_offset: int) -> int:
-        """After `read` gave RECORD: is it whole, and at home at this offset? RECORD or NOTHING.
+        """After `read` returned RECORD: RECORD if it is complete and belongs to this log offset.
 
-        Below `durable_to` the log is known to have reached the disk, so nothing there is torn.
+        Records below `durable_to` are known to be on the disk, so they can't be torn.
         """
         if self.physical_offset != physical_offset:
             return self._nothing(_ELSEWHERE)
@@ -472,14 +483,14 @@ class StoredRecord:
         return _RECORD
 
     def _sector_missing(self, physical_offset: int) -> bool:
-        """Whether a whole sector's share of topic and properties is zero.
+        """Whether topic and properties are all zeros in one of their sectors.
 
-        The body has a CRC, the text behind it has none. Segments are zero until written, so what
-        a power cut took away of that text is zero from sector to sector.
+        The body has a CRC, the text behind it has none. Segments are zero until they are written,
+        so a sector that a power cut lost is zero.
         """
         end = self.properties_at + self.properties_length
         if self.properties_length == 0:
-            end = self.topic_at + self.topic_length  # their length is zero by right
+            end = self.topic_at + self.topic_length  # the length field is zero then
         place = self.topic_at
         to_next = _SECTOR_BYTES - (physical_offset + (place - self.at)) % _SECTOR_BYTES
         while place < end:

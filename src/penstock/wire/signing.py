@@ -1,13 +1,13 @@
-"""Signed requests: who sends one proves it with a key that never travels.
+"""Signed requests: the sender proves that it knows the user's secret key, without sending it.
 
-Three named fields carry it: `AccessKey` (the user's name), `SecurityToken` (optional) and
+Three named fields are added: `AccessKey` (the user's name), `SecurityToken` (optional) and
 
     Signature = base64(HMAC-SHA1(secret key, content))
-    content   = the values of all named fields but the signature, in the order of their names,
-                with nothing between them, then the body
+    content   = the values of all named fields except the signature, in the order of their names
+                and without separators, then the body
 
 Names are ordered as Java orders strings, by UTF-16 units. Code, opaque, version and remark are not
-signed, and nothing keeps a request from being sent again: only TLS does.
+signed, and a signature does not prevent replay: only TLS does.
 """
 
 import hmac
@@ -34,7 +34,7 @@ def signed(
     secret_key: str,
     token: str | None = None,
 ) -> dict[str, str]:
-    """The fields with those that prove who sends them; nothing may change afterwards."""
+    """The fields with access key and signature; they must not change afterwards."""
     fields = {**ext, ACCESS_KEY: access_key}
     if token is not None:
         fields[SECURITY_TOKEN] = token
@@ -45,7 +45,7 @@ def signed(
 def signer(
     access_key: str, secret_key: str, token: str | None = None
 ) -> Callable[[int, Mapping[str, str], bytes], dict[str, str]]:
-    """What makes the fields of each request to a server: (code, fields, body) → signed fields."""
+    """A function that signs the fields of each request: (code, fields, body) → signed fields."""
 
     def sign(code: int, ext: Mapping[str, str], body: bytes) -> dict[str, str]:
         return signed(ext, body, access_key=access_key, secret_key=secret_key, token=token)
@@ -56,8 +56,8 @@ def signer(
 def is_signed(
     ext: Mapping[str, str], body: bytes | memoryview, secret: bytes, *, version: int
 ) -> bool:
-    """Whether the request's signature is the one that `secret` gives; takes the same time however
-    much of it is right. `version` is the one in the request's header."""
+    """Whether the request is signed with `secret`; compares in constant time. `version` is the one
+    in the request's header."""
     claimed = ext.get(SIGNATURE)
     if claimed is None:
         return False
@@ -67,7 +67,7 @@ def is_signed(
 
 
 def text_bytes(text: str) -> bytes:
-    """A text as it is signed and as a key; half a surrogate pair becomes `?`, as in Java."""
+    """A text as it is signed, and as a key; a lone surrogate becomes `?`, as in Java."""
     return text.encode("utf-8", "replace")
 
 

@@ -150,5 +150,5 @@ def test_stalled_stream_is_taken_for_cut_off(monkeypatch: pytest.MonkeyPatch) ->
 
     streams: dict[Compression, Callable[[], object]] = {Compression.ZLIB: Stalled}
     monkeypatch.setattr(module, "_STREAMS", streams)
-    with pytest.raises(CompressionError, match="cut off"):
+    with pytest.raises(CompressionError, match="truncated"):
         decompress(b"x", FLAGS[Compression.ZLIB], limit=10)

@@ -223,12 +223,12 @@ def test_unusual_numbers_are_numbers(encoding: int, text: bytes, value: int) -> 
     ],
 )  # fmt: skip
 def test_what_java_can_not_parse_is_no_number(encoding: int, text: bytes) -> None:
-    with pytest.raises(HeaderError, match="not a number"):
+    with pytest.raises(HeaderError, match="not a 64-bit number"):
         number_of(text, encoding)
 
 
 def test_an_empty_text_is_no_number() -> None:
-    with pytest.raises(HeaderError, match="not a number"):
+    with pytest.raises(HeaderError, match="not a 64-bit number"):
         number_of(b"", JSON)
 
 
@@ -294,7 +294,7 @@ def test_frame_and_header_limits_hold_to_the_byte(encoding: int) -> None:
 def test_a_length_that_holds_no_header_mark_is_refused(length: int) -> None:
     data = length.to_bytes(4, "big", signed=True) + bytes(8)
     for have in (4, 8, 12):
-        with pytest.raises(FrameError, match=f"can't be {length}"):
+        with pytest.raises(FrameError, match=f"invalid frame length {length}"):
             bound(data).read(0, have)
 
 

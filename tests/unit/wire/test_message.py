@@ -119,7 +119,11 @@ def test_a_wrong_crc_may_be_overlooked_on_demand() -> None:
         (bytes(200), 3, "no record was written"),
         (b"\xff" * 200, 0, "magic"),
         (b"\x7f" * 7, 0, "end before"),
-        ((8).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True), 0, "segment ends"),
+        (
+            (8).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True),
+            0,
+            "segment is unused",
+        ),
     ],
 )
 def test_where_no_record_is_the_error_says_why(data: bytes, at: int, problem: str) -> None:

@@ -16,7 +16,7 @@ from penstock.wire.record import (
     PropertyMarks,
     Record,
     StoredRecord,
-    hash_on,
+    continue_hash,
     java_hash,
 )
 
@@ -202,7 +202,7 @@ def test_any_bytes_can_be_marked_and_hashed(noise: bytes, seed: int) -> None:
         return (marks.wait, marks.tags_length, marks.hash(at, end - at, seed))
 
     text = noise.decode("utf-8", "replace")
-    assert outcome_within_guards(noise, read)[2] == hash_on(seed, text)
+    assert outcome_within_guards(noise, read)[2] == continue_hash(seed, text)
 
 
 def test_tags_code_of_the_reference() -> None:
@@ -217,7 +217,7 @@ def test_tags_code_of_the_reference() -> None:
 
 @given(first=st.text(max_size=20), second=st.text(max_size=20))
 def test_a_hash_goes_on_from_its_beginning(first: str, second: str) -> None:
-    assert hash_on(java_hash(first), second) == java_hash(first + second)
+    assert continue_hash(java_hash(first), second) == java_hash(first + second)
     assert -(1 << 31) <= java_hash(first) < 1 << 31
 
 

@@ -6,7 +6,7 @@ functions as inline C for the compiled modules. This module itself is never comp
 
 import struct
 
-from penstock.wire.octets import Bytes, Room, get_i32, get_i64
+from penstock.wire.octets import Bytes, WritableBytes, get_i32, get_i64
 
 _I32 = struct.Struct("<i")
 _I64 = struct.Struct("<q")
@@ -106,15 +106,17 @@ def is_utf8(text: Bytes, at: int, length: int) -> bool:
     return True
 
 
-def copy_text(target: Room, target_at: int, source: Bytes, source_at: int, length: int) -> None:
+def copy_text(
+    target: WritableBytes, target_at: int, source: Bytes, source_at: int, length: int
+) -> None:
     """Copy bytes, usually few; the target has COPY_SLACK bytes more."""
     target[target_at : target_at + length] = source[source_at : source_at + length]
 
 
 def copy_properties(
-    target: Room,
+    target: WritableBytes,
     used: int,
-    offsets: Room,
+    offsets: WritableBytes,
     number: int,
     source: Bytes,
     at: int,
@@ -136,7 +138,13 @@ def copy_properties(
 
 
 def put_ends(
-    offsets: Room, number: int, end: int, places: memoryview, at: int, step: int, count: int
+    offsets: WritableBytes,
+    number: int,
+    end: int,
+    places: memoryview,
+    at: int,
+    step: int,
+    count: int,
 ) -> int:
     """Write the ends of texts that follow each other from `end`; returns the last one.
 
@@ -150,8 +158,8 @@ def put_ends(
 
 
 def gather_texts(
-    target: Room,
-    offsets: Room,
+    target: WritableBytes,
+    offsets: WritableBytes,
     number: int,
     source: Bytes,
     base: int,
@@ -171,7 +179,13 @@ def gather_texts(
 
 
 def repeat(
-    target: Room, at: int, length: int, offsets: Room, number: int, count: int, times: int
+    target: WritableBytes,
+    at: int,
+    length: int,
+    offsets: WritableBytes,
+    number: int,
+    count: int,
+    times: int,
 ) -> None:
     """Append `times` copies of the `length` bytes at `at`.
 
@@ -186,7 +200,7 @@ def repeat(
 
 
 def gather_i32(
-    values: Room,
+    values: WritableBytes,
     number: int,
     source: Bytes,
     base: int,
@@ -201,7 +215,7 @@ def gather_i32(
 
 
 def gather_i64(
-    values: Room,
+    values: WritableBytes,
     number: int,
     source: Bytes,
     base: int,
@@ -215,7 +229,7 @@ def gather_i64(
         put_i64(values, number + i, get_i64(source, base + places[at + i * step]))
 
 
-def scale_i64(values: Room, number: int, limit: int, factor: int, count: int) -> None:
+def scale_i64(values: WritableBytes, number: int, limit: int, factor: int, count: int) -> None:
     """Clamp integers to ±`limit`, then multiply them."""
     for i in range(number, number + count):
         value = _I64.unpack_from(values, 8 * i)[0]
@@ -227,13 +241,13 @@ def count_zeros(places: memoryview, at: int, step: int, count: int) -> int:
     return sum(places[at + i * step] == 0 for i in range(count))
 
 
-def set_bits(bitmap: Room, number: int, count: int) -> None:
+def set_bits(bitmap: WritableBytes, number: int, count: int) -> None:
     for i in range(number, number + count):
         set_bit(bitmap, i)
 
 
 def set_bits_where(
-    bitmap: Room, number: int, places: memoryview, at: int, step: int, count: int
+    bitmap: WritableBytes, number: int, places: memoryview, at: int, step: int, count: int
 ) -> None:
     """Set the bits whose number in `places` is not zero."""
     for i in range(count):
@@ -241,20 +255,20 @@ def set_bits_where(
             set_bit(bitmap, number + i)
 
 
-def put_i32(values: Room, number: int, value: int) -> None:
+def put_i32(values: WritableBytes, number: int, value: int) -> None:
     """Write the `number`-th value of a column of 32-bit integers, in native byte order."""
     _I32.pack_into(values, 4 * number, value)
 
 
-def put_i64(values: Room, number: int, value: int) -> None:
+def put_i64(values: WritableBytes, number: int, value: int) -> None:
     """As `put_i32`, with 64 bits."""
     _I64.pack_into(values, 8 * number, value)
 
 
-def native_i32(values: Room, number: int) -> int:
+def native_i32(values: WritableBytes, number: int) -> int:
     """The value that `put_i32` wrote."""
     return int(_I32.unpack_from(values, 4 * number)[0])
 
 
-def set_bit(bitmap: Room, number: int) -> None:
+def set_bit(bitmap: WritableBytes, number: int) -> None:
     bitmap[number >> 3] |= 1 << (number & 7)

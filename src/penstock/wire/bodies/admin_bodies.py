@@ -1,7 +1,6 @@
-"""Bodies of the tools: topics, groups, figures, resets, connections.
+"""Bodies of the admin tools: topics, groups, statistics, resets, connections.
 
-The same rules as in `bodies`. Misspellings of the wire (`droped`, `spentTimeMills`) stay there.
-Users, replication and the controller are in `bodies_cluster`.
+The rules of `client_bodies` apply. Misspelled names (`droped`, `spentTimeMills`) are Java's.
 """
 
 from msgspec import field
@@ -58,11 +57,11 @@ class QuerySubscriptionResponseBody(Body):
     topic: str | None = None
 
 
-# --- offsets and figures -------------------------------------------------------------------------
+# --- offsets and statistics ----------------------------------------------------------------------
 
 
 class TopicOffset(Body):
-    """The ends of one queue and when it last grew."""
+    """The offsets of one queue and when it was last written."""
 
     min_offset: Long = 0
     max_offset: Long = 0
@@ -93,7 +92,7 @@ class ConsumeStats(Body):
 
 
 class ConsumeStatsList(Body):
-    """GET_BROKER_CONSUME_STATS: per group, one ConsumeStats for each of its topics."""
+    """GET_BROKER_CONSUME_STATS: for each group, one ConsumeStats per topic."""
 
     consume_stats_list: list[dict[str, list[ConsumeStats]]] = []
     broker_addr: str | None = None
@@ -102,7 +101,7 @@ class ConsumeStatsList(Body):
 
 
 class ResetOffsetBody(Body):
-    """RESET_CONSUMER_CLIENT_OFFSET and the answer to INVOKE_BROKER_TO_RESET_OFFSET."""
+    """RESET_CONSUMER_CLIENT_OFFSET, and the response to INVOKE_BROKER_TO_RESET_OFFSET."""
 
     offset_table: dict[MessageQueue, Long] = {}
 
@@ -136,7 +135,7 @@ class QueryCorrectionOffsetBody(Body):
 
 
 class QueueTimeSpan(Body):
-    """From when to when the messages of a queue are, and where a group stands."""
+    """Store times of a queue's first and last message, and of a group's position."""
 
     message_queue: MessageQueue | None = None
     min_time_stamp: Long = 0
@@ -152,7 +151,7 @@ class QueryConsumeTimeSpanBody(Body):
 
 
 class BrokerStatsItem(Body):
-    """A figure over one period."""
+    """A statistic over one period."""
 
     sum: Long = 0
     tps: float = 0.0
@@ -168,7 +167,7 @@ class BrokerStatsData(Body):
 
 
 class ConsumeQueueData(Body):
-    """One entry of a queue, and what a filter thinks of it."""
+    """One entry of a queue, and whether a filter accepts it."""
 
     physic_offset: Long = 0
     physic_size: Int = 0
@@ -234,7 +233,7 @@ class ProducerTableInfo(Body):
 
 
 class ProcessQueueInfo(Body):
-    """What a consumer holds of one queue."""
+    """What a consumer has cached of one queue."""
 
     commit_offset: Long = 0
     cached_msg_min_offset: Long = 0
@@ -253,7 +252,7 @@ class ProcessQueueInfo(Body):
 
 
 class PopProcessQueueInfo(Body):
-    """What a popping consumer holds of one queue."""
+    """What a POP consumer has in flight from one queue."""
 
     wait_ack_count: Int = 0
     dropped: bool = field(default=False, name="droped")
@@ -261,7 +260,7 @@ class PopProcessQueueInfo(Body):
 
 
 class ConsumeStatus(Body):
-    """Speed of a consumer on one topic: times in ms, rates per second."""
+    """Rates of a consumer on one topic: times in ms, rates per second."""
 
     pull_rt: float = field(default=0.0, name="pullRT")
     pull_tps: float = field(default=0.0, name="pullTPS")
@@ -291,12 +290,3 @@ class ConsumeMessageDirectlyResult(Body):
     consume_result: str | None = None
     remark: str | None = None
     spent_time_mills: Long = 0
-
-
-class OffsetMovedEvent(Body):
-    """Message of topic OFFSET_MOVED_EVENT: a group was moved to another offset."""
-
-    consumer_group: str | None = None
-    message_queue: MessageQueue | None = None
-    offset_request: Long = 0
-    offset_new: Long = 0

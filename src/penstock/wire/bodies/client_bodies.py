@@ -1,10 +1,8 @@
-"""Bodies that clients, brokers and name servers exchange in daily work, as typed values.
+"""Bodies that clients, brokers and NameServers exchange, as typed values.
 
-Attribute names are ours, names on the wire are Java's; defaults are Java's too, except times, which
-are 0 here where Java takes the clock. Read them with `fastjson.decode`, write them with
+Attribute names are Python's, names on the wire are Java's. Defaults are Java's too, except times,
+which are 0 where Java takes the clock. Decode them with `fastjson.decode`, encode them with
 `fastjson.encode`. Unknown members are ignored, None is not written, enumerations stay strings.
-Bodies of the tools are in `bodies_admin` and `bodies_cluster`, registration is in
-`bodies_register`, files are in `bodies_files`.
 """
 
 from collections.abc import Iterator
@@ -15,14 +13,14 @@ from msgspec import Meta, Struct, field
 from penstock.wire import fastjson
 from penstock.wire.codes import PERM_READ_WRITE
 
-# Checked at the border, so that no later packing into 4 or 8 bytes can fail.
+# Checked on decoding, so that no later packing into 4 or 8 bytes can fail.
 Int = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 Long = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field,))
 class Body(Struct, frozen=True, kw_only=True, rename="camel"):
-    """What all bodies share: frozen, keyword-only, Java's names on the wire."""
+    """Base of all bodies: frozen, keyword-only, Java's names on the wire."""
 
 
 class MessageQueue(Body, kw_only=False, order=True):
@@ -34,18 +32,18 @@ class MessageQueue(Body, kw_only=False, order=True):
 
 
 class DataVersion(Body):
-    """Version of a table. Equal means all three equal; 4.x knows no `state_version`."""
+    """Version of a table; 4.x has no `state_version`."""
 
     counter: Long = 0
     state_version: Long = 0
     timestamp: Long = 0
 
     def next(self, now_ms: int, *, state_version: int = 0) -> Self:
-        """The version after one change at `now_ms`; `state_version` is the master's epoch."""
+        """The version after a change at `now_ms`; `state_version` is the master's epoch."""
         return type(self)(counter=self.counter + 1, state_version=state_version, timestamp=now_ms)
 
     def rank(self) -> tuple[int, int, int]:
-        """Which of two versions is newer: the one that ranks higher."""
+        """The sort key of versions: the newer one is higher."""
         return self.state_version, self.counter, self.timestamp
 
 
@@ -66,7 +64,7 @@ class TopicConfig(Body):
 
 
 class QueueData(Body):
-    """How many queues of a topic a broker has."""
+    """The queues of a topic on one broker."""
 
     broker_name: str = ""
     read_queue_nums: Int = 0
@@ -86,7 +84,7 @@ class BrokerData(Body):
 
 
 class TopicQueueMappingInfo(Body):
-    """Where the queues of a static topic live; carried along, not acted upon."""
+    """Where the queues of a static topic are; passed on, but not used."""
 
     topic: str | None = None
     scope: str = "__global__"
@@ -98,7 +96,7 @@ class TopicQueueMappingInfo(Body):
 
 
 class LogicQueueMappingItem(Body):
-    """A stretch of a static topic's queue on one broker."""
+    """A range of a static topic's queue on one broker."""
 
     gen: Int = 0
     queue_id: Int = 0
@@ -127,21 +125,21 @@ class TopicRouteData(Body):
 
 
 class ClusterInfo(Body):
-    """All brokers that a name server knows, and the clusters they form."""
+    """All brokers that a NameServer knows, and their clusters."""
 
     broker_addr_table: dict[str, BrokerData] = {}
     cluster_addr_table: dict[str, list[str]] = {}
 
 
 class TopicList(Body):
-    """Names of topics; `broker_addr` is a broker to ask for its system topics."""
+    """Names of topics; `broker_addr` is a broker that has the system topics."""
 
     topic_list: list[str] = []
     broker_addr: str | None = None
 
 
 class KVTable(Body):
-    """Plain strings by name: runtime figures, order configuration."""
+    """Strings by name: runtime info, order configuration."""
 
     table: dict[str, str] = {}
 
@@ -155,7 +153,7 @@ class BrokerMemberGroup(Body):
 
 
 class GetBrokerMemberGroupResponseBody(Body):
-    """Answer to GET_BROKER_MEMBER_GROUP."""
+    """Response to GET_BROKER_MEMBER_GROUP."""
 
     broker_member_group: BrokerMemberGroup | None = None
 
@@ -164,7 +162,7 @@ class GetBrokerMemberGroupResponseBody(Body):
 
 
 class SubscriptionData(Body):
-    """What a consumer wants of a topic: tags with their hashes, or an SQL92 expression."""
+    """A consumer's filter on a topic: tags with their hashes, or an SQL92 expression."""
 
     class_filter_mode: bool = False
     topic: str = ""
@@ -203,7 +201,7 @@ class HeartbeatData(Body):
 
 
 class CheckClientRequestBody(Body):
-    """CHECK_CLIENT_CONFIG: is this filter understood?"""
+    """CHECK_CLIENT_CONFIG: asks whether the broker accepts this filter."""
 
     client_id: str = ""
     group: str = ""
@@ -212,7 +210,7 @@ class CheckClientRequestBody(Body):
 
 
 class GetConsumerListByGroupResponseBody(Body):
-    """Answer to GET_CONSUMER_LIST_BY_GROUP."""
+    """Response to GET_CONSUMER_LIST_BY_GROUP."""
 
     consumer_id_list: list[str] = []
 
@@ -230,13 +228,13 @@ class LockBatchRequestBody(Body):
 
 
 class LockBatchResponseBody(Body):
-    """The queues that are locked for the asking client."""
+    """The queues that are locked for the requesting client."""
 
     lock_ok_mq_set: list[MessageQueue] = field(default_factory=list, name="lockOKMQSet")
 
 
 class QueryAssignmentRequestBody(Body):
-    """QUERY_ASSIGNMENT: which queues are mine?"""
+    """QUERY_ASSIGNMENT: asks which queues are assigned to the client."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -254,13 +252,13 @@ class MessageQueueAssignment(Body):
 
 
 class QueryAssignmentResponseBody(Body):
-    """Answer to QUERY_ASSIGNMENT; None: the broker has no opinion."""
+    """Response to QUERY_ASSIGNMENT; None if the broker assigns nothing."""
 
     message_queue_assignments: list[MessageQueueAssignment] | None = None
 
 
 class SetMessageRequestModeRequestBody(Body):
-    """SET_MESSAGE_REQUEST_MODE: pull or pop, for one group on one topic."""
+    """SET_MESSAGE_REQUEST_MODE: pull or POP, for one group on one topic."""
 
     topic: str = ""
     consumer_group: str = ""
@@ -291,7 +289,7 @@ class BatchAck(Body):
 
 
 class BatchAckMessageRequestBody(Body):
-    """BATCH_ACK_MESSAGE. Read with `decode_batch_ack`, which also takes the long names."""
+    """BATCH_ACK_MESSAGE. `decode_batch_ack` also accepts the long names."""
 
     broker_name: str | None = None
     acks: list[BatchAck] = []
@@ -311,7 +309,7 @@ _BATCH_ACK_NAMES: Final = {
 
 
 def decode_batch_ack(data: bytes) -> BatchAckMessageRequestBody:
-    """The body of BATCH_ACK_MESSAGE, whichever names its sender uses."""
+    """The body of BATCH_ACK_MESSAGE, with short or long names."""
     value: Any = fastjson.decode(data, dict[str, Any])
     acks = value.get("acks")
     if isinstance(acks, list):
@@ -328,7 +326,7 @@ def decode_batch_ack(data: bytes) -> BatchAckMessageRequestBody:
 
 
 class SimpleSubscriptionData(Body):
-    """A subscription remembered with a group."""
+    """A subscription stored with a group."""
 
     topic: str = ""
     expression_type: str | None = None
@@ -337,7 +335,7 @@ class SimpleSubscriptionData(Body):
 
 
 class ExponentialRetryPolicy(Body):
-    """Waits that grow by a factor, in ms."""
+    """Retry delays that grow by a factor, in ms."""
 
     initial: Long = 5_000
     max: Long = 7_200_000
@@ -345,13 +343,13 @@ class ExponentialRetryPolicy(Body):
 
 
 class CustomizedRetryPolicy(Body):
-    """Waits one by one, in ms; a group without any takes the delay levels."""
+    """A list of retry delays, in ms; a group without any uses the delay levels."""
 
     next: tuple[Long, ...] = ()
 
 
 class GroupRetryPolicy(Body):
-    """How long a group's failed messages wait."""
+    """The retry delays of a group's failed messages."""
 
     type: str = "CUSTOMIZED"
     exponential_retry_policy: ExponentialRetryPolicy | None = None

@@ -1,9 +1,9 @@
-"""Bodies about a cluster itself: users and their rights, replication, the controller.
+"""Bodies about users and their rights, and about replication.
 
-The same rules as in `bodies`.
+The rules of `client_bodies` apply.
 """
 
-from penstock.wire.bodies.client_bodies import Body, BrokerMemberGroup, Int, Long
+from penstock.wire.bodies.client_bodies import Body, Int, Long
 
 # --- users ---------------------------------------------------------------------------------------
 
@@ -40,7 +40,7 @@ class AclInfo(Body):
     policies: list[PolicyInfo] | None = None
 
 
-# --- replication and controller ------------------------------------------------------------------
+# --- replication ---------------------------------------------------------------------------------
 
 
 class HAConnectionRuntimeInfo(Body):
@@ -73,61 +73,3 @@ class HARuntimeInfo(Body):
     in_sync_slave_nums: Int = 0
     ha_connection_info: list[HAConnectionRuntimeInfo] = []
     ha_client_runtime_info: HAClientRuntimeInfo = HAClientRuntimeInfo()
-
-
-class EpochEntry(Body):
-    """From which offset on a master epoch wrote."""
-
-    epoch: Int = 0
-    start_offset: Long = 0
-    end_offset: Long = 2**63 - 1
-
-
-class EpochEntryCache(Body):
-    """GET_BROKER_EPOCH_CACHE."""
-
-    cluster_name: str | None = None
-    broker_name: str | None = None
-    broker_id: Long = 0
-    epoch_list: list[EpochEntry] = []
-    max_offset: Long = 0
-
-
-class SyncStateSet(Body):
-    """CONTROLLER_ALTER_SYNC_STATE_SET: the replicas that are in step."""
-
-    sync_state_set: frozenset[Long] = frozenset()
-    sync_state_set_epoch: Int = 0
-
-
-class ElectMasterResponseBody(Body):
-    """CONTROLLER_ELECT_MASTER."""
-
-    broker_member_group: BrokerMemberGroup | None = None
-    sync_state_set: frozenset[Long] = frozenset()
-
-
-class ReplicaIdentity(Body):
-    """One replica of a broker name."""
-
-    broker_name: str | None = None
-    broker_id: Long | None = None
-    broker_address: str | None = None
-    alive: bool | None = None
-
-
-class ReplicasInfo(Body):
-    """The replicas of one broker name."""
-
-    master_broker_id: Long | None = None
-    master_address: str | None = None
-    master_epoch: Int = 0
-    sync_state_set_epoch: Int = 0
-    in_sync_replicas: list[ReplicaIdentity] = []
-    not_in_sync_replicas: list[ReplicaIdentity] = []
-
-
-class BrokerReplicasInfo(Body):
-    """CONTROLLER_GET_SYNC_STATE_DATA, by broker name."""
-
-    replicas_info_table: dict[str, ReplicasInfo] = {}

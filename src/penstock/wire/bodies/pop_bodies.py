@@ -1,13 +1,12 @@
-"""The records of the revive log, as JSON: what was lent, and what was acknowledged.
+"""The records of the revive log, as JSON: POP checkpoints and acknowledgements.
 
-    tag ck     PopCheckPoint   messages of one queue that one pop has lent
+    tag ck     PopCheckPoint   messages of one queue that one pop has taken
     tag ack    AckMsg          one of them is acknowledged
-    tag bAck   BatchAckMsg     several of them are
-    tag order  OrderedPop      the open pop of a queue that is popped in order (ours: RocketMQ's
-                               brokers pass over it)
+    tag bAck   BatchAckMsg     several of them are acknowledged
+    tag order  OrderedPop      an ordered pop in flight (Penstock's own: RocketMQ ignores it)
 
-A checkpoint and its acknowledgements belong together by topic, group, queue, start offset, pop time
-and broker. Requests and answers of POP are in `bodies`, receipts in `receipt`.
+A checkpoint and its acknowledgements have the same topic, group, queue, start offset, pop time and
+broker. Requests and responses of POP are in `client_bodies`, receipt handles in `receipt_handle`.
 """
 
 from collections.abc import Iterator
@@ -24,10 +23,10 @@ Count = Annotated[int, Meta(ge=0, le=127)]
 
 
 class PopCheckPoint(Body):
-    """Messages that one pop has lent: `offset_diffs` are their distances from `start_offset`.
+    """Messages that one pop has taken: `offset_diffs` are their distances from `start_offset`.
 
     Bit k of `bit_map` says that the k-th of them is acknowledged. Very old checkpoints have no
-    distances: then their messages follow each other.
+    distances: then their offsets are consecutive.
     """
 
     start_offset: Offset = field(default=0, name="so")
@@ -45,23 +44,23 @@ class PopCheckPoint(Body):
 
     @property
     def revive_ms(self) -> int:
-        """When whatever is not acknowledged comes back."""
+        """When the messages that are not acknowledged are revived."""
         return self.pop_time + self.invisible_time
 
     def offsets(self) -> Iterator[int]:
-        """The offsets that were lent, in the order of the bits."""
+        """The offsets of the messages, in the order of the bits."""
         for diff in self.offset_diffs or range(self.num):
             yield self.start_offset + diff
 
     def index_of(self, offset: int) -> int:
-        """The bit of an offset; -1 if it was not lent."""
-        for index, lent in enumerate(self.offsets()):
-            if lent == offset:
+        """The bit of an offset; -1 if the checkpoint does not contain it."""
+        for index, taken in enumerate(self.offsets()):
+            if taken == offset:
                 return index
         return -1
 
     def tries(self) -> int:
-        """How often it was written again because its messages could not be brought back."""
+        """How often it was written again because its messages could not be revived."""
         text = self.re_put_times
         if text is None:
             return 0
@@ -87,7 +86,7 @@ class BatchAckMsg(AckMsg):
 
 
 class OrderedPop(Body):
-    """The open pop of a queue that one group pops in order, and where the group goes on."""
+    """A group's ordered pop of a queue that is in flight, and its next offset."""
 
     topic: str = field(default="", name="t")
     consumer_group: str = field(default="", name="c")
@@ -109,26 +108,26 @@ _LONG_NAMES: Final = {
 
 
 def decode_check_point(data: bytes) -> PopCheckPoint:
-    """A record with the tag ck; BodyError if it is none."""
+    """A record with the tag ck; raises BodyError."""
     return fastjson.decode(data, PopCheckPoint)
 
 
 def decode_ack(data: bytes) -> AckMsg:
-    """A record with the tag ack, in short or long names; BodyError if it is none."""
+    """A record with the tag ack, in short or long names; raises BodyError."""
     if b'"ao"' in data:
         return fastjson.decode(data, AckMsg)
     return fastjson.build(_short_names(data), AckMsg)
 
 
 def decode_acks(data: bytes) -> BatchAckMsg:
-    """A record with the tag bAck, in short or long names; BodyError if it is none."""
+    """A record with the tag bAck, in short or long names; raises BodyError."""
     if b'"aol"' in data:
         return fastjson.decode(data, BatchAckMsg)
     return fastjson.build(_short_names(data), BatchAckMsg)
 
 
 def decode_ordered_pop(data: bytes) -> OrderedPop:
-    """A record with the tag order; BodyError if it is none."""
+    """A record with the tag order; raises BodyError."""
     return fastjson.decode(data, OrderedPop)
 
 

@@ -1,13 +1,13 @@
-"""REGISTER_BROKER: what a broker tells the name server, as JSON or in a packed form.
+"""REGISTER_BROKER: a broker's registration with a NameServer, as JSON or in a packed form.
 
-Packed, all inside one zlib stream; each text has its length in bytes before it:
+The packed form is one zlib stream; the length in bytes precedes each text:
 
     i32 + DataVersion JSON
     i32 count, each: i32 + "topic readQueues writeQueues perm filterType [{attributes}]"
     i32 + JSON list of filter servers
     i32 count, each: i32 + TopicQueueMappingInfo JSON      (brokers from 5.0.0 on)
 
-The packed form has no room for a topic's order and system flag.
+The packed form has no fields for a topic's order and system flag.
 """
 
 import struct
@@ -60,7 +60,7 @@ def encode_register(body: RegisterBrokerBody, *, compressed: bool) -> bytes:
 def decode_register(
     data: bytes, *, compressed: bool, version: int, inflated_bytes_max: int = INFLATED_BYTES_MAX
 ) -> RegisterBrokerBody:
-    """What the broker of release `version` (field of its request) registers."""
+    """The registration of a broker of release `version`, a field of its request."""
     if not compressed:
         return fastjson.decode(data, RegisterBrokerBody)
     try:
@@ -87,19 +87,19 @@ def decode_register(
 
 
 class _Texts:
-    """Walks over texts with their lengths before them."""
+    """Reads texts that are preceded by their length."""
 
     def __init__(self, data: bytes) -> None:
         self._data = data
         self._at = 0
 
     def count(self) -> int:
-        """The next number; never negative."""
+        """The next number, which is not negative."""
         if self._at + _I32.size > len(self._data):
             raise BodyError(f"registration ends too early, after {len(self._data)} bytes")
         number: int = _I32.unpack_from(self._data, self._at)[0]
         if number < 0:
-            raise BodyError(f"registration: {number} at byte {self._at} counts nothing")
+            raise BodyError(f"registration: {number} at byte {self._at} is not a count")
         self._at += _I32.size
         return number
 
@@ -107,7 +107,7 @@ class _Texts:
         """The next text."""
         size = self.count()
         if size > len(self._data) - self._at:
-            raise BodyError(f"registration: a text of {size} bytes at {self._at} is cut off")
+            raise BodyError(f"registration: a text of {size} bytes at {self._at} is truncated")
         self._at += size
         return self._data[self._at - size : self._at]
 
@@ -121,7 +121,7 @@ def _topic_text(topic: TopicConfig) -> bytes:
         f"{topic.topic_name} {topic.read_queue_nums} {topic.write_queue_nums} {topic.perm} "
         f"{topic.topic_filter_type}"
     ).encode()
-    # A name server of 4.x takes five words and no more; one of 5.x takes both.
+    # A NameServer of 4.x accepts exactly five words; one of 5.x accepts both.
     return head + b" " + fastjson.encode(topic.attributes) if topic.attributes else head
 
 
@@ -137,5 +137,5 @@ def _topic(text: bytes) -> TopicConfig:
             "attributes": fastjson.decode(rest[0].encode(), dict[str, str]) if any(rest) else {},
         }
     except ValueError:
-        raise BodyError(f"registration: no topic in {text[:80]!r}") from None
+        raise BodyError(f"registration: {text[:80]!r} is not a topic") from None
     return fastjson.build(values, TopicConfig)

@@ -1,6 +1,7 @@
-"""Tables that are both files in `config/` and bodies between brokers; the file names are given.
+"""Tables that are both files in `config/` and bodies between brokers.
 
-Files are written by `fastjson.encode_pretty`, the bodies of GET_ALL_… by `fastjson.encode`.
+Docstrings name the file and the request. Files are written by `fastjson.encode_pretty`, bodies of
+GET_ALL_… by `fastjson.encode`.
 """
 
 import struct
@@ -30,18 +31,11 @@ class TopicConfigSerializeWrapper(Body):
 
 
 class TopicConfigAndMappingSerializeWrapper(TopicConfigSerializeWrapper):
-    """GET_ALL_TOPIC_CONFIG of 5.x, and the heart of a registration."""
+    """GET_ALL_TOPIC_CONFIG of 5.x, and part of a registration."""
 
     topic_queue_mapping_info_map: dict[str, TopicQueueMappingInfo] = {}
     topic_queue_mapping_detail_map: dict[str, TopicQueueMappingDetail] = {}
     mapping_data_version: DataVersion = DataVersion()
-
-
-class TopicQueueMappingSerializeWrapper(Body):
-    """topicQueueMapping.json: static topics."""
-
-    topic_queue_mapping_info_map: dict[str, TopicQueueMappingDetail] = {}
-    data_version: DataVersion = DataVersion()
 
 
 class SubscriptionGroupWrapper(Body):
@@ -69,39 +63,6 @@ class DelayOffsetSerializeWrapper(Body):
     data_version: DataVersion = DataVersion()
 
 
-class BloomFilterData(Body):
-    """The bits that stand for one expression."""
-
-    bit_pos: tuple[Int, ...] = ()
-    bit_num: Int = 0
-
-
-class ConsumerFilterData(Body):
-    """An expression of a group; dead while nobody of the group is connected."""
-
-    consumer_group: str = ""
-    topic: str = ""
-    expression: str | None = None
-    expression_type: str | None = None
-    born_time: Long = 0
-    dead_time: Long = 0
-    bloom_filter_data: BloomFilterData | None = None
-    client_version: Long = 0
-
-
-class FilterDataMapByTopic(Body):
-    """The expressions on one topic, by group."""
-
-    group_filter_data: dict[str, ConsumerFilterData] = {}
-    topic: str | None = None
-
-
-class ConsumerFilterFile(Body):
-    """consumerFilter.json."""
-
-    filter_data_by_topic: dict[str, FilterDataMapByTopic] = {}
-
-
 class MessageRequestModeSerializeWrapper(Body):
     """messageRequestMode.json; GET_ALL_MESSAGE_REQUEST_MODE: topic → group → mode."""
 
@@ -109,7 +70,7 @@ class MessageRequestModeSerializeWrapper(Body):
 
 
 class OrderInfo(Body):
-    """What one ordered pop left open: a base offset and differences, times and counts."""
+    """An ordered pop that is not acknowledged: a base offset and differences, times, counts."""
 
     pop_time: Long = 0
     invisible_time: Long | None = field(default=None, name="i")
@@ -122,13 +83,13 @@ class OrderInfo(Body):
 
 
 class ConsumerOrderInfoFile(Body):
-    """consumerOrderInfo.json: `topic@group` → queue → open pop."""
+    """consumerOrderInfo.json: `topic@group` → queue → pop in flight."""
 
     table: dict[str, dict[Int, OrderInfo]] = {}
 
 
 class KVConfigSerializeWrapper(Body):
-    """kvConfig.json of the name server: namespace → key → value."""
+    """kvConfig.json of the NameServer: namespace → key → value."""
 
     config_table: dict[str, dict[str, str]] = {}
 

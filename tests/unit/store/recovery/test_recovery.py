@@ -241,7 +241,7 @@ def test_a_record_of_another_place_ends_the_log(bench: Bench) -> None:
     overwrite(log_file(store, 0), 400, data)
     store = bench.open()
     assert store.log.end == 400
-    assert "another place" in (store.report.cut_reason or "")
+    assert "another log offset" in (store.report.cut_reason or "")
 
 
 def test_a_queue_that_was_deleted_and_made_again_wins(bench: Bench) -> None:
