@@ -16,7 +16,7 @@ from penstock.spark.connection_options import ConnectionOptions
 from penstock.spark.source import range_reader
 from penstock.spark.source.log_reader import LogScan, plan_scan, read_slice
 from penstock.spark.source.offset_ranges import QueueRange
-from penstock.spark.source.range_reader import Reading, read_range
+from penstock.spark.source.range_reader import ReadSettings, read_range
 from penstock.spark.worker_connection import close_worker_connections
 
 from . import apache
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
 COUNT = 6_000
 COLUMNS = ("queue_offset", "body", "tags")
-ALL = Reading(columns=COLUMNS, group="spark")
+ALL = ReadSettings(columns=COLUMNS, group="spark")
 Row = tuple[int, bytes, str | None]
 
 
@@ -79,7 +79,7 @@ def test_parts_of_a_queue(
     assert sorted(row[1:] for row in found) == sorted(row[1:] for row in sent)
     assert [row[0] for row in found] == list(range(COUNT))
     assert rows(read_range(connection, part(broker, 17, 4_000), ALL)) == found[17:4_000]
-    has_tag = Reading(columns=COLUMNS, group="spark", tags="b")
+    has_tag = ReadSettings(columns=COLUMNS, group="spark", tags="b")
     assert rows(read_range(connection, part(broker), has_tag)) == [r for r in found if r[2] == "b"]
 
 
@@ -89,13 +89,13 @@ def test_offsets_that_are_not_there(
     sent: list[Row],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(range_reader, "BEHIND_MS", 300)
+    monkeypatch.setattr(range_reader, "LAG_WAIT_MS", 300)
     for first in (COUNT - 5, COUNT, COUNT + 3):
         wanted = part(broker, first, COUNT + 10)
         lost = max(first, COUNT)
         with pytest.raises(DataLost, match=f"{lost} to {COUNT + 9} are wanted.* 0 to {COUNT - 1}"):
             rows(read_range(connection, wanted, ALL))
-        going_on = Reading(columns=COLUMNS, group="spark", fail_on_data_loss=False)
+        going_on = ReadSettings(columns=COLUMNS, group="spark", fail_on_data_loss=False)
         assert len(rows(read_range(connection, wanted, going_on))) == max(COUNT - first, 0)
 
 

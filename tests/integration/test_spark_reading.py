@@ -1,4 +1,4 @@
-"""Parts of queues read from a real broker, as a Spark worker does it: no loop runs around it."""
+"""Ranges of queues read from a real broker, as a Spark worker does: without a running loop."""
 
 import asyncio
 import itertools
@@ -25,14 +25,14 @@ from penstock.spark.connection_options import ConnectionOptions
 from penstock.spark.message_schema import DEFAULT_COLUMNS, arrow_schema
 from penstock.spark.source import queue_pulls, range_reader
 from penstock.spark.source.offset_ranges import QueueRange
-from penstock.spark.source.range_reader import Reading, read_range
+from penstock.spark.source.range_reader import ReadSettings, read_range
 from penstock.spark.worker_connection import close_worker_connections, worker_connection
 from penstock.testing import InProcessBroker
 from tests.compat.penstock import Broker, NameServer
 
 pytestmark = pytest.mark.timeout(120)
 COLUMNS = ("queue_offset", "body", "tags")
-ALL = Reading(columns=COLUMNS, group="spark")
+ALL = ReadSettings(columns=COLUMNS, group="spark")
 Row = tuple[int, bytes, str | None]
 
 
@@ -49,7 +49,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(range_reader, "ColumnBuilder", partial(ColumnBuilder, rows_max=100))
 
 
-def here(broker: InProcessBroker, timeout_ms: int = 3_000) -> ConnectionOptions:
+def options_of(broker: InProcessBroker, timeout_ms: int = 3_000) -> ConnectionOptions:
     return ConnectionOptions((broker.address,), timeout_ms=timeout_ms)
 
 
@@ -66,7 +66,7 @@ def fill(broker: InProcessBroker, count: int, size: int = 20) -> list[Row]:
 
 
 def part(broker: InProcessBroker, first: int, until: int, queue_id: int = 0) -> QueueRange:
-    with worker_connection(here(broker)) as way:
+    with worker_connection(options_of(broker)) as way:
         name = way.run(way.session.route("T")).brokers[0]
     return QueueRange("T", name, queue_id, first, until)
 
@@ -79,63 +79,63 @@ def rows(batches: Iterator[pa.RecordBatch]) -> list[Row]:
     ]
 
 
-def test_a_part_comes_as_it_was_sent(broker: InProcessBroker) -> None:
+def test_range_is_read_in_order(broker: InProcessBroker) -> None:
     sent = fill(broker, 3_000)
-    assert rows(read_range(here(broker), part(broker, 0, 3_000), ALL)) == sent
-    assert rows(read_range(here(broker), part(broker, 17, 1_100), ALL)) == sent[17:1_100]
-    assert rows(read_range(here(broker), part(broker, 2_999, 3_000), ALL)) == sent[-1:]
-    assert rows(read_range(here(broker), part(broker, 5, 5), ALL)) == []
+    assert rows(read_range(options_of(broker), part(broker, 0, 3_000), ALL)) == sent
+    assert rows(read_range(options_of(broker), part(broker, 17, 1_100), ALL)) == sent[17:1_100]
+    assert rows(read_range(options_of(broker), part(broker, 2_999, 3_000), ALL)) == sent[-1:]
+    assert rows(read_range(options_of(broker), part(broker, 5, 5), ALL)) == []
 
 
-def test_all_usual_columns_with_the_schema_promised(broker: InProcessBroker) -> None:
+def test_default_columns_have_the_declared_schema(broker: InProcessBroker) -> None:
     fill(broker, 10)
-    wanted = Reading(columns=DEFAULT_COLUMNS, group="spark")
-    (batch,) = read_range(here(broker), part(broker, 0, 10), wanted)
+    wanted = ReadSettings(columns=DEFAULT_COLUMNS, group="spark")
+    (batch,) = read_range(options_of(broker), part(broker, 0, 10), wanted)
     assert batch.schema == arrow_schema(DEFAULT_COLUMNS)
     batch.validate(full=True)
     assert set(batch.column("topic").to_pylist()) == {"T"}
     assert batch.column("broker").to_pylist() == [part(broker, 0, 1).broker] * 10
 
 
-def test_batches_have_a_limit(broker: InProcessBroker, small_batches: None) -> None:
+def test_batches_are_limited(broker: InProcessBroker, small_batches: None) -> None:
     sent = fill(broker, 1_050)
-    batches = list(read_range(here(broker), part(broker, 0, 1_050), ALL))
+    batches = list(read_range(options_of(broker), part(broker, 0, 1_050), ALL))
     assert all(batch.num_rows <= 100 for batch in batches)
     assert rows(iter(batches)) == sent
 
 
-def test_only_the_tags_that_are_wanted(broker: InProcessBroker) -> None:
+def test_only_wanted_tags_are_read(broker: InProcessBroker) -> None:
     sent = fill(broker, 2_000)
-    wanted = Reading(columns=COLUMNS, group="spark", tags="c || nobody")
-    found = rows(read_range(here(broker), part(broker, 10, 1_990), wanted))
+    wanted = ReadSettings(columns=COLUMNS, group="spark", tags="c || nobody")
+    found = rows(read_range(options_of(broker), part(broker, 10, 1_990), wanted))
     assert found == [row for row in sent[10:1_990] if row[2] == "c"]
-    wanted = Reading(columns=COLUMNS, group="spark", tags="nobody")
-    assert rows(read_range(here(broker), part(broker, 0, 2_000), wanted)) == []
+    wanted = ReadSettings(columns=COLUMNS, group="spark", tags="nobody")
+    assert rows(read_range(options_of(broker), part(broker, 0, 2_000), wanted)) == []
 
 
 @pytest.mark.parametrize("size", [1, 400])
-def test_short_answers_are_asked_for_ahead(size: int) -> None:
-    """As Apache's brokers give them: 32 at a time, or fewer by their bytes."""
+def test_short_responses_are_prefetched(size: int) -> None:
+    """As from Apache's brokers: 32 messages at a time, or fewer by their size."""
     settings = {"broker.pull_messages_max": 32, "broker.pull_bytes_max": 12_000}
-    flying = []
+    in_flight = []
     with InProcessBroker(settings) as broker, pytest.MonkeyPatch.context() as patch:
         broker.create_topic("T", queues=1)
         sent = fill(broker, 3_000, size)
-        ask_ahead = queue_pulls.Pulls.ask_ahead
+        prefetch = queue_pulls.QueuePuller.prefetch
 
-        async def count(self: queue_pulls.Pulls, offset: int) -> None:
-            await ask_ahead(self, offset)
-            flying.append(len(self._flying))
+        async def count(self: queue_pulls.QueuePuller, offset: int) -> None:
+            await prefetch(self, offset)
+            in_flight.append(len(self._in_flight))
 
-        patch.setattr(queue_pulls.Pulls, "ask_ahead", count)
-        assert rows(read_range(here(broker), part(broker, 3, 2_987), ALL)) == sent[3:2_987]
+        patch.setattr(queue_pulls.QueuePuller, "prefetch", count)
+        assert rows(read_range(options_of(broker), part(broker, 3, 2_987), ALL)) == sent[3:2_987]
         close_worker_connections()
-    assert max(flying) == (queue_pulls.AHEAD_MAX if size == 1 else max(flying))
+    assert max(in_flight) == (queue_pulls.PREFETCH_MAX if size == 1 else max(in_flight))
 
 
-def test_a_broker_that_restarts_is_waited_for(broker: InProcessBroker, small_batches: None) -> None:
+def test_restarting_broker_is_waited_for(broker: InProcessBroker, small_batches: None) -> None:
     sent = fill(broker, 2_000)
-    batches = read_range(here(broker), part(broker, 0, 2_000), ALL)
+    batches = read_range(options_of(broker), part(broker, 0, 2_000), ALL)
     found = rows(itertools.islice(batches, 3))
     broker.restart()
     found += rows(itertools.islice(batches, 10))
@@ -144,7 +144,7 @@ def test_a_broker_that_restarts_is_waited_for(broker: InProcessBroker, small_bat
 
 
 @pytest.mark.slow
-def test_a_broker_that_hangs_or_is_killed_is_waited_for(
+def test_hanging_or_killed_broker_is_waited_for(
     tmp_path: Path, small_batches: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(queue_pulls, "PULL_TIMEOUT_MS", 500)
@@ -175,14 +175,16 @@ def test_a_broker_that_hangs_or_is_killed_is_waited_for(
         close_worker_connections()
 
 
-def test_an_answer_may_lie_unread_for_long(
-    broker: InProcessBroker, small_batches: None, monkeypatch: pytest.MonkeyPatch,
+def test_response_may_stay_unread_for_long(
+    broker: InProcessBroker,
+    small_batches: None,
+    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
-) -> None:  # fmt: skip
-    """Spark is slow with the batches, the event loop stands still meanwhile."""
+) -> None:
+    """Spark processes batches slowly, and the event loop does not run meanwhile."""
     monkeypatch.setattr(queue_pulls, "PULL_TIMEOUT_MS", 1_500)
     sent = fill(broker, 4_000)
-    batches = read_range(here(broker), part(broker, 0, 4_000), ALL)
+    batches = read_range(options_of(broker), part(broker, 0, 4_000), ALL)
     found = []
     for number, batch in enumerate(batches):
         found += rows(iter([batch]))
@@ -192,14 +194,14 @@ def test_an_answer_may_lie_unread_for_long(
     assert "tried again" not in caplog.text
 
 
-def test_a_broker_that_stays_away_is_named(small_batches: None) -> None:
+def test_broker_that_stays_unavailable_is_named(small_batches: None) -> None:
     with InProcessBroker() as broker:
         broker.create_topic("T", queues=1)
         fill(broker, 4_000)
-        wanted = Reading(columns=COLUMNS, group="spark", timeout_ms=1_500)
+        wanted = ReadSettings(columns=COLUMNS, group="spark", timeout_ms=1_500)
         whole = part(broker, 0, 4_000)
         address = broker.broker_address
-        batches = read_range(here(broker, 500), whole, wanted)
+        batches = read_range(options_of(broker, 500), whole, wanted)
         next(batches)
     with pytest.raises(ReadGaveUp) as caught:
         rows(batches)
@@ -210,28 +212,28 @@ def test_a_broker_that_stays_away_is_named(small_batches: None) -> None:
     assert (str(copy), copy.hint) == (str(caught.value), caught.value.hint)
 
 
-def test_a_queue_that_ends_too_early_is_a_loss(
+def test_queue_that_ends_too_early_is_a_loss(
     broker: InProcessBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(range_reader, "BEHIND_MS", 300)
+    monkeypatch.setattr(range_reader, "LAG_WAIT_MS", 300)
     sent = fill(broker, 50)
     for first in (10, 50, 55):
         whole = part(broker, first, 60)
         with pytest.raises(DataLost) as caught:
-            rows(read_range(here(broker), whole, ALL))
+            rows(read_range(options_of(broker), whole, ALL))
         lost = max(first, 50)
         for text in ("T", whole.broker, "queue 0", f"{lost} to 59", "0 to 49"):
             assert text in str(caught.value)
-        going_on = Reading(columns=COLUMNS, group="spark", fail_on_data_loss=False)
-        assert rows(read_range(here(broker), whole, going_on)) == sent[first:]
-        assert f"{60 - lost} messages in all" in caplog.text
+        going_on = ReadSettings(columns=COLUMNS, group="spark", fail_on_data_loss=False)
+        assert rows(read_range(options_of(broker), whole, going_on)) == sent[first:]
+        assert f"{60 - lost} messages in total" in caplog.text
 
 
-def test_messages_that_come_late_are_waited_for(broker: InProcessBroker) -> None:
-    """A replica may be behind, and a broker that starts may not show everything at once."""
+def test_late_messages_are_waited_for(broker: InProcessBroker) -> None:
+    """A replica may lag, and a broker that starts may not show its whole log at once."""
     fill(broker, 10)
-    batches = read_range(here(broker), part(broker, 0, 20), ALL)
-    behind = range_reader.RangeReader._behind
+    batches = read_range(options_of(broker), part(broker, 0, 20), ALL)
+    wait_for_lag = range_reader.RangeReader._wait_for_lag
 
     def send() -> None:
         with Producer(broker.address, group="P") as producer:
@@ -239,21 +241,23 @@ def test_messages_that_come_late_are_waited_for(broker: InProcessBroker) -> None
                 producer.send(Message("T", str(n)))
 
     async def send_then(self: range_reader.RangeReader, answer: PullAnswer) -> None:
-        await behind(self, answer)
+        await wait_for_lag(self, answer)
         if answer.max_offset == 10:
             await asyncio.get_running_loop().run_in_executor(None, send)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(range_reader.RangeReader, "_behind", send_then)
+        patch.setattr(range_reader.RangeReader, "_wait_for_lag", send_then)
         assert [row[0] for row in rows(batches)] == list(range(20))
 
 
-def test_a_topic_that_is_gone_is_a_loss(broker: InProcessBroker, small_batches: None) -> None:
+def test_deleted_topic_is_a_loss(broker: InProcessBroker, small_batches: None) -> None:
     fill(broker, 4_000)
     whole = part(broker, 0, 4_000)
     for fails in (True, False):
-        wanted = Reading(columns=COLUMNS, group="spark", fail_on_data_loss=fails, timeout_ms=500)
-        batches = read_range(here(broker), whole, wanted)
+        wanted = ReadSettings(
+            columns=COLUMNS, group="spark", fail_on_data_loss=fails, timeout_ms=500
+        )
+        batches = read_range(options_of(broker), whole, wanted)
         if fails:
             next(batches)
             with Admin(broker.address) as admin:
@@ -264,46 +268,44 @@ def test_a_topic_that_is_gone_is_a_loss(broker: InProcessBroker, small_batches: 
             assert rows(batches) == []
 
 
-def test_a_queue_that_is_not_there_is_refused(broker: InProcessBroker) -> None:
+def test_unknown_queue_is_refused(broker: InProcessBroker) -> None:
     fill(broker, 5)
     gone = QueueRange("T", part(broker, 0, 5).broker, 7, 0, 5)
     with pytest.raises(InvalidParameter, match="no queue 7"):
-        rows(read_range(here(broker), gone, ALL))
+        rows(read_range(options_of(broker), gone, ALL))
 
 
-def test_a_reader_that_is_left_early_leaves_nothing_behind(
-    broker: InProcessBroker, small_batches: None
-) -> None:
+def test_abandoned_reader_cancels_its_pulls(broker: InProcessBroker, small_batches: None) -> None:
     sent = fill(broker, 2_000)
-    batches = read_range(here(broker), part(broker, 0, 2_000), ALL)
+    batches = read_range(options_of(broker), part(broker, 0, 2_000), ALL)
     next(batches)
     batches.close()  # type: ignore[attr-defined]
-    assert rows(read_range(here(broker), part(broker, 0, 2_000), ALL)) == sent
+    assert rows(read_range(options_of(broker), part(broker, 0, 2_000), ALL)) == sent
 
 
-def test_two_parts_at_a_time_on_one_link(broker: InProcessBroker, small_batches: None) -> None:
+def test_two_ranges_share_a_connection(broker: InProcessBroker, small_batches: None) -> None:
     sent = fill(broker, 1_000)
-    one = read_range(here(broker), part(broker, 0, 500), ALL)
-    other = read_range(here(broker), part(broker, 500, 1_000), ALL)
+    one = read_range(options_of(broker), part(broker, 0, 500), ALL)
+    other = read_range(options_of(broker), part(broker, 500, 1_000), ALL)
     pairs = list(zip(one, other, strict=True))
     assert rows(pair[0] for pair in pairs) + rows(pair[1] for pair in pairs) == sent
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_worker_makes_connections_of_its_own() -> None:
+def test_forked_worker_makes_its_own_connections() -> None:
     code = """
     import os, sys, warnings
     warnings.filterwarnings("ignore", "This process .* is multi-threaded")
     from penstock import Message, Producer
     from penstock.spark.worker_connection import close_worker_connections
-    from tests.integration.test_spark_reading import ALL, fill, here, part, read_range, rows
+    from tests.integration.test_spark_reading import ALL, fill, options_of, part, read_range, rows
     from penstock.testing import InProcessBroker
 
     broker = InProcessBroker()
     broker.start()
     broker.create_topic("T", queues=1)
     sent = fill(broker, 3000)
-    whole, connection = part(broker, 0, 3000), here(broker)
+    whole, connection = part(broker, 0, 3000), options_of(broker)
     assert rows(read_range(connection, whole, ALL)) == sent
     pid = os.fork()
     if pid == 0:

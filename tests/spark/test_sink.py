@@ -226,7 +226,7 @@ def test_a_bad_plan_is_refused_before_anything_is_sent(spark: SparkSession, clus
     assert "What to do: drop it, or put it into body or properties" in text
     assert "no topic is named" in failure(cluster, rows)
     assert "needs the option sinkId" in failure(cluster, rows, topic="t", delivery="transactional")
-    assert "maybe topic is meant" in failure(cluster, rows, topics="t")
+    assert "did you mean topic" in failure(cluster, rows, topics="t")
     writer = rows.write.format("penstock").options(nameserver=cluster.address, topic="t")
     with pytest.raises(PySparkException, match="a topic can't be overwritten"):
         writer.mode("overwrite").save()

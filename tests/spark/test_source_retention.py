@@ -110,7 +110,7 @@ class Query:
 
     def lost_in_tasks(self) -> dict[int, int]:
         """How many messages tasks say that they have lost, by queue."""
-        found = self.said(r"queue (\d+): (\d+) messages in all")
+        found = self.said(r"queue (\d+): (\d+) messages in total")
         return {int(queue): int(count) for queue, count in found}
 
 
@@ -129,7 +129,7 @@ def gone(shop: Shop, topic: str, places: Places, begin: int) -> str:
     """What a task says of the first queue."""
     last = max(offset for queue, offset in places if queue == 0)
     place = rf"topic {topic}, broker penstock \({shop.broker.address}\), queue 0: "
-    return f"{place}offsets 0 to {begin - 1} are wanted, offsets {begin} to {last} are there"
+    return f"{place}offsets 0 to {begin - 1} are wanted, offsets {begin} to {last} exist"
 
 
 def test_a_stream_that_stood_still_for_too_long(
@@ -148,8 +148,8 @@ def test_a_stream_that_stood_still_for_too_long(
         run_now(query.stream(fails=True), checkpoint)
     for queue, begin in begins.items():
         assert (
-            f"{fresh}, queue {queue} at penstock: offsets {read[queue]} to {begin - 1} are not "
-            f"there, the first there is {begin}"
+            f"{fresh}, queue {queue} at penstock: offsets {read[queue]} to {begin - 1} are "
+            f"missing, the first offset is {begin}"
         ) in str(failure.value)
     assert f"{len(later) - len(left)} messages are lost" in str(failure.value)
     assert "failOnDataLoss=false" in str(failure.value)
@@ -182,7 +182,7 @@ def test_a_batch_from_offsets_that_are_gone(shop: Shop, query: Query, fresh: str
     wanted = {0: 3, 1: begins[1] + 2}
     start = json.dumps({fresh: {"penstock": wanted}})
     told = f"{begins[0] - 3} messages are lost: {fresh}, queue 0 at penstock: offsets 3 to "
-    told += f"{begins[0] - 1} are not there, the first there is {begins[0]}"
+    told += f"{begins[0] - 1} are missing, the first offset is {begins[0]}"
     with pytest.raises(PySparkException, match=told):
         query.batch(fails=True, startingOffsets=start).count()
     found = query.batch(fails=False, startingOffsets=start).collect()

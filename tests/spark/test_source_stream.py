@@ -254,7 +254,7 @@ def test_a_topic_made_anew_is_a_loss(
         run_now(frame, tmp_path)
     create_topic(cluster, fresh, 1)
     send_numbers(cluster, fresh, range(100, 103))
-    with pytest.raises(StreamingQueryException, match="ends at 3 now"):
+    with pytest.raises(StreamingQueryException, match="now ends at 3"):
         run_now(frame, tmp_path)
     lenient = stream_reader(spark, cluster, fresh, failOnDataLoss="false").load()
     assert run_now(lenient, tmp_path).all == [100, 101, 102]

@@ -28,7 +28,7 @@ from penstock.errors import (
 from penstock.spark.backoff import as_temporary, permanent_cause, retry
 from penstock.spark.connection_options import ConnectionOptions
 from penstock.spark.message_schema import CONTROL_TOPIC
-from penstock.spark.source.queue_offsets import QueueOffsets, listed
+from penstock.spark.source.queue_offsets import QueueOffsets, format_queues
 from penstock.spark.source.source_options import TopicSelection
 from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import TopicConfigAndQueueMapping
@@ -125,8 +125,8 @@ class AsyncClusterMetadata(Lifetime):
         missing = wanted - existing
         if not missing:
             return
-        text = f"assign names queues that do not exist: {listed(missing)}"
-        hint = f"existing queues: {listed(existing) or 'none'}"
+        text = f"assign names queues that do not exist: {format_queues(missing)}"
+        hint = f"existing queues: {format_queues(existing) or 'none'}"
         if all((queue.topic, queue.broker_name) in brokers for queue in missing):
             raise _Permanent(NoQueue(text, hint=hint))
         raise NoRoute(text, hint=hint)
@@ -313,7 +313,7 @@ class AsyncClusterMetadata(Lifetime):
                 "could not commit offsets of the group %s for %d queues, such as %s: %s",
                 group,
                 len(failed),
-                listed([queue]),
+                format_queues([queue]),
                 failure,
             )
         return {queue: offsets[queue] for queue in queues if queue not in failed}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.spark.source.data_source import DefaultSource, settle_in
+from penstock.spark.source.data_source import DefaultSource, prepare_worker
 from penstock.spark.worker_logs import PACKAGE, WorkerLog
 
 OPTIONS = {"subscribe": "orders", "nameserver": "127.0.0.1:1"}
@@ -59,7 +59,7 @@ def test_plans_streams_writes_and_tasks_show_theirs() -> None:
         lambda: source.streamReader(source.schema()),
         lambda: sink.writer(body, overwrite=False),
         lambda: sink.streamWriter(body, overwrite=False),
-        settle_in,
+        prepare_worker,
     ):
         for handler in worker_logs():
             logging.getLogger(PACKAGE).removeHandler(handler)

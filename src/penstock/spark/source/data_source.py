@@ -3,8 +3,8 @@
     spark.read.format("penstock").option("subscribe", "orders").load()
     spark.readStream.format("penstock").option("subscribe", "orders").load()
 
-Spark makes these objects in processes of its own: one plans, others read, and what they know of
-each other is what pickle carries. So they hold options and ranges, and connect when they are used.
+Spark creates these objects in its own processes: one plans, others read, and they are pickled in
+between. So they hold options and ranges, and connect when they are used.
 """
 
 import gc
@@ -30,8 +30,13 @@ from penstock.client.namespace import with_namespace
 from penstock.errors import BadSetting
 from penstock.spark.message_schema import DATE, FIELDS, arrow_schema, spark_schema, stored_columns
 from penstock.spark.source.offset_ranges import QueueRange, split
-from penstock.spark.source.queue_offsets import QueueOffsets, report, resolved, spans
-from penstock.spark.source.range_reader import Reading, read_range
+from penstock.spark.source.queue_offsets import (
+    QueueOffsets,
+    readable_ranges,
+    report_losses,
+    resolve_offsets,
+)
+from penstock.spark.source.range_reader import ReadSettings, read_range
 from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.worker_entry import in_worker, with_hints
 from penstock.spark.worker_logs import show_warnings
@@ -42,11 +47,11 @@ if TYPE_CHECKING:
 
 NAME: Final = "penstock"
 _GROUP_TOPICS: Final = "%RETRY%|%DLQ%"
-"""What stands before the namespace in the topics of groups."""
+"""The prefixes of retry and dead-letter topics, which come before the namespace."""
 
 
 class DefaultSource(DataSource):
-    """What Spark finds under the name `penstock`."""
+    """The data source `penstock`."""
 
     @classmethod
     def name(cls) -> str:
@@ -54,7 +59,7 @@ class DefaultSource(DataSource):
 
     @in_worker()
     def schema(self) -> StructType:
-        """The columns of a message, or those that the option `columns` names."""
+        """The default columns, or those of the option `columns`."""
         columns = SourceOptions.columns_of(self.options)
         return spark_schema(columns)
 
@@ -84,19 +89,19 @@ class DefaultSource(DataSource):
 
 
 def _columns(schema: StructType) -> tuple[str, ...]:
-    """The columns of a schema, which the user may have given; raises BadSetting."""
+    """The columns of a schema, which may be the user's; raises BadSetting."""
     names = tuple(schema.fieldNames())
     for name in names:
         if name not in FIELDS:
             raise BadSetting(
-                f"the schema has a column {name!r}, and a message has none of that name",
-                hint=f"there are {', '.join(FIELDS)}",
+                f"the schema has a column {name!r}, but a message has no such column",
+                hint=f"the columns are {', '.join(FIELDS)}",
             )
-    usual = spark_schema(names)
-    for field, ours in zip(schema.fields, usual.fields, strict=True):
+    expected = spark_schema(names)
+    for field, ours in zip(schema.fields, expected.fields, strict=True):
         if field.dataType.simpleString() != ours.dataType.simpleString():
             raise BadSetting(
-                f"the schema has {field.name} as {field.dataType.simpleString()}: it is "
+                f"the schema has {field.name} as {field.dataType.simpleString()}, but its type is "
                 f"{ours.dataType.simpleString()}",
                 hint="leave the schema out, and cast columns afterwards",
             )
@@ -104,8 +109,8 @@ def _columns(schema: StructType) -> tuple[str, ...]:
 
 
 class ArrowRows:
-    """Batches as Spark expects them: it compares whether columns may be null, too. And as the
-    application does: topics are named without the namespace."""
+    """Converts batches to Spark's schema, nullability included, and topics to names without the
+    namespace."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         wanted = to_arrow_schema(schema, timezone="UTC")
@@ -114,7 +119,7 @@ class ArrowRows:
         self._namespace = options.connection.namespace if "topic" in options.columns else ""
 
     def fit(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The same rows."""
+        """The same rows in Spark's schema."""
         if self._schema is None and not self._namespace:
             return batches
         return map(self._fitted, batches)
@@ -134,36 +139,36 @@ class ArrowRows:
         return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def settle_in() -> None:
-    """Make a worker of Spark's ready for many tasks.
+def prepare_worker() -> None:
+    """Prepare a Spark worker process for many tasks.
 
-    Spark collects garbage after each of them, which takes 40 ms with all modules in place: what is
-    there by now stays, and is not looked at again.
+    Spark runs the garbage collector after each task, which takes 40 ms with all modules loaded.
+    Objects that exist by now are frozen, so that it skips them.
     """
     show_warnings()
     if not gc.get_freeze_count():
         gc.freeze()
 
 
-def read_parts(
+def read_ranges(
     options: SourceOptions, rows: ArrowRows, partition: InputPartition
 ) -> Iterator[pa.RecordBatch]:
-    """What one task reads: ranges of queues, one after another."""
-    reading = Reading(
+    """Read the ranges of one task, one after another."""
+    reading = ReadSettings(
         columns=stored_columns(options.columns),
         group=options.group,
         tags=options.tags,
         fail_on_data_loss=options.fail_on_data_loss,
         timeout_ms=options.read_timeout_ms,
     )
-    settle_in()
+    prepare_worker()
     with with_hints():
         for part in partition.value or ():
             yield from rows.fit(read_range(options.connection, part, reading))
 
 
 class TopicReader(DataSourceReader):
-    """Queues from one place to another, which are fixed when the query is planned."""
+    """Reads ranges of queues that are fixed when the query is planned."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         self._options = options
@@ -177,22 +182,22 @@ class TopicReader(DataSourceReader):
         with ClusterMetadata(options.connection, timeout_ms=options.read_timeout_ms) as cluster:
             queues = cluster.required_queues(options.topics)
             begins, ends = cluster.all_min_offsets(queues), cluster.all_max_offsets(queues)
-            start = place(cluster, options, "starting", begins, ends)
-            end = place(cluster, options, "ending", begins, ends)
-        return partitions_between(options, _in_order(options, start, end), end, begins, ends)
+            start = boundary_offsets(cluster, options, "starting", begins, ends)
+            end = boundary_offsets(cluster, options, "ending", begins, ends)
+        return make_partitions(options, _checked_start(options, start, end), end, begins, ends)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        return read_parts(self._options, self._rows, partition)
+        return read_ranges(self._options, self._rows, partition)
 
 
-def place(
+def boundary_offsets(
     cluster: "ClusterMetadata",
     options: SourceOptions,
     side: str,
     begins: QueueOffsets,
     ends: QueueOffsets,
 ) -> dict["MessageQueue", int]:
-    """Where each queue is begun or ended, by the options."""
+    """The starting or ending offset of each queue, from the options."""
     wanted = options.starting if side == "starting" else options.ending
     if wanted == "earliest":
         return dict(begins)
@@ -200,37 +205,40 @@ def place(
         return dict(ends)
     if isinstance(wanted, int):
         found = cluster.all_offsets_at(ends, wanted)
-        # Messages may have come since the ends were asked for.
+        # Messages may have arrived since the ends were queried.
         return {q: min(max(found[q], begins[q]), ends[q]) for q in ends}
     assert not isinstance(wanted, str)
-    return resolved(wanted, begins, ends, f"{side}Offsets")
+    return resolve_offsets(wanted, begins, ends, f"{side}Offsets")
 
 
-def _in_order(options: SourceOptions, start: QueueOffsets, end: QueueOffsets) -> QueueOffsets:
-    """The beginning, not after the end: by times and words that is an empty queue, by numbers an
-    error."""
+def _checked_start(options: SourceOptions, start: QueueOffsets, end: QueueOffsets) -> QueueOffsets:
+    """The starting offsets, none after the end.
+
+    A timestamp or `latest` after the end is an empty range; an offset after the end is an error.
+    """
     if isinstance(options.starting, Mapping) and isinstance(options.ending, Mapping):
         for queue in sorted(start):
             if start[queue] > end[queue]:
                 raise BadSetting(
                     f"queue {queue.queue_id} of {queue.topic} at {queue.broker_name}: "
                     f"startingOffsets has {start[queue]}, endingOffsets {end[queue]}",
-                    hint="begin before the end",
+                    hint="start before the end",
                 )
     return {queue: min(offset, end[queue]) for queue, offset in start.items()}
 
 
-def partitions_between(
+def make_partitions(
     options: SourceOptions,
     start: QueueOffsets,
     end: QueueOffsets,
     begins: QueueOffsets,
     ends: QueueOffsets,
 ) -> list[InputPartition]:
-    """What tasks read; raises DataLost where messages are missing and that matters."""
-    found, losses = spans(start, end, begins, ends)
+    """The ranges of each task; raises DataLost if messages are missing and `failOnDataLoss` is
+    set."""
+    found, losses = readable_ranges(start, end, begins, ends)
     if losses:
-        report(losses, fail=options.fail_on_data_loss)
+        report_losses(losses, fail=options.fail_on_data_loss)
     ranges = [
         QueueRange(queue.topic, queue.broker_name, queue.queue_id, first, until)
         for queue, (first, until) in found.items()
@@ -239,7 +247,7 @@ def partitions_between(
 
 
 class LogReader(DataSourceReader):
-    """The commit-log files of a store, in slices; no broker is asked."""
+    """Reads the commit-log files of a store in slices, without a broker."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
         from penstock.spark.source.log_reader import LogScan
@@ -248,7 +256,7 @@ class LogReader(DataSourceReader):
         self._path = options.log_path
         self._rows = ArrowRows(options, schema)
         self._tasks_min = options.partitions_min
-        topics, pattern = _in_log(options)
+        topics, pattern = _log_topics(options)
         self._scan = LogScan(
             columns=stored_columns(options.columns),
             topics=topics,
@@ -272,15 +280,15 @@ class LogReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         from penstock.spark.source.log_reader import read_slice
 
-        if partition.value is not None:  # Spark's word for no partition at all
-            settle_in()
+        if partition.value is not None:  # None if there is no partition
+            prepare_worker()
             with with_hints():
                 for part in partition.value:
                     yield from self._rows.fit(read_slice(part, self._scan))
 
 
-def _in_log(options: SourceOptions) -> tuple[frozenset[str] | None, str | None]:
-    """Names or pattern of the topics as they stand in a log, with the namespace."""
+def _log_topics(options: SourceOptions) -> tuple[frozenset[str] | None, str | None]:
+    """Names or pattern of the topics as the log has them, with the namespace."""
     namespace, chosen = options.connection.namespace, options.topics
     if chosen.names:
         return frozenset(with_namespace(namespace, name) for name in chosen.names), None

@@ -1,13 +1,12 @@
-"""`mode=log`: commit-log files straight into Arrow, in slices, without a broker.
+"""`mode=log`: reads commit-log files straight into Arrow, in slices, without a broker.
 
-A slice takes the records that begin in it. Its first one is found by magic number and by its own
-place in the log, which every record names. The log ends where nothing more was written: quietly in
-the last file that holds anything, and with the blank record in those before it. What can't be read
-between good records, or in place of them, is damage: it is named by its log offsets, and
-`failOnDataLoss` decides.
+A slice contains the records that start in it. The first one is found by its magic number and its
+own log offset, which every record contains. The log ends where nothing was written: in the last
+file without a mark, in earlier files with a blank record. Bytes between valid records that can't be
+read are damage: they are reported with their log offsets, and `failOnDataLoss` decides.
 
-Files are read and never mapped, nothing is locked and nothing written: the store may be a live one,
-or the copy of one that was taken file by file while the broker went on.
+Files are read, never mapped. Nothing is locked or written: the store may be in use, or a copy that
+was made file by file while the broker was running.
 """
 
 import errno
@@ -37,11 +36,11 @@ __all__ = ["LogScan", "LogSlice", "plan_scan", "read_slice"]
 log = logging.getLogger(__name__)
 
 WINDOW_BYTES: Final = 2 * 1024 * 1024
-"""Read at a time: what was just read is still near the processor when it is decoded."""
+"""Bytes read at a time: they are still in the processor's cache when they are decoded."""
 RECORD_BYTES_MAX: Final = 64 * 1024 * 1024
-"""A record that claims to be longer is damaged; brokers take 4 MB bodies unless told otherwise."""
+"""A longer record is damaged; by default brokers accept bodies of 4 MB."""
 _HEAD_BYTES: Final = 64
-"""Enough of a record to know it by."""
+"""Enough of a record to recognise it."""
 _MAGICS: Final = tuple(
     magic.to_bytes(4, "big", signed=True) for magic in (layout.MAGIC_V1, layout.MAGIC_V2)
 )
@@ -50,29 +49,29 @@ _BLANK_MAGIC: Final = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
 def read_slice(part: LogSlice, scan: LogScan) -> Iterator[pa.RecordBatch]:
-    """The messages of a slice, in the order of the log. Raises DataLost, ReadFailed."""
+    """The messages of a slice in log order. Raises DataLost, ReadFailed."""
     builder = ColumnBuilder(scan.columns, broker=scan.broker)
     try:
-        opened = _File(part.path)
+        opened = _FileWindow(part.path)
     except ReadFailed as error:
-        if not _deleted(error, part.path):
+        if not _is_deleted(error, part.path):
             raise
         lost = (part.start + part.begin, part.start + part.end)
-        _lose(part.path, *lost, "the file was deleted since", fail=scan.fail_on_data_loss)
+        _report_lost(part.path, *lost, "the file was deleted since", fail=scan.fail_on_data_loss)
         return
     with opened as file:
-        yield from _Walk(file, part, scan, builder).batches()
+        yield from _SliceReader(file, part, scan, builder).batches()
 
 
-def _deleted(error: ReadFailed, path: str) -> bool:
-    """Whether only this file is gone, as retention takes it from a live store."""
+def _is_deleted(error: ReadFailed, path: str) -> bool:
+    """Whether only this file is missing: retention deletes files of a store in use."""
     cause = error.__cause__
     gone = isinstance(cause, OSError) and cause.errno == errno.ENOENT
     return gone and os.path.isdir(os.path.dirname(path))
 
 
-def _lose(path: str, first: int, until: int, problem: str, *, fail: bool) -> None:
-    """Nothing can be read of these offsets of the log."""
+def _report_lost(path: str, first: int, until: int, problem: str, *, fail: bool) -> None:
+    """Report that these offsets of the log can't be read."""
     message = (
         f"{path}: no messages from log offset {first} to {until - 1}"
         f" ({until - first} bytes): {problem}"
@@ -82,8 +81,8 @@ def _lose(path: str, first: int, until: int, problem: str, *, fail: bool) -> Non
     log.warning("data loss: %s", message)
 
 
-class _File:
-    """A file, and the piece of it that is looked at."""
+class _FileWindow:
+    """A log file, and the part of it that is in memory."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -97,7 +96,7 @@ class _File:
         self.size = os.fstat(self._fd).st_size
         os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
 
-    def __enter__(self) -> "_File":
+    def __enter__(self) -> "_FileWindow":
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -105,11 +104,11 @@ class _File:
 
     @property
     def at_end(self) -> bool:
-        """Whether the piece reaches to the end of the file."""
+        """Whether the part in memory reaches the end of the file."""
         return self.begin + self.length >= self.size
 
     def load(self, at: int, least: int = 0) -> None:
-        """Let the piece begin here; fewer bytes than `least` only at the end of the file."""
+        """Load the part that starts here; at least `least` bytes except at the end of the file."""
         if least > len(self.data):
             self.data = memoryview(bytearray(least))
         self.begin, self.length = at, 0
@@ -117,7 +116,7 @@ class _File:
         try:
             while self.length < end:
                 count = os.preadv(self._fd, [self.data[self.length : end]], at + self.length)
-                if not count:  # it has become shorter
+                if not count:  # the file has been truncated
                     self.size = at + self.length
                     break
                 self.length += count
@@ -127,24 +126,26 @@ class _File:
     def _failed(self, error: OSError, at: int) -> ReadFailed:
         return ReadFailed(
             f"{self.path} can't be read at byte {at}: {error.strerror}",
-            hint="the path has to lead to the same files on every machine of the cluster",
+            hint="the path must lead to the same files on every machine of the Spark cluster",
         )
 
 
-class _Walk:
-    """The walk through one slice."""
+class _SliceReader:
+    """Reads one slice."""
 
-    def __init__(self, file: _File, part: LogSlice, scan: LogScan, builder: ColumnBuilder) -> None:
+    def __init__(
+        self, file: _FileWindow, part: LogSlice, scan: LogScan, builder: ColumnBuilder
+    ) -> None:
         self._file = file
         self._part = part
         self._filter = scan.filter()
         self._builder = builder
         self._fail = scan.fail_on_data_loss
         self._start = part.start
-        self._doubted = -1
+        self._retried_at = -1
 
     def batches(self) -> Iterator[pa.RecordBatch]:
-        """All of them."""
+        """The messages of the slice."""
         file, builder, end = self._file, self._builder, self._part.end
         at = self._first()
         if at >= 0:
@@ -162,22 +163,22 @@ class _Walk:
             if why == FULL:
                 yield builder.take()
             elif why == DONE and at >= end:
-                at = self._check_next(at)
+                at = self._check_next_record(at)
             elif why in (DONE, CUT):
-                at = self._go_on(at)
+                at = self._load_more(at)
             elif why == BLANK:
                 break
             elif why == UNWRITTEN:
-                at = self._pass_over(at, "nothing was written there")
+                at = self._skip_damage(at, "nothing was written there")
             elif builder.resume >= 0:
-                at = self._skip(at, file.begin + builder.resume, builder.problem)
+                at = self._skip_record(at, file.begin + builder.resume, builder.problem)
             else:
-                at = self._pass_over(at, builder.problem)
+                at = self._skip_damage(at, builder.problem)
         if builder.rows:
             yield builder.take()
 
     def _first(self) -> int:
-        """Where the slice's first record begins; -1 if none does."""
+        """The start of the slice's first record; -1 if there is none."""
         file, at, end = self._file, self._part.begin, self._part.end
         if at == 0:
             return 0 if end > 0 else self._at_end(0)
@@ -190,26 +191,29 @@ class _Walk:
             at += max(stop, 1)
         return -1
 
-    def _go_on(self, at: int) -> int:
-        """The piece in memory ends at or in the record that begins here: load on; -1 at the end."""
+    def _load_more(self, at: int) -> int:
+        """Load more: the part in memory ends at or in the record that starts here. Returns -1 at
+        the end."""
         file = self._file
         if not file.at_end:
             least = 2 * len(file.data) if at == file.begin else 0
             if least > 2 * RECORD_BYTES_MAX:
-                return self._pass_over(at, f"a record is longer than {RECORD_BYTES_MAX} bytes")
+                return self._skip_damage(at, f"a record is longer than {RECORD_BYTES_MAX} bytes")
             file.load(at, least)
             return at
         return self._at_end(at)
 
     def _at_end(self, at: int) -> int:
-        """The bytes of the file end at or in the record that begins here."""
-        following = self._part.following
-        whole = following is None or self._start + at + layout.BLANK_BYTES > following
-        return -1 if whole and at >= self._file.size else self._pass_over(at, "the file ends")
+        """The file ends at or in the record that starts here."""
+        next_file = self._part.next_file
+        is_complete = next_file is None or self._start + at + layout.BLANK_BYTES > next_file
+        return (
+            -1 if is_complete and at >= self._file.size else self._skip_damage(at, "the file ends")
+        )
 
-    def _check_next(self, at: int) -> int:
-        """What follows the slice has to begin with a record, or its loss would go unnoticed: the
-        next slice only looks for the first one that it can know."""
+    def _check_next_record(self, at: int) -> int:
+        """Check that a record follows the slice. Otherwise its loss would go unnoticed: the next
+        slice starts with the first record that it recognises."""
         file = self._file
         if at >= file.size:
             return self._at_end(at)
@@ -217,52 +221,52 @@ class _Walk:
         head = file.data[: min(_HEAD_BYTES, file.length)]
         if head[4:8] == _BLANK_MAGIC or _find_head(head, 1, self._start + at) == 0:
             return at
-        return self._pass_over(at, "no record begins here")
+        return self._skip_damage(at, "no record begins here")
 
-    def _skip(self, at: int, until: int, problem: str) -> int:
-        """The end of a record that is whole but for its content; or its begin, to read it again
-        where a broker was still writing it."""
+    def _skip_record(self, at: int, until: int, problem: str) -> int:
+        """The end of a record whose content is damaged; or its start, to read it again if a broker
+        was still writing it."""
         file = self._file
         size = until - at
         seen = bytes(file.data[at - file.begin : until - file.begin])
         file.load(at, size)
         if bytes(file.data[: min(size, file.length)]) != seen:
             return at
-        _lose(file.path, self._start + at, self._start + until, problem, fail=self._fail)
+        _report_lost(file.path, self._start + at, self._start + until, problem, fail=self._fail)
         return until
 
-    def _pass_over(self, at: int, problem: str) -> int:
-        """The next good record of the file behind something else; -1 if there is none."""
+    def _skip_damage(self, at: int, problem: str) -> int:
+        """The next valid record of the file after damage; -1 if there is none."""
         file, part = self._file, self._part
-        # Under a broker that writes, the record may have become whole meanwhile: look once more.
-        begin = at + 1 if at == self._doubted else at
-        self._doubted = at
+        # A running broker may have completed the record meanwhile: look once more.
+        begin = at + 1 if at == self._retried_at else at
+        self._retried_at = at
         found = self._search(begin, file.size)
-        if found is not None and found > at:  # ... or while that one was searched
+        if found is not None and found > at:  # ... or completed it during the search
             nearer = self._search(begin, found)
             found = found if nearer is None else nearer
-        if found is None and part.following is None:  # not damage: the log just ends
+        if found is None and part.next_file is None:  # not damage: the log ends here
             log.info("%s: the log ends at offset %d: %s", part.path, self._start + at, problem)
             return -1
         if found != at:
-            until = part.following if found is None else self._start + found
+            until = part.next_file if found is None else self._start + found
             assert until is not None
-            _lose(part.path, self._start + at, until, problem, fail=self._fail)
+            _report_lost(part.path, self._start + at, until, problem, fail=self._fail)
         if found is None:
             return -1
         file.load(found)
         return found
 
     def _search(self, begin: int, end: int) -> int | None:
-        """Where in these bytes of the file the first whole record lies."""
+        """The position of the first valid record in these bytes of the file."""
         found = search(LogFile(Path(self._file.path), self._start, end), begin, end)
         return None if found is None else found - self._start
 
 
 def _find_head(data: memoryview, end: int, log_offset: int) -> int:
-    """Where before `end` the first record of these bytes of the log begins; -1 if none does.
+    """The start of the first record before `end` in these bytes of the log; -1 if there is none.
 
-    Its head is enough: if the rest is damaged, that is found when it is read.
+    Only the head is checked: damage in the rest is found when the record is read.
     """
     text = bytes(data)
     hit = text.find(_MAGIC_HEAD, 4, end + 4 + len(_MAGIC_HEAD))

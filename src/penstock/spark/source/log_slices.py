@@ -1,4 +1,4 @@
-"""Which slices the log of a store is read in: files, their order, and what is missing between."""
+"""Plans the slices in which the log of a store is read; checks that no file is missing."""
 
 import itertools
 import logging
@@ -23,29 +23,29 @@ from penstock.wire.codes import DLQ_TOPIC_PREFIX, RETRY_TOPIC_PREFIX
 log = logging.getLogger(__name__)
 
 TASK_BYTES_MAX: Final = 1024 * 1024 * 1024
-"""What a task reads at most, in some 5 s: a task costs Spark 50 to 100 ms whatever it reads."""
+"""The most that a task reads, in about 5 s: each task costs Spark 50 to 100 ms."""
 TASK_BYTES_MIN: Final = 64 * 1024 * 1024
-"""Down to this all cores are given work."""
+"""The least that a task reads if there are idle cores."""
 TASKS_FEW: Final = 64
-"""Up to so many their number is a power of two: mostly as many run at a time, and none the last."""
+"""Up to this number of tasks it is a power of two, so that usually all cores finish together."""
 SLICE_BYTES_MIN: Final = 1024 * 1024
 BLANK_SPEED: Final = 24
-"""How much faster than messages the unwritten end of a log is read: it is only looked through."""
+"""How much faster the unwritten end of a log is read than messages: it is only scanned."""
 CLOCK_MS: Final = 60_000
-"""How far store times may run backwards in a log, where a broker's clock was set."""
+"""How far store times may go backwards in a log, if a broker's clock was set."""
 _PROBE_BYTES: Final = 64 * 1024
-_EVER_MS: Final = 2**63 - 1
+_NO_LIMIT_MS: Final = 2**63 - 1
 _LOG_OFFSET_MAX: Final = 2**62
-"""Beyond it a name is not that of a log file; offsets have 63 bits."""
+"""A file with a larger number is not a log file; offsets have 63 bits."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LogScan:
-    """What to take of a log; goes to the workers by pickle."""
+    """What to read of a log; pickled for the workers."""
 
     columns: tuple[str, ...]
     topics: frozenset[str] | None = None
-    """Topics by name; None: all that are not RocketMQ's own."""
+    """Topics by name; None: all user topics."""
     pattern: str | None = None
     """Topics whose whole name matches this regular expression; instead of `topics`."""
     tags: str | None = None
@@ -55,30 +55,30 @@ class LogScan:
     until_ms: int | None = None
     """Stored before this time."""
     broker: str | None = None
-    """What the column `broker` says: files do not know."""
+    """The value of the column `broker`, which files do not contain."""
     check_crc: bool = True
     fail_on_data_loss: bool = True
 
     def filter(self) -> LogFilter:
-        """The same as records are compared with it."""
+        """The filter for the column builder."""
         tags = split_tags(self.tags)
         return LogFilter(
-            topics=self._chosen(),
+            topics=self._topic_filter(),
             tags=None if tags is None else frozenset(tag.encode() for tag in tags),
             first_ms=self.from_ms or 0,
-            until_ms=_EVER_MS if self.until_ms is None else self.until_ms,
+            until_ms=_NO_LIMIT_MS if self.until_ms is None else self.until_ms,
             check_crc=self.check_crc,
         )
 
-    def _chosen(self) -> Callable[[bytes], bool]:
+    def _topic_filter(self) -> Callable[[bytes], bool]:
         """Whether a topic is wanted."""
         if self.pattern is not None:
             pattern, prefixes = re.compile(self.pattern), group_topic_prefixes(self.pattern)
 
             def matches(topic: bytes) -> bool:
                 name = topic.decode("utf-8", "replace")
-                may = is_user_topic(topic) or name.startswith(prefixes)
-                return may and pattern.fullmatch(name) is not None
+                allowed = is_user_topic(topic) or name.startswith(prefixes)
+                return allowed and pattern.fullmatch(name) is not None
 
             return matches
         if self.topics is not None:
@@ -87,54 +87,56 @@ class LogScan:
 
 
 def group_topic_prefixes(pattern: str) -> tuple[str, ...]:
-    """What names of groups' topics begin with, as far as a pattern asks for those by beginning so:
-    one that does not means topics of applications, as where brokers are read."""
+    """The prefix of retry or dead-letter topics if the pattern starts with it.
+
+    Other patterns match user topics only, as in reads from brokers.
+    """
     known = (RETRY_TOPIC_PREFIX, DLQ_TOPIC_PREFIX)
     return tuple(prefix for prefix in known if pattern.startswith(prefix))
 
 
 @dataclass(frozen=True, slots=True)
 class LogSlice:
-    """The records that begin in bytes [begin, end) of a file."""
+    """The records that start in bytes [begin, end) of a file."""
 
     path: str
     start: int
     """The log offset of the file's first byte."""
     begin: int
     end: int
-    following: int | None
-    """The log offset at which the next file begins; None where the log may just end."""
+    next_file: int | None
+    """The log offset of the next file; None if the log may end in this one."""
     task: int = 0
     """Slices with the same number are read by one task."""
 
 
 def plan_scan(path: str, scan: LogScan, *, tasks_min: int | None = None) -> list[LogSlice]:
-    """The slices of the log of a store: its directory, its `commitlog` directory, or one file.
+    """The slices of a log; `path` is a store's directory, its `commitlog` directory, or one file.
 
-    Tasks get equal shares. Raises BadSetting where there is no log, DataLost where files are
-    missing between others.
+    Tasks get equal shares. Raises BadSetting if there is no log, DataLost if files are missing
+    between others.
     """
     files = _used(_files(_local(path)))
     kept = _in_time(files, scan)
     ends = [_data_end(file) for file in kept]
     total = sum(ends)
     blank = sum(file.length for file in kept) - total
-    # The driver's cores are not the cluster's, but all that is known of it here.
+    # The driver's cores are not the cluster's, but nothing else is known of it here.
     tasks = max(-(-total // TASK_BYTES_MAX), min(os.cpu_count() or 1, total // TASK_BYTES_MIN), 1)
     if tasks <= TASKS_FEW:
         tasks = 1 << (tasks - 1).bit_length()
     tasks = max(tasks, min(tasks_min or 1, total // SLICE_BYTES_MIN))
     _check_order(files, fail=scan.fail_on_data_loss)
-    following: dict[int, int | None] = {
+    next_files: dict[int, int | None] = {
         one.start: other.start for one, other in itertools.pairwise(files)
     }
-    # What is unwritten falls to the last task.
+    # The last task reads the unwritten end.
     work = total + min(blank // BLANK_SPEED, total // tasks)
     cuts = [work * number // tasks for number in range(1, tasks)]
     slices = []
     before = 0
     for file, data_end in zip(kept, ends, strict=True):
-        # A file's own edges are near enough to a cut beside them.
+        # A cut near the edge of a file is moved to the edge.
         inside = [
             cut - before
             for cut in cuts
@@ -142,7 +144,7 @@ def plan_scan(path: str, scan: LogScan, *, tasks_min: int | None = None) -> list
         ]
         for begin, end in itertools.pairwise([0, *inside, file.length]):
             middle = before + (begin + min(end, data_end)) // 2
-            next_file = following.get(file.start)
+            next_file = next_files.get(file.start)
             task = bisect(cuts, middle)
             slices.append(LogSlice(str(file.path), file.start, begin, end, next_file, task))
         before += data_end
@@ -186,8 +188,11 @@ def _files(path: Path) -> list[LogFile]:
 
 
 def _listed(folder: Path) -> list[Path]:
-    """The log files of a directory, without a gap that is none: of files that a broker makes
-    during a listing, it may name the second and not the first."""
+    """The log files of a directory.
+
+    It is listed twice: of two files that a broker creates during a listing, it may contain the
+    second and not the first, which would look like a gap.
+    """
     last = max((file.name for file in folder.iterdir() if _is_log_name(file.name)), default="")
     return [file for file in folder.iterdir() if file.name <= last]
 
@@ -202,7 +207,7 @@ def _is_log_name(name: str) -> bool:
 
 
 def _length(file: Path) -> int | None:
-    """None where retention has just deleted it."""
+    """The size of a file; None if retention has just deleted it."""
     try:
         return file.stat().st_size
     except FileNotFoundError:
@@ -210,18 +215,18 @@ def _length(file: Path) -> int | None:
 
 
 def _used(files: list[LogFile]) -> list[LogFile]:
-    """Without those at the end that were made ahead and hold nothing yet."""
+    """The files without preallocated empty ones at the end."""
     while files and not any(read_piece(files[-1].path, 0, layout.BLANK_BYTES)):
         files = files[:-1]
     return files
 
 
 def _in_time(files: list[LogFile], scan: LogScan) -> list[LogFile]:
-    """Without those whose messages were all stored too early or too late."""
+    """The files without those whose messages were all stored too early or too late."""
     if scan.from_ms is None and scan.until_ms is None:
         return files
     from_ms = 0 if scan.from_ms is None else scan.from_ms
-    until_ms = _EVER_MS if scan.until_ms is None else scan.until_ms
+    until_ms = _NO_LIMIT_MS if scan.until_ms is None else scan.until_ms
     times = [_first_ms(file) for file in files]
     kept = []
     for file, own_ms, next_ms in zip(files, times, [*times[1:], None], strict=True):
@@ -233,7 +238,7 @@ def _in_time(files: list[LogFile], scan: LogScan) -> list[LogFile]:
 
 
 def _first_ms(file: LogFile) -> int | None:
-    """When a file's first record was stored; None if that can't be told."""
+    """The store time of a file's first record; None if it is unknown."""
     head = read_piece(file.path, 0, layout.FIXED_BYTES)
     magics = (layout.MAGIC_V1, layout.MAGIC_V2)
     if len(head) < layout.FIXED_BYTES or octets.get_i32(head, layout.MAGIC_AT) not in magics:
@@ -243,7 +248,8 @@ def _first_ms(file: LogFile) -> int | None:
 
 
 def _data_end(file: LogFile) -> int:
-    """About how far a file is written: only to share the work, so zeros in a body do no harm."""
+    """Approximately how far a file is written: only for sharing the work, so zeros in a body do no
+    harm."""
     low, high = 0, file.length
     while high - low > SLICE_BYTES_MIN:
         middle = (low + high) // 2
@@ -255,9 +261,9 @@ def _data_end(file: LogFile) -> int:
 
 
 def _check_order(files: list[LogFile], *, fail: bool) -> None:
-    """Retention deletes from the front: a file that is missing in between is a loss.
+    """Report files that are missing between others: retention deletes from the front only.
 
-    One that is there but broke off is found when it is read, which also says where.
+    A truncated file is found when it is read, which also tells where it ends.
     """
     steps = [other.start - one.start for one, other in itertools.pairwise(files)]
     usual = min([*steps, max((file.length for file in files), default=0)])

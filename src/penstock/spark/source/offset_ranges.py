@@ -1,4 +1,4 @@
-"""Parts of queues: what one task of Spark's reads."""
+"""Ranges of queue offsets: what a Spark task reads."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -6,12 +6,12 @@ from itertools import pairwise
 from typing import Final
 
 PACKED_ROWS_MAX: Final = 4_096
-"""Small ranges share a task up to so many messages: a task costs Spark some 50 ms of its own."""
+"""Small ranges share a task up to this many messages: each task costs Spark about 50 ms."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class QueueRange:
-    """The messages of a queue from offset `first` to before `until`; topics without namespace."""
+    """The messages of a queue from offset `first` to before `until`; topic without namespace."""
 
     topic: str
     broker: str
@@ -25,8 +25,8 @@ class QueueRange:
 
 
 def split(ranges: Iterable[QueueRange], partitions_min: int | None) -> list[tuple[QueueRange, ...]]:
-    """What each task reads: one queue's messages each, in at least so many tasks if there are as
-    many messages; small ranges share a task where that leaves enough of them."""
+    """The ranges of each task: one queue each, in at least `partitions_min` tasks if there are as
+    many messages; small ranges share a task if enough tasks are left."""
     full = [part for part in ranges if part.rows]
     wanted = partitions_min or 1
     if wanted > len(full):
@@ -36,7 +36,7 @@ def split(ranges: Iterable[QueueRange], partitions_min: int | None) -> list[tupl
 
 
 def _cut(ranges: Sequence[QueueRange], wanted: int) -> list[QueueRange]:
-    """Large ranges in several pieces of about the same size."""
+    """The ranges, with large ones cut into pieces of about the same size."""
     total = sum(part.rows for part in ranges)
     found = []
     for part in ranges:
@@ -50,7 +50,7 @@ def _cut(ranges: Sequence[QueueRange], wanted: int) -> list[QueueRange]:
 
 
 def _packed(ranges: Sequence[QueueRange]) -> list[tuple[QueueRange, ...]]:
-    """Small ranges together, in their order."""
+    """Small ranges packed together, in order."""
     found: list[tuple[QueueRange, ...]] = []
     pack: list[QueueRange] = []
     rows = 0

@@ -1,12 +1,13 @@
-"""Offsets of many queues: their JSON, limits per batch, and what went missing. Nobody is asked.
+"""Offsets of many queues: their JSON, limits per batch, and missing messages. No I/O.
 
-In Spark's checkpoints, in options and in progress reports offsets are
-`{"topic": {"broker-a": {"0": 23, "1": 5}}}`, each the offset of the next message to read. In
-options -2 stands for the first message that is there, -1 for the end.
+In Spark's checkpoints, in options and in progress reports, offsets are
+`{"topic": {"broker-a": {"0": 23, "1": 5}}}`: each is the offset of the next message to read. In
+options, -2 stands for the first existing message and -1 for the end.
 
-The end of a batch also says where queues begin that the batch before did not read, under `INITIAL`,
-a name that no topic can have: all queues for a stream's first batch, later on those that are new. A
-batch that has to be run again reads the same, and `latest` or `earliest` are elsewhere by then.
+The end of a batch also has the starting offsets of queues that the previous batch did not read,
+under `INITIAL`, which is not a valid topic name: all queues for a stream's first batch, later only
+new ones. So a batch that is repeated reads the same messages, although `latest` or `earliest` have
+moved.
 """
 
 import json
@@ -25,10 +26,10 @@ LATEST: Final = -1
 INITIAL: Final = "$initial"
 SHOWN_MAX: Final = 10
 
-Json: TypeAlias = dict[str, Any]
+OffsetsJson: TypeAlias = dict[str, Any]
 QueueOffsets: TypeAlias = Mapping[MessageQueue, int]
-"""An offset for each queue; topics are named without the namespace."""
-Start: TypeAlias = str | int | QueueOffsets
+"""An offset for each queue; topics without the namespace."""
+OffsetSpec: TypeAlias = str | int | QueueOffsets
 """`earliest`, `latest`, milliseconds since 1970, or offsets."""
 Assignment: TypeAlias = Mapping[str, Mapping[str, tuple[int, ...]]]
 
@@ -37,10 +38,10 @@ _QUEUE_MAX: Final = 2**31 - 1
 _EXAMPLE: Final = '{"orders": {"broker-a": {"0": 23, "1": -2}}}'
 
 
-# --- text ----------------------------------------------------------------------------------------
+# --- JSON ----------------------------------------------------------------------------------------
 
 
-def parse_start(text: str, option: str) -> Start:
+def parse_offset_spec(text: str, option: str) -> OffsetSpec:
     """The option startingOffsets or endingOffsets; raises BadSetting."""
     word = text.lower()
     if word in ("earliest", "latest"):
@@ -48,12 +49,12 @@ def parse_start(text: str, option: str) -> Start:
     if not text.startswith("{"):
         raise BadSetting(
             f"the option {option} is {text[:80]!r}",
-            hint=f"give earliest, latest, or offsets such as {_EXAMPLE}",
+            hint=f"set earliest, latest, or offsets such as {_EXAMPLE}",
         )
-    marks = _marks(_json(text, option), option, least=EARLIEST)
-    if not marks:
+    offsets = _parse_offsets(_json(text, option), option, least=EARLIEST)
+    if not offsets:
         raise BadSetting(f"the option {option} has no queue", hint=f"for example {_EXAMPLE}")
-    return marks
+    return offsets
 
 
 def parse_assignment(text: str) -> Assignment:
@@ -72,44 +73,46 @@ def parse_assignment(text: str) -> Assignment:
     return found
 
 
-def to_json(marks: QueueOffsets, initial: QueueOffsets | None = None) -> Json:
-    """Offsets for Spark, always in the same order: Spark compares their text."""
-    found: Json = {}
+def to_json(offsets: QueueOffsets, initial: QueueOffsets | None = None) -> OffsetsJson:
+    """Offsets for Spark, sorted, because Spark compares their text."""
+    found: OffsetsJson = {}
     if initial is not None:
         found[INITIAL] = to_json(initial)
-    for queue, offset in sorted(marks.items()):
+    for queue, offset in sorted(offsets.items()):
         brokers = found.setdefault(queue.topic, {})
         brokers.setdefault(queue.broker_name, {})[str(queue.queue_id)] = offset
     return found
 
 
-def from_json(offsets: Json) -> dict[MessageQueue, int]:
-    """Offsets that Spark kept; raises BadSetting where they are not ours."""
-    return _marks({k: v for k, v in offsets.items() if k != INITIAL}, "the checkpoint", least=0)
+def from_json(offsets: OffsetsJson) -> dict[MessageQueue, int]:
+    """Offsets from Spark's checkpoint; raises BadSetting if they are not valid."""
+    return _parse_offsets(
+        {k: v for k, v in offsets.items() if k != INITIAL}, "the checkpoint", least=0
+    )
 
 
-def initial_in(offsets: Json) -> dict[MessageQueue, int] | None:
-    """Where the queues begin that are new in the batch that ends here."""
+def initial_in(offsets: OffsetsJson) -> dict[MessageQueue, int] | None:
+    """The starting offsets of queues that are new in the batch that ends here."""
     return from_json(offsets[INITIAL]) if INITIAL in offsets else None
 
 
-def _json(text: str, option: str) -> Json:
+def _json(text: str, option: str) -> OffsetsJson:
     try:
         value = json.loads(text)
     except ValueError as error:
-        raise BadSetting(f"the option {option} is no JSON: {error}", hint=_EXAMPLE) from None
+        raise BadSetting(f"the option {option} is not valid JSON: {error}", hint=_EXAMPLE) from None
     if not isinstance(value, dict):
-        raise BadSetting(f"the option {option} is no JSON object", hint=_EXAMPLE)
+        raise BadSetting(f"the option {option} is not a JSON object", hint=_EXAMPLE)
     return value
 
 
-def _marks(offsets: Json, where: str, *, least: int) -> dict[MessageQueue, int]:
+def _parse_offsets(json_value: OffsetsJson, where: str, *, least: int) -> dict[MessageQueue, int]:
     found = {}
-    for topic, brokers in offsets.items():
+    for topic, brokers in json_value.items():
         for broker, numbers in _table(brokers, where).items():
             for number, offset in _table(numbers, where).items():
                 if not (number.isascii() and number.isdigit() and len(number) < 10):
-                    raise BadSetting(f"{where}: {number[:20]!r} is no queue", hint=_EXAMPLE)
+                    raise BadSetting(f"{where}: {number[:20]!r} is not a queue", hint=_EXAMPLE)
                 is_number = isinstance(offset, int) and not isinstance(offset, bool)
                 if not is_number or not least <= offset <= _OFFSET_MAX:
                     raise BadSetting(
@@ -120,7 +123,7 @@ def _marks(offsets: Json, where: str, *, least: int) -> dict[MessageQueue, int]:
     return found
 
 
-def _table(value: object, where: str) -> Json:
+def _table(value: object, where: str) -> OffsetsJson:
     if not isinstance(value, dict):
         raise BadSetting(f"{where}: {str(value)[:40]} should be an object", hint=_EXAMPLE)
     return value
@@ -130,19 +133,19 @@ def _is_queue(number: object) -> bool:
     return isinstance(number, int) and not isinstance(number, bool) and 0 <= number <= _QUEUE_MAX
 
 
-# --- how much of it ------------------------------------------------------------------------------
+# --- limits --------------------------------------------------------------------------------------
 
 
 def rows_between(start: QueueOffsets, end: QueueOffsets) -> int:
-    """Messages from `start` to `end`; queues that `start` does not have are left out."""
+    """The number of messages from `start` to `end` in the queues that both have."""
     return sum(max(end[queue] - start[queue], 0) for queue in start.keys() & end.keys())
 
 
-def limited(start: QueueOffsets, end: QueueOffsets, rows_max: int) -> dict[MessageQueue, int]:
-    """The end of a batch of at most so many messages, spread over the queues by what they have.
+def limit_rows(start: QueueOffsets, end: QueueOffsets, rows_max: int) -> dict[MessageQueue, int]:
+    """The end of a batch of at most `rows_max` messages, shared among the queues by their sizes.
 
-    Every queue with messages gets its turn: at least one of each where there are enough, else as
-    many queues as there are messages to give, others the next time.
+    Every queue with messages gets at least one; if `rows_max` is too small for that, queues take
+    turns.
     """
     sizes = {q: end[q] - start[q] for q in sorted(end) if end[q] > start.get(q, end[q])}
     if sum(sizes.values()) <= rows_max:
@@ -157,7 +160,8 @@ def limited(start: QueueOffsets, end: QueueOffsets, rows_max: int) -> dict[Messa
 
 
 def _shares(sizes: Mapping[MessageQueue, int], rows: int) -> dict[MessageQueue, int]:
-    """One for each, the rest in proportion, what rounding leaves to those that come short most."""
+    """One row for each queue, the rest in proportion; what rounding leaves goes to the largest
+    remainders."""
     rows -= len(sizes)
     rest = {queue: size - 1 for queue, size in sizes.items()}
     total = sum(rest.values())
@@ -168,12 +172,12 @@ def _shares(sizes: Mapping[MessageQueue, int], rows: int) -> dict[MessageQueue, 
     return shares
 
 
-# --- what is missing -----------------------------------------------------------------------------
+# --- missing messages ----------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """Messages of a queue that should be read and are not there; how many may be unknown."""
+    """Messages of a queue that should be read but are missing; their number may be unknown."""
 
     queue: MessageQueue
     rows: int | None
@@ -184,66 +188,69 @@ class Loss:
         return f"{queue.topic}, queue {queue.queue_id} at {queue.broker_name}: {self.what}"
 
 
-def gone_back(start: QueueOffsets, end: QueueOffsets) -> list[Loss]:
-    """Queues that end before the place where a query has come to."""
+def shrunk_queues(start: QueueOffsets, end: QueueOffsets) -> list[Loss]:
+    """Queues that end before the offset up to which they were read."""
     return [
-        Loss(queue, None, f"it was read up to offset {start[queue]} and ends at {end[queue]} now")
+        Loss(queue, None, f"it was read up to offset {start[queue]} but now ends at {end[queue]}")
         for queue in sorted(start.keys() & end.keys())
         if end[queue] < start[queue]
     ]
 
 
-def spans(
+def readable_ranges(
     start: QueueOffsets, end: QueueOffsets, begins: QueueOffsets, ends: QueueOffsets
 ) -> tuple[dict[MessageQueue, tuple[int, int]], list[Loss]]:
-    """First and last offsets to read of each queue that has messages, and what is not there.
+    """The range to read of each queue that has messages, and the losses.
 
-    `begins` and `ends` are what brokers have now. A queue that is new begins at its first message;
-    one that went back begins anew, which `gone_back` has told before.
+    `begins` and `ends` are what brokers have now. A new queue starts at its first message; so does
+    one that has shrunk, which `shrunk_queues` has reported before.
     """
     found: dict[MessageQueue, tuple[int, int]] = {}
     losses: list[Loss] = []
     for queue, until in sorted(end.items()):
-        begin, there = begins.get(queue, 0), ends.get(queue, until)
+        begin, last = begins.get(queue, 0), ends.get(queue, until)
         first = start.get(queue, begin)
         if first > until:
             first = begin
         if first < min(begin, until):
-            losses.append(_missing(queue, first, min(begin, until), f"the first there is {begin}"))
+            losses.append(_missing(queue, first, min(begin, until), f"the first offset is {begin}"))
             first = min(begin, until)
-        if there < until:
-            losses.append(_missing(queue, max(first, there), until, f"the queue ends at {there}"))
-            until = there
+        if last < until:
+            losses.append(_missing(queue, max(first, last), until, f"the queue ends at {last}"))
+            until = last
         if first < until:
             found[queue] = (first, until)
     return found, losses
 
 
-def _missing(queue: MessageQueue, first: int, until: int, there: str) -> Loss:
-    return Loss(queue, until - first, f"offsets {first} to {until - 1} are not there, {there}")
+def _missing(queue: MessageQueue, first: int, until: int, what: str) -> Loss:
+    return Loss(queue, until - first, f"offsets {first} to {until - 1} are missing, {what}")
 
 
-def listed(queues: Iterable[MessageQueue]) -> str:
-    """Queues for a message: `orders broker-a 0 1 2; bills broker-b 3`."""
+def format_queues(queues: Iterable[MessageQueue]) -> str:
+    """Queues as text: `orders broker-a 0 1 2; bills broker-b 3`."""
     found: dict[tuple[str, str], list[str]] = {}
     for queue in sorted(queues):
         found.setdefault((queue.topic, queue.broker_name), []).append(str(queue.queue_id))
     return "; ".join(f"{topic} {name} {' '.join(ids)}" for (topic, name), ids in found.items())
 
 
-def resolved(
+def resolve_offsets(
     wanted: QueueOffsets, begins: QueueOffsets, ends: QueueOffsets, option: str
 ) -> dict[MessageQueue, int]:
-    """Offsets of an option, -2 and -1 replaced; raises BadSetting where a queue has no such, where
-    there is no such queue, and where a queue that is read is not named."""
+    """The offsets of an option with -2 and -1 replaced.
+
+    Raises BadSetting if an offset is out of range, a queue does not exist, or a queue is missing.
+    """
     unknown, missing = wanted.keys() - ends.keys(), ends.keys() - wanted.keys()
     if unknown:
         raise BadSetting(
-            f"{option}: there is no {listed(unknown)}", hint=f"there are {listed(ends)}"
+            f"{option}: the queues {format_queues(unknown)} do not exist",
+            hint=f"existing queues: {format_queues(ends)}",
         )
     if missing:
         raise BadSetting(
-            f"{option} does not tell where to begin or end in {listed(missing)}",
+            f"{option} has no offset for {format_queues(missing)}",
             hint="name all queues that are read; -2 is the first message, -1 the end",
         )
     found = {}
@@ -252,23 +259,23 @@ def resolved(
         found[queue] = known.get(offset, offset)
         if found[queue] > ends[queue]:
             raise BadSetting(
-                f"{option}: the offset {offset} of {listed([queue])} is after its end, "
+                f"{option}: the offset {offset} of {format_queues([queue])} is after its end, "
                 f"{ends[queue]}",
-                hint=f"give {begins[queue]} to {ends[queue]}, -2 or -1",
+                hint=f"set {begins[queue]} to {ends[queue]}, -2 or -1",
             )
     return found
 
 
-def report(losses: Sequence[Loss], *, fail: bool) -> None:
-    """Raise DataLost with all that is missing, or log it: the first ten queues of many."""
+def report_losses(losses: Sequence[Loss], *, fail: bool) -> None:
+    """Raise DataLost with the losses, or log them; at most SHOWN_MAX queues are listed."""
     shown = "; ".join(str(loss) for loss in losses[:SHOWN_MAX])
     if len(losses) > SHOWN_MAX:
-        shown += f"; and {len(losses) - SHOWN_MAX} queues more"
+        shown += f"; and {len(losses) - SHOWN_MAX} more queues"
     count = sum(loss.rows or 0 for loss in losses)
     if any(loss.rows is None for loss in losses):
-        text = f"messages may be lost, as topics were deleted or brokers lost their ends: {shown}"
+        text = f"messages may be lost, because topics were deleted or brokers lost data: {shown}"
     else:
         text = f"{count} messages are lost: {shown}"
     if fail:
         raise DataLost(text)
-    log.warning("%s (failOnDataLoss=false: the query goes on)", text)
+    log.warning("%s (failOnDataLoss=false: the query continues)", text)

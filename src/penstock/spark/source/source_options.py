@@ -1,7 +1,7 @@
-"""The options of the source: which topics, from where to where, in which pieces.
+"""The options of the source: topics, offsets, limits.
 
-The names are those of Spark's source for Kafka where there is such an option. Options that a mode
-can't use are refused, not ignored.
+The names are those of Spark's Kafka source where it has such an option. Options that do not apply
+to a mode are refused, not ignored.
 """
 
 import re
@@ -21,11 +21,11 @@ from penstock.spark.source.queue_offsets import (
     EARLIEST,
     LATEST,
     Assignment,
+    OffsetSpec,
     QueueOffsets,
-    Start,
-    listed,
+    format_queues,
     parse_assignment,
-    parse_start,
+    parse_offset_spec,
 )
 from penstock.wire.bodies.client_bodies import MessageQueue
 
@@ -76,7 +76,7 @@ TRIGGER_DELAY_MS: Final = 15 * 60_000
 
 @dataclass(frozen=True, slots=True)
 class TopicSelection:
-    """Which topics are read: by name, by pattern, or certain queues of some."""
+    """The topics to read: by name, by pattern, or some of their queues."""
 
     names: tuple[str, ...] = ()
     pattern: str | None = None
@@ -85,35 +85,35 @@ class TopicSelection:
     @classmethod
     def of(cls, given: OptionReader, *, needed: bool) -> "TopicSelection":
         """From the options; raises BadSetting."""
-        ways = ("subscribe", "subscribePattern", "assign")
-        way = given.one_of(ways)
-        if way is None:
+        choices = ("subscribe", "subscribePattern", "assign")
+        option = given.one_of(choices)
+        if option is None:
             if needed:
                 raise BadSetting(
-                    "no topic is named", hint=f"give one of the options {', '.join(ways)}"
+                    "no topic is named", hint=f"set one of the options {', '.join(choices)}"
                 )
             return cls()
-        text = given.text(way)
+        text = given.text(option)
         assert text is not None
-        if way == "assign":
+        if option == "assign":
             assigned = parse_assignment(text)
             return cls(names=tuple(assigned), assigned=assigned)
-        if way == "subscribePattern":
+        if option == "subscribePattern":
             try:
                 re.compile(text)
             except re.error as error:
                 raise BadSetting(
                     f"the option subscribePattern is {text!r}: {error}",
-                    hint="give a regular expression of Python's that matches whole names",
+                    hint="set a Python regular expression that matches whole topic names",
                 ) from None
             return cls(pattern=text)
         names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
         if not names:
-            raise BadSetting(f"the option subscribe is {text!r}", hint="give names of topics")
+            raise BadSetting(f"the option subscribe is {text!r}", hint="set topic names")
         return cls(names=names)
 
-    def include(self, queue: MessageQueue) -> bool:
-        """Whether this queue is one to read."""
+    def includes(self, queue: MessageQueue) -> bool:
+        """Whether this queue is selected."""
         if self.assigned is not None:
             brokers = self.assigned.get(queue.topic, {})
             return queue.queue_id in brokers.get(queue.broker_name, ())
@@ -124,17 +124,17 @@ class TopicSelection:
 
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
-    """All that a reader is told."""
+    """The options of a read, parsed and checked."""
 
     connection: ConnectionOptions
     topics: TopicSelection
     columns: tuple[str, ...]
-    starting: Start
-    ending: Start
+    starting: OffsetSpec
+    ending: OffsetSpec
     tags: str | None
-    """As in a subscription, "a || b"; None: all messages."""
+    """A tag expression such as "a || b"; None: all messages."""
     group: str
-    """The group that pulls are done for: nothing is stored for it."""
+    """The group of the pulls; nothing is stored for it."""
     commit_group: str | None
     fail_on_data_loss: bool
     partitions_min: int | None
@@ -142,18 +142,18 @@ class SourceOptions:
     rows_min: int | None
     trigger_delay_ms: int
     read_timeout_ms: int
-    """How long a broker that is away is waited for."""
+    """How long to wait for an unavailable broker."""
     log_path: str | None
-    """`mode=log`: where the commit-log files are."""
+    """`mode=log`: the path of the commit-log files."""
     starting_ms: int | None
     ending_ms: int | None
     check_crc: bool
     broker: str | None
-    """`mode=log`: what the column `broker` says, since files do not know."""
+    """`mode=log`: the value of the column `broker`, which files do not contain."""
 
     @classmethod
     def of(cls, options: Mapping[str, str], *, stream: bool = False) -> "SourceOptions":
-        """From what Spark hands over; raises BadSetting."""
+        """From Spark's options; raises BadSetting."""
         given = OptionReader(options, (*CONNECTION_OPTIONS, *SOURCE_OPTIONS), what="source")
         is_log = given.choice("mode", ("queue", "log"), default="queue") == "log"
         _check_mode(given, is_log=is_log, stream=stream)
@@ -164,8 +164,8 @@ class SourceOptions:
             connection=ConnectionOptions.of(given),
             topics=topics,
             columns=wanted_columns(given.text("columns")),
-            starting=_place(given, "starting", default="latest" if stream else "earliest"),
-            ending=_place(given, "ending", default="latest"),
+            starting=_offset_spec(given, "starting", default="latest" if stream else "earliest"),
+            ending=_offset_spec(given, "ending", default="latest"),
             tags=given.text("tags"),
             group=commit_group or f"{prefix}-source",
             commit_group=commit_group,
@@ -188,21 +188,21 @@ class SourceOptions:
 
     @staticmethod
     def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
-        """Only the columns, before it is known what is read; raises BadSetting."""
+        """Only the option `columns`, for the schema; raises BadSetting."""
         given = OptionReader(options, (*CONNECTION_OPTIONS, *SOURCE_OPTIONS), what="source")
         return wanted_columns(given.text("columns"))
 
     def with_columns(self, columns: tuple[str, ...]) -> "SourceOptions":
-        """The same for a schema that the user has given."""
+        """The same options with the columns of the user's schema."""
         return replace(self, columns=columns)
 
     def check(self) -> None:
-        """Raise BadSetting for options that can't be meant together."""
+        """Raise BadSetting for options that contradict each other."""
         rows_max, rows_min = self.rows_max, self.rows_min
         if rows_max is not None and rows_min is not None and rows_min > rows_max:
             raise BadSetting(
-                f"minOffsetsPerTrigger is {rows_min}, maxOffsetsPerTrigger only {rows_max}",
-                hint="the maximum can't be less than the minimum",
+                f"minOffsetsPerTrigger is {rows_min}, but maxOffsetsPerTrigger is {rows_max}",
+                hint="the maximum must not be less than the minimum",
             )
         starting, ending = self.starting_ms, self.ending_ms
         if starting is not None and ending is not None and starting > ending:
@@ -210,22 +210,22 @@ class SourceOptions:
                 f"startingTimestamp {self.starting_ms} is after endingTimestamp {self.ending_ms}",
                 hint="swap them",
             )
-        for name, place in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
-            if isinstance(place, Mapping):
-                _check_named(name, place, self.topics)
+        for name, spec in (("startingOffsets", self.starting), ("endingOffsets", self.ending)):
+            if isinstance(spec, Mapping):
+                _check_selected(name, spec, self.topics)
 
     def check_batch(self) -> None:
-        """Raise BadSetting for what would read nothing at all."""
-        for name, place, word, number in (
+        """Raise BadSetting for options of a batch read that would read nothing."""
+        for name, spec, word, number in (
             ("startingOffsets", self.starting, "latest", LATEST),
             ("endingOffsets", self.ending, "earliest", EARLIEST),
         ):
-            named = isinstance(place, Mapping) and number in place.values()
-            if place == word or named:
+            named = isinstance(spec, Mapping) and number in spec.values()
+            if spec == word or named:
                 raise BadSetting(
                     f"{name} of a batch read can't be {number if named else word}: nothing would "
                     "be read",
-                    hint="use spark.readStream to begin at the end",
+                    hint="use spark.readStream to start at the end",
                 )
 
 
@@ -233,10 +233,10 @@ def _check_mode(given: OptionReader, *, is_log: bool, stream: bool) -> None:
     if is_log:
         if stream:
             raise BadSetting(
-                "mode=log reads files that are there: it can't be a stream",
-                hint="use spark.read, or leave mode out to follow the topics",
+                "mode=log reads existing files: it can't be a stream",
+                hint="use spark.read, or leave mode out to stream from brokers",
             )
-        given.refuse(_QUEUE_ONLY, "is not for mode=log, which reads files without a broker")
+        given.refuse(_QUEUE_ONLY, "does not apply to mode=log, which reads files without a broker")
         if "path" not in given:
             raise BadSetting(
                 "mode=log needs the option path",
@@ -250,25 +250,25 @@ def _check_mode(given: OptionReader, *, is_log: bool, stream: bool) -> None:
         given.refuse(_STREAM_ONLY, "is for streams only")
 
 
-def _place(given: OptionReader, side: str, *, default: str) -> Start:
-    """Where to begin or to end: offsets or a moment."""
-    way = given.one_of((f"{side}Offsets", f"{side}Timestamp"))
-    if way is None:
+def _offset_spec(given: OptionReader, side: str, *, default: str) -> OffsetSpec:
+    """The start or end of the read: offsets or a timestamp."""
+    option = given.one_of((f"{side}Offsets", f"{side}Timestamp"))
+    if option is None:
         return default
-    text = given.text(way)
+    text = given.text(option)
     assert text is not None
-    if way.endswith("Timestamp"):
-        moment = given.timestamp_ms(way)
-        assert moment is not None
-        return moment
-    return parse_start(text, way)
+    if option.endswith("Timestamp"):
+        timestamp = given.timestamp_ms(option)
+        assert timestamp is not None
+        return timestamp
+    return parse_offset_spec(text, option)
 
 
-def _check_named(option: str, offsets: QueueOffsets, topics: TopicSelection) -> None:
-    """Offsets of a queue that is not read are a slip of the pen."""
+def _check_selected(option: str, offsets: QueueOffsets, topics: TopicSelection) -> None:
+    """Raise BadSetting for offsets of a queue that is not selected: probably a typing error."""
     for queue in sorted(offsets):
-        if not topics.include(queue):
+        if not topics.includes(queue):
             raise BadSetting(
-                f"{option} has {listed([queue])}, which is not read",
+                f"{option} has {format_queues([queue])}, which is not read",
                 hint="name the same topics in subscribe, subscribePattern or assign",
             )

@@ -72,17 +72,17 @@ def read(slices: Sequence[LogSlice], scan: LogScan = ALL) -> list[Row]:
     return rows
 
 
-def cut(path: Path, start: int, edges: Iterable[int], following: int | None) -> list[LogSlice]:
+def cut(path: Path, start: int, edges: Iterable[int], next_file: int | None) -> list[LogSlice]:
     inner = sorted(set(edges))
     size = path.stat().st_size
     bounds = [0, *(edge for edge in inner if 0 < edge < size), size]
     return [
-        LogSlice(str(path), start, begin, end, following)
+        LogSlice(str(path), start, begin, end, next_file)
         for begin, end in itertools.pairwise(bounds)
     ]
 
 
-def test_every_record_is_read_once_from_the_store_its_log_or_a_file(tmp_path: Path) -> None:
+def test_store_directory_log_directory_and_file_give_every_record_once(tmp_path: Path) -> None:
     model = model_of(150)
     paths = write(tmp_path, model)
     assert len(paths) > 3
@@ -94,7 +94,7 @@ def test_every_record_is_read_once_from_the_store_its_log_or_a_file(tmp_path: Pa
 
 
 @given(edges=st.lists(st.integers(1, SEGMENT_BYTES), max_size=12), window=st.integers(128, 5000))
-def test_slices_share_a_file_without_gap_or_overlap(
+def test_slices_of_a_file_have_no_gap_or_overlap(
     tmp_path_factory: pytest.TempPathFactory, edges: list[int], window: int
 ) -> None:
     model = model_of(40)
@@ -109,7 +109,7 @@ def test_slices_share_a_file_without_gap_or_overlap(
     assert found == rows_of(model.stored)
 
 
-def test_edges_right_at_and_beside_records(tmp_path: Path) -> None:
+def test_slice_edges_at_and_near_record_starts(tmp_path: Path) -> None:
     model = model_of(30)
     paths = write(tmp_path, model)
     for shift in (-1, 0, 1):
@@ -119,7 +119,7 @@ def test_edges_right_at_and_beside_records(tmp_path: Path) -> None:
         assert found == rows_of(first)
 
 
-def test_slices_are_planned_by_number_and_by_what_is_written(tmp_path: Path) -> None:
+def test_slices_are_planned_by_task_count_and_written_bytes(tmp_path: Path) -> None:
     model = model_of(100)
     write(tmp_path, model)
     segments = -(-model.end // SEGMENT_BYTES)
@@ -136,7 +136,7 @@ def test_slices_are_planned_by_number_and_by_what_is_written(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("cores", "least", "blank", "tasks"), [(1, 0, 0, 1), (3, 0, 0, 4), (64, 0, 0, 8), (1, 8, 90, 8)]
 )
-def test_all_cores_have_work_and_no_more_tasks_than_that(
+def test_number_of_tasks_follows_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, least: int, blank: int, tasks: int
 ) -> None:
     monkeypatch.setattr("os.cpu_count", lambda: cores)
@@ -149,7 +149,7 @@ def test_all_cores_have_work_and_no_more_tasks_than_that(
     assert sum(part.end - part.begin for part in planned) == (1 + blank) * written
 
 
-def test_topics_tags_and_times_decide(tmp_path: Path) -> None:
+def test_topics_tags_and_times_filter(tmp_path: Path) -> None:
     model = model_of(200)
     paths = write(tmp_path, model)
 
@@ -172,7 +172,7 @@ def test_topics_tags_and_times_decide(tmp_path: Path) -> None:
     assert len(plan_scan(str(tmp_path), late)) < len(paths)  # files that are too old stay unread
 
 
-def test_a_pattern_needs_no_topic_column(tmp_path: Path) -> None:
+def test_pattern_needs_no_topic_column(tmp_path: Path) -> None:
     model = model_of(50)
     write(tmp_path, model)
     scan = LogScan(columns=("body",), pattern="sms")
@@ -181,7 +181,7 @@ def test_a_pattern_needs_no_topic_column(tmp_path: Path) -> None:
     assert bodies == [s.message.body for s in model.stored if s.message.topic == "sms"]
 
 
-def test_a_file_made_ahead_and_a_torn_tail_are_quiet(tmp_path: Path) -> None:
+def test_preallocated_file_and_torn_tail_are_no_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     ahead = tmp_path / "commitlog" / f"{len(paths) * SEGMENT_BYTES:0{NAME_DIGITS}d}"
@@ -194,7 +194,7 @@ def test_a_file_made_ahead_and_a_torn_tail_are_quiet(tmp_path: Path) -> None:
     assert read(plan_scan(str(tmp_path), ALL)) == rows_of(model.stored[:-1])
 
 
-def test_a_copy_that_ends_in_the_middle_of_a_record_is_quiet(tmp_path: Path) -> None:
+def test_copy_that_ends_inside_a_record_is_no_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     last = model.stored[-1]
@@ -205,7 +205,7 @@ def test_a_copy_that_ends_in_the_middle_of_a_record_is_quiet(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("what", ["body", "magic", "size", "place", "zeros"])
 @pytest.mark.parametrize("where", ["inside", "at an edge"])
-def test_damage_is_named_or_passed_over(
+def test_damage_is_reported_or_skipped(
     tmp_path: Path, what: str, where: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = Model()
@@ -230,7 +230,7 @@ def test_damage_is_named_or_passed_over(
     assert "data loss" in caplog.text
 
 
-def test_a_body_is_believed_where_nobody_checks_it(tmp_path: Path) -> None:
+def test_damaged_body_is_read_without_check_crc(tmp_path: Path) -> None:
     model = model_of(20)
     paths = write(tmp_path, model)
     victim = next(s for s in model.stored[3:] if s.message.body)
@@ -241,7 +241,7 @@ def test_a_body_is_believed_where_nobody_checks_it(tmp_path: Path) -> None:
     assert len(read(plan_scan(str(tmp_path), scan), scan)) == len(model.stored)
 
 
-def test_a_file_that_breaks_off_before_the_next_one_is_a_loss(tmp_path: Path) -> None:
+def test_truncated_file_before_the_next_one_is_a_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     first = [stored for stored in model.stored if stored.offset < SEGMENT_BYTES]
@@ -254,7 +254,7 @@ def test_a_file_that_breaks_off_before_the_next_one_is_a_loss(tmp_path: Path) ->
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(expected)
 
 
-def test_a_missing_file_is_a_loss(tmp_path: Path) -> None:
+def test_missing_file_is_a_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     paths[1].unlink()
@@ -265,7 +265,7 @@ def test_a_missing_file_is_a_loss(tmp_path: Path) -> None:
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
 
 
-def test_old_files_may_be_gone(tmp_path: Path) -> None:
+def test_deleted_old_files_are_no_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     paths[0].unlink()
@@ -273,7 +273,7 @@ def test_old_files_may_be_gone(tmp_path: Path) -> None:
     assert read(plan_scan(str(tmp_path), ALL)) == rows_of(kept)
 
 
-def test_a_record_longer_than_what_is_read_at_a_time(tmp_path: Path) -> None:
+def test_record_longer_than_the_window(tmp_path: Path) -> None:
     model = Model()
     for size in (10, 9_000, 20, 7_000, 30):
         model.put([Message("big", 0, bytes(size - 1) + b"!")], START_MS)
@@ -297,7 +297,7 @@ def test_paths_without_a_log_are_refused(tmp_path: Path) -> None:
 # --- under a broker that writes, and what goes missing in odd places
 
 
-def test_a_record_that_becomes_whole_while_the_next_one_is_searched_is_no_loss(
+def test_record_completed_during_the_search_is_no_loss(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = model_of(20)
@@ -328,7 +328,7 @@ def broken_batch(offset: int) -> bytes:
     return record(offset, inner, sys_flag=0xC0)
 
 
-def test_messages_of_a_batch_that_is_broken_are_read_once(
+def test_messages_of_a_broken_batch_are_read_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     log = log_of(record(0), broken_batch(1), record(3))
@@ -341,7 +341,7 @@ def test_messages_of_a_batch_that_is_broken_are_read_once(
     assert caplog.text.count("data loss") == 1
 
 
-def test_a_middle_file_that_is_missing_of_three_is_a_loss(tmp_path: Path) -> None:
+def test_missing_middle_file_is_a_loss(tmp_path: Path) -> None:
     model = model_of(1000)
     paths = write(tmp_path, model)
     for path in paths[3:]:
@@ -351,7 +351,7 @@ def test_a_middle_file_that_is_missing_of_three_is_a_loss(tmp_path: Path) -> Non
         plan_scan(str(tmp_path), ALL)
 
 
-def test_a_middle_file_without_a_byte_is_a_loss(tmp_path: Path) -> None:
+def test_empty_middle_file_is_a_loss(tmp_path: Path) -> None:
     model = model_of(100)
     paths = write(tmp_path, model)
     paths[1].write_bytes(b"")
@@ -362,7 +362,7 @@ def test_a_middle_file_without_a_byte_is_a_loss(tmp_path: Path) -> None:
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
 
 
-def test_files_of_different_lengths_miss_nothing(tmp_path: Path) -> None:
+def test_files_of_different_lengths_are_read_completely(tmp_path: Path) -> None:
     """A store whose files were made longer once: where each one ends the next begins."""
     blank = (8).to_bytes(4, "big") + MAGIC_BLANK.to_bytes(4, "big", signed=True)
     begin, offsets = 0, 0
@@ -373,7 +373,7 @@ def test_files_of_different_lengths_miss_nothing(tmp_path: Path) -> None:
     assert queue_offsets(tmp_path, LogScan(columns=("queue_offset",))) == list(range(offsets))
 
 
-def test_a_file_that_retention_takes_after_the_plan(
+def test_file_deleted_by_retention_after_planning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = model_of(100)
@@ -391,7 +391,7 @@ def test_a_file_that_retention_takes_after_the_plan(
         read(slices, going_on)
 
 
-def test_names_that_are_no_log_files_and_files_that_vanish_while_they_are_listed(
+def test_other_files_and_files_deleted_during_the_listing_are_skipped(
     tmp_path: Path,
 ) -> None:
     model = model_of(100)
@@ -403,7 +403,7 @@ def test_names_that_are_no_log_files_and_files_that_vanish_while_they_are_listed
     assert read(plan_scan(str(tmp_path), ALL)) == rows_of(kept)
 
 
-def test_files_made_while_they_are_listed_are_not_missing(
+def test_files_created_during_the_listing_are_not_missing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A directory may name a file that was made during the listing, and not the one before it."""

@@ -18,22 +18,22 @@ def part(number: int, rows: int) -> QueueRange:
     return QueueRange("t", "b", number, 0, rows)
 
 
-def test_large_queues_are_read_alone_and_small_ones_together() -> None:
+def test_large_ranges_have_their_own_task_and_small_ones_share() -> None:
     large, small = [part(n, PACKED_ROWS_MAX) for n in range(3)], [part(n, 5) for n in range(3, 9)]
     assert split([*large, *small], None) == [*((p,) for p in large), tuple(small)]
 
 
-def test_nothing_to_read() -> None:
+def test_no_messages_give_no_tasks() -> None:
     assert split([part(0, 0)], None) == []
     assert split([], 5) == []
 
 
-def test_more_tasks_than_queues() -> None:
+def test_ranges_are_cut_for_more_tasks_than_queues() -> None:
     tasks = split([part(0, 300), part(1, 100)], 4)
     assert [(p.first, p.until) for (p,) in tasks] == [(0, 100), (100, 200), (200, 300), (0, 100)]
 
 
-def test_as_many_tasks_as_wanted_come_before_sharing() -> None:
+def test_minimum_of_tasks_takes_precedence_over_sharing() -> None:
     small = [part(n, 5) for n in range(4)]
     assert split(small, 2) == [(p,) for p in small]
     assert split(small, 1) == [tuple(small)]

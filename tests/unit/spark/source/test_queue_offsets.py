@@ -9,16 +9,16 @@ from hypothesis import strategies as st
 from penstock.errors import BadSetting, DataLost
 from penstock.spark.source.queue_offsets import (
     INITIAL,
+    format_queues,
     from_json,
-    gone_back,
     initial_in,
-    limited,
-    listed,
+    limit_rows,
     parse_assignment,
-    report,
-    resolved,
+    readable_ranges,
+    report_losses,
+    resolve_offsets,
     rows_between,
-    spans,
+    shrunk_queues,
     to_json,
 )
 from penstock.wire.bodies.client_bodies import MessageQueue
@@ -32,7 +32,7 @@ marks = st.dictionaries(queues, st.integers(0, 2**62), max_size=20)
 
 
 @given(marks, st.none() | marks)
-def test_offsets_come_back_from_json_in_one_text(
+def test_json_round_trip_is_stable(
     offsets: dict[MessageQueue, int], initial: dict[MessageQueue, int] | None
 ) -> None:
     text = json.dumps(to_json(offsets, initial))
@@ -43,7 +43,7 @@ def test_offsets_come_back_from_json_in_one_text(
     assert json.dumps(to_json(turned, initial)) == text
 
 
-def test_the_beginning_is_no_topic() -> None:
+def test_initial_offsets_are_not_a_topic() -> None:
     assert from_json({INITIAL: {"orders": {}}, "orders": {"broker-a": {"1": 5}}}) == {Q[1]: 5}
     assert initial_in({}) is None
 
@@ -54,31 +54,31 @@ def test_a_foreign_checkpoint_is_refused(kept: dict[str, object]) -> None:
         from_json(kept)
 
 
-def test_assignments() -> None:
+def test_assignment_is_parsed() -> None:
     assert parse_assignment('{"t": {"a": [2, 0, 2], "b": [1]}}') == {"t": {"a": (0, 2), "b": (1,)}}
 
 
-def test_limits_are_spread_by_what_queues_have() -> None:
+def test_limit_is_shared_in_proportion_to_sizes() -> None:
     start = {Q[0]: 100, Q[1]: 0, Q[2]: 7}
-    end = limited(start, {Q[0]: 1_100, Q[1]: 100, Q[2]: 7}, 110)
+    end = limit_rows(start, {Q[0]: 1_100, Q[1]: 100, Q[2]: 7}, 110)
     assert end[Q[2]] == 7
     assert end[Q[0]] - 100 + end[Q[1]] == 110
     assert 9 <= end[Q[1]] <= 11
 
 
-def test_no_limit_where_there_is_less() -> None:
+def test_fewer_rows_than_the_limit_are_not_limited() -> None:
     end = {Q[0]: 5, Q[1]: 6}
-    assert limited({Q[0]: 0, Q[1]: 0}, end, 11) == end
+    assert limit_rows({Q[0]: 0, Q[1]: 0}, end, 11) == end
 
 
 sizes = st.lists(st.integers(0, 1_000), min_size=1, max_size=40)
 
 
 @given(sizes, st.integers(1, 3_000))
-def test_a_limit_is_kept_exactly_and_no_queue_starves(lengths: list[int], rows_max: int) -> None:
+def test_limit_is_exact_and_no_queue_starves(lengths: list[int], rows_max: int) -> None:
     at = {Q[n]: 10 * n for n in range(len(lengths))}
     end = {Q[n]: 10 * n + length for n, length in enumerate(lengths)}
-    got = limited(at, end, rows_max)
+    got = limit_rows(at, end, rows_max)
     assert got.keys() == end.keys()
     assert all(at[q] <= got[q] <= end[q] for q in end)
     assert rows_between(at, got) == min(rows_max, sum(lengths))
@@ -91,82 +91,82 @@ def test_more_queues_than_rows_take_turns() -> None:
     at = dict.fromkeys(Q[:10], 0)
     end = dict.fromkeys(Q[:10], 1_000)
     for _ in range(5):
-        at = limited(at, end, 2)
+        at = limit_rows(at, end, 2)
     assert set(at.values()) == {1}
 
 
-def test_queues_that_end_before_our_place() -> None:
-    losses = gone_back({Q[0]: 10, Q[1]: 10, Q[2]: 10}, {Q[0]: 10, Q[1]: 4, Q[3]: 0})
+def test_shrunk_queues_are_reported() -> None:
+    losses = shrunk_queues({Q[0]: 10, Q[1]: 10, Q[2]: 10}, {Q[0]: 10, Q[1]: 4, Q[3]: 0})
     assert [loss.queue for loss in losses] == [Q[1]]
     assert "up to offset 10" in str(losses[0])
     assert "ends at 4" in str(losses[0])
 
 
-def test_spans_of_what_is_there() -> None:
-    found, losses = spans(
+def test_readable_ranges_of_existing_messages() -> None:
+    found, losses = readable_ranges(
         {Q[0]: 5, Q[1]: 8}, {Q[0]: 9, Q[1]: 8, Q[2]: 3}, {Q[0]: 0, Q[2]: 1}, {Q[0]: 100}
     )
     assert found == {Q[0]: (5, 9), Q[2]: (1, 3)}
     assert losses == []
 
 
-def test_what_retention_took_is_named_and_left_out() -> None:
-    found, losses = spans({Q[0]: 5, Q[1]: 5}, {Q[0]: 9, Q[1]: 9}, {Q[0]: 7, Q[1]: 50}, {})
+def test_deleted_messages_are_reported_and_skipped() -> None:
+    found, losses = readable_ranges({Q[0]: 5, Q[1]: 5}, {Q[0]: 9, Q[1]: 9}, {Q[0]: 7, Q[1]: 50}, {})
     assert found == {Q[0]: (7, 9)}
     assert [loss.rows for loss in losses] == [2, 4]
     with pytest.raises(DataLost) as failure:
-        report(losses, fail=True)
+        report_losses(losses, fail=True)
     text = failure.value.message
     assert "6 messages are lost" in text
-    assert "orders, queue 0 at broker-a: offsets 5 to 6 are not there, the first there is 7" in text
-    report(losses, fail=False)
+    assert "orders, queue 0 at broker-a: offsets 5 to 6 are missing, the first offset is 7" in text
+    report_losses(losses, fail=False)
 
 
-def test_what_was_cut_off_at_the_end_is_named() -> None:
-    found, losses = spans({Q[0]: 5}, {Q[0]: 20}, {Q[0]: 0}, {Q[0]: 12})
+def test_truncated_messages_are_reported() -> None:
+    found, losses = readable_ranges({Q[0]: 5}, {Q[0]: 20}, {Q[0]: 0}, {Q[0]: 12})
     assert found == {Q[0]: (5, 12)}
     assert losses[0].rows == 8
-    found, losses = spans({Q[0]: 15}, {Q[0]: 20}, {Q[0]: 0}, {Q[0]: 12})
+    found, losses = readable_ranges({Q[0]: 15}, {Q[0]: 20}, {Q[0]: 0}, {Q[0]: 12})
     assert found == {}
     assert losses[0].rows == 5
 
 
-def test_a_queue_that_went_back_begins_anew() -> None:
-    found, losses = spans({Q[0]: 100}, {Q[0]: 20}, {Q[0]: 3}, {Q[0]: 20})
+def test_shrunk_queue_is_read_from_its_start() -> None:
+    found, losses = readable_ranges({Q[0]: 100}, {Q[0]: 20}, {Q[0]: 3}, {Q[0]: 20})
     assert found == {Q[0]: (3, 20)}
     assert losses == []
 
 
-def test_a_long_list_of_losses_is_cut() -> None:
-    losses = gone_back(dict.fromkeys(Q[:30], 5), dict.fromkeys(Q[:30], 1))
-    with pytest.raises(DataLost, match="and 20 queues more"):
-        report(losses, fail=True)
+def test_long_list_of_losses_is_shortened() -> None:
+    losses = shrunk_queues(dict.fromkeys(Q[:30], 5), dict.fromkeys(Q[:30], 1))
+    with pytest.raises(DataLost, match="and 20 more queues"):
+        report_losses(losses, fail=True)
 
 
 @given(marks, st.data())
-def test_spans_lie_in_what_is_wanted_and_there(
+def test_readable_ranges_are_wanted_and_exist(
     end: dict[MessageQueue, int], data: st.DataObject
 ) -> None:
     def some(least: int = 0) -> dict[MessageQueue, int]:
         return {q: data.draw(st.integers(least, 2**62)) for q in end}
 
     start, begins, ends = some(), some(), some()
-    found, _ = spans(start, end, begins, ends)
+    found, _ = readable_ranges(start, end, begins, ends)
     for queue, (first, until) in found.items():
         assert begins[queue] <= first < until <= min(end[queue], ends[queue])
 
 
-def test_words_of_an_option_become_offsets() -> None:
+def test_earliest_and_latest_become_offsets() -> None:
     begins, ends = {Q[0]: 3, Q[1]: 4, Q[2]: 0}, {Q[0]: 30, Q[1]: 40, Q[2]: 50}
     wanted = {Q[0]: -2, Q[1]: -1, Q[2]: 7}
-    assert resolved(wanted, begins, ends, "startingOffsets") == {Q[0]: 3, Q[1]: 40, Q[2]: 7}
+    assert resolve_offsets(wanted, begins, ends, "startingOffsets") == {Q[0]: 3, Q[1]: 40, Q[2]: 7}
     with pytest.raises(BadSetting, match="bills broker-b 3"):
-        resolved({**wanted, OTHER: 1}, begins, ends, "startingOffsets")
+        resolve_offsets({**wanted, OTHER: 1}, begins, ends, "startingOffsets")
     with pytest.raises(BadSetting, match="orders broker-a 1 2"):
-        resolved({Q[0]: 3}, begins, ends, "startingOffsets")
+        resolve_offsets({Q[0]: 3}, begins, ends, "startingOffsets")
     with pytest.raises(BadSetting, match="51 of orders broker-a 2 is after its end, 50"):
-        resolved({**wanted, Q[2]: 51}, begins, ends, "startingOffsets")
+        resolve_offsets({**wanted, Q[2]: 51}, begins, ends, "startingOffsets")
 
 
-def test_queues_in_a_message() -> None:
-    assert listed([Q[2], OTHER, Q[0]]) == "bills broker-b 3; orders broker-a 0 2"
+def test_queues_as_text() -> None:
+    assert format_queues([Q[2], OTHER, Q[0]]) == "bills broker-b 3; orders broker-a 0 2"

@@ -23,14 +23,14 @@ def stream(**options: str) -> SourceOptions:
     return SourceOptions.of(options, stream=True)
 
 
-def test_names_do_not_mind_case() -> None:
+def test_option_names_are_case_insensitive() -> None:
     options = source(SUBSCRIBE="orders", FailOnDataloss="FALSE", nameServer="h:1;g:2")
     assert options.topics.names == ("orders",)
     assert not options.fail_on_data_loss
     assert options.connection.nameservers == ("h:1", "g:2")
 
 
-def test_an_unknown_option_names_the_near_one_and_all() -> None:
+def test_unknown_option_suggests_the_nearest_and_lists_all() -> None:
     with pytest.raises(BadSetting, match="did you mean startingOffsets") as failure:
         source(subscribe="orders", startingOffset="earliest")
     assert "subscribePattern" in failure.value.hint
@@ -40,13 +40,13 @@ def test_an_unknown_option_names_the_near_one_and_all() -> None:
     ("text", "ms"),
     [("15m", 900_000), ("30s", 30_000), ("500 ms", 500), ("2H", 7_200_000), ("7", 7)],
 )
-def test_durations(text: str, ms: int) -> None:
+def test_durations_are_parsed(text: str, ms: int) -> None:
     assert given(span=text).duration_ms("span", default=1) == ms
 
 
 @pytest.mark.parametrize("text", ["", "0s", "-1s", "1.5m", "5 years", "m", "9" * 30])
 def test_bad_durations_are_refused(text: str) -> None:
-    with pytest.raises(BadSetting, match="span"):
+    with pytest.raises(BadSetting, match="the option span"):
         given(span=text).duration_ms("span", default=1)
 
 
@@ -55,7 +55,7 @@ def test_bad_durations_are_refused(text: str) -> None:
     [("1700000000000", 1_700_000_000_000), ("2023-11-14T22:13:20+00:00", 1_700_000_000_000),
      ("2023-11-14T22:13:20.250Z", 1_700_000_000_250)],
 )  # fmt: skip
-def test_moments(text: str, ms: int) -> None:
+def test_timestamps_are_parsed(text: str, ms: int) -> None:
     assert given(moment=text).timestamp_ms("moment") == ms
 
 
@@ -87,11 +87,11 @@ def test_bad_values_are_refused_by_name(name: str, text: str) -> None:
      ({"assign": '{"a": {"b": []}}'}, "names no queues"),
      ({"assign": '{"a": {"b": [true]}}'}, "names no queues"),
      ({"subscribe": "a", "startingOffsets": "first"}, "startingOffsets"),
-     ({"subscribe": "a", "startingOffsets": "{"}, "no JSON"),
+     ({"subscribe": "a", "startingOffsets": "{"}, "not valid JSON"),
      ({"subscribe": "a", "startingOffsets": "{}"}, "has no queue"),
      ({"subscribe": "a", "startingOffsets": '{"b": {"x": {"0": 1}}}'}, "b x 0, which is not read"),
      ({"subscribe": "a", "startingOffsets": '{"a": {"x": {"0": -3}}}'}, "-3"),
-     ({"subscribe": "a", "startingOffsets": '{"a": {"x": {"q": 3}}}'}, "no queue"),
+     ({"subscribe": "a", "startingOffsets": '{"a": {"x": {"q": 3}}}'}, "not a queue"),
      ({"subscribe": "a", "startingOffsets": '{"a": {"x": [1]}}'}, "should be an object"),
      ({"subscribe": "a", "startingOffsets": "latest"}, "can't be latest"),
      ({"subscribe": "a", "startingOffsets": '{"a": {"x": {"0": -1}}}'}, "can't be -1"),
@@ -107,9 +107,9 @@ def test_bad_values_are_refused_by_name(name: str, text: str) -> None:
      ({"subscribe": "a", "tls": "true", "tlsKey": "/x"}, "needs tlsCert"),
      ({"subscribe": "a", "nameserver": "here"}, "NameServer"),
      ({"mode": "log"}, "path"),
-     ({"mode": "log", "path": "/x", "assign": '{"a": {"b": [0]}}'}, "not for mode=log")],
+     ({"mode": "log", "path": "/x", "assign": '{"a": {"b": [0]}}'}, "does not apply to mode=log")],
 )  # fmt: skip
-def test_what_a_batch_read_refuses(options: dict[str, str], text: str) -> None:
+def test_bad_options_of_a_batch_read_are_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(BadSetting, match=text):
         source(**options)
 
@@ -121,7 +121,7 @@ def test_what_a_batch_read_refuses(options: dict[str, str], text: str) -> None:
      ({"minOffsetsPerTrigger": "5", "maxOffsetsPerTrigger": "4"}, "minOffsetsPerTrigger is 5"),
      ({"mode": "log", "path": "/x"}, "can't be a stream")],
 )  # fmt: skip
-def test_what_a_stream_refuses(options: dict[str, str], text: str) -> None:
+def test_bad_options_of_a_stream_are_refused(options: dict[str, str], text: str) -> None:
     with pytest.raises(BadSetting, match=text):
         stream(subscribe="a", **options)
 
@@ -139,23 +139,23 @@ def test_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert endless.trigger_delay_ms == 900_000
 
 
-def test_groups() -> None:
+def test_group_names() -> None:
     assert source(subscribe="a", groupIdPrefix="etl").group == "etl-source"
     options = stream(subscribe="a", groupIdPrefix="etl", commitGroup="billing")
     assert (options.group, options.commit_group) == ("billing", "billing")
 
 
-def test_offsets_by_queue() -> None:
+def test_offsets_per_queue_are_parsed() -> None:
     options = source(subscribe="a", startingOffsets='{"a": {"x": {"0": 7, "1": -2}}}')
     assert options.starting == {MessageQueue("a", "x", 0): 7, MessageQueue("a", "x", 1): -2}
 
 
-def test_a_log_needs_no_topic() -> None:
+def test_log_mode_needs_no_topic() -> None:
     options = source(mode="LOG", path="/store", startingTimestamp="5", brokerName="b")
     assert (options.log_path, options.starting_ms, options.broker) == ("/store", 5, "b")
 
 
-def test_a_connection_travels_and_keeps_its_secret() -> None:
+def test_connection_options_pickle_and_hide_the_secret() -> None:
     options = {"nameserver": "h:1", "accessKey": "me", "secretKey": "hush", "namespace": "acme"}
     connection = ConnectionOptions.of(OptionReader(options, CONNECTION_OPTIONS, what="test"))
     again = pickle.loads(pickle.dumps(connection))
@@ -167,7 +167,7 @@ def test_a_connection_travels_and_keeps_its_secret() -> None:
     assert client.ssl_context is None
 
 
-def test_tls_without_an_authority_checks_nobody_and_a_missing_file_is_named() -> None:
+def test_tls_without_ca_verifies_nothing_and_missing_file_is_named() -> None:
     plain = OptionReader({"nameserver": "h:1", "tls": "true"}, CONNECTION_OPTIONS, what="test")
     context = ConnectionOptions.of(plain).client_options().ssl_context
     assert context is not None
