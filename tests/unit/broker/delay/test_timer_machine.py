@@ -143,7 +143,7 @@ class TimerMachine(RuleBasedStateMachine):
                 assert message.store_ms >= self.due[message.body]
 
     def teardown(self) -> None:
-        if not hasattr(self, "home"):
+        if not hasattr(self, "env"):
             return
         try:
             for _ in range(8):
