@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -15,6 +16,14 @@ from tests.spark.kit import SESSION_CONF
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options of every JVM that these tests start.
+
+They live for seconds, in which the optimising compiler and the parallel collector only cost time.
+"""
+os.environ["JAVA_TOOL_OPTIONS"] = f"{os.environ.get('JAVA_TOOL_OPTIONS', '')} {JVM_OPTIONS}".strip()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -43,7 +43,7 @@ def send_numbers(cluster: Up, topic: str, numbers: Sequence[int] | int) -> list[
     return [message.content for message in messages]
 
 
-def read_topic(cluster: Up, topic: str, count: int, *, more_ms: int = 500) -> list[ReceivedMessage]:
+def read_topic(cluster: Up, topic: str, count: int, *, more_ms: int = 100) -> list[ReceivedMessage]:
     """The first `count` messages of a topic and whatever comes within `more_ms` after them.
 
     So one that is there twice is seen. Raises where `count` do not come.

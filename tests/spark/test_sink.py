@@ -260,7 +260,7 @@ def test_a_missing_topic_is_said(
     names, _ = servers
     with Admin(names.address) as admin:
         admin.create_topic(fresh)
-    text = failure(names, numbered(spark, 2, 1), topic=f"{fresh}x")
+    text = failure(names, numbered(spark, 2, 1), topic=f"{fresh}x", deliveryTimeout="2s")
     assert "NoRoute" in text
     assert f"{fresh}x" in text
     assert "What to do: create the topic" in text

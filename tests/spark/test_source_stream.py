@@ -74,7 +74,14 @@ def wait_for(query: StreamingQuery, done: Callable[[], bool]) -> None:
         if not query.isActive:
             raise AssertionError(f"the query has ended: {query.exception()}")
         assert time.monotonic() < deadline, f"not done yet: {query.lastProgress}"
-        query.awaitTermination(1)
+        query.awaitTermination(0.1)
+
+
+def stop_after_commit(query: StreamingQuery, rows: Rows) -> None:
+    """Stop the query when its last batch is committed: otherwise the next run repeats it."""
+    last = max(rows.batches)
+    wait_for(query, lambda: any(each["batchId"] >= last for each in progress(query)))
+    query.stop()
 
 
 def wait_ready(query: StreamingQuery) -> None:
@@ -110,7 +117,7 @@ def test_from_the_end_and_on_from_the_checkpoint(
     wait_ready(query)
     send_numbers(cluster, fresh, range(5, 20))
     wait_for(query, lambda: len(rows.all) >= 15)
-    query.stop()
+    stop_after_commit(query, rows)
     assert rows.all == list(range(5, 20))
 
     send_numbers(cluster, fresh, range(20, 30))
@@ -174,11 +181,11 @@ def test_few_messages_wait_for_more(
     query = start(frame, rows, tmp_path)
     wait_for(query, lambda: len(rows.all) == 4)  # the first batch does not wait
     send_numbers(cluster, fresh, range(4, 8))
-    query.awaitTermination(2)
+    query.awaitTermination(1)  # several triggers
     assert rows.all == list(range(4))
     send_numbers(cluster, fresh, range(8, 14))
     wait_for(query, lambda: len(rows.all) == 14)
-    query.stop()
+    stop_after_commit(query, rows)
     assert len(rows.batches) == 2
     # A run to the end of what is there does not wait for more that may never come.
     send_numbers(cluster, fresh, range(14, 16))
@@ -232,7 +239,7 @@ def test_a_broker_that_restarts_does_not_end_the_query(
     query = start(frame, rows, tmp_path)
     wait_for(query, lambda: len(rows.all) == 10)
     broker.kill()
-    query.awaitTermination(3)
+    query.awaitTermination(1)  # several triggers
     assert query.isActive
     broker.start()
     send_numbers(names, fresh, range(10, 20))
