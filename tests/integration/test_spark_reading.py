@@ -271,7 +271,7 @@ def test_deleted_topic_is_a_loss(broker: InProcessBroker, small_batches: None) -
 def test_unknown_queue_is_refused(broker: InProcessBroker) -> None:
     fill(broker, 5)
     gone = QueueRange("T", part(broker, 0, 5).broker, 7, 0, 5)
-    with pytest.raises(InvalidParameter, match="no queue 7"):
+    with pytest.raises(InvalidParameter, match="no readable queue 7"):
         rows(read_range(options_of(broker), gone, ALL))
 
 

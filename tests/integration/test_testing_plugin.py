@@ -522,4 +522,5 @@ def test_the_plugin_imports_the_broker_on_first_use() -> None:
         "penstock.lazy",
         "penstock.testing",
         "penstock.testing.plugin",
+        "penstock.version",
     ]
