@@ -59,7 +59,7 @@ class StepRunner:
         deadline = time.monotonic() + _PATIENCE_S
         while True:
             printed = self._shell.run(*words, enough=step.enough)
-            done = not step.retry_level or not self.problems(step, printed)
+            done = not step.again or not self.problems(step, printed)
             if done or time.monotonic() > deadline:
                 break
             time.sleep(_PAUSE_S)

@@ -23,13 +23,13 @@ pytestmark = pytest.mark.compat
 
 each_version = pytest.mark.parametrize("version", golden.VERSIONS)
 PARTS = {
-    "BloomFilterData", "HAClientRuntimeInfo", "HAConnectionRuntimeInfo", "Metric", "OrderInfo",
-    "OrderedPop", "PolicyEntryInfo", "PolicyInfo", "ReplicaIdentity", "ReplicasInfo",
+    "HAClientRuntimeInfo", "HAConnectionRuntimeInfo", "Metric", "OrderInfo", "OrderedPop",
+    "PolicyEntryInfo", "PolicyInfo",
 }  # fmt: skip
 """Classes inside others, which are tried as parts of these."""
 FILES = {
-    "ConsumerFilterFile", "ConsumerOrderInfoFile", "DelayOffsetSerializeWrapper",
-    "FilterDataMapByTopic", "OffsetMovedEvent", "TimerCheckpoint", "TimerMetricsSerializeWrapper",
+    "ConsumerOrderInfoFile", "DelayOffsetSerializeWrapper", "TimerCheckpoint",
+    "TimerMetricsSerializeWrapper",
 }  # fmt: skip
 """Files that Java reads by other means; test_store_moves.py has them read by its brokers."""
 SHORT_NAMES = {"AckMsg", "BatchAck", "BatchAckMessageRequestBody", "BatchAckMsg", "PopCheckPoint"}
