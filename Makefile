@@ -32,7 +32,7 @@ setup: .venv/compiled.stamp ## create .venv, install the dependencies, compile t
 demo: setup ## send a million messages through a broker that is killed, then run two pipelines on Spark
 	@$(BIN)/penstock demo
 
-check: lint ## lint and the fast unit tests, within a minute: the everyday command
+check: lint ## lint and the fast unit tests: the everyday command
 	@$(BIN)/python -m tests.run --depth check
 
 test: setup ## all tests, with a few rounds and seeds each (CI runs this)
