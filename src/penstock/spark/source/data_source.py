@@ -250,14 +250,14 @@ class LogReader(DataSourceReader):
     """Reads the commit-log files of a store in slices, without a broker."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        from penstock.spark.source.log_reader import LogScan
+        from penstock.spark.source.log_reader import LogSelection
 
         assert options.log_path is not None
         self._path = options.log_path
         self._rows = ArrowRows(options, schema)
         self._tasks_min = options.partitions_min
         topics, pattern = _log_topics(options)
-        self._scan = LogScan(
+        self._scan = LogSelection(
             columns=stored_columns(options.columns),
             topics=topics,
             pattern=pattern,

@@ -27,11 +27,11 @@ from penstock.spark.arrow.columns import (
     UNWRITTEN,
     ColumnBuilder,
 )
-from penstock.spark.source.log_slices import LogScan, LogSlice, plan_scan
+from penstock.spark.source.log_slices import LogSelection, LogSlice, plan_scan
 from penstock.store.tools.file_pieces import LogFile, search
 from penstock.wire import layout, octets
 
-__all__ = ["LogScan", "LogSlice", "plan_scan", "read_slice"]
+__all__ = ["LogSelection", "LogSlice", "plan_scan", "read_slice"]
 
 log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ _MAGIC_HEAD: Final = _MAGICS[0][:3]  # both begin with it
 _BLANK_MAGIC: Final = layout.MAGIC_BLANK.to_bytes(4, "big", signed=True)
 
 
-def read_slice(part: LogSlice, scan: LogScan) -> Iterator[pa.RecordBatch]:
+def read_slice(part: LogSlice, scan: LogSelection) -> Iterator[pa.RecordBatch]:
     """The messages of a slice in log order. Raises DataLost, ReadFailed."""
     builder = ColumnBuilder(scan.columns, broker=scan.broker)
     try:
@@ -134,7 +134,7 @@ class _SliceReader:
     """Reads one slice."""
 
     def __init__(
-        self, file: _FileWindow, part: LogSlice, scan: LogScan, builder: ColumnBuilder
+        self, file: _FileWindow, part: LogSlice, scan: LogSelection, builder: ColumnBuilder
     ) -> None:
         self._file = file
         self._part = part

@@ -40,7 +40,7 @@ _LOG_OFFSET_MAX: Final = 2**62
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LogScan:
+class LogSelection:
     """What to read of a log; pickled for the workers."""
 
     columns: tuple[str, ...]
@@ -110,7 +110,7 @@ class LogSlice:
     """Slices with the same number are read by one task."""
 
 
-def plan_scan(path: str, scan: LogScan, *, tasks_min: int | None = None) -> list[LogSlice]:
+def plan_scan(path: str, scan: LogSelection, *, tasks_min: int | None = None) -> list[LogSlice]:
     """The slices of a log; `path` is a store's directory, its `commitlog` directory, or one file.
 
     Tasks get equal shares. Raises BadSetting if there is no log, DataLost if files are missing
@@ -221,7 +221,7 @@ def _used(files: list[LogFile]) -> list[LogFile]:
     return files
 
 
-def _in_time(files: list[LogFile], scan: LogScan) -> list[LogFile]:
+def _in_time(files: list[LogFile], scan: LogSelection) -> list[LogFile]:
     """The files without those whose messages were all stored too early or too late."""
     if scan.from_ms is None and scan.until_ms is None:
         return files

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.errors import BadSetting, DataLost, ReadFailed
 from penstock.spark.source import log_reader as scan_module
-from penstock.spark.source.log_reader import LogScan, LogSlice, plan_scan, read_slice
+from penstock.spark.source.log_reader import LogSelection, LogSlice, plan_scan, read_slice
 from penstock.store.segment import NAME_DIGITS
 from penstock.store.tools.file_pieces import search
 from penstock.wire.layout import MAGIC_BLANK
@@ -23,7 +23,7 @@ from tests.unit.client.consumer.consumer_kit import record
 from tests.unit.spark.arrow.test_columns import log_of
 
 COLUMNS = ("topic", "queue_id", "queue_offset", "body", "commit_log_offset")
-ALL = LogScan(columns=COLUMNS)
+ALL = LogSelection(columns=COLUMNS)
 Row = tuple[str, int, int, bytes, int]
 
 
@@ -62,7 +62,7 @@ def rows_of(stored: Iterable[Stored]) -> list[Row]:
     ]
 
 
-def read(slices: Sequence[LogSlice], scan: LogScan = ALL) -> list[Row]:
+def read(slices: Sequence[LogSlice], scan: LogSelection = ALL) -> list[Row]:
     rows: list[Row] = []
     for part in slices:
         for batch in read_slice(part, scan):
@@ -154,7 +154,7 @@ def test_topics_tags_and_times_filter(tmp_path: Path) -> None:
     paths = write(tmp_path, model)
 
     def found(**wanted: object) -> list[Row]:
-        scan = LogScan(columns=COLUMNS, **wanted)  # type: ignore[arg-type]
+        scan = LogSelection(columns=COLUMNS, **wanted)  # type: ignore[arg-type]
         return read(plan_scan(str(tmp_path), scan), scan)
 
     def expected(wanted: object) -> list[Row]:
@@ -168,14 +168,14 @@ def test_topics_tags_and_times_filter(tmp_path: Path) -> None:
     middle = expected(lambda s: from_ms <= s.store_ms < until_ms)
     assert middle
     assert found(from_ms=from_ms, until_ms=until_ms) == middle
-    late = LogScan(columns=COLUMNS, from_ms=START_MS + 190_000)
+    late = LogSelection(columns=COLUMNS, from_ms=START_MS + 190_000)
     assert len(plan_scan(str(tmp_path), late)) < len(paths)  # files that are too old stay unread
 
 
 def test_pattern_needs_no_topic_column(tmp_path: Path) -> None:
     model = model_of(50)
     write(tmp_path, model)
-    scan = LogScan(columns=("body",), pattern="sms")
+    scan = LogSelection(columns=("body",), pattern="sms")
     batches = [batch for part in plan_scan(str(tmp_path), scan) for batch in read_slice(part, scan)]
     bodies = [body for batch in batches for body in batch.column("body").to_pylist()]
     assert bodies == [s.message.body for s in model.stored if s.message.topic == "sms"]
@@ -224,7 +224,7 @@ def test_damage_is_reported_or_skipped(
     assert str(victim.offset) in str(caught.value)
     assert str(victim.end - 1) in str(caught.value)
     with caplog.at_level(logging.WARNING):
-        found = read(slices, LogScan(columns=COLUMNS, fail_on_data_loss=False))
+        found = read(slices, LogSelection(columns=COLUMNS, fail_on_data_loss=False))
     whole = [s for s in model.stored if s is not victim and s.offset < SEGMENT_BYTES]
     assert found == rows_of(whole)
     assert "data loss" in caplog.text
@@ -237,7 +237,7 @@ def test_damaged_body_is_read_without_check_crc(tmp_path: Path) -> None:
     with paths[0].open("r+b") as file:
         file.seek(victim.offset + 88)
         file.write(bytes([victim.message.body[0] ^ 1]))
-    scan = LogScan(columns=COLUMNS, check_crc=False)
+    scan = LogSelection(columns=COLUMNS, check_crc=False)
     assert len(read(plan_scan(str(tmp_path), scan), scan)) == len(model.stored)
 
 
@@ -249,7 +249,7 @@ def test_truncated_file_before_the_next_one_is_a_loss(tmp_path: Path) -> None:
         file.truncate(first[-1].offset)
     with pytest.raises(DataLost, match=f"log offset {first[-1].offset} to {SEGMENT_BYTES - 1}"):
         read(plan_scan(str(tmp_path), ALL))
-    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogSelection(columns=COLUMNS, fail_on_data_loss=False)
     expected = [stored for stored in model.stored if stored is not first[-1]]
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(expected)
 
@@ -260,7 +260,7 @@ def test_missing_file_is_a_loss(tmp_path: Path) -> None:
     paths[1].unlink()
     with pytest.raises(DataLost, match=f"{SEGMENT_BYTES} to {2 * SEGMENT_BYTES - 1} are missing"):
         plan_scan(str(tmp_path), ALL)
-    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogSelection(columns=COLUMNS, fail_on_data_loss=False)
     kept = [s for s in model.stored if s.offset // SEGMENT_BYTES != 1]
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
 
@@ -318,7 +318,7 @@ def test_record_completed_during_the_search_is_no_loss(
     assert read(plan_scan(str(tmp_path), ALL)) == rows_of(model.stored)
 
 
-def queue_offsets(path: Path, scan: LogScan) -> list[int]:
+def queue_offsets(path: Path, scan: LogSelection) -> list[int]:
     batches = [batch for part in plan_scan(str(path), scan) for batch in read_slice(part, scan)]
     return [offset for batch in batches for offset in batch.column("queue_offset").to_pylist()]
 
@@ -336,7 +336,7 @@ def test_messages_of_a_broken_batch_are_read_once(
     path.write_bytes(log + bytes(1000))
     with pytest.raises(DataLost, match=f"log offset {len(record(0))} to"):
         read(plan_scan(str(path), ALL))
-    going_on = LogScan(columns=("queue_offset",), fail_on_data_loss=False)
+    going_on = LogSelection(columns=("queue_offset",), fail_on_data_loss=False)
     assert queue_offsets(path, going_on) == [0, 1, 2, 3]
     assert caplog.text.count("data loss") == 1
 
@@ -357,7 +357,7 @@ def test_empty_middle_file_is_a_loss(tmp_path: Path) -> None:
     paths[1].write_bytes(b"")
     with pytest.raises(DataLost, match=f"log offset {SEGMENT_BYTES} to {2 * SEGMENT_BYTES - 1}"):
         read(plan_scan(str(tmp_path), ALL))
-    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogSelection(columns=COLUMNS, fail_on_data_loss=False)
     kept = [s for s in model.stored if s.offset // SEGMENT_BYTES != 1]
     assert read(plan_scan(str(tmp_path), going_on), going_on) == rows_of(kept)
 
@@ -370,7 +370,7 @@ def test_files_of_different_lengths_are_read_completely(tmp_path: Path) -> None:
         log = log_of(*(record(offsets + n) for n in range(count)), begin=begin) + blank
         (tmp_path / f"{begin:0{NAME_DIGITS}d}").write_bytes(log)
         begin, offsets = begin + len(log), offsets + count
-    assert queue_offsets(tmp_path, LogScan(columns=("queue_offset",))) == list(range(offsets))
+    assert queue_offsets(tmp_path, LogSelection(columns=("queue_offset",))) == list(range(offsets))
 
 
 def test_file_deleted_by_retention_after_planning(
@@ -382,7 +382,7 @@ def test_file_deleted_by_retention_after_planning(
     paths[0].unlink()
     with pytest.raises(DataLost, match=f"log offset 0 to {SEGMENT_BYTES - 1}"):
         read(slices)
-    going_on = LogScan(columns=COLUMNS, fail_on_data_loss=False)
+    going_on = LogSelection(columns=COLUMNS, fail_on_data_loss=False)
     kept = [s for s in model.stored if s.offset >= SEGMENT_BYTES]
     assert read(slices, going_on) == rows_of(kept)
     assert "data loss" in caplog.text

@@ -37,7 +37,7 @@ from penstock.spark.pipelines.running import (
     PipelineOutput,
     stop_signals,
 )
-from penstock.spark.source.log_slices import LogScan, plan_scan
+from penstock.spark.source.log_slices import LogSelection, plan_scan
 from penstock.wire.codes import TOPIC_TRACE
 
 if TYPE_CHECKING:
@@ -112,7 +112,7 @@ def verify(job: PipelineJob) -> None:
     if _is_live(job):
         wanted_queues(job, selection)
     elif job["log"] is not None:
-        plan_scan(job["log"], LogScan(columns=("topic",)))
+        plan_scan(job["log"], LogSelection(columns=("topic",)))
 
 
 @dataclass(frozen=True, slots=True)

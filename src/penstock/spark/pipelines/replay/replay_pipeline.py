@@ -34,7 +34,7 @@ from penstock.spark.pipelines.running import (
     stop_signals,
 )
 from penstock.spark.sink.sink_options import SinkOptions
-from penstock.spark.source.log_slices import LogScan, plan_scan
+from penstock.spark.source.log_slices import LogSelection, plan_scan
 from penstock.spark.source.source_options import SourceOptions
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _check_source(job: PipelineJob, chosen: Selection) -> None:
     if job["run"] is not None:  # a run that is continued does not need the source
         return
     if job["log"] is not None:
-        plan_scan(job["log"], LogScan(columns=("topic",)))
+        plan_scan(job["log"], LogSelection(columns=("topic",)))
     else:
         job.queues(subscribe=",".join(chosen.topics))
 

@@ -40,7 +40,7 @@ from penstock.spark.pipelines.insight.report_data import (
 )
 from penstock.spark.pipelines.insight.trace_latency import _row
 from penstock.spark.pipelines.running import PipelineJob
-from penstock.spark.source.log_slices import LogScan
+from penstock.spark.source.log_slices import LogSelection
 
 NOON_MS = 1_785_585_600_000
 HOSTILE = '<script>alert("1")</script> & $x_{2$ \x00\x1b\u202e'
@@ -111,7 +111,7 @@ def test_a_pattern_matches_application_topics() -> None:
 
 def test_a_pattern_with_their_prefix_matches_topics_of_groups_in_a_log() -> None:
     def wanted(pattern: str, *topics: str) -> list[str]:
-        chosen = LogScan(columns=("body",), pattern=pattern).filter().topics
+        chosen = LogSelection(columns=("body",), pattern=pattern).filter().topics
         assert chosen is not None
         return [topic for topic in topics if chosen(topic.encode())]
 
