@@ -14,7 +14,7 @@ from penstock.errors import DataLost
 from penstock.spark.arrow.columns import ColumnBuilder
 from penstock.spark.connection_options import ConnectionOptions
 from penstock.spark.source import range_reader
-from penstock.spark.source.log_reader import LogScan, plan_scan, read_slice
+from penstock.spark.source.log_reader import LogSelection, plan_scan, read_slice
 from penstock.spark.source.offset_ranges import QueueRange
 from penstock.spark.source.range_reader import ReadSettings, read_range
 from penstock.spark.worker_connection import close_worker_connections
@@ -102,7 +102,7 @@ def test_offsets_that_are_not_there(
 def test_its_log_files_hold_the_same(
     broker: apache.Broker, connection: ConnectionOptions, sent: list[Row]
 ) -> None:
-    scan = LogScan(columns=COLUMNS, topics=frozenset({"T"}))
+    scan = LogSelection(columns=COLUMNS, topics=frozenset({"T"}))
     slices = plan_scan(str(broker.store_dir), scan)
     assert len(slices) > 1
     found = [row for one in slices for row in rows(read_slice(one, scan))]
