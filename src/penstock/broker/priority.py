@@ -1,4 +1,4 @@
-"""Priority messages, as in RocketMQ 5.4: a higher number is more urgent.
+"""Priority messages, as in RocketMQ 5.4.
 
 A send with the property `_SYS_MSG_PRIORITY_` is stored in the queue that has the number of its
 priority, or in the topic's last write queue if the number is higher. A message has only one type:
@@ -6,8 +6,9 @@ if it is transactional, delayed or timed, or has a sharding key, the property is
 message is stored in the queue it was sent to. A value that is not a number, or negative, has no
 effect. A batch is stored in the queue it was sent to.
 
-A pop from a topic with `message.type=PRIORITY` reads the queues from the highest to the lowest, for
-`priority.factor` percent of the group's pops.
+A higher number is more urgent, unless the setting `pop_higher_priority_first` is off: a pop from a
+topic with `message.type=PRIORITY` then reads the queues from the lowest to the highest, otherwise
+from the highest to the lowest. This is done for `priority.factor` percent of the group's pops.
 """
 
 from typing import Final

@@ -177,6 +177,10 @@ class BrokerConfig(Checked, frozen=True, forbid_unknown_fields=True):
         int, Doc("The percentage of POP requests that look for messages to retry first.",
                  "popFromRetryProbability", live=True, most=100)
     ] = 20  # fmt: skip
+    pop_higher_priority_first: Annotated[
+        bool, Doc("POP from topics of type PRIORITY: a higher number is more urgent. Otherwise a "
+                  "lower number is, and 0 is the most urgent.", "priorityOrderAsc", live=True)
+    ] = True  # fmt: skip
     pop_retry_topic_shown: Annotated[
         bool, Doc("Deliver popped messages to retry under the name of the retry topic instead of "
                   "their original topic.", "popResponseReturnActualRetryTopic", live=True)

@@ -1,11 +1,11 @@
 """Which queues a pop reads, and in which order.
 
-A pop of all queues starts at the next queue in round robin; a pop by priority reads the queues from
-the highest to the lowest. The queues of the retry topics come first for `pop_retry_percent` of the
-pops that are not by priority, and last otherwise.
+A pop of all queues starts at the next queue in round robin; a pop by priority starts at the queue
+of the most urgent messages. The queues of the retry topics come first for `pop_retry_percent` of
+the pops that are not by priority, and last otherwise.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.pop.pop_polling import ALL_QUEUES, PopPolling
@@ -39,15 +39,18 @@ class PopQueues:
         if request.queue_id != ALL_QUEUES:
             yield request.topic, request.queue_id
         else:
-            config = self._context.topics.get(request.topic)
-            count = 0 if config is None else config.read_queue_nums
-            for step in range(count):
-                if by_priority:
-                    yield request.topic, count - 1 - step
-                else:
-                    yield request.topic, (self._round_robin + step) % count
+            for queue_id in self._all_queues(request.topic, by_priority):
+                yield request.topic, queue_id
         if not retries_first:
             yield from retries
+
+    def _all_queues(self, topic: str, by_priority: bool) -> Iterable[int]:
+        config = self._context.topics.get(topic)
+        count = 0 if config is None else config.read_queue_nums
+        if not by_priority:
+            return ((self._round_robin + step) % count for step in range(count))
+        higher_first = self._context.settings.current.broker.pop_higher_priority_first
+        return range(count - 1, -1, -1) if higher_first else range(count)
 
     def _retry_queues(self, request: PopRequest) -> list[tuple[str, int]]:
         names = self._polling.retry_topics(request.topic, request.group)

@@ -62,6 +62,17 @@ def test_each_pop_takes_the_most_urgent_messages(env: BrokerFixture, client: Pop
     assert client.bodies() == [b"0", b"0"]
 
 
+def test_lower_numbers_are_popped_first_if_so_configured(
+    env: BrokerFixture, client: PopClient
+) -> None:
+    send(env, 0, 2, 1, 3, 9, 1)
+    env.live.change({"priorityOrderAsc": "false"})
+    assert client.bodies(maxMsgNums=4) == [b"0", b"1", b"1", b"2"]
+    env.live.change({"priorityOrderAsc": "true"})
+    send(env, 0)
+    assert client.bodies() == [b"3", b"9", b"0"]
+
+
 def test_a_suspended_pop_is_woken_by_any_priority(env: BrokerFixture, client: PopClient) -> None:
     client.suspend()
     send(env, 1)

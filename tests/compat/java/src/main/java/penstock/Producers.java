@@ -183,9 +183,21 @@ final class Producers {
         if (given.has("delay_level")) {
             message.setDelayTimeLevel(given.integer("delay_level", 0));
         }
+        if (given.has("priority")) {
+            setPriority(message, given.integer("priority", 0));
+        }
         message.setWaitStoreMsgOK(given.flag("wait_store", true));
         given.map("properties").forEach((key, value) -> message.putUserProperty(key, (String) value));
         return message;
+    }
+
+    /** By reflection: 4.9 has no priorities. */
+    private static void setPriority(Message message, int priority) {
+        try {
+            Message.class.getMethod("setPriority", int.class).invoke(message, priority);
+        } catch (ReflectiveOperationException failure) {
+            throw new UnsupportedOperationException(failure);
+        }
     }
 
     static Map<String, Object> acknowledgement(Message message, SendResult result) {
