@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from penstock.errors import InvalidParameter
+from penstock.wire.java_numbers import LONG_MAX, parse_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,9 +31,8 @@ def _one_of(*values: str, unserved: str = "") -> Callable[[str], str | None]:
 
 def _between(least: int, most: int) -> Callable[[str], str | None]:
     def fault(value: str) -> str | None:
-        digits = value[1:] if value[:1] in ("+", "-") else value
-        is_number = digits.isascii() and digits.isdigit() and len(digits) < 20
-        if is_number and least <= int(value) <= most:
+        number = parse_long(value)
+        if number is not None and least <= number <= most:
             return None
         return f"it must be a number from {least} to {most}"
 
@@ -55,7 +55,7 @@ TOPIC_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
             unserved="MIXED",
         ),
     ),
-    "reserve.time": Attribute(True, _between(-1, (1 << 63) - 1)),
+    "reserve.time": Attribute(True, _between(-1, LONG_MAX)),
 }
 GROUP_ATTRIBUTES: Final[Mapping[str, Attribute]] = {
     "priority.factor": Attribute(True, _between(0, 100)),

@@ -21,16 +21,16 @@ from penstock.wire.codes import (
     PROPERTY_SHARDING_KEY,
     PROPERTY_TRANSACTION_PREPARED,
 )
+from penstock.wire.java_numbers import parse_int
 
 PRIORITY_FACTOR_DEFAULT: Final = 100
 _OTHER_TYPES: Final = (PROPERTY_DELAY, *TIMER_PROPERTIES, PROPERTY_SHARDING_KEY)
-_I32_MAX: Final = (1 << 31) - 1
 
 
 def take_priority(properties: dict[str, str]) -> int | None:
     """The priority of a message, None if it has none; removed from a message of another type."""
-    priority = _number(properties.get(PROPERTY_PRIORITY, ""))
-    if priority is None or not 0 <= priority <= _I32_MAX:
+    priority = parse_int(properties.get(PROPERTY_PRIORITY, ""))
+    if priority is None or priority < 0:
         return None
     transactional = properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true"
     if transactional or any(name in properties for name in _OTHER_TYPES):
@@ -43,11 +43,5 @@ def priority_factor(topic: TopicConfig | None, group: SubscriptionGroupConfig | 
     """Percent of a group's pops that read the topic's queues in the order of priority."""
     if topic is None or topic.attributes.get("message.type") != "PRIORITY":
         return 0
-    factor = None if group is None else _number(group.attributes.get("priority.factor", ""))
+    factor = None if group is None else parse_int(group.attributes.get("priority.factor", ""))
     return PRIORITY_FACTOR_DEFAULT if factor is None else factor
-
-
-def _number(text: str) -> int | None:
-    """A number as Java's Integer.parseInt reads it."""
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    return int(text) if digits.isascii() and digits.isdigit() and len(digits) <= 10 else None

@@ -13,7 +13,13 @@ from penstock.errors import InvalidParameter, MessageIllegal, NotWriteable, Pens
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK
 from penstock.store.store import MessageStore
-from penstock.wire.codes import PERM_READ_WRITE, TOPIC_TRANS_HALF
+from penstock.wire.codes import (
+    PERM_READ_WRITE,
+    PROPERTY_REAL_QUEUE_ID,
+    PROPERTY_REAL_TOPIC,
+    TOPIC_TRANS_HALF,
+)
+from penstock.wire.java_numbers import parse_int
 from penstock.wire.message import decode_properties, encode_properties
 from penstock.wire.record import RECORD, Record, StoredRecord
 
@@ -95,14 +101,18 @@ class MessageRewriter:
         return NotWriteable(f"the message can't be stored: {writer.fault}")
 
     def destination(
-        self, topic: str, queue_id: int, log_offset: int, now_ms: int
+        self, properties: dict[str, str], log_offset: int, now_ms: int
     ) -> ConsumeQueue | None:
-        """The queue that a message was sent to; None if its topic was deleted since.
+        """The queue that a message was sent to, by its properties; None if its topic was deleted.
 
         `log_offset` is that of the waiting message. A topic that a send created may be lost in a
         crash while the message waits; it is created again. If the topic has fewer queues now, the
         message goes to a queue that consumers read. Raises InvalidParameter.
         """
+        topic = properties.get(PROPERTY_REAL_TOPIC, "")
+        queue_id = parse_int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
+        if queue_id is None:
+            raise InvalidParameter(f"the queue ID ({PROPERTY_REAL_QUEUE_ID}) is not a number")
         if topic == TOPIC_TRANS_HALF or log_offset < self._store.deleted_below(topic.encode()):
             return None
         config = self._topics.get(topic)

@@ -10,6 +10,7 @@ from penstock.errors import HeaderError
 from penstock.wire import fastjson
 from penstock.wire.codes import CUT_CODES, FLAG_ONE_WAY
 from penstock.wire.frame import BINARY
+from penstock.wire.java_numbers import parse_int, parse_long
 
 T = TypeVar("T")
 
@@ -80,19 +81,21 @@ class Command:
 
     def i64(self, name: str) -> int:
         """A required number."""
-        return self._number(name, self.text(name), 63)
+        value = self.text(name)
+        return _in_range(name, value, parse_long(value))
 
     def i64_or(self, name: str, default: int) -> int:
         value = self.ext.get(name)
-        return self._number(name, value, 63) if value else default
+        return _in_range(name, value, parse_long(value)) if value else default
 
     def i32(self, name: str) -> int:
         """A required number within Java's int."""
-        return self._number(name, self.text(name), 31)
+        value = self.text(name)
+        return _in_range(name, value, parse_int(value))
 
     def i32_or(self, name: str, default: int) -> int:
         value = self.ext.get(name)
-        return self._number(name, value, 31) if value else default
+        return _in_range(name, value, parse_int(value)) if value else default
 
     def truth(self, name: str, default: bool = False) -> bool:
         """A boolean as Java parses it: `true` in any case is true, everything else is false."""
@@ -105,10 +108,8 @@ class Command:
             self.body, kind, bytes_max=bytes_max, loose_bytes_max=LOOSE_BODY_BYTES_MAX
         )
 
-    def _number(self, name: str, value: str, bits: int) -> int:
-        digits = value[1:] if value[0] in "+-" else value
-        if digits.isascii() and digits.isdigit() and len(digits) <= 20:
-            number = int(value)
-            if -(1 << bits) <= number < 1 << bits:
-                return number
+
+def _in_range(name: str, value: str, number: int | None) -> int:
+    if number is None:
         raise HeaderError(f"the header field {name} is not a number in range: {value[:32]!r}")
+    return number

@@ -14,6 +14,7 @@ from array import array
 
 from penstock.errors import HeaderError
 from penstock.wire import octets
+from penstock.wire.java_numbers import parse_long
 
 FIELDS_MAX = 96
 """Most named fields of one header; Java's largest request has about 20."""
@@ -163,15 +164,10 @@ class Fields:
 
     def _number_checked(self, at: int, end: int) -> int:
         text = bytes(self.buffer[at:end])
-        digits = text[1:] if text[:1] in (b"-", b"+") else text
-        # The length first: int() refuses more than 4,300 digits.
-        if digits.isdigit() and len(digits.lstrip(b"0")) <= _I64_DIGITS:
-            value = int(digits.lstrip(b"0") or b"0")
-            if text[:1] == b"-":
-                value = -value
-            if -(1 << 63) <= value < 1 << 63:
-                return value
-        raise HeaderError(f"{text[:32].decode('utf-8', 'replace')!r} is not a 64-bit number")
+        value = parse_long(text.decode("utf-8", "replace"))
+        if value is None:
+            raise HeaderError(f"{text[:32].decode('utf-8', 'replace')!r} is not a 64-bit number")
+        return value
 
     def i64(self, name: bytes) -> int:
         """A required number."""

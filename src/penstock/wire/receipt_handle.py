@@ -29,12 +29,11 @@ from penstock.wire.codes import (
     POP_RETRY_SEPARATOR_V2,
     RETRY_TOPIC_PREFIX,
 )
+from penstock.wire.java_numbers import INT_MAX, LONG_MAX, parse_nonnegative
 
 INFO_CHARS_MAX: Final = 1024 * 1024
 """Longest offset field that is parsed: 32 messages from each of a thousand queues."""
 
-_INT_MAX: Final = 2**31 - 1
-_LONG_MAX: Final = 2**63 - 1
 _OFFSET_KEY: Final = "qo"
 
 K = TypeVar("K")
@@ -85,14 +84,14 @@ def parse_receipt(text: str) -> Receipt:
             f"the receipt handle {text[:80]!r} has {len(words)} words instead of at least 7"
         )
     return Receipt(
-        _number(text, words[0], _LONG_MAX),
-        _number(text, words[1], _LONG_MAX),
-        _number(text, words[2], _LONG_MAX),
-        _number(text, words[3], _INT_MAX),
+        _number(text, words[0], LONG_MAX),
+        _number(text, words[1], LONG_MAX),
+        _number(text, words[2], LONG_MAX),
+        _number(text, words[3], INT_MAX),
         _kind(text, words[4]),
         words[5],
-        _number(text, words[6], _INT_MAX),
-        _number(text, words[7], _LONG_MAX) if len(words) > 7 else None,
+        _number(text, words[6], INT_MAX),
+        _number(text, words[7], LONG_MAX) if len(words) > 7 else None,
     )
 
 
@@ -175,7 +174,7 @@ def parse_start_offsets(text: str) -> dict[QueueKey, int]:
     """startOffsetInfo by queue."""
     found: dict[QueueKey, int] = {}
     for kind, place, value in _items(text):
-        _put(text, found, _queue(text, kind, place), _number(text, value, _LONG_MAX))
+        _put(text, found, _queue(text, kind, place), _number(text, value, LONG_MAX))
     return found
 
 
@@ -183,7 +182,7 @@ def parse_message_offsets(text: str) -> dict[QueueKey, list[int]]:
     """msgOffsetInfo by queue."""
     found: dict[QueueKey, list[int]] = {}
     for kind, place, value in _items(text):
-        offsets = [_number(text, offset, _LONG_MAX) for offset in value.split(",")]
+        offsets = [_number(text, offset, LONG_MAX) for offset in value.split(",")]
         _put(text, found, _queue(text, kind, place), offsets)
     return found
 
@@ -192,11 +191,11 @@ def parse_order_counts(text: str) -> OrderCounts:
     """orderCountInfo, by queue and by message."""
     counts = OrderCounts({}, {})
     for kind, place, value in _items(text):
-        times = _number(text, value, _INT_MAX)
+        times = _number(text, value, INT_MAX)
         if place.startswith(_OFFSET_KEY):
             queue_id, _, offset = place.removeprefix(_OFFSET_KEY).partition("%")
             key = _queue(text, kind, queue_id)
-            _put(text, counts.messages, (key, _number(text, offset, _LONG_MAX)), times)
+            _put(text, counts.messages, (key, _number(text, offset, LONG_MAX)), times)
         else:
             _put(text, counts.queues, _queue(text, kind, place), times)
     return counts
@@ -215,7 +214,7 @@ def _items(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _queue(text: str, kind: str, queue_id: str) -> QueueKey:
-    return QueueKey(_kind(text, kind), _number(text, queue_id, _INT_MAX))
+    return QueueKey(_kind(text, kind), _number(text, queue_id, INT_MAX))
 
 
 def _put(text: str, found: dict[K, V], key: K, value: V) -> None:
@@ -234,8 +233,7 @@ def _kind(text: str, word: str) -> RetryKind:
 
 
 def _number(text: str, word: str, most: int) -> int:
-    if word.isascii() and word.isdigit() and len(word) <= 20:
-        number = int(word)
-        if number <= most:
-            return number
-    raise HeaderError(f"{text[:80]!r} contains {word[:20]!r} instead of a number")
+    number = parse_nonnegative(word)
+    if number is None or number > most:
+        raise HeaderError(f"{text[:80]!r} contains {word[:20]!r} instead of a number")
+    return number

@@ -80,11 +80,11 @@ def test_receipts_come_back(receipt: Receipt) -> None:
         "1 2 3 4 0 b 0 9223372036854775808",
         "1 2 3 2147483648 0 b 0 0",
         "1 2 3 4 0 b 2147483648 0",
-        "1 2 3 4 0 b \u0661 0",
+        "1 2 3 4 0 b \u00b2 0",
         "1 2 3 4 0 b 0 " + "9" * 10_000,
     ],
 )
-def test_nonsense_is_no_receipt(text: str) -> None:
+def test_texts_that_are_not_receipts_are_refused(text: str) -> None:
     with pytest.raises(HeaderError):
         parse_receipt(text)
 

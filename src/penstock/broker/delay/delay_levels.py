@@ -34,6 +34,7 @@ from penstock.wire.codes import (
     PROPERTY_REAL_TOPIC,
     TOPIC_SCHEDULE,
 )
+from penstock.wire.java_numbers import parse_int
 from penstock.wire.message import split_records
 from penstock.wire.output import Output
 
@@ -58,21 +59,18 @@ NEVER: Final = 1 << 62
 TIMER_PROPERTIES: Final = ("TIMER_DELAY_SEC", "TIMER_DELAY_MS", "TIMER_DELIVER_MS")
 
 _SCHEDULE: Final = TOPIC_SCHEDULE.encode()
-_I32_MAX: Final = (1 << 31) - 1
-_NO_LEVEL: Final = 1 << 31
 
 
 def delay_level(properties: dict[str, str]) -> int:
     """The delay level of a message, 0 or less for none; raises MessageIllegal if not a number."""
     text = properties.get(PROPERTY_DELAY, "0")
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    number = int(text) if digits.isascii() and digits.isdigit() and len(text) <= 11 else _NO_LEVEL
-    if not -_I32_MAX - 1 <= number <= _I32_MAX:
+    level = parse_int(text)
+    if level is None:
         raise MessageIllegal(
             f"the delay level (DELAY) is not a number: {text[:32]!r}",
             hint="use a level of 1 or more, or remove the property",
         )
-    return number
+    return level
 
 
 @dataclass(slots=True)
@@ -353,9 +351,8 @@ class Delay:
         properties = rewriter.properties()
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         try:
-            number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            queue = rewriter.destination(topic, number, log_offset, now_ms)
-        except (ValueError, PenstockError) as error:
+            queue = rewriter.destination(properties, log_offset, now_ms)
+        except PenstockError as error:
             return self._drop(log_offset, f"it can't be stored in topic {topic}: {error}")
         if queue is None:
             return self._drop(log_offset, f"the topic {topic} was deleted after it was sent")

@@ -18,9 +18,9 @@ from penstock.wire.codes import (
     PROPERTY_TIMER_ROLL_TIMES,
     PROPERTY_UNIQ_KEY,
 )
+from penstock.wire.java_numbers import parse_long
 
 SLOT_MS_MAX: Final = 1000
-_I64: Final = 1 << 63
 
 _DELIVERY_PROPERTIES: Final = (
     (PROPERTY_TIMER_DELAY_SEC, 1000, True),
@@ -28,15 +28,6 @@ _DELIVERY_PROPERTIES: Final = (
     (PROPERTY_TIMER_DELIVER_MS, 1, False),
 )
 """In order of precedence: property, unit in ms, whether it is relative to the send."""
-
-
-def parse_long(text: str) -> int | None:
-    """The number in a text, as Java parses a long; None if it is not valid."""
-    digits = text[1:] if text[:1] in ("+", "-") else text
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 19):
-        return None
-    number = int(text)
-    return number if -_I64 <= number < _I64 else None
 
 
 def requested_ms(properties: dict[str, str], from_ms: int) -> int | None:

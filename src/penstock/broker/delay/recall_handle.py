@@ -7,8 +7,8 @@ import base64
 import binascii
 from typing import Final, NamedTuple
 
-from penstock.broker.delay.delivery_time import parse_long
 from penstock.wire.codes import PROPERTY_TIMER_OUT_MS, PROPERTY_UNIQ_KEY
+from penstock.wire.java_numbers import parse_long
 
 _VERSION: Final = "v1"
 _HANDLE_MAX: Final = 4_096

@@ -33,6 +33,7 @@ from penstock.wire.codes import (
     PROPERTY_TIMER_ROLL_TIMES,
     TOPIC_TIMER,
 )
+from penstock.wire.java_numbers import parse_int
 
 log = logging.getLogger(__name__)
 
@@ -374,9 +375,9 @@ class TimerEnqueue:
 
 def rolled_properties(properties: dict[str, str], due_ms: int) -> dict[str, str]:
     """The properties of a message that is rolled."""
-    times = properties.get(PROPERTY_TIMER_ROLL_TIMES, "0")
+    times = parse_int(properties.get(PROPERTY_TIMER_ROLL_TIMES, "")) or 0
     return {
         **properties,
-        PROPERTY_TIMER_ROLL_TIMES: str(int(times) + 1 if times.isdecimal() else 1),
+        PROPERTY_TIMER_ROLL_TIMES: str(times + 1),
         "TIMER_DELIVER_MS": str(due_ms),
     }

@@ -336,9 +336,8 @@ class Timers:
     ) -> bool:
         rewriter, log_offset = self._rewriter, waiting.offset
         try:
-            number = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            queue = rewriter.destination(topic, number, log_offset, now_ms)
-        except (ValueError, PenstockError) as error:
+            queue = rewriter.destination(properties, log_offset, now_ms)
+        except PenstockError as error:
             return self._drop(log_offset, f"it can't be stored in topic {topic}: {error}")
         if queue is None:
             return self._drop(log_offset, f"the topic {topic} does not accept timer messages")

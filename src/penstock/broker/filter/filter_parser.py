@@ -17,14 +17,13 @@ from dataclasses import dataclass
 from typing import Final, NoReturn, TypeAlias
 
 from penstock.broker.filter.filter_values import (
-    INT_MAX,
-    LONG_MAX,
     Incomparable,
     Long,
     Value,
     compare,
 )
 from penstock.errors import BadFilter
+from penstock.wire.java_numbers import INT_MAX, LONG_MAX, parse_long
 
 CHARS_MAX = 32_768
 """Maximum length of a filter: parsing it takes up to 50 ms."""
@@ -353,9 +352,9 @@ class _Parser:
 
     def _whole(self, image: str, at: int) -> Value:
         digits = image.rstrip("lL")
-        if len(digits) > len(str(LONG_MAX)) or int(digits) > LONG_MAX:
+        number = parse_long(digits)
+        if number is None:
             self._fail(f"the number is above {LONG_MAX}", at)
-        number = int(digits)
         return number if number <= INT_MAX else Long(number)
 
     def _float(self, image: str, at: int) -> float:

@@ -10,8 +10,7 @@ import math
 import re
 from typing import Final, TypeAlias
 
-INT_MIN, INT_MAX = -(1 << 31), (1 << 31) - 1
-LONG_MIN, LONG_MAX = -(1 << 63), (1 << 63) - 1
+from penstock.wire.java_numbers import parse_int, parse_long
 
 
 class Long(int):
@@ -27,8 +26,6 @@ class Incomparable(Exception):  # noqa: N818
     """Two values that can't be compared."""
 
 
-# Any decimal digits of the Basic Multilingual Plane, as in Java's Integer.parseInt.
-_WHOLE: Final = re.compile(r"[+-]?\d+")
 _FLOAT: Final = re.compile(
     r"[+-]?(?:NaN|Infinity|(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?[fFdD]?)"
 )
@@ -36,32 +33,22 @@ _HEX_FLOAT: Final = re.compile(
     r"([+-]?0[xX](?:[0-9a-fA-F]+\.?|[0-9a-fA-F]*\.[0-9a-fA-F]+)[pP][+-]?[0-9]+)[fFdD]?"
 )
 _SPACE: Final = "".join(map(chr, range(33)))
-_DIGITS_MAX = 20
-_SHORT = 9
 
 
 def to_int(text: str) -> int:
     """A 32-bit integer."""
-    if len(text) <= _SHORT and text.isascii() and text.isdigit():
-        return int(text)
-    return _whole(text, INT_MIN, INT_MAX)
+    number = parse_int(text)
+    if number is None:
+        raise Incomparable(text)
+    return number
 
 
 def to_long(text: str) -> int:
     """A 64-bit integer."""
-    return _whole(text, LONG_MIN, LONG_MAX)
-
-
-def _whole(text: str, least: int, most: int) -> int:
-    if _WHOLE.fullmatch(text) and max(text) <= "\uffff":
-        digits = text.lstrip("+-").lstrip("0")
-        if len(digits) <= _DIGITS_MAX:
-            number = int(digits or "0")
-            if text[0] == "-":
-                number = -number
-            if least <= number <= most:
-                return number
-    raise Incomparable(text)
+    number = parse_long(text)
+    if number is None:
+        raise Incomparable(text)
+    return number
 
 
 def to_double(text: str) -> float:

@@ -49,6 +49,7 @@ from penstock.wire.bodies.pop_bodies import (
     decode_ordered_pop,
 )
 from penstock.wire.codes import PROPERTY_TAGS, REVIVE_TOPIC_PREFIX
+from penstock.wire.java_numbers import parse_nonnegative
 from penstock.wire.message import decode_properties
 from penstock.wire.record import RECORD, Record, StoredRecord
 
@@ -84,8 +85,7 @@ class ReviveEntry(NamedTuple):
     @property
     def next_offset(self) -> int | None:
         """The new offset of the group, if the entry contains one."""
-        text = self.properties.get(_NEXT, "")
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+        return parse_nonnegative(self.properties.get(_NEXT, ""))
 
 
 class ReviveLog:

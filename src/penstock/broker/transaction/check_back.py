@@ -48,6 +48,7 @@ from penstock.wire.codes import (
     TOPIC_TRANS_HALF,
     RequestCode,
 )
+from penstock.wire.java_numbers import parse_int
 from penstock.wire.message import encode_properties
 from penstock.wire.message_ids import encode_offset_id
 from penstock.wire.record import RECORD, Record, StoredRecord
@@ -439,8 +440,8 @@ class CheckBack:
         properties = with_checks(record.properties, half.checks + 1)
         body = data[stored.body_at : stored.body_at + stored.body_length]
         message.fill(record.topic.encode(), body, encode_properties(properties))
-        queue_id = record.properties.get(PROPERTY_REAL_QUEUE_ID, "")
-        message.queue_id = int(queue_id) if queue_id.isascii() and queue_id.isdigit() else 0
+        queue_id = parse_int(record.properties.get(PROPERTY_REAL_QUEUE_ID, ""))
+        message.queue_id = max(queue_id or 0, 0)
         message.flag, message.sys_flag = stored.flag, stored.sys_flag
         message.born_ms = stored.born_ms
         message.born_host = data[48 : 48 + stored.born_host_length]

@@ -32,6 +32,7 @@ from penstock.wire.codes import (
     PROPERTY_UNIQ_KEY,
     TOPIC_TRANS_HALF,
 )
+from penstock.wire.java_numbers import parse_nonnegative
 from penstock.wire.message import decode_properties
 from penstock.wire.record import PROPERTIES_BYTES_MAX, RECORD, StoredRecord
 
@@ -44,7 +45,6 @@ UNKNOWN_OFFSET: Final = -1
 """Log offset of a first append that another broker wrote and that can't be determined."""
 
 _HALF: Final = TOPIC_TRANS_HALF.encode()
-_DIGITS_MAX: Final = 18
 STALE_ENTRIES_MIN: Final = 1024
 """Stale entries that a table may hold before it is compacted."""
 
@@ -101,9 +101,8 @@ class HalfRecord(NamedTuple):
 
 def parse_number(text: str | None, default: int) -> int:
     """The unsigned number in a property, or the default if it holds none."""
-    if text and text.isascii() and text.isdigit() and len(text) <= _DIGITS_MAX:
-        return int(text)
-    return default
+    number = parse_nonnegative(text or "")
+    return default if number is None else number
 
 
 def with_checks(properties: dict[str, str], checks: int) -> dict[str, str]:

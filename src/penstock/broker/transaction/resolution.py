@@ -173,8 +173,7 @@ class Resolution:
     ) -> ConsumeQueue | None:
         topic = properties.get(PROPERTY_REAL_TOPIC, "")
         try:
-            queue_id = int(properties.get(PROPERTY_REAL_QUEUE_ID, ""))
-            return self._context.rewriter.destination(topic, queue_id, half.prepared_offset, now_ms)
-        except (ValueError, PenstockError) as error:
+            return self._context.rewriter.destination(properties, half.prepared_offset, now_ms)
+        except PenstockError as error:
             log.error("can't commit a half message to topic %s: %s", topic, error)
             return None

@@ -26,11 +26,11 @@ from penstock.wire.codes import (
     RequestCode,
     ResponseCode,
 )
+from penstock.wire.java_numbers import parse_nonnegative
 
 PIECE = 32
 HOLD_MS = 15_000
 """More than a wait that a broker may take to answer: Apache's look every 5 s what is due."""
-_OFFSET_MAX = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,6 +268,7 @@ async def read_page(
 
 def _number(ext: Mapping[str, str], name: str) -> int:
     text = ext.get(name, "")
-    if not text.isdecimal() or int(text[:20]) > _OFFSET_MAX:
-        raise HeaderError(f"a pull's answer whose {name} is {text[:40]!r}")
-    return int(text)
+    number = parse_nonnegative(text)
+    if number is None:
+        raise HeaderError(f"the field {name} of a pull's response is {text[:40]!r}, not a number")
+    return number

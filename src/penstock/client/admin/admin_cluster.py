@@ -14,6 +14,7 @@ from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import BrokerStatsData
 from penstock.wire.bodies.client_bodies import KVTable
 from penstock.wire.codes import MASTER_ID, RequestCode, ResponseCode
+from penstock.wire.java_numbers import parse_nonnegative
 from penstock.wire.java_properties import format_properties, parse_properties
 
 
@@ -103,8 +104,7 @@ def figures_of(table: Mapping[str, str]) -> BrokerFigures:
 
 def _whole(table: Mapping[str, str], name: str) -> int | None:
     """A whole number; below 0 stands for unknown."""
-    text = table.get(name, "")
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None
+    return parse_nonnegative(table.get(name, ""))
 
 
 def _decimal(table: Mapping[str, str], name: str) -> float | None:

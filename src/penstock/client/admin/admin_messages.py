@@ -40,10 +40,10 @@ from penstock.wire.codes import (
     ResponseCode,
     is_system_group,
 )
+from penstock.wire.java_numbers import LONG_MAX, parse_nonnegative
 from penstock.wire.message import encode_properties
 from penstock.wire.message_ids import decode_offset_id
 
-LONG_MAX = 2**63 - 1
 FOUND_MAX = 64
 """Messages of one look-up by key, unless more are asked for; brokers give 64 by default, too."""
 
@@ -399,15 +399,18 @@ class MessageAdmin(GroupAdmin):
             message.stored_body,
             good=list(SendStatus),
         )
-        ext = answer.ext
-        if not (ext.get("queueId", "").isdecimal() and ext.get("queueOffset", "").isdecimal()):
-            raise HeaderError(f"{broker.address} took a message and tells no queue and offset")
+        queue_id = parse_nonnegative(answer.ext.get("queueId", ""))
+        queue_offset = parse_nonnegative(answer.ext.get("queueOffset", ""))
+        if queue_id is None or queue_offset is None:
+            raise HeaderError(
+                f"{broker.address} stored a message, but its response has no queue ID and offset"
+            )
         return SendReceipt(
             SendStatus(answer.code),
             message.message_id,
-            ext.get("msgId", ""),
-            MessageQueue(self.session.without_namespace(topic), broker.name, int(ext["queueId"])),
-            int(ext["queueOffset"]),
+            answer.ext.get("msgId", ""),
+            MessageQueue(self.session.without_namespace(topic), broker.name, queue_id),
+            queue_offset,
         )
 
 

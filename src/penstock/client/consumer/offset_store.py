@@ -20,6 +20,7 @@ from penstock.wire import fastjson
 from penstock.wire.bodies.admin_bodies import ResetOffsetBody
 from penstock.wire.bodies.client_bodies import MessageQueue
 from penstock.wire.codes import RequestCode, ResponseCode
+from penstock.wire.java_numbers import parse_nonnegative
 
 if TYPE_CHECKING:
     from penstock.client.consumer.consumer_options import QueueConsumerOptions
@@ -30,7 +31,6 @@ PERSIST_MS = 1_000
 PERSIST_ALL_MS = 60_000
 """Interval of storing unchanged offsets again: a crashed broker may have lost them."""
 CALL_MS = 5_000
-OFFSET_MAX = 2**63 - 1
 FILE_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -227,11 +227,8 @@ async def peer_of_queue(session: Session, queue: MessageQueue) -> Peer:
 def offset_of_response(ext: Mapping[str, str]) -> int:
     """The offset in a broker's response; raises Refused if there is none."""
     text = ext.get("offset", "")
-    try:
-        offset = int(text)
-    except ValueError:
-        offset = -1
-    if not 0 <= offset <= OFFSET_MAX:
+    offset = parse_nonnegative(text)
+    if offset is None:
         raise Refused(f"the response has the bad offset {text[:40]!r}")
     return offset
 

@@ -13,6 +13,7 @@ from penstock.client.received_message import BadRecord, ReceivedMessage, decode_
 from penstock.errors import HeaderError, NotInFlight
 from penstock.transport.peer import Response
 from penstock.wire.codes import PROPERTY_POP_CK
+from penstock.wire.java_numbers import parse_nonnegative
 from penstock.wire.receipt_handle import (
     OrderCounts,
     QueueKey,
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 
 MESSAGES_MAX = 32
 """Most messages in one response."""
-_LONG_MAX = 2**63 - 1
 
 
 class PopTarget(NamedTuple):
@@ -110,9 +110,10 @@ def read_popped(
 def read_long(ext: Mapping[str, str], name: str) -> int:
     """A header field that is a number of at least 0; raises HeaderError."""
     text = ext.get(name, "")
-    if text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= _LONG_MAX:
-        return int(text)
-    raise HeaderError(f"the field {name} of a response is {text[:40]!r}, not a number")
+    number = parse_nonnegative(text)
+    if number is None:
+        raise HeaderError(f"the field {name} of a response is {text[:40]!r}, not a number")
+    return number
 
 
 def _times(counts: OrderCounts, key: QueueKey, offset: int) -> int:

@@ -34,6 +34,7 @@ from penstock.wire.codes import (
     ResponseCode,
 )
 from penstock.wire.frame import FRAME_BYTES_MAX
+from penstock.wire.java_numbers import parse_int, parse_long
 from penstock.wire.message import decode_properties, encode_host, encode_properties
 from penstock.wire.record import OK, Record
 
@@ -230,10 +231,11 @@ def _has_result(reply: "asyncio.Future[ReceivedMessage]") -> bool:
 
 
 def _number(ext: Mapping[str, str], name: str) -> int:
-    value = int(ext.get(name) or "0")
-    limit = 63 if name.endswith("Timestamp") else 31
-    if not -(1 << limit) <= value < 1 << limit:
-        raise RecordError(f"{name} of a reply is {value}, out of range")
+    parse = parse_long if name.endswith("Timestamp") else parse_int
+    text = ext.get(name) or "0"
+    value = parse(text)
+    if value is None:
+        raise RecordError(f"{name} of a reply is {text[:40]!r}, not a number in range")
     return value
 
 

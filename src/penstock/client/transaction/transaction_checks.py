@@ -15,9 +15,10 @@ from penstock.client.client_session import MemberResponse, Session
 from penstock.client.received_message import ReceivedMessage, decode_records
 from penstock.client.transaction.transaction_handle import Decision, TransactionHandle
 from penstock.clock import finish_within
-from penstock.errors import PenstockError, RecordError
+from penstock.errors import HeaderError, PenstockError, WireError
 from penstock.transport.peer import PeerRequest
 from penstock.wire.codes import PROPERTY_PRODUCER_GROUP, RequestCode
+from penstock.wire.java_numbers import parse_nonnegative
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +69,7 @@ class TransactionChecks:
                 received_ms=self._session.clock.now_ms(),
             )
             handle = _handle_of(request, message, address)
-        except (RecordError, ValueError) as error:
+        except (WireError, ValueError) as error:
             log.warning("cannot decode a check-back from %s: %s", address, error)
             return None
         if handle.group != group:
@@ -165,15 +166,19 @@ class TransactionChecks:
 
 
 def _handle_of(request: PeerRequest, message: ReceivedMessage, address: str) -> TransactionHandle:
-    """The handle of the half message of a check-back; raises ValueError for bad offsets."""
+    """The handle of the half message of a check-back; raises HeaderError for bad offsets."""
     message_id = message.message_id
+    queue_offset = parse_nonnegative(request.ext.get("tranStateTableOffset", ""))
+    log_offset = parse_nonnegative(request.ext.get("commitLogOffset", ""))
+    if queue_offset is None or log_offset is None:
+        raise HeaderError("it has no valid offsets of the half message")
     return TransactionHandle(
         topic=message.stored_topic,
         group=message.properties.get(PROPERTY_PRODUCER_GROUP, ""),
         broker_name=request.ext.get("bname", ""),
         address=address,
-        queue_offset=int(request.ext.get("tranStateTableOffset", "")),
-        log_offset=int(request.ext.get("commitLogOffset", "")),
+        queue_offset=queue_offset,
+        log_offset=log_offset,
         message_id=message_id,
         transaction_id=request.ext.get("transactionId", message_id),
     )

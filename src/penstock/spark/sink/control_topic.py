@@ -63,6 +63,7 @@ from penstock.spark.sink.batch_status import (
 )
 from penstock.transport.peer import Peer
 from penstock.wire.codes import MASTER_ID, PULL_SUBSCRIPTION, RequestCode
+from penstock.wire.java_numbers import parse_nonnegative
 
 T = TypeVar("T")
 
@@ -443,8 +444,7 @@ class ControlTopic:
             )
         except QueryNotFound:
             return None
-        text = answer.ext.get("offset", "")
-        return int(text) if text.isascii() and text.isdigit() else None
+        return parse_nonnegative(answer.ext.get("offset", ""))
 
     async def _set(self, broker: str, queue_id: int, number: int) -> None:
         fields = self._fields(broker, queue_id) | {"commitOffset": str(number)}

@@ -17,6 +17,7 @@ from msgspec import Meta, field
 from penstock.wire import fastjson
 from penstock.wire.bodies.client_bodies import Body, Int, Long
 from penstock.wire.bodies.table_bodies import OrderInfo
+from penstock.wire.java_numbers import parse_nonnegative
 
 Offset = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Count = Annotated[int, Meta(ge=0, le=127)]
@@ -61,10 +62,10 @@ class PopCheckPoint(Body):
 
     def tries(self) -> int:
         """How often it was written again because its messages could not be revived."""
-        text = self.re_put_times
-        if text is None:
+        if self.re_put_times is None:
             return 0
-        return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 127
+        tries = parse_nonnegative(self.re_put_times)
+        return 127 if tries is None else tries
 
 
 class AckMsg(Body):
