@@ -142,6 +142,11 @@ def unsupported_reason(key: str, value: str, values: Mapping[str, str]) -> str:
         return "there is no replication yet; run this broker as a master with a unique name"
     if key in ("enableDLegerCommitLog", "enableControllerMode") and on:
         return "there is no leader election; run this broker as a plain master"
+    if key in ("timerRocksDBEnable", "transRocksDBEnable") and on:
+        return (
+            "timers and half messages are kept in files, not in RocksDB; for an existing store "
+            "follow docs/migration.md, then remove this setting"
+        )
     if key == "storeType" and value not in ("", "default"):
         return "the only store type is default"
     if key == "storePathCommitLog":

@@ -10,6 +10,7 @@ import msgspec
 from penstock.config import StoreConfig
 from penstock.errors import StoreLocked, StoreRefused
 from penstock.store.disk import Disk
+from penstock.store.rocksdb_records import has_half_messages, has_timers
 
 
 class Sizes(msgspec.Struct, frozen=True):
@@ -52,15 +53,35 @@ def refuse_foreign(disk: Disk, paths: StorePaths) -> None:
         if names:
             raise StoreRefused(f"{paths.root} holds {what} in {name}/, e.g. {names[0]}")
     databases = ("topics", "subscriptionGroups", "consumerOffsets", "rdb")
-    for folder in (paths.queues, *(paths.config / name for name in databases)):
+    queues = (paths.queues, paths.root / "consumequeue_rocksdb")
+    for folder in (*queues, *(paths.config / name for name in databases)):
         if "CURRENT" in disk.names(folder):
             raise StoreRefused(f"{paths.root} holds a RocksDB database in {folder.name}/")
+    _refuse_rocksdb_records(disk, paths)
     for name in disk.names(paths.queues):
         if name.startswith("%LMQ%"):
             raise StoreRefused(f"{paths.root} holds light message queues (enableLmq), e.g. {name}")
     for name in disk.names(paths.root):
         if name.startswith("dledger"):
             raise StoreRefused(f"{paths.root} holds DLedger (Raft) log files in {name}/")
+
+
+def _refuse_rocksdb_records(disk: Disk, paths: StorePaths) -> None:
+    """Timers in RocksDB would be delivered again, and half messages never be resolved."""
+    database = paths.root / "rocksdbstore"
+    found = []
+    if has_timers(disk, database):
+        found.append("timers (timerRocksDBEnable)")
+    if has_half_messages(disk, database, paths.queues, paths.log):
+        found.append("half messages (transRocksDBEnable)")
+    if found:
+        raise StoreRefused(
+            f"{paths.root} holds {' and '.join(found)} in a RocksDB database in {database.name}/",
+            hint=(
+                "let Apache's broker deliver these timers or resolve these transactions, stop it "
+                f"and remove {database.name}/; docs/migration.md has the commands"
+            ),
+        )
 
 
 def stored_config(disk: Disk, paths: StorePaths) -> StoreConfig:

@@ -93,6 +93,8 @@ def test_rocketmqs_defaults_apply_to_a_broker_conf() -> None:
         ("enableDLegerCommitLog=true", "election"),
         ("enableControllerMode=true", "election"),
         ("storeType=defaultRocksDB", "the only store type is default"),
+        ("timerRocksDBEnable=true", "timerRocksDBEnable=true is not supported: .* not in RocksDB"),
+        ("transRocksDBEnable=true", "follow docs/migration.md"),
         ("storePathRootDir=/a\nstorePathCommitLog=/b/commitlog", "must be in /a/commitlog"),
     ],
 )

@@ -32,6 +32,7 @@ from tests.unit.store.conftest import (
         ("compaction/compactionLog/t/0/00000000000000000000", "COMPACTION"),
         ("kvStore/CURRENT", "RocksDB"),
         ("consumequeue/CURRENT", "RocksDB"),
+        ("consumequeue_rocksdb/CURRENT", "RocksDB"),
         ("config/topics/CURRENT", "RocksDB"),
         ("config/rdb/CURRENT", "RocksDB"),
         ("dledger-n0/data/00000000000000000000", "DLedger"),
