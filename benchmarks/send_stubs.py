@@ -35,7 +35,9 @@ class WritableTopics:
 class NoRedirects:
     """No message is redirected."""
 
-    def place(self, topic: str, queue_id: int, properties: dict[str, str], **rest: object) -> None:
+    def find_redirect(
+        self, topic: str, queue_id: int, properties: dict[str, str], **rest: object
+    ) -> None:
         return None
 
     def check_length(self, record_bytes: int, topic_bytes: int, topic: str) -> None: ...

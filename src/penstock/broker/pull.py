@@ -64,19 +64,19 @@ class PullForbidden(NoPermission):
 
 
 class SubscriptionError(PenstockError):
-    """A subscription that is unknown or out of date until the client's next heartbeat."""
+    """A subscription that is unknown, out of date or not valid."""
 
     hint = "send a heartbeat with the subscription first"
 
-    def __init__(self, code: int, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, code: int, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
         self.wire_code = code
 
 
 class Wanted(NamedTuple):
     """Which messages are wanted: those with tags of these hash codes, or that match a filter."""
 
-    codes: Sequence[int] = ()
+    tag_hashes: Sequence[int] = ()
     filter: Filter | None = None
 
 
@@ -137,7 +137,7 @@ class PullHandler:
         topic = request.text(b"topic") or ""
         flags = request.i32(b"sysFlag")
         queue = self._allowed(group, topic, request.i32(b"queueId"), now_ms)
-        wanted = self._wanted(request, group, topic, flags)
+        wanted = self._requested_filter(request, group, topic, flags)
         if flags & PULL_COMMIT_OFFSET:
             offset = request.i64(b"commitOffset")
             context.offsets.commit(group, topic, queue.queue_id, offset, now_ms)
@@ -202,12 +202,12 @@ class PullHandler:
         except NoPermission as error:
             raise PullForbidden(error.message, _FORBIDDEN_TOPIC, error.hint) from None
 
-    def _wanted(self, request: Request, group: str, topic: str, flags: int) -> Wanted:
+    def _requested_filter(self, request: Request, group: str, topic: str, flags: int) -> Wanted:
         if flags & PULL_SUBSCRIPTION:
             kind = request.text(b"expressionType") or TAG
             expression = request.text(b"subscription") or ""
             if kind == TAG:
-                return Wanted(expression_codes(expression))
+                return Wanted(tag_hashes_of(expression))
             code = ResponseCode.SUBSCRIPTION_PARSE_FAILED
             return Wanted(filter=self._filter(kind, expression, code))
         subscription = self._subscription(request, group, topic)
@@ -219,7 +219,8 @@ class PullHandler:
             return Wanted(filter=self._filter(kind, subscription.sub_string or "", code))
         if subscription.sub_string == "*":
             return ALL
-        return Wanted(sorted(subscription.code_set)[: get.CODES_MAX + 1])
+        # One more than the maximum is enough: the broker then does not filter.
+        return Wanted(sorted(subscription.code_set)[: get.TAG_HASHES_MAX + 1])
 
     def _filter(self, kind: str, expression: str, invalid_code: int) -> Filter:
         """The compiled filter; an invalid one is refused with `invalid_code`."""
@@ -229,7 +230,7 @@ class PullHandler:
             return context.filters.get(expression)
         except Refused as error:
             code = invalid_code if isinstance(error, BadFilter) else error.code
-            raise SubscriptionError(code, error.remark()) from None
+            raise SubscriptionError(code, error.message, hint=error.hint) from None
 
     def _subscription(self, request: Request, group: str, topic: str) -> SubscriptionData:
         context = self._context
@@ -237,7 +238,7 @@ class PullHandler:
         if members is None:
             raise SubscriptionError(
                 ResponseCode.SUBSCRIPTION_NOT_EXIST,
-                f"no consumer of the group {group} is connected here; send a heartbeat first",
+                f"no consumer of the group {group} is connected here",
             )
         config = context.groups.get(group)
         broadcast = members.message_model == "BROADCASTING"
@@ -270,7 +271,7 @@ class PullHandler:
     # --- responding
 
     def _find(self, pull: Pull) -> int:
-        self._reader = filtered_reader(self._store.reader, pull.wanted)
+        self._reader = reader_for(self._store.reader, pull.wanted)
         return self._reader.find(
             pull.queue, pull.offset, pull.count_max, pull.bytes_max, self._store.confirm_offset
         )
@@ -345,7 +346,7 @@ class PullHandler:
         store, confirm_offset = self._store, self._store.confirm_offset
 
         def work() -> GetResult:
-            reader = filtered_reader(store.new_reader(), pull.wanted)
+            reader = reader_for(store.new_reader(), pull.wanted)
             output = Output(1024)
             # Messages may be deleted by retention between find and copy; the next find skips them.
             # A message that still can't be read is skipped alone, without those after it.
@@ -392,27 +393,29 @@ class PullHandler:
         self._context.stats.got(pull.group, pull.topic, count, size, behind_ms)
 
 
-def filtered_reader(reader: Reader, wanted: Wanted) -> Reader | FilteredReader:
+def reader_for(reader: Reader, wanted: Wanted) -> Reader | FilteredReader:
     """A reader that finds only wanted messages."""
     if wanted.filter is not None:
         reader.set_tag_hashes(())
         return FilteredReader(reader, wanted.filter)
     # Clients check the tags too, so with too many tags the broker need not filter.
-    reader.set_tag_hashes(wanted.codes if len(wanted.codes) <= get.CODES_MAX else ())
+    reader.set_tag_hashes(wanted.tag_hashes if len(wanted.tag_hashes) <= get.TAG_HASHES_MAX else ())
     return reader
 
 
-def expression_codes(expression: str) -> Sequence[int]:
+def tag_hashes_of(expression: str) -> Sequence[int]:
     """Hash codes of the tags of an expression such as `a || b`; empty for all messages."""
     if expression.strip() in ("", "*"):
         return ()
     tags = [tag.strip() for tag in expression.split("||")]
-    codes = {java_hash(tag) for tag in tags if tag}
-    if not codes:
+    tag_hashes = {java_hash(tag) for tag in tags if tag}
+    if not tag_hashes:
         raise SubscriptionError(
-            ResponseCode.SUBSCRIPTION_PARSE_FAILED, f"{expression[:80]!r} contains no tag"
+            ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+            f"{expression[:80]!r} contains no tag",
+            hint='separate tags by "||", or use "*" for all messages',
         )
-    return sorted(codes)
+    return sorted(tag_hashes)
 
 
 def _forbidden(error: PullForbidden) -> Reply:

@@ -42,24 +42,26 @@ class Redirects:
         self._delayed = delayed
         self._segment_bytes = segment_bytes
 
-    def place(
+    def find_redirect(
         self,
         topic: str,
         queue_id: int,
         properties: dict[str, str],
         *,
         sys_flag: int,
-        reconsumed: int,
-        times_max: int | None,
+        reconsume_times: int,
+        reconsume_times_max: int | None,
         now_ms: int,
     ) -> Redirect | None:
         """The redirect of a message, or None. Adds to the properties what delivery needs later."""
         if topic.startswith(RETRY_TOPIC_PREFIX):
-            dead = self._dead_letters.redirect(topic, properties, reconsumed, times_max, now_ms)
+            dead = self._dead_letters.redirect(
+                topic, properties, reconsume_times, reconsume_times_max, now_ms
+            )
             if dead is not None:
                 return Redirect(dead, _visible(sys_flag))
         if properties.get(PROPERTY_TRANSACTION_PREPARED, "").lower() == "true":
-            if reconsumed <= 0 or delay_level(properties) <= 0:
+            if reconsume_times <= 0 or delay_level(properties) <= 0:
                 queue = self._transactions.redirect(topic, queue_id, properties, now_ms)
                 return Redirect(queue, sys_flag & ~SYS_TRANSACTION_MASK)
             # Clients before 4.6.1 do not remove the property from messages that they send back.
@@ -69,7 +71,7 @@ class Redirects:
                 "the message is marked as prepared, but not as part of a transaction (TRAN_MSG)",
                 hint="send it with a transaction producer",
             )
-        return self._delayed.place(topic, queue_id, properties, sys_flag, now_ms)
+        return self._delayed.find_redirect(topic, queue_id, properties, sys_flag, now_ms)
 
     def check_length(self, record_bytes: int, topic_bytes: int, topic: str) -> None:
         """Refuse a redirected message that would not fit in a segment under its own topic.

@@ -82,15 +82,15 @@ class SendTopics(Protocol):
 class SendRedirects(Protocol):
     """Decides which messages are stored in another queue than the one they were sent to."""
 
-    def place(
+    def find_redirect(
         self,
         topic: str,
         queue_id: int,
         properties: dict[str, str],
         *,
         sys_flag: int,
-        reconsumed: int,
-        times_max: int | None,
+        reconsume_times: int,
+        reconsume_times_max: int | None,
         now_ms: int,
     ) -> Redirect | None:
         """The redirect of a message, or None. Adds to the properties what delivery needs later."""
@@ -119,7 +119,7 @@ class SendHandler:
         self.store_host: bytes = store_host
         self.unique_ids: UniqueIds | None = unique_ids
         self.region: bytes = region
-        # The message of the present request. It refers to `_buffer` until the next request.
+        # The message of the current request. It refers to `_buffer` until the next request.
         self.record: Record = Record(BODY_BYTES_MAX)
         self.record.store_host = store_host
         # Properties that the broker adds to each message, encoded. By the live settings.
@@ -131,7 +131,7 @@ class SendHandler:
         # Responses of this read that wait for the flush; the server takes both after the read.
         self.flush_pending: Output = Output(1024)
         self.flush_timeout: Output = Output(1024)
-        # Whether the present request created its topic, and which.
+        # Whether the current request created its topic, and which.
         self.created: bool = False
         self._created_topic: str = ""
         # Its two responses; taken before the next request.
@@ -143,7 +143,7 @@ class SendHandler:
         self.refused: int = 0
         # The connection's buffer, valid until the next `bind`.
         self._buffer: memoryview = memoryview(bytearray(1))
-        # Of the present request: its record refers to a copy and not to the buffer; the queue that
+        # Of the current request: its record refers to a copy and not to the buffer; the queue that
         # the response names; whether its response waits for the flush; the handle in its response.
         self._rewritten: bool = False
         self._queue_id: int = 0
@@ -195,7 +195,7 @@ class SendHandler:
             if record.sys_flag & _TRANSACTION_MASK:
                 raise MessageIllegal(_PROBLEMS[BATCH_SPECIAL], hint=_CORRECT_IT)
             if record.source[record.topic_at] == _PERCENT:
-                self._refuse_retries()
+                self._refuse_retry_topic()
             record.extra = b""  # as in RocketMQ 5.4: each message keeps its own properties
             status = self.writer.put_batch(record, now_ms)
         else:
@@ -258,15 +258,15 @@ class SendHandler:
         """Fill the record from one-letter field names, given by their character codes."""
         self._fill_record(
             request,
-            request.letter(98),
-            request.letter(105),
-            request.letter(101),
-            request.letter(102),
-            request.letter(103),
-            request.letter(104),
-            request.letter(106),
+            request.letter(98),  # b: topic
+            request.letter(105),  # i: properties
+            request.letter(101),  # e: queueId
+            request.letter(102),  # f: sysFlag
+            request.letter(103),  # g: bornTimestamp
+            request.letter(104),  # h: flag
+            request.letter(106),  # j: reconsumeTimes
         )
-        return request.truth(request.letter(109))
+        return request.truth(request.letter(109))  # m: batch
 
     def _read_v1(self, request: Request) -> bool:
         """Fill the record from full field names."""
@@ -321,7 +321,7 @@ class SendHandler:
         v1 = request.code == _SEND_MESSAGE
         names = (b"defaultTopic", b"defaultTopicQueueNums") if v1 else (b"c", b"d")
         creations = self.topics.creations
-        name = self._named_topic()
+        name = self._topic_name()
         queue = self.topics.writable_queue(
             name,
             record.queue_id,
@@ -341,13 +341,13 @@ class SendHandler:
         reply = EncodedReply(self.creation_reply.take(), self.creation_timeout.take(), offset)
         return self.topics.reply_when_registered(self._created_topic, reply, now_ms)
 
-    def _named_topic(self) -> str:
+    def _topic_name(self) -> str:
         record = self.record
         topic = bytes(record.source[record.topic_at : record.topic_at + record.topic_length])
         return topic.decode("utf-8", "replace")
 
-    def _refuse_retries(self) -> None:
-        if self._named_topic().startswith(RETRY_TOPIC_PREFIX):
+    def _refuse_retry_topic(self) -> None:
+        if self._topic_name().startswith(RETRY_TOPIC_PREFIX):
             raise MessageIllegal("a batch can't be sent to a retry topic", hint=_CORRECT_IT)
 
     def _rewrite(self, request: Request, queue: ConsumeQueue, now_ms: int) -> ConsumeQueue:
@@ -364,18 +364,18 @@ class SendHandler:
             del properties[name]
         if "UNIQ_KEY" not in properties and self.unique_ids is not None:
             properties["UNIQ_KEY"] = self.unique_ids.next(now_ms)
-        topic = self._named_topic()
+        topic = self._topic_name()
         priority = take_priority(properties)
         if priority is not None:
             queue = self.topics.priority_queue(topic, priority, now_ms)
             self._queue_id = record.queue_id = queue.queue_id
-        redirect = self.redirects.place(
+        redirect = self.redirects.find_redirect(
             topic,
             record.queue_id,
             properties,
             sys_flag=record.sys_flag,
-            reconsumed=record.reconsume_times,
-            times_max=_reconsume_times_max(request),
+            reconsume_times=record.reconsume_times,
+            reconsume_times_max=_reconsume_times_max(request),
             now_ms=now_ms,
         )
         self._rewritten = True  # to be undone even if the message is refused below

@@ -87,7 +87,7 @@ class NameServer:
 
     def disconnected(self, client: ClientId, now_ms: int) -> None:
         """Remove the brokers that registered over the connection."""
-        self._routes.closed(client)
+        self._routes.remove_brokers_of(client)
 
     def due(self) -> int:
         """When the next scan for expired brokers is due."""
@@ -150,7 +150,7 @@ class NameServer:
 
     def _member_group(self, command: Command) -> Answer:
         name = command.text("brokerName")
-        group = self._routes.names.get(name)
+        group = self._routes.broker_sets.get(name)
         members = BrokerMemberGroup(
             cluster=command.text("clusterName"),
             broker_name=name,
@@ -206,7 +206,7 @@ class NameServer:
         names = dict.fromkeys(self._routes.clusters)
         for brokers in self._routes.clusters.values():
             names |= brokers
-        group = next(iter(self._routes.names.values()), None)
+        group = next(iter(self._routes.broker_sets.values()), None)
         address = group.broker_addrs[min(group.broker_addrs)] if group is not None else None
         return _body(TopicList(topic_list=list(names), broker_addr=address))
 

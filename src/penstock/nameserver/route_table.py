@@ -9,9 +9,9 @@
 | `mappings` | static topic → broker name → the mapping of its logic queues |
 
 The topics of a broker name come from its master. Without a master they come from the slave with the
-smallest id if it is of 5.x. They replace the known ones when the DataVersion differs from the last
-one of that process, or when the process is new under its id; otherwise only missing topics are
-added. So a permission that a tool has wiped lasts until the broker changes its topics.
+smallest id if it runs RocketMQ 5.x. They replace the known ones when the DataVersion differs from
+the last one of that process, or when the process is new under its id; otherwise only missing topics
+are added. So a permission that a tool has wiped lasts until the broker changes its topics.
 
 All values are frozen and replaced when they change. The response to a route query is cached until
 its topic or any broker changes.
@@ -71,12 +71,13 @@ class RouteTable:
 
     def __init__(self) -> None:
         self.brokers: dict[Key, RegisteredBroker] = {}
-        self.names: dict[str, BrokerData] = {}
+        self.broker_sets: dict[str, BrokerData] = {}
         self.clusters: dict[str, dict[str, None]] = {}  # names in the order of registration
         self.topics: dict[str, dict[str, QueueData]] = {}
         self.mappings: dict[str, dict[str, TopicQueueMappingInfo]] = {}
         self._clients: dict[ClientId, set[Key]] = {}
-        self._bodies: dict[str, dict[bool, tuple[object, bytes]]] = {}  # topic → strict → body
+        # topic → strict → (variant, body)
+        self._bodies: dict[str, dict[bool, tuple[object, bytes]]] = {}
 
     # --- brokers ---------------------------------------------------------------------------------
 
@@ -98,8 +99,10 @@ class RouteTable:
         if before is not None and before.registration.name != name:
             self.unregister(*key, before.registration.name)
             before = None
-        group = self.names.get(name) or BrokerData(cluster=registration.cluster, broker_name=name)
-        holder = group.broker_addrs.get(registration.id)
+        broker_set = self.broker_sets.get(name) or BrokerData(
+            cluster=registration.cluster, broker_name=name
+        )
+        holder = broker_set.broker_addrs.get(registration.id)
         if holder is not None and holder != registration.address:
             newer = self.brokers.get((registration.cluster, holder))
             if newer and newer.version.state_version > table.data_version.state_version:
@@ -113,7 +116,7 @@ class RouteTable:
                 "topic",
                 hint="register the broker with all its topics first",
             )
-        addresses = self._set_address(group, registration)
+        addresses = self._set_address(broker_set, registration)
         if registration.is_master or (
             registration.acting_master is not None and registration.id == min(addresses)
         ):
@@ -142,7 +145,7 @@ class RouteTable:
                 self._forget(key)
         self._remove_address(address, name)
 
-    def closed(self, client: ClientId) -> None:
+    def remove_brokers_of(self, client: ClientId) -> None:
         """Remove the brokers that registered over a closed connection."""
         for key in self._clients.pop(client, ()):
             self._remove(key)
@@ -168,7 +171,7 @@ class RouteTable:
 
     def add_topic(self, topic: str, queues: list[QueueData]) -> None:
         """Set the queues of one topic, if all their brokers are known."""
-        if queues and all(data.broker_name in self.names for data in queues):
+        if queues and all(data.broker_name in self.broker_sets for data in queues):
             self.topics.setdefault(topic, {}).update({data.broker_name: data for data in queues})
             self._bodies.pop(topic, None)
 
@@ -211,11 +214,13 @@ class RouteTable:
         queues = self.topics.get(topic)
         if not queues:
             return None
-        groups = [self.names[name] for name in queues]
+        broker_sets = [self.broker_sets[name] for name in queues]
         if acting_master and not topic.startswith(SYNC_BROKER_MEMBER_PREFIX):
-            groups = [_with_acting_master(data, queues[data.broker_name]) for data in groups]
+            broker_sets = [
+                _with_acting_master(data, queues[data.broker_name]) for data in broker_sets
+            ]
         filters = {}
-        for data in groups:
+        for data in broker_sets:
             for address in data.broker_addrs.values():
                 broker = self.brokers.get((data.cluster or "", address))
                 if broker is not None and broker.filter_servers:
@@ -223,23 +228,25 @@ class RouteTable:
         return TopicRouteData(
             order_topic_conf=order,
             queue_datas=list(queues.values()),
-            broker_datas=groups,
+            broker_datas=broker_sets,
             filter_server_table=filters,
             topic_queue_mapping_by_broker=self.mappings.get(topic),
         )
 
     def master_of(self, registration: BrokerRegistration) -> BrokerRegistration | None:
         """The master that a slave replicates from; None for a master, or if there is none."""
-        group = self.names.get(registration.name)
-        if registration.is_master or group is None:
+        broker_set = self.broker_sets.get(registration.name)
+        if registration.is_master or broker_set is None:
             return None
-        master = self.brokers.get((registration.cluster, group.broker_addrs.get(MASTER_ID, "")))
+        master = self.brokers.get(
+            (registration.cluster, broker_set.broker_addrs.get(MASTER_ID, ""))
+        )
         return master.registration if master is not None else None
 
     def cluster_info(self) -> ClusterInfo:
         """All brokers and clusters."""
         clusters = {cluster: list(names) for cluster, names in self.clusters.items()}
-        return ClusterInfo(broker_addr_table=self.names, cluster_addr_table=clusters)
+        return ClusterInfo(broker_addr_table=self.broker_sets, cluster_addr_table=clusters)
 
     def topics_of(self, cluster: str) -> list[str]:
         """The topics with queues on any broker of the cluster."""
@@ -256,19 +263,21 @@ class RouteTable:
 
     # --- private ---------------------------------------------------------------------------------
 
-    def _set_address(self, group: BrokerData, registration: BrokerRegistration) -> dict[int, str]:
+    def _set_address(
+        self, broker_set: BrokerData, registration: BrokerRegistration
+    ) -> dict[int, str]:
         """Add a process to its broker name; returns all addresses of that name."""
         # A slave that became master must not stay under its old id too.
         addresses = {
             id: address
-            for id, address in group.broker_addrs.items()
+            for id, address in broker_set.broker_addrs.items()
             if address != registration.address
         }
         addresses[registration.id] = registration.address
         self.clusters.setdefault(registration.cluster, {})[registration.name] = None
-        self._set_group(
+        self._set_broker_set(
             replace(
-                group,
+                broker_set,
                 broker_addrs=addresses,
                 zone_name=registration.zone,
                 enable_acting_master=registration.acting_master is True,
@@ -276,10 +285,10 @@ class RouteTable:
         )
         return addresses
 
-    def _set_group(self, group: BrokerData) -> None:
-        if self.names.get(group.broker_name) != group:
-            self.names[group.broker_name] = group
-            self._require_registration(group.broker_name)
+    def _set_broker_set(self, broker_set: BrokerData) -> None:
+        if self.broker_sets.get(broker_set.broker_name) != broker_set:
+            self.broker_sets[broker_set.broker_name] = broker_set
+            self._require_registration(broker_set.broker_name)
             self._bodies.clear()
 
     def _require_registration(self, name: str) -> None:
@@ -301,27 +310,27 @@ class RouteTable:
         successor = next((other for other in others if other.address == key[1]), None)
         if successor is None:
             self._remove_address(key[1], name)
-        group = self.names.get(name)
-        if group is None or any(other.cluster == key[0] for other in others):
+        broker_set = self.broker_sets.get(name)
+        if broker_set is None or any(other.cluster == key[0] for other in others):
             return
         self._leave_cluster(key[0], name)
-        if successor is not None and group.cluster == key[0]:
-            self._set_group(replace(group, cluster=successor.cluster))
+        if successor is not None and broker_set.cluster == key[0]:
+            self._set_broker_set(replace(broker_set, cluster=successor.cluster))
 
     def _remove_address(self, address: str, name: str) -> None:
         """Remove an address, and with the last address of a broker name its topics."""
-        group = self.names.get(name)
-        if group is None:
+        broker_set = self.broker_sets.get(name)
+        if broker_set is None:
             return
-        addresses = {id: other for id, other in group.broker_addrs.items() if other != address}
-        if len(addresses) < len(group.broker_addrs):
+        addresses = {id: other for id, other in broker_set.broker_addrs.items() if other != address}
+        if len(addresses) < len(broker_set.broker_addrs):
             log.info("removed broker %s at %s", name, address)
         if addresses:
-            self._set_group(replace(group, broker_addrs=addresses))
-            if group.enable_acting_master and MASTER_ID not in addresses:
+            self._set_broker_set(replace(broker_set, broker_addrs=addresses))
+            if broker_set.enable_acting_master and MASTER_ID not in addresses:
                 self.wipe_write(name)
             return
-        del self.names[name]
+        del self.broker_sets[name]
         for cluster in list(self.clusters):
             self._leave_cluster(cluster, name)
         for topic in [topic for topic, queues in self.topics.items() if name in queues]:
@@ -396,17 +405,17 @@ class RouteTable:
 
 
 def route_of_zone(route: TopicRouteData, zone: str) -> TopicRouteData:
-    """The route without brokers of other zones, except those without a master."""
-    cached = [
+    """The route only with brokers of this zone and broker sets without a master."""
+    kept = [
         data
         for data in route.broker_datas
         if MASTER_ID not in data.broker_addrs or (data.zone_name or "").lower() == zone.lower()
     ]
-    names = {data.broker_name for data in cached}
-    addresses = {address for data in cached for address in data.broker_addrs.values()}
+    names = {data.broker_name for data in kept}
+    addresses = {address for data in kept for address in data.broker_addrs.values()}
     return replace(
         route,
-        broker_datas=cached,
+        broker_datas=kept,
         queue_datas=[data for data in route.queue_datas if data.broker_name in names],
         filter_server_table={
             address: filters
@@ -421,11 +430,11 @@ def encode_route(route: TopicRouteData, *, strict: bool) -> bytes:
     return fastjson.encode_strict(route) if strict else fastjson.encode(route)
 
 
-def _with_acting_master(group: BrokerData, queues: QueueData) -> BrokerData:
+def _with_acting_master(broker_set: BrokerData, queues: QueueData) -> BrokerData:
     """The broker with the smallest id as master, if it is allowed and the topic is not writable."""
-    addresses = group.broker_addrs
-    if not group.enable_acting_master or MASTER_ID in addresses or queues.perm & PERM_WRITE:
-        return group
+    addresses = broker_set.broker_addrs
+    if not broker_set.enable_acting_master or MASTER_ID in addresses or queues.perm & PERM_WRITE:
+        return broker_set
     acting = min(addresses)
     others = {number: address for number, address in addresses.items() if number != acting}
-    return replace(group, broker_addrs={MASTER_ID: addresses[acting], **others})
+    return replace(broker_set, broker_addrs={MASTER_ID: addresses[acting], **others})

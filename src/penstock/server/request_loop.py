@@ -66,7 +66,7 @@ class RequestLoop:
         self.access: AccessCheck | None = access
         # Handlers by code, as the router marks them.
         self.in_place: dict[int, InPlaceHandler] = dict(in_place or {})
-        # The one of them that is compiled, called without a look into the dict, and its codes: a
+        # The compiled one of them is called directly, without a dictionary lookup. Its codes: a
         # byte per code, 1 where the code is a send. Looked up once, here.
         self.send: SendHandler | None = None
         for handler in self.in_place.values():
@@ -80,7 +80,7 @@ class RequestLoop:
         )
         # Where sends are appended; what it appended is published after each read.
         self.writer: StoreWriter | None = self.send.writer if self.send is not None else None
-        # The present request. Its fields refer to the bound buffer until the next one is read.
+        # The current request. Its fields refer to the bound buffer until the next one is read.
         self.request: Request = Request(frame_bytes_max, header_bytes_max)
         # Responses of this read; the server takes them after `serve`.
         self.output: Output = Output()

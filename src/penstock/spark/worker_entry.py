@@ -24,7 +24,7 @@ def with_hints() -> Iterator[None]:
 
 @contextmanager
 def in_worker() -> Iterator[None]:
-    """As `with_hints`, in a Python process of Spark's, which also logs our warnings."""
+    """As `with_hints`, in a Python worker of Spark, which also logs our warnings."""
     show_warnings()
     with with_hints():
         yield

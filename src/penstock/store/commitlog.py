@@ -4,8 +4,8 @@ A record never ends at the end of a file: at least 8 bytes remain for the blank 
 segment up (`size i32 | magic i32`), and a record or batch that does not fit begins the next one.
 
 With `by_mapping` records are written straight into the segment's mapping (async flush). Otherwise
-they are staged in a buffer, which `write_staged` writes to the page cache with one pwrite per loop
-iteration, because a store into a page under writeback stalls (sync flush).
+they are staged in a buffer, which `write_staged` writes to the page cache with one pwrite per
+read of a connection, because a store into a page under writeback stalls (sync flush).
 
 Positions: `end` (appended) ≥ `written` (in the page cache) ≥ flushed (on the disk).
 """

@@ -24,8 +24,8 @@ cdef class Reader:
     cdef readonly int ranges
     cdef long long[::1] _offsets
     cdef long long[::1] _lengths
-    cdef long long[::1] _codes
-    cdef int _code_count
+    cdef long long[::1] _tag_hashes
+    cdef int _tag_hash_count
     cdef int _count_max
     cdef long long _bytes_max
     cdef bint _removed
@@ -36,7 +36,7 @@ cdef class Reader:
     @cython.locals(begin="long long", last_end="long long", offset="long long", size=int)
     cdef void _scan(self, unsigned char[::1] entries, long long at, long long count)
     @cython.locals(i=int)
-    cdef bint _wanted(self, long long code) noexcept
+    cdef bint _matches_tag(self, long long code) noexcept
     @cython.locals(hot_from="long long", before="Py_ssize_t", i=int, offset="long long",
                    length="long long", segment=Segment)
     cpdef bint copy_to(self, Output output, bint wait=*) except -1

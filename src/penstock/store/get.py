@@ -2,7 +2,7 @@
 
 `find` walks queue entries, compares tag hashes as integers and merges neighbouring records into
 ranges; `copy_to` copies the ranges into a response. Neither waits for the disk: where bytes are not
-in memory the status is COLD, and the same call with `wait` belongs in the I/O pool.
+in memory the status is COLD, and the same call with `wait` belongs in the thread pool.
 
 Bytes of the hot window (the newest part of the log, written since the start) come from the mapping,
 older ones by `preadv(RWF_NOWAIT)`, which fails rather than waits.
@@ -43,12 +43,12 @@ _FOUND, _NO_MATCHED_MESSAGE, _MESSAGE_WAS_REMOVING = FOUND, NO_MATCHED_MESSAGE, 
 _COLD = COLD
 
 RANGES_MAX = 1024
-"""Most messages of one find: in the worst case each is a separate range."""
-CODES_MAX = 256
-"""Most tags of one subscription that are compared here."""
+"""The maximum number of messages of one find: in the worst case each is a separate range."""
+TAG_HASHES_MAX = 256
+"""The maximum number of tags that are compared here."""
 SCAN_ENTRIES_MAX = 800
-"""Most entries that one find looks at, so that a rare tag does not block the loop; RocketMQ's
-value."""
+"""The maximum number of entries that one find looks at, so that a rare tag does not block the loop;
+RocketMQ's value."""
 _RANGES_MAX = RANGES_MAX
 _SCAN_ENTRIES_MAX = SCAN_ENTRIES_MAX
 _FILLER_SIZE = FILLER_SIZE
@@ -73,8 +73,8 @@ class Reader:
         self._offsets: memoryview = memoryview(array("q", bytes(8 * RANGES_MAX)))
         self._lengths: memoryview = memoryview(array("q", bytes(8 * RANGES_MAX)))
         # Hashes of the wanted tags, until the next `set_tag_hashes`.
-        self._codes: memoryview = memoryview(array("q", bytes(8 * CODES_MAX)))
-        self._code_count: int = 0
+        self._tag_hashes: memoryview = memoryview(array("q", bytes(8 * TAG_HASHES_MAX)))
+        self._tag_hash_count: int = 0
         # The running `find`: its limits, and whether it met an entry whose record is deleted.
         self._count_max: int = 0
         self._bytes_max: int = 0
@@ -82,10 +82,10 @@ class Reader:
 
     def set_tag_hashes(self, codes: Sequence[int]) -> None:
         """Find only messages whose tag has one of these hashes; none means all."""
-        assert len(codes) <= CODES_MAX
+        assert len(codes) <= TAG_HASHES_MAX
         for place, code in enumerate(codes):
-            self._codes[place] = code
-        self._code_count = len(codes)
+            self._tag_hashes[place] = code
+        self._tag_hash_count = len(codes)
 
     def find(
         self,
@@ -145,7 +145,7 @@ class Reader:
                 if offset < begin and size > 0 and size != _FILLER_SIZE:
                     # Its segment is deleted, and the queue's minimum has not moved up yet.
                     self.min_offset = self.next_offset + 1
-            elif self._code_count == 0 or self._wanted(
+            elif self._tag_hash_count == 0 or self._matches_tag(
                 octets.get_i64(entries, at + layout.ENTRY_TAG_AT)
             ):
                 if self.count > 0 and self.total + size > self._bytes_max:
@@ -166,10 +166,10 @@ class Reader:
             at += layout.ENTRY_BYTES
             count -= 1
 
-    def _wanted(self, code: int) -> bool:
+    def _matches_tag(self, code: int) -> bool:
         i = 0
-        while i < self._code_count:
-            if self._codes[i] == code:
+        while i < self._tag_hash_count:
+            if self._tag_hashes[i] == code:
                 return True
             i += 1
         return False

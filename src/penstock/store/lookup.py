@@ -1,6 +1,7 @@
 """Single records and searches: by physical offset, by key, by time.
 
-Everything may wait for the disk and belongs in the I/O pool, except `read_record` without `wait`.
+Everything may wait for the disk and belongs in the thread pool, except `read_record` without
+`wait`.
 """
 
 from penstock.store.commitlog import CommitLog

@@ -74,7 +74,7 @@ class StoreWriter:
         self.queue_offset: int = 0
         # Physical offset of the last record appended since the start, or -1.
         self.last_offset: int = -1
-        # Replay: queues that go on behind a gap, and records that got no entry.
+        # Replay: queues that continue after a gap, and records that got no entry.
         self.gaps: int = 0
         self.unplaced: int = 0
         # Store time of the newest record; never goes back.
@@ -89,7 +89,7 @@ class StoreWriter:
         self.dirty: list[ConsumeQueue] = []
         self.arrived: list[ConsumeQueue] = []
         self.to_preallocate: list[ConsumeQueue | IndexFile] = []
-        # Replay: per queue an entry that is believed only if the queue's next record follows it.
+        # Replay: per queue an entry that is accepted only if the queue's next record follows it.
         self._unconfirmed: dict[ConsumeQueue, Entry] = {}
         # The batch being stored: its walk, the physical offsets of its messages and their number
         # (valid until the next batch), and what `_measure` counted.
@@ -310,7 +310,7 @@ class StoreWriter:
         return _REFUSED
 
     def _index_ready(self, index: Index) -> None:
-        """Have space in a file, so that a full disk is noticed before the record is appended."""
+        """Ensure that an index file has space, so that a full disk is noticed before the append."""
         current = index.current
         if current is None or current.is_full():
             current = index.add(self.store_ms)
@@ -377,7 +377,7 @@ class StoreWriter:
 
         Zero: the topic was deleted and created again, so the queue starts over. Higher: the entries
         before it were deleted with their segments, or are unknown. As a record's head has no
-        checksum, either is believed only if the queue's next record continues from there, or none
+        checksum, either is accepted only if the queue's next record continues from there, or none
         follows. Any other offset is damage: the record gets no entry.
         """
         offset = entry[0]
@@ -396,7 +396,7 @@ class StoreWriter:
             self.unplaced += 1
 
     def end_replay(self) -> None:
-        """No more records follow: entries without a successor are believed."""
+        """No more records follow: entries without a successor are accepted."""
         unconfirmed, self._unconfirmed = self._unconfirmed, {}
         for queue, entry in unconfirmed.items():
             self._place(queue, entry)

@@ -1,7 +1,7 @@
 """MessageStore: put, get, query and the maintenance of the files, behind one class.
 
 One thread puts and reads (a server's loop). Only methods that say so wait for the disk: they belong
-in the I/O pool (`disk.submit`). Time comes as `now_ms`.
+in the thread pool (`disk.submit`). Time comes as `now_ms`.
 
 Readers see the log up to the confirm offset: the log's end under async flush, the flushed offset
 under sync flush.
@@ -275,7 +275,7 @@ class MessageStore:
     def publish(self) -> None:
         """Make what was put visible: write it out, move the confirm offset, wake waiting readers.
 
-        Call it at the end of each loop iteration and when the flusher notifies.
+        Call it after the requests of each read and when the flusher notifies.
         """
         self.flusher.acknowledge()
         if self.flusher.failed() and not isinstance(self.writer.refusal, WriteStopped):

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from penstock.broker import pull
-from penstock.broker.pull import expression_codes
+from penstock.broker.pull import tag_hashes_of
 from penstock.config import BrokerConfig, Settings
 from penstock.errors import ReadFailed
 from penstock.rpc.answers import Answer, InThread, RegisterTopics, Reply, Suspend
@@ -267,11 +267,11 @@ def test_the_brokers_permission_is_answered_when_nameservers_know_it(tmp_path: P
 
 @pytest.mark.parametrize("expression", ["", "*", " * "])
 def test_all_tags(expression: str) -> None:
-    assert expression_codes(expression) == ()
+    assert tag_hashes_of(expression) == ()
 
 
 def test_codes_of_an_expression() -> None:
-    assert expression_codes("TagA||TagB || TagA|| ") == [2598919, 2598920]
+    assert tag_hashes_of("TagA||TagB || TagA|| ") == [2598919, 2598920]
 
 
 def test_a_wanted_message_behind_many_others_is_not_slept_over(home: BrokerFixture) -> None:
@@ -333,10 +333,8 @@ def test_what_retention_takes_during_a_read_takes_nothing_with_it(
     for number in range(5):
         home.send(body=bytes([number]))
     monkeypatch.setattr(home.broker.pull, "_write", lambda *_: False)
-    filtered_reader = pull.filtered_reader
-    monkeypatch.setattr(
-        pull, "filtered_reader", lambda *given: Vanishing(filtered_reader(*given), failures)
-    )
+    reader_for = pull.reader_for
+    monkeypatch.setattr(pull, "reader_for", lambda *given: Vanishing(reader_for(*given), failures))
     answer = home.pull(0)
     if found:
         assert bodies(answer) == [bytes([number]) for number in range(found)]

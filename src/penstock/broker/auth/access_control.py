@@ -5,9 +5,9 @@
 3. For other users the access list decides about each right that the request requires
    (`request_rights`, `policies`).
 
-Each of the two settings requires signatures; only `authorization` checks access lists. A refusal is
-NO_PERMISSION and one line of the logger `penstock.audit` with subject, action, resource, source and
-request. Changes by administrators are logged there too.
+Both `authentication` and `authorization` require signatures; only the latter checks access lists.
+A refusal is NO_PERMISSION and one line of the logger `penstock.audit` with subject, action,
+resource, source and request. Changes by administrators are logged there too.
 
 Cost: a signature takes a few microseconds. Allowed combinations are cached until the table changes.
 """
@@ -101,11 +101,11 @@ class AccessControl:
         return None
 
     def check_read(self, command: Command, topic: str) -> Reply | None:
-        """Like `check`, whether a topic may be read that the handler found out."""
+        """Like `check`, for reading a topic that only the handler knows."""
         return self._check_topic(command, rights_to_consume(topic))
 
     def check_write(self, command: Command, topic: str) -> Reply | None:
-        """Like `check_read`, whether a topic may be written to."""
+        """Like `check_read`, for writing."""
         return self._check_topic(command, rights_to_send(topic))
 
     def _check_topic(self, command: Command, rights: CodeRights) -> Reply | None:

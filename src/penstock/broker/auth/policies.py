@@ -25,7 +25,7 @@ Network: TypeAlias = IPv4Network | IPv6Network
 class _Named(StrEnum):
     @classmethod
     def named(cls, name: str | None) -> Self | None:
-        """The member with this name, in any case of letters."""
+        """The member with this name, ignoring case."""
         wanted = (name or "").lower()
         return next((member for member in cls if member.value.lower() == wanted), None)
 

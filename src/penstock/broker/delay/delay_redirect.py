@@ -22,7 +22,7 @@ class DelayRedirect:
         self._delay = delay
         self._timers = timers
 
-    def place(
+    def find_redirect(
         self, topic: str, queue_id: int, properties: dict[str, str], sys_flag: int, now_ms: int
     ) -> Redirect | None:
         """The redirect of a message, or None if it is to be delivered now.

@@ -64,12 +64,15 @@ log = logging.getLogger(__name__)
 ENQUEUE_MS: Final = 20
 """A message is added to the timer's files this long after it was stored, or when it is due."""
 TICK_MESSAGES_MAX: Final = 128
-TICK_BYTES_MAX: Final = 1024 * 1024
 """Messages that one tick delivers."""
+TICK_BYTES_MAX: Final = 1024 * 1024
+"""Bytes of messages that one tick delivers."""
 RETRY_MS: Final = 100
 """Pause after the store refused a message."""
 READ_RETRY_MS: Final = 1000
+"""Pause after a read of the timer log failed."""
 POLL_MS: Final = 5
+"""Interval of ticks while messages are due."""
 IDLE_SAVE_MS: Final = 60_000
 """Interval at which progress is saved while nothing is due."""
 EARLY_WRITE_BYTES: Final = 1024 * 1024
@@ -420,11 +423,11 @@ class Timers:
             progress = self.files.progress._replace(log_end=self.files.log.end)
             self._unflushed = (progress, self._store.log.end)
         self._written_ms = now_ms
-        noted = None
+        progress_to_save = None
         if self._unflushed is not None and self._store.flusher.flushed() >= self._unflushed[1]:
-            noted, self._unflushed = self._unflushed[0], None
-        if noted is not None or self.files.log.unwritten:
-            work = self.files.flush_job(noted, self._store.log.begin())
+            progress_to_save, self._unflushed = self._unflushed[0], None
+        if progress_to_save is not None or self.files.log.unwritten:
+            work = self.files.flush_job(progress_to_save, self._store.log.begin())
             self._writing = self._store.disk.submit(work)
             self._wake_at(now_ms + (POLL_MS if self._store.disk.threads else 0))
 

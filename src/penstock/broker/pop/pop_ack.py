@@ -35,12 +35,12 @@ class PopAcks:
     """ACK_MESSAGE, BATCH_ACK_MESSAGE and CHANGE_MESSAGE_INVISIBLETIME."""
 
     def __init__(
-        self, context: BrokerContext, revive_log: ReviveLog, order: OrderedPops, waiting: PopPolling
+        self, context: BrokerContext, revive_log: ReviveLog, order: OrderedPops, polling: PopPolling
     ) -> None:
         self._context = context
         self._revive_log = revive_log
         self._order = order
-        self._polling = waiting
+        self._polling = polling
 
     def rows(self) -> list[Row]:
         return [
@@ -255,7 +255,7 @@ class PopAcks:
                 figure=len(self._revive_log.checkpoints),
                 limit=limit,
                 unit="checkpoints",
-                setting="pop_batches_max",
+                setting="twice pop_batches_max",
             )
 
     def unused_pop_ms(self, keys: Iterable[CheckpointKey], now_ms: int) -> int:

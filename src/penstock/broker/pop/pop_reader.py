@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from penstock.broker.pull import Wanted, filtered_reader
+from penstock.broker.pull import Wanted, reader_for
 from penstock.errors import RecordError
 from penstock.store import get
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
@@ -58,7 +58,7 @@ def read_messages(
     wait: bool,
 ) -> ReadBatch | None:
     """Messages from an offset on; None if it needs the disk and may not wait."""
-    filtered = filtered_reader(reader, wanted)
+    filtered = reader_for(reader, wanted)
     status = filtered.find(queue, offset, count_max, bytes_max, confirm_offset, wait)
     if status in _OFFSET_MOVED:  # the group's offset is outside of the queue
         offset = filtered.next_offset

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from penstock.broker.context import BrokerContext
 from penstock.broker.filter.filters import TAG
-from penstock.broker.pull import ALL, SubscriptionError, Wanted, expression_codes
+from penstock.broker.pull import ALL, SubscriptionError, Wanted, tag_hashes_of
 from penstock.errors import BadFilter, InvalidParameter, NoPermission, Refused
 from penstock.rpc.command import Command
 from penstock.wire.bodies.client_bodies import TopicConfig
@@ -154,7 +154,7 @@ class PopRequestReader:
         if not expression:
             return ALL
         if kind == TAG:
-            return Wanted(expression_codes(expression))
+            return Wanted(tag_hashes_of(expression))
         context = self._context
         try:
             context.filters.check_kind(kind, context.settings.current.broker.property_filter)

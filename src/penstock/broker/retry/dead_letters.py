@@ -39,16 +39,16 @@ class DeadLetters:
         self,
         topic: str,
         properties: dict[str, str],
-        reconsumed: int,
-        times_max: int | None,
+        reconsume_times: int,
+        reconsume_times_max: int | None,
         now_ms: int,
     ) -> ConsumeQueue | None:
         """The dead-letter queue if a message was sent to a retry topic too often, else None."""
         group = group_of(topic)
         config = self._context.groups.find(group, now_ms)
-        limit = config.retry_max_times if times_max is None else times_max
+        limit = config.retry_max_times if reconsume_times_max is None else reconsume_times_max
         # A group that consumes in order has retried enough: nothing is delivered out of order.
-        if reconsumed <= limit and not self._context.locks.is_locked(group, now_ms):
+        if reconsume_times <= limit and not self._context.locks.is_locked(group, now_ms):
             return None
         properties[PROPERTY_DELAY] = "-1"
         self.count(group, properties.get(PROPERTY_RETRY_TOPIC, topic), properties)

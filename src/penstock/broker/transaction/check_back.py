@@ -367,7 +367,8 @@ class CheckBack:
 
     def _discard(self, half: HalfMessage, data: bytes | None, now_ms: int) -> None:
         if half.state == DISCARDING:
-            self._resolution.discard(half, data, now_ms)
+            reason = f"no resolution after {half.checks} checks"
+            self._resolution.discard(half, data, reason, now_ms)
 
     def _move_forward(self, half: HalfMessage, data: bytes | None, now_ms: int) -> None:
         """Append a half message again that lags behind the queue."""

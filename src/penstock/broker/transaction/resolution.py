@@ -24,7 +24,7 @@ from penstock.broker.transaction.half_messages import (
     with_checks,
 )
 from penstock.broker.transaction.half_queues import HalfQueues
-from penstock.errors import PenstockError, TopicNotExist
+from penstock.errors import Refused, TopicNotExist
 from penstock.metrics import Histogram, Registry
 from penstock.store.consumequeue.consumequeue import ConsumeQueue
 from penstock.store.put import ILLEGAL, PUT_OK
@@ -63,24 +63,23 @@ class Resolution:
     def commit(self, half: HalfMessage, data: bytes, now_ms: int) -> None:
         """Store the message of a half message, read from its record `data`, in its real queue.
 
-        Raises a PenstockError if the store refuses it. The half message then stays open, unless its
-        topic was deleted.
+        Raises a PenstockError if the store refuses it. The half message then stays open, unless it
+        has no queue to go to.
         """
         rewriter = self._context.rewriter
         rewriter.read(data)
         properties = rewriter.properties()
-        queue = self._destination(half, properties, now_ms)
-        if queue is None:
-            self.discard(half, data, now_ms)
-            raise TopicNotExist(
-                f"the topic {half.topic} was deleted after the message was sent",
-                hint=f"a copy of the message is in {TOPIC_TRANS_CHECK_MAX_TIME}",
-            )
+        try:
+            queue = self._destination(half, properties, now_ms)
+        except Refused as error:
+            self.discard(half, data, error.message, now_ms)
+            error.hint = f"a copy of the message is in {TOPIC_TRANS_CHECK_MAX_TIME}"
+            raise
         for name in (PROPERTY_REAL_TOPIC, PROPERTY_REAL_QUEUE_ID):  # as Apache stores it
             properties.pop(name, None)
         sys_flag = rewriter.stored.sys_flag & ~SYS_TRANSACTION_MASK | SYS_TRANSACTION_COMMIT
         topic = queue.topic.decode()
-        redirect = self._delayed.place(topic, queue.queue_id, properties, sys_flag, now_ms)
+        redirect = self._delayed.find_redirect(topic, queue.queue_id, properties, sys_flag, now_ms)
         if redirect is not None:
             queue, sys_flag = redirect.queue, redirect.sys_flag
             properties.pop(PROPERTY_TRANSACTION_PREPARED, None)  # as Apache stores it
@@ -109,10 +108,10 @@ class Resolution:
         self._queues.resolve(half, ROLLED_BACK, now_ms)
         self.rolled_back[half.topic] += 1
 
-    def discard(self, half: HalfMessage, data: bytes | None, now_ms: int) -> None:
+    def discard(self, half: HalfMessage, data: bytes | None, reason: str, now_ms: int) -> None:
         """Roll a half message back and keep a copy for an operator.
 
-        Raises a PenstockError if the store refuses the copy.
+        `reason` is logged. Raises a PenstockError if the store refuses the copy.
         """
         rewriter = self._context.rewriter
         if data is None or not rewriter.read(data):
@@ -135,11 +134,11 @@ class Resolution:
             raise rewriter.fault(status)
         self.discarded += status == PUT_OK
         log.warning(
-            "rolled back a half message of topic %s (group %s, id %s) after %d checks; %s",
+            "rolled back a half message of topic %s (group %s, id %s): %s; %s",
             half.topic,
             half.group.name,
             properties.get("UNIQ_KEY"),
-            half.checks,
+            reason,
             f"a copy is in {name}" if status == PUT_OK else f"it is too long for a copy in {name}",
         )
         self.roll_back(half, now_ms)
@@ -170,10 +169,9 @@ class Resolution:
 
     def _destination(
         self, half: HalfMessage, properties: dict[str, str], now_ms: int
-    ) -> ConsumeQueue | None:
-        topic = properties.get(PROPERTY_REAL_TOPIC, "")
-        try:
-            return self._context.rewriter.destination(properties, half.prepared_offset, now_ms)
-        except PenstockError as error:
-            log.error("can't commit a half message to topic %s: %s", topic, error)
-            return None
+    ) -> ConsumeQueue:
+        """The queue that the message was sent to; raises Refused if there is none."""
+        queue = self._context.rewriter.destination(properties, half.prepared_offset, now_ms)
+        if queue is None:
+            raise TopicNotExist(f"the topic {half.topic} was deleted after the message was sent")
+        return queue

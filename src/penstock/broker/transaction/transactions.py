@@ -156,7 +156,7 @@ class Transactions:
             properties.pop(name, None)  # would look like a half message that was appended again
         later = dict(properties)
         # Refuses an invalid delay now, not at the commit.
-        self._delayed.place(topic, queue_id, later, 0, now_ms)
+        self._delayed.find_redirect(topic, queue_id, later, 0, now_ms)
         if not properties_fit(later, SPARE_BYTES):
             raise MessageIllegal(
                 "the properties leave no room for those of a transaction",
@@ -179,13 +179,14 @@ class Transactions:
             command.truth("fromTransactionCheck"),
         )
         half = self.half_messages.find(request.queue_offset)
-        moved = (
+        # The client names the first append, but checks have appended the half message again.
+        appended_again = (
             half is not None
             and half.first_log_offset == request.log_offset
             and half.queue_offset != half.first_offset
         )
-        log_offset = half.log_offset if half is not None and moved else request.log_offset
-        data = None if moved else self._read_now(request)
+        log_offset = half.log_offset if half is not None and appended_again else request.log_offset
+        data = None if appended_again else self._read_now(request)
         if data is None or command.client in self._reads_in_flight:
             return self._end_after_read(command, request, log_offset, data)
         return self._end(command, request, data)
@@ -290,7 +291,7 @@ class Transactions:
         return half or self._add_now(record)
 
     def _add_now(self, record: HalfRecord) -> HalfMessage | None:
-        """Add a half message that the queue has not been followed up to yet."""
+        """Add a half message that `tick` has not read from the queue yet."""
         if record.queue_offset < self.half_messages.position or self.half_messages.is_known(
             record.queue_offset
         ):
@@ -300,7 +301,7 @@ class Transactions:
     def _refuse_late(
         self, request: EndRequest, half: HalfMessage, record: HalfRecord, now_ms: int
     ) -> None:
-        """A half message with an immunity time is resolved within it, or by a check's answer."""
+        """Refuse a late resolution: an immunity time is also the time limit, except for checks."""
         if request.from_check or not record.properties.get(PROPERTY_CHECK_IMMUNITY_SECONDS):
             return
         waited_ms = now_ms - half.first_store_ms
@@ -328,18 +329,15 @@ class Transactions:
 
     def _look_up_outcome(self, command: Command, request: EndRequest, record: HalfRecord) -> Answer:
         """Look up the outcome of a half message in the index: it is not in memory any more."""
-        store, first_offset, confirm_offset = (
-            self._context.store,
-            record.first_offset,
-            self._context.store.log.written,
-        )
+        store, first_offset = self._context.store, record.first_offset
+        log_end = store.log.written
         indexed = store.index is not None and record.key
 
         def search() -> int | None:
             if not indexed:
                 return None
             log_offsets = {self._queues.find_first_log_offset(record), record.log_offset}
-            found = _is_committed(store, record, log_offsets, confirm_offset)
+            found = _is_committed(store, record, log_offsets, log_end)
             return COMMITTED if found else ROLLED_BACK
 
         def answer(outcome: int | None) -> Answer:
@@ -457,7 +455,7 @@ class Transactions:
 
 
 def _is_committed(
-    store: MessageStore, record: HalfRecord, log_offsets: set[int], confirm_offset: int
+    store: MessageStore, record: HalfRecord, log_offsets: set[int], log_end: int
 ) -> bool:
     """Whether the log holds the committed message of a half message; waits for the disk."""
     stored = StoredRecord()
@@ -471,7 +469,7 @@ def _is_committed(
             begin_ms=first_store_ms,
             end_ms=_ANY_MS,
             most=QUERY_MAX,
-            confirm_offset=confirm_offset,
+            confirm_offset=log_end,
         )
         for data in found:
             stored.bind(memoryview(bytearray(data)))

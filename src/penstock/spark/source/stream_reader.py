@@ -250,6 +250,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     @in_worker()
     def partitions(self, start: OffsetsJson, end: OffsetsJson) -> list[InputPartition]:
+        """The ranges of one micro-batch; checks that its offsets still exist."""
         first, until = from_json(start) | (initial_in(end) or {}), from_json(end)
         active = {queue for queue, offset in until.items() if offset != first.get(queue)}
         if not active:
