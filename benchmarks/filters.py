@@ -15,7 +15,7 @@ from rich.table import Table
 import penstock
 from penstock.broker.broker import Broker
 from penstock.broker.filter.filtered_read import EXAMINED_MAX
-from penstock.config import Live, Settings, StoreConfig
+from penstock.config import LiveSettings, Settings, StoreConfig
 from penstock.server.request_loop import RequestLoop
 from penstock.store.get import SCAN_ENTRIES_MAX
 from penstock.store.store import MessageStore
@@ -95,7 +95,7 @@ def read_all(request_loop: RequestLoop, case: Case) -> float:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as root:
-        live = Live(Settings(store=StoreConfig()))
+        live = LiveSettings(Settings(store=StoreConfig()))
         store = MessageStore(Path(root), live.current.store, now_ms=NOW_MS)
         broker = Broker(live, store, ADDRESS, ADDRESS, NOW_MS)
         request_loop = RequestLoop(broker, broker.router.in_place)

@@ -407,10 +407,13 @@ class BlockingInLoop(ClientError):
     hint = "use the asynchronous class (the same name with the prefix Async) with `await`"
 
 
-class QueueNotOurs(ClientError):
+class QueueNotAssigned(ClientError):
     """The queue is not, or no longer, assigned to this consumer."""
 
     hint = "assign or subscribe first; after a rebalance another consumer may own the queue"
+
+
+QueueNotOurs = QueueNotAssigned  # the name before 0.1.0 was released
 
 
 class NotInFlight(ClientError):

@@ -21,7 +21,7 @@ from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.users import AccessTable
 from penstock.broker.context import BrokerContext
 from penstock.cli.main import main
-from penstock.config import AccessConfig, Live, Settings
+from penstock.config import AccessConfig, LiveSettings, Settings
 from penstock.rpc.answers import EffectQueue, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Router
@@ -80,7 +80,7 @@ class Ours:
             authentication=True, authorization=True, initial_user=f"root:{SECRETS['root']}"
         )
         effects = EffectQueue()
-        self.access = AccessControl(Live(Settings(access=config)), AccessTable(), effects)
+        self.access = AccessControl(LiveSettings(Settings(access=config)), AccessTable(), effects)
         self.access.seed(0)
         context = cast(BrokerContext, SimpleNamespace(access=self.access, persistence=self))
         self._router = Router([AuthAdmin(context).rows()])

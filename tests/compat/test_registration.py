@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from penstock.clock import LoopClock
-from penstock.config import BrokerConfig, Live, Settings
+from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.server.nameserver_registration import NameServerRegistration
 from penstock.transport.peer import Peer
 from penstock.wire import fastjson
@@ -58,7 +58,9 @@ def test_apache_name_server_knows_a_broker_of_ours(names: apache.NameServer) -> 
             return fastjson.decode(answer.body, TopicRouteData)
 
         settings = Settings(broker=BrokerConfig(nameservers=names.address, name="ours"))
-        registration = NameServerRegistration(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
+        registration = NameServerRegistration(
+            LiveSettings(settings), describe, ADDRESS, "127.0.0.1:10912"
+        )
         assert await registration.first_round()
         found = await route("topic-9999")
         assert found is not None
@@ -101,7 +103,9 @@ def test_apache_name_server_gets_us_back_after_its_restart(names: apache.NameSer
 
     async def body() -> None:
         settings = Settings(broker=BrokerConfig(nameservers=names.address))
-        registration = NameServerRegistration(Live(settings), describe, ADDRESS, "127.0.0.1:10912")
+        registration = NameServerRegistration(
+            LiveSettings(settings), describe, ADDRESS, "127.0.0.1:10912"
+        )
         assert await registration.first_round()
         names.kill()
         while registration.not_ready() is None:

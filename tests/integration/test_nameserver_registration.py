@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from penstock.clock import LoopClock
-from penstock.config import BrokerConfig, Live, Settings
+from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.server.nameserver_registration import NameServerRegistration, parse_nameservers
 from penstock.testing.clock import VirtualClock
 from penstock.wire import fastjson
@@ -82,8 +82,8 @@ class NameServer:
         ]
 
 
-def settings(*addresses: str, **broker: Any) -> Live:
-    return Live(Settings(broker=BrokerConfig(nameservers=";".join(addresses), **broker)))
+def settings(*addresses: str, **broker: Any) -> LiveSettings:
+    return LiveSettings(Settings(broker=BrokerConfig(nameservers=";".join(addresses), **broker)))
 
 
 @asynccontextmanager

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from penstock.config import Live, ServerConfig, Settings
+from penstock.config import LiveSettings, ServerConfig, Settings
 from penstock.errors import InvalidParameter
 from penstock.rpc.answers import (
     Answer,
@@ -134,7 +134,7 @@ async def serving_echo(
         output_bytes_max=config.output_bytes_max,
     )  # fmt: skip
     server = Server(
-        Live(Settings(server=config)),
+        LiveSettings(Settings(server=config)),
         echo,
         request_loop,
         echo.effects,

@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock.broker.broker_metrics import broker_metrics
 from penstock.broker.consumers.clients import GroupMember
 from penstock.broker.stats import FlowCounter
-from penstock.config import BrokerConfig, Live, Settings
+from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.metrics import Registry, Sample
 from penstock.server.nameserver_registration import NameServerState
 from penstock.server.server_metrics import (
@@ -116,7 +116,8 @@ def fake_broker() -> Any:
     go = GroupMember(2, "c2", "h:2", 9, 317, 0)
     group = SimpleNamespace(name="pay", consume_type="CONSUME_PASSIVELY", members={1: java, 2: go})
     context = SimpleNamespace(
-        settings=Live(Settings(broker=BrokerConfig(name="broker-b", cluster="C"))), store=store,
+        settings=LiveSettings(Settings(broker=BrokerConfig(name="broker-b", cluster="C"))),
+        store=store,
         topics=SimpleNamespace(table=SimpleNamespace(topics={"a": 1, "b": 2})),
         groups=SimpleNamespace(table=SimpleNamespace(groups={"pay": 1})),
         offsets=SimpleNamespace(

@@ -48,7 +48,7 @@ from penstock.broker.send import SendHandler
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
 from penstock.broker.transaction.transactions import Transactions
-from penstock.config import BrokerConfig, Live, Settings
+from penstock.config import BrokerConfig, LiveSettings, Settings
 from penstock.rpc.answers import Answer, EffectQueue, PersistentTable, PersistSoon, RegisterSoon
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.command import Command
@@ -99,7 +99,7 @@ class Broker:
 
     def __init__(
         self,
-        settings: Live,
+        settings: LiveSettings,
         store: MessageStore,
         address: str,
         host: str,
@@ -291,7 +291,11 @@ class Broker:
 
 
 def build_context(
-    settings: Live, store: MessageStore, address: str, now_ms: int, long_polling: LongPolling
+    settings: LiveSettings,
+    store: MessageStore,
+    address: str,
+    now_ms: int,
+    long_polling: LongPolling,
 ) -> BrokerContext:
     """Load the tables and build what the handlers share."""
     effects = EffectQueue()

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from penstock.broker.rewrite import MessageRewriter
     from penstock.broker.stats import Stats
     from penstock.broker.topics import Topics
-    from penstock.config import Live
+    from penstock.config import LiveSettings
     from penstock.rpc.answers import EffectQueue
     from penstock.rpc.changed_settings import ChangedSettings
     from penstock.rpc.persistence import Persistence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class BrokerContext:
     """The store, the tables and the services that do not need each other's handlers."""
 
-    settings: Live  # .current: Settings; changes over the wire go through it
+    settings: LiveSettings  # .current: Settings; changes over the wire go through it
     changed_settings: ChangedSettings
     store: MessageStore
     persistence: Persistence

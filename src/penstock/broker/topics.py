@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from penstock.config import Live, delays_ms
+from penstock.config import LiveSettings, delays_ms
 from penstock.errors import InvalidParameter, NoPermission, TopicNotExist
 from penstock.rpc.answers import (
     Answer,
@@ -70,7 +70,7 @@ class Topics:
     """The topics of a broker."""
 
     def __init__(
-        self, table: TopicTable, store: MessageStore, settings: Live, effects: EffectQueue
+        self, table: TopicTable, store: MessageStore, settings: LiveSettings, effects: EffectQueue
     ) -> None:
         self.table = table
         self._store = store

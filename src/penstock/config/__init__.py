@@ -5,7 +5,7 @@ Live settings may change while a server runs; the others are fixed at start-up.
 
 from penstock.config.broker_settings import BrokerConfig
 from penstock.config.doc import Doc
-from penstock.config.live import Live
+from penstock.config.live_settings import LiveSettings
 from penstock.config.server_settings import AccessConfig, NameServerConfig, ServerConfig, TlsConfig
 from penstock.config.settings import Settings
 from penstock.config.store_settings import StoreConfig, delays_ms
@@ -14,7 +14,7 @@ __all__ = [
     "AccessConfig",
     "BrokerConfig",
     "Doc",
-    "Live",
+    "LiveSettings",
     "NameServerConfig",
     "ServerConfig",
     "Settings",

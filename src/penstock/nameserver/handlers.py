@@ -9,7 +9,7 @@ answered.
 from collections.abc import Iterator
 from typing import Final
 
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import HeaderError, QueryNotFound, TopicNotExist
 from penstock.nameserver.broker_registration import read_body, read_registration
 from penstock.nameserver.kv_config import ORDER_TOPIC_CONFIG, KVConfig
@@ -63,7 +63,9 @@ FIXED_SETTINGS: Final = {
 class NameServer:
     """One NameServer."""
 
-    def __init__(self, settings: Live, now_ms: int, persistence: Persistence | None = None) -> None:
+    def __init__(
+        self, settings: LiveSettings, now_ms: int, persistence: Persistence | None = None
+    ) -> None:
         """Without `persistence` everything is in memory only."""
         self.effects = EffectQueue()
         self._settings = settings

@@ -8,7 +8,7 @@ import logging
 from collections.abc import Mapping
 from typing import ClassVar
 
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import PenstockError
 from penstock.store.tables import ConfigFile
 from penstock.wire import fastjson
@@ -40,7 +40,7 @@ class ChangedSettings:
         if found is not None:
             self.version, self._changed = found.data_version, found.changed
 
-    def apply(self, settings: Live) -> None:
+    def apply(self, settings: LiveSettings) -> None:
         """Apply the changes; log those that are no longer valid."""
         for name, text in self._changed.items():
             try:

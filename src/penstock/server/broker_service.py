@@ -14,7 +14,7 @@ import msgspec
 from penstock.broker.broker import Broker
 from penstock.broker.broker_metrics import broker_metrics
 from penstock.clock import Clock, LoopClock
-from penstock.config import Live, Settings
+from penstock.config import LiveSettings, Settings
 from penstock.errors import BadSetting, PenstockError
 from penstock.server.answer_executor import NameServerCalls
 from penstock.server.nameserver_registration import NameServerRegistration
@@ -49,10 +49,10 @@ class BrokerService:
         clock: Clock | None = None,
         *,
         disk: Disk | None = None,
-        make_broker: Callable[[Live, MessageStore, str, str, int], Broker] = Broker,
+        make_broker: Callable[[LiveSettings, MessageStore, str, str, int], Broker] = Broker,
     ) -> None:
         """`disk` and `make_broker` replace the real ones in tests."""
-        self.settings = Live(settings)
+        self.settings = LiveSettings(settings)
         self._clock = clock or LoopClock()
         self._disk = disk
         self._make_broker = make_broker

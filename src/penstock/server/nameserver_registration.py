@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import msgspec
 
 from penstock.clock import Clock, LoopClock, finish_within, pause
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import BodyError, PeerError, PenstockError
 from penstock.transport.peer import Peer, Response, Sign, split_address
 from penstock.wire import fastjson
@@ -60,7 +60,7 @@ class NameServerRegistration:
 
     def __init__(
         self,
-        settings: Live,
+        settings: LiveSettings,
         describe: Callable[[], RegisterBrokerBody],
         address: str,
         ha_address: str,

@@ -6,7 +6,7 @@ import logging
 from pathlib import Path
 
 from penstock.clock import Clock, LoopClock
-from penstock.config import Live, Settings
+from penstock.config import LiveSettings, Settings
 from penstock.nameserver.handlers import NameServer
 from penstock.rpc.changed_settings import ChangedSettings
 from penstock.rpc.persistence import Persistence
@@ -22,7 +22,7 @@ class NameServerService:
     """A NameServer that serves its port."""
 
     def __init__(self, settings: Settings, clock: Clock | None = None) -> None:
-        self.settings = Live(settings, "nameserver")
+        self.settings = LiveSettings(settings, "nameserver")
         self._clock = clock or LoopClock()
         self._disk = Disk()
         self._persistence: Persistence | None = None

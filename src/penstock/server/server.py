@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from penstock.clock import Alarm, Clock, LoopClock, pause
-from penstock.config import Live, ServerConfig, Settings
+from penstock.config import LiveSettings, ServerConfig, Settings
 from penstock.rpc.answers import EffectQueue, EncodedReply
 from penstock.server.answer_executor import AnswerExecutor, NameServerCalls
 from penstock.server.connection import ClientConnection
@@ -56,7 +56,7 @@ class Server:
 
     def __init__(
         self,
-        settings: Live,
+        settings: LiveSettings,
         service: Service,
         request_loop: RequestLoop,
         effects: EffectQueue,

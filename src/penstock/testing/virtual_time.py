@@ -11,7 +11,7 @@ from typing import Any
 from penstock.broker.broker import Broker
 from penstock.broker.long_polling import LongPolling
 from penstock.clock import Alarm, Clock, LoopClock
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.rpc.answers import Answer, ClientId, RegisterTopics, Suspend
 from penstock.rpc.command import Command
 from penstock.store.disk import Disk
@@ -73,7 +73,7 @@ class VirtualTimeBroker(Broker):
 
     def __init__(
         self,
-        settings: Live,
+        settings: LiveSettings,
         store: MessageStore,
         address: str,
         host: str,

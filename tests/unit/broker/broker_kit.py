@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.broker.broker import Broker
 from penstock.broker.long_polling import SuspendedRequest
-from penstock.config import Live, Settings
+from penstock.config import LiveSettings, Settings
 from penstock.rpc.answers import (
     Answer,
     EncodedReply,
@@ -43,7 +43,7 @@ class BrokerFixture:
         self, root: Path, settings: Settings | None = None, *, now_ms: int = NOW_MS
     ) -> None:
         self.now_ms = now_ms
-        self.live = Live(settings or Settings(store=small_config(sync_flush=False)))
+        self.live = LiveSettings(settings or Settings(store=small_config(sync_flush=False)))
         store_config = self.live.current.store
         self.store = MessageStore(root, store_config, disk=PlainDisk(), now_ms=now_ms)
         self.broker = Broker(self.live, self.store, ADDRESS, ADDRESS, now_ms)

@@ -18,7 +18,7 @@ from penstock.broker.long_polling import LongPolling
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
-from penstock.config import Live, Settings
+from penstock.config import LiveSettings, Settings
 from penstock.errors import PenstockError
 from penstock.rpc.answers import EffectQueue, InThread, RegisterTopics, Reply
 from penstock.rpc.command import Command
@@ -42,7 +42,7 @@ class TopicKit:
         settings = msgspec.structs.replace(
             settings, broker=msgspec.structs.replace(settings.broker, **broker)
         )
-        self.live = Live(settings)
+        self.live = LiveSettings(settings)
         self.store = store
         self.effects = EffectQueue()
         self.persistence = Persistence(store.disk, store.paths.root)

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from penstock.config import Live, NameServerConfig, Settings
+from penstock.config import LiveSettings, NameServerConfig, Settings
 from penstock.nameserver.handlers import NameServer
 from penstock.rpc.answers import Answer, InThread, Reply
 from penstock.rpc.changed_settings import ChangedSettings
@@ -34,7 +34,7 @@ class NameServerFixture:
     """Sends commands to a NameServer at a time of its own."""
 
     def __init__(self, root: Path | None = None, **config: Any) -> None:
-        self.live = Live(Settings(nameserver=NameServerConfig(**config)), "nameserver")
+        self.live = LiveSettings(Settings(nameserver=NameServerConfig(**config)), "nameserver")
         persistence = None
         if root is not None:
             (root / ChangedSettings.FILE).parent.mkdir(exist_ok=True)

@@ -23,7 +23,7 @@ from penstock.broker.auth.request_rights import (
     rights_to_send,
 )
 from penstock.broker.auth.users import SUPER, AccessTable, User
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import NoPermission, PenstockError
 from penstock.rpc.answers import EffectQueue, PersistSoon, Reply
 from penstock.rpc.command import Command
@@ -49,7 +49,7 @@ class Credentials(NamedTuple):
 class AccessControl:
     """Checks the requests of clients."""
 
-    def __init__(self, settings: Live, table: AccessTable, effects: EffectQueue) -> None:
+    def __init__(self, settings: LiveSettings, table: AccessTable, effects: EffectQueue) -> None:
         access = settings.current.access
         self.table = table
         self._effects = effects

@@ -20,7 +20,7 @@ from penstock.broker.consumers.allocation import (
 from penstock.broker.consumers.clients import BROADCASTING, Clients
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.topics import Topics
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import InvalidParameter, NoPermission
 from penstock.rpc.answers import Answer, InThread, PersistentTable, QueryRoute, Reply
 from penstock.rpc.command import Command
@@ -87,7 +87,7 @@ class Assignments:
 
     def __init__(
         self,
-        settings: Live,
+        settings: LiveSettings,
         persistence: Persistence,
         clients: Clients,
         groups: Groups,

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from penstock.broker.consumers.groups import Groups
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.rpc.answers import ClientId, CloseConnection, EffectQueue, NotifyClient
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionData
 from penstock.wire.codes import RequestCode
@@ -117,7 +117,7 @@ class Membership(NamedTuple):
 class Clients:
     """All connected clients."""
 
-    def __init__(self, settings: Live, groups: Groups, effects: EffectQueue) -> None:
+    def __init__(self, settings: LiveSettings, groups: Groups, effects: EffectQueue) -> None:
         self._settings = settings
         self._configs = groups
         self._effects = effects

@@ -8,7 +8,7 @@ offset that a reset has set stays.
 import logging
 from collections.abc import Callable, Mapping
 
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.store.store import MessageStore
 from penstock.store.tables import ConsumerOffsetTable
 
@@ -20,7 +20,9 @@ Queues = dict[int, int]  # queue → offset
 class ConsumerOffsets:
     """The offsets of all consumer groups."""
 
-    def __init__(self, table: ConsumerOffsetTable, store: MessageStore, settings: Live) -> None:
+    def __init__(
+        self, table: ConsumerOffsetTable, store: MessageStore, settings: LiveSettings
+    ) -> None:
         self.table = table
         self._store = store
         self._settings = settings

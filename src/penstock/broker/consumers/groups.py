@@ -2,7 +2,7 @@
 
 import logging
 
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import GroupNotExist
 from penstock.rpc.answers import EffectQueue, PersistSoon
 from penstock.store.tables import FORBID_READ, SubscriptionGroupTable
@@ -15,7 +15,9 @@ log = logging.getLogger(__name__)
 class Groups:
     """The table of subscription groups."""
 
-    def __init__(self, table: SubscriptionGroupTable, settings: Live, effects: EffectQueue) -> None:
+    def __init__(
+        self, table: SubscriptionGroupTable, settings: LiveSettings, effects: EffectQueue
+    ) -> None:
         self.table = table
         self._settings = settings
         self._effects = effects

@@ -14,7 +14,7 @@ from penstock.broker.consumers.clients import Clients, GroupMember
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.filter.filters import TAG, Filters
 from penstock.broker.topics import Topics
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import InvalidParameter, Refused
 from penstock.rpc.answers import Answer, Reply
 from penstock.rpc.command import Command
@@ -50,7 +50,12 @@ class HeartbeatHandlers:
     """Handles heartbeats and the requests around them."""
 
     def __init__(
-        self, settings: Live, clients: Clients, groups: Groups, topics: Topics, filters: Filters
+        self,
+        settings: LiveSettings,
+        clients: Clients,
+        groups: Groups,
+        topics: Topics,
+        filters: Filters,
     ) -> None:
         self._settings = settings
         self._clients = clients

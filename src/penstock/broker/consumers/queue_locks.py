@@ -17,7 +17,7 @@ import msgspec
 
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.topics import Topics
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import BodyError, InvalidParameter, StoreDamaged
 from penstock.rpc.answers import Answer, EffectQueue, InThread, PersistSoon, PersistTable, Reply
 from penstock.rpc.command import Command
@@ -84,7 +84,7 @@ class QueueLocks:
 
     FILE: ClassVar[str] = "config/penstock-locks.json"
 
-    def __init__(self, settings: Live) -> None:
+    def __init__(self, settings: LiveSettings) -> None:
         self._settings = settings
         self._groups: dict[str, dict[LockedQueue, QueueLock]] = {}
         self._cleaned_ms = 0

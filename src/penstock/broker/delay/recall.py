@@ -11,7 +11,7 @@ from penstock.broker.delay.delivery_time import recalled_key
 from penstock.broker.delay.recall_handle import RecallHandle, read_recall_handle
 from penstock.broker.delay.timers import Timers
 from penstock.broker.topics import Topics
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import NoPermission, NotWriteable, PenstockError, RecordError, SystemBusy
 from penstock.rpc.answers import Answer, EncodedReply, Reply
 from penstock.rpc.command import Command
@@ -43,7 +43,12 @@ class Recall:
     """RECALL_MESSAGE."""
 
     def __init__(
-        self, settings: Live, store: MessageStore, topics: Topics, timers: Timers, address: str
+        self,
+        settings: LiveSettings,
+        store: MessageStore,
+        topics: Topics,
+        timers: Timers,
+        address: str,
     ) -> None:
         self._settings = settings
         self._store = store

@@ -26,7 +26,7 @@ from penstock.broker.delay.timer_metrics import BOUNDS_S, TimerMetrics, add_time
 from penstock.broker.delay.timer_prefetch import NEVER, TimerPrefetch
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.topics import Topics
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.errors import (
     MessageIllegal,
     NotWriteable,
@@ -87,7 +87,7 @@ class Timers:
 
     def __init__(
         self,
-        settings: Live,
+        settings: LiveSettings,
         store: MessageStore,
         persistence: Persistence,
         topics: Topics,

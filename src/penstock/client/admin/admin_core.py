@@ -97,11 +97,13 @@ class AdminCore(Lifetime):
             )
         return chosen
 
-    async def leaderless(self) -> tuple[str, ...]:
+    async def brokers_without_master(self) -> tuple[str, ...]:
         """The names of brokers whose master is away: the NameServers know replicas only."""
         brokers = await self.brokers()
         masters = {broker.name for broker in brokers if broker.is_master}
         return tuple(sorted({broker.name for broker in brokers} - masters))
+
+    leaderless = brokers_without_master  # the name before 0.1.0 was released
 
     async def broker(self, name: str, broker_id: int = MASTER_ID) -> BrokerAddress:
         """One broker by its name; raises NoRoute."""

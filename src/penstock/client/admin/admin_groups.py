@@ -181,7 +181,7 @@ class GroupAdmin(TopicAdmin, MemberAdmin):
             stats = fastjson.decode(answer.body, ConsumeStats)
             tps += stats.consume_tps
             queues += await self._progress_at(broker, name, stats.offset_table, owned)
-        unreachable = {*found.unreachable, *await self.leaderless()}
+        unreachable = {*found.unreachable, *await self.brokers_without_master()}
         ordered = sorted(queues, key=lambda at: at.queue)
         return GroupProgress(group, tuple(ordered), tps, tuple(sorted(unreachable)))
 

@@ -185,7 +185,11 @@ class TopicAdmin(KeyValueAdmin):
             for queue, ends in table.offset_table.items()
         ]
         route = await self.session.find_route(name)
-        unreachable = {*settings.unreachable, *stats.unreachable, *await self.leaderless()}
+        unreachable = {
+            *settings.unreachable,
+            *stats.unreachable,
+            *await self.brokers_without_master(),
+        }
         return TopicDescription(
             topic=self._info(name, masters, known),
             addresses=route.addresses if route is not None else {},

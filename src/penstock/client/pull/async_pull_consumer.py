@@ -25,7 +25,7 @@ from penstock.client.messages import MessageQueue
 from penstock.client.pull.pull_core import PullCore, public_queue
 from penstock.client.pull.pull_options import PullConsumerOptions
 from penstock.client.received_message import ReceivedMessage
-from penstock.errors import InvalidParameter, QueueNotOurs
+from penstock.errors import InvalidParameter, QueueNotAssigned
 from penstock.wire.codes import RequestCode
 
 POLL_MS = 5_000
@@ -217,7 +217,7 @@ class AsyncPullConsumer(Lifetime):
 
     def _move(self, queue: MessageQueue, offset: int) -> None:
         if queue not in self._queues:  # released while its offsets were queried
-            raise QueueNotOurs(_name(queue))
+            raise QueueNotAssigned(_name(queue))
         self._queues.start(queue, offset)
 
     # --- helpers
@@ -231,10 +231,10 @@ class AsyncPullConsumer(Lifetime):
         )
 
     def _assigned(self, queue: MessageQueue) -> MessageQueue:
-        """The queue with namespace; raises QueueNotOurs if it is not assigned."""
+        """The queue with namespace; raises QueueNotAssigned if it is not assigned."""
         full = self._with_namespace(queue)
         if full not in self._queues:
-            raise QueueNotOurs(_name(queue))
+            raise QueueNotAssigned(_name(queue))
         return full
 
 

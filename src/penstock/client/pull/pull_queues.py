@@ -17,7 +17,7 @@ from penstock.client.consumer.subscription import Subscription
 from penstock.client.messages import MessageQueue
 from penstock.client.received_message import ReceivedMessage
 from penstock.clock import finish_within, pause
-from penstock.errors import PenstockError, QueueNotOurs
+from penstock.errors import PenstockError, QueueNotAssigned
 from penstock.wire.codes import PULL_SUBSCRIPTION, PULL_SUSPEND
 
 log = logging.getLogger(__name__)
@@ -189,13 +189,13 @@ class PulledQueues:
         }
 
     async def position(self, queue: MessageQueue) -> int:
-        """The position of a queue; raises QueueNotOurs."""
+        """The position of a queue; raises QueueNotAssigned."""
         opening = self._opening.get(queue)
         if opening is not None:
             await asyncio.wait([opening])
         process_queue = self.process_queues.get(queue)
         if process_queue is None:
-            raise QueueNotOurs(f"{queue.topic} queue {queue.queue_id} at {queue.broker_name}")
+            raise QueueNotAssigned(f"{queue.topic} queue {queue.queue_id} at {queue.broker_name}")
         return process_queue.progress
 
     def pause(self, queues: Iterable[MessageQueue]) -> None:

@@ -22,7 +22,8 @@ class Admin(SyncClient[AsyncAdmin]):
     brokers = blocking(AsyncAdmin.brokers)
     masters = blocking(AsyncAdmin.masters)
     broker = blocking(AsyncAdmin.broker)
-    leaderless = blocking(AsyncAdmin.leaderless)
+    brokers_without_master = blocking(AsyncAdmin.brokers_without_master)
+    leaderless = brokers_without_master  # the name before 0.1.0 was released
     ask = blocking(AsyncAdmin.ask)
     ask_nameserver = blocking(AsyncAdmin.ask_nameserver)
 

@@ -22,7 +22,7 @@ from penstock.broker.long_polling import LongPolling
 from penstock.broker.rewrite import MessageRewriter
 from penstock.broker.stats import Stats
 from penstock.broker.topics import Topics
-from penstock.config import Live, Settings
+from penstock.config import LiveSettings, Settings
 from penstock.errors import PenstockError, TopicNotExist
 from penstock.rpc.answers import Answer, CallClient, EffectQueue, InThread, RegisterTopics, Reply
 from penstock.rpc.changed_settings import ChangedSettings
@@ -92,7 +92,7 @@ class AdminFixture:
     """Parts of a broker on a small store."""
 
     store: MessageStore
-    live: Live = field(default_factory=lambda: Live(Settings()))
+    live: LiveSettings = field(default_factory=lambda: LiveSettings(Settings()))
     topics: PlainTopics = field(default_factory=PlainTopics)
     groups: PlainGroups = field(default_factory=PlainGroups)
     effects: EffectQueue = field(default_factory=EffectQueue)

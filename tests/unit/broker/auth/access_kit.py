@@ -12,7 +12,7 @@ from penstock.broker.auth.access_control import AccessControl
 from penstock.broker.auth.policies import Action, PolicyDecision, PolicyType, Resource, Rule
 from penstock.broker.auth.users import AccessTable, User
 from penstock.broker.context import BrokerContext
-from penstock.config import AccessConfig, Live, Settings
+from penstock.config import AccessConfig, LiveSettings, Settings
 from penstock.rpc.answers import EffectQueue, InThread, Reply
 from penstock.rpc.command import Command
 from penstock.rpc.router import Router
@@ -36,7 +36,7 @@ class AccessFixture:
     def __init__(self, config: AccessConfig = ON) -> None:
         self.effects = EffectQueue()
         self.table = AccessTable()
-        self.access = AccessControl(Live(Settings(access=config)), self.table, self.effects)
+        self.access = AccessControl(LiveSettings(Settings(access=config)), self.table, self.effects)
         self.saved = 0
         context = cast(BrokerContext, SimpleNamespace(access=self.access, persistence=self))
         self.router = Router([AuthAdmin(context).rows()])

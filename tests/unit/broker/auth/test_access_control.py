@@ -8,7 +8,7 @@ import pytest
 
 from penstock.broker.auth.access_control import CACHE_MAX, AccessControl, Credentials
 from penstock.broker.auth.users import AccessTable
-from penstock.config import AccessConfig, BrokerConfig, Live, Settings
+from penstock.config import AccessConfig, BrokerConfig, LiveSettings, Settings
 from penstock.rpc.answers import EffectQueue, PersistSoon
 from penstock.wire.codes import RequestCode, ResponseCode
 
@@ -207,7 +207,7 @@ def test_the_users_of_the_settings_are_created_once(caplog: pytest.LogCaptureFix
         authentication=True, initial_user="root:first:pass", internal_user="inner:second"
     )
     effects, table = EffectQueue(), AccessTable()
-    live = Live(Settings(access=config, broker=BrokerConfig(cluster="c9")))
+    live = LiveSettings(Settings(access=config, broker=BrokerConfig(cluster="c9")))
     access = AccessControl(live, table, effects)
     access.seed(7)
     assert table.users["root"].password == "first:pass"
@@ -221,7 +221,7 @@ def test_the_users_of_the_settings_are_created_once(caplog: pytest.LogCaptureFix
 
 
 def test_a_server_without_a_super_user_logs_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    access = AccessControl(Live(Settings(access=ON)), AccessTable(), EffectQueue())
+    access = AccessControl(LiveSettings(Settings(access=ON)), AccessTable(), EffectQueue())
     access.seed(7)
     assert "access.initial_user" in caplog.text
     assert access.internal() is None

@@ -11,7 +11,7 @@ from penstock.broker.consumers.consumer_offsets import ConsumerOffsets
 from penstock.broker.consumers.groups import Groups
 from penstock.broker.consumers.queue_locks import QueueLocks
 from penstock.broker.topics import Topics
-from penstock.config import Live, Settings
+from penstock.config import LiveSettings, Settings
 from penstock.errors import PenstockError
 from penstock.rpc.answers import (
     EffectQueue,
@@ -34,15 +34,15 @@ NOW_MS = 1_700_000_000_000
 NOTIFY = 40
 
 
-def settings(**broker: Any) -> Live:
+def settings(**broker: Any) -> LiveSettings:
     """Default settings, except these of the broker."""
     plain = Settings()
-    return Live(
+    return LiveSettings(
         msgspec.structs.replace(plain, broker=msgspec.structs.replace(plain.broker, **broker))
     )
 
 
-def change(live: Live, **broker: Any) -> None:
+def change(live: LiveSettings, **broker: Any) -> None:
     """Change settings of a running broker."""
     new = msgspec.structs.replace(live.current.broker, **broker)
     live.current = msgspec.structs.replace(live.current, broker=new)
@@ -93,7 +93,7 @@ class ConsumerFixture:
     """Parts of a broker, and requests to them."""
 
     store: MessageStore
-    live: Live = field(default_factory=settings)
+    live: LiveSettings = field(default_factory=settings)
     effects: EffectQueue = field(default_factory=EffectQueue)
 
     def __post_init__(self) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.broker.consumers.clients import NEVER_MS, Clients
 from penstock.broker.consumers.groups import Groups
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.rpc.answers import CloseConnection, EffectQueue
 from penstock.store.tables import SubscriptionGroupTable
 from penstock.wire.bodies.client_bodies import ConsumerData, SubscriptionGroupConfig
@@ -24,12 +24,12 @@ EXPIRE_MS = 120_000
 
 
 @pytest.fixture
-def live() -> Live:
+def live() -> LiveSettings:
     return settings()
 
 
 @pytest.fixture
-def groups(live: Live) -> Groups:
+def groups(live: LiveSettings) -> Groups:
     return Groups(SubscriptionGroupTable(), live, EffectQueue())
 
 
@@ -39,7 +39,7 @@ def effects() -> EffectQueue:
 
 
 @pytest.fixture
-def clients(live: Live, groups: Groups, effects: EffectQueue) -> Clients:
+def clients(live: LiveSettings, groups: Groups, effects: EffectQueue) -> Clients:
     return Clients(live, groups, effects)
 
 
@@ -272,7 +272,7 @@ def test_a_group_missing_in_heartbeats_expires_alone(
     assert effects.take() == []
 
 
-def test_the_expiry_time_may_change(clients: Clients, live: Live) -> None:
+def test_the_expiry_time_may_change(clients: Clients, live: LiveSettings) -> None:
     clients.register_producer("p", member(1))
     change(live, client_expire_ms=5_000)
     assert clients.due() == NOW_MS + 5_000

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, rule
 
 from penstock.broker.consumers.queue_locks import LockRequests, QueueLocks
-from penstock.config import Live
+from penstock.config import LiveSettings
 from penstock.rpc.answers import Answer, InThread, PersistSoon, PersistTable, RegisterSoon
 from penstock.rpc.command import Command
 from penstock.store.tables import ConfigFile
@@ -37,12 +37,12 @@ LOCK, UNLOCK = 41, 42
 
 
 @pytest.fixture
-def live() -> Live:
+def live() -> LiveSettings:
     return settings()
 
 
 @pytest.fixture
-def locks(live: Live) -> QueueLocks:
+def locks(live: LiveSettings) -> QueueLocks:
     return QueueLocks(live)
 
 
@@ -71,7 +71,7 @@ def test_only_the_owner_unlocks(locks: QueueLocks) -> None:
     locks.unlock("nobody", "me", [Q0])
 
 
-def test_a_group_is_locked_while_any_lease_is_valid(locks: QueueLocks, live: Live) -> None:
+def test_a_group_is_locked_while_any_lease_is_valid(locks: QueueLocks, live: LiveSettings) -> None:
     assert not locks.is_locked("g", NOW_MS)
     locks.lock("g", "me", [Q0], NOW_MS)
     assert locks.is_locked("g", NOW_MS + LEASE_MS)
@@ -201,14 +201,14 @@ TestLockHistory = LockHistory.TestCase
 # --- the file
 
 
-def load(live: Live, data: bytes, now_ms: int) -> QueueLocks:
+def load(live: LiveSettings, data: bytes, now_ms: int) -> QueueLocks:
     """The locks of a broker that starts with this file."""
     locks = QueueLocks(live)
     locks.load(cast(ConfigFile, SimpleNamespace(load=lambda parse: parse(data))), now_ms)
     return locks
 
 
-def test_locks_survive_a_restart(locks: QueueLocks, live: Live) -> None:
+def test_locks_survive_a_restart(locks: QueueLocks, live: LiveSettings) -> None:
     locks.lock("g", "me", [Q0, Q1], NOW_MS)
     assert locks.dirty
     again = load(live, locks.snapshot(), NOW_MS + 5_000)
@@ -219,13 +219,13 @@ def test_locks_survive_a_restart(locks: QueueLocks, live: Live) -> None:
     assert again.lock("g", "you", [Q1], NOW_MS + LEASE_MS + 5_000 + 1) == [Q1]
 
 
-def test_leases_expire_while_the_broker_is_down(locks: QueueLocks, live: Live) -> None:
+def test_leases_expire_while_the_broker_is_down(locks: QueueLocks, live: LiveSettings) -> None:
     locks.lock("g", "me", [Q0], NOW_MS)
     again = load(live, locks.snapshot(), NOW_MS + 2 * LEASE_MS)
     assert again._groups == {}
 
 
-def test_the_file_follows_renewals(locks: QueueLocks, live: Live) -> None:
+def test_the_file_follows_renewals(locks: QueueLocks, live: LiveSettings) -> None:
     writes = 0
     for ms in range(0, 10 * LEASE_MS, 10_000):
         locks.lock("g", "me", [Q0], NOW_MS + ms)
@@ -239,7 +239,9 @@ def test_the_file_follows_renewals(locks: QueueLocks, live: Live) -> None:
     assert again.lock("g", "you", [Q0], dead_ms + LEASE_MS) == []
 
 
-def test_a_renewal_waits_for_a_file_that_is_far_behind(locks: QueueLocks, live: Live) -> None:
+def test_a_renewal_waits_for_a_file_that_is_far_behind(
+    locks: QueueLocks, live: LiveSettings
+) -> None:
     locks.lock("g", "me", [Q0], NOW_MS)
     data = locks.snapshot()
     assert not locks.are_saved("g", [Q0]), "it is not written yet"
@@ -254,7 +256,9 @@ def test_a_renewal_waits_for_a_file_that_is_far_behind(locks: QueueLocks, live: 
 
 
 @pytest.mark.parametrize("data", [b"[", b"{}", b'{"locks":[["g","t",0,"me"]]}'])
-def test_a_damaged_file_does_not_prevent_a_start(tmp_path: Path, live: Live, data: bytes) -> None:
+def test_a_damaged_file_does_not_prevent_a_start(
+    tmp_path: Path, live: LiveSettings, data: bytes
+) -> None:
     disk = WatchedDisk()
     path = tmp_path / "locks.json"
     path.write_bytes(data)

@@ -422,7 +422,7 @@ def test_unknown_message_is_distinguished_from_a_missing_one() -> None:
 def test_lag_is_unknown_if_a_master_is_down() -> None:
     admin = Scripted()
     admin.known += [BrokerAddress("C", "c", 1, "c")]
-    assert asyncio.run(admin.leaderless()) == ("c",)
+    assert asyncio.run(admin.brokers_without_master()) == ("c",)
     progress = asyncio.run(admin.progress("g"))
     assert progress.unreachable == ("c",)
     assert progress.lag is None

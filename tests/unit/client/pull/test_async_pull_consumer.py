@@ -17,7 +17,7 @@ from penstock.errors import (
     ClientClosed,
     InvalidParameter,
     PeerTimeout,
-    QueueNotOurs,
+    QueueNotAssigned,
 )
 from penstock.transport.peer import PeerRequest, Response
 from penstock.wire import fastjson
@@ -258,9 +258,9 @@ def test_assign_replaces_the_assignment(play: Any) -> None:
         await scene.session.elapse(100)
         assert scene.stored(0) == 1, "progress of what is given up is stored"
         assert consumer.assignment() == Q[1:3]
-        with pytest.raises(QueueNotOurs):
+        with pytest.raises(QueueNotAssigned):
             await consumer.seek(Q[0], 0)
-        with pytest.raises(QueueNotOurs):
+        with pytest.raises(QueueNotAssigned):
             consumer.pause(Q[:1])
         assert await scene.poll() == []
         consumer.assign([])
@@ -324,7 +324,7 @@ def test_offsets_are_committed_manually(play: Any) -> None:
         for wrong in (5, -1):
             with pytest.raises(InvalidParameter, match="its position is 4"):
                 await consumer.commit({Q[0]: wrong})
-        with pytest.raises(QueueNotOurs):
+        with pytest.raises(QueueNotAssigned):
             await consumer.commit({Q[3]: 0})
         await consumer.commit()
         assert (scene.stored(0), scene.stored(1)) == (4, 1)
@@ -479,7 +479,7 @@ def test_wrong_calls_have_a_hint(play: Any) -> None:
         consumer.assign(Q[:1])
         with pytest.raises(InvalidParameter, match="count_max"):
             await consumer.poll(count_max=0)
-        with pytest.raises(QueueNotOurs):
+        with pytest.raises(QueueNotAssigned):
             await consumer.position(Q[1])
         await consumer.close()
         await consumer.close()

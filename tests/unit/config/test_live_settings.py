@@ -2,12 +2,12 @@
 
 import pytest
 
-from penstock.config import Live, Settings
+from penstock.config import LiveSettings, Settings
 from penstock.errors import InvalidParameter, NoPermission
 
 
 def test_live_settings_change_by_either_name_and_notify_listeners() -> None:
-    live = Live(Settings())
+    live = LiveSettings(Settings())
     received: list[Settings] = []
     live.listeners.append(received.append)
     names = live.change({"brokerPermission": " 4 ", "store.retain_hours": "24"})
@@ -21,7 +21,7 @@ def test_live_settings_change_by_either_name_and_notify_listeners() -> None:
 
 
 def test_changes_can_be_applied_after_a_restart() -> None:
-    live, again = Live(Settings()), Live(Settings())
+    live, again = LiveSettings(Settings()), LiveSettings(Settings())
     live.change({"traceOn": "false", "serverChannelMaxIdleTimeSeconds": "5"})
     again.change(live.changed)
     assert again.current == live.current
@@ -29,7 +29,7 @@ def test_changes_can_be_applied_after_a_restart() -> None:
 
 
 def test_setting_the_same_value_is_not_a_change() -> None:
-    live = Live(Settings())
+    live = LiveSettings(Settings())
     live.listeners.append(lambda settings: pytest.fail("nothing has changed"))
     assert live.change({"brokerPermission": "6", "brokerName": "broker-a"}) == []
     assert live.changes == 0
@@ -42,7 +42,7 @@ def test_setting_the_same_value_is_not_a_change() -> None:
      "configBlackList", "messageStorePlugIn", "tls.server.keyPassword", "initAuthenticationUser"],
 )  # fmt: skip
 def test_fixed_settings_paths_and_classes_are_refused(key: str) -> None:
-    live = Live(Settings())
+    live = LiveSettings(Settings())
     values = {"brokerName": "broker-z", "flushDiskType": "SYNC_FLUSH", "listenPort": "1",
               "initAuthenticationUser": '{"username":"a","password":"b"}'}  # fmt: skip
     with pytest.raises(NoPermission, match=key):
@@ -56,20 +56,20 @@ def test_fixed_settings_paths_and_classes_are_refused(key: str) -> None:
      ("serverChannelMaxIdleTimeSeconds", "soon"), ("diskMaxUsedSpaceRatio", "175")],
 )  # fmt: skip
 def test_an_invalid_value_is_refused_and_nothing_changes(key: str, value: str) -> None:
-    live = Live(Settings())
+    live = LiveSettings(Settings())
     with pytest.raises(InvalidParameter, match=f"{key} must .*{value}"):
         live.change({"traceOn": "false", key: value})
     assert live.current == Settings()
 
 
 def test_unknown_names_are_ignored() -> None:
-    live = Live(Settings())
+    live = LiveSettings(Settings())
     ignored = {"sendMessageThreadPoolNums": "4", "noSuchThing": "1", "nameserver.scan_ms": "9"}
     assert live.change({**ignored, "traceOn": "false"}) == ["broker.trace_on"]
 
 
 def test_a_nameserver_changes_only_its_settings() -> None:
-    live = Live(Settings(), "nameserver")
+    live = LiveSettings(Settings(), "nameserver")
     assert live.change({"orderMessageEnable": "true", "brokerPermission": "4"}) == [
         "nameserver.order_messages"
     ]

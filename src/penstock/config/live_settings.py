@@ -22,7 +22,7 @@ log = logging.getLogger(__name__)
 _RESTART = "change it in the server's configuration, then restart the server"
 
 
-class Live:
+class LiveSettings:
     """The settings of a running server. A change replaces the whole `Settings` object."""
 
     def __init__(self, settings: Settings, role: Role = "broker") -> None:
