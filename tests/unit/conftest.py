@@ -1,5 +1,8 @@
 """Fixtures and markers of the unit tests."""
 
+import os
+from collections.abc import Iterator
+
 import pytest
 from _pytest.unittest import TestCaseFunction
 
@@ -9,3 +12,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if isinstance(item, TestCaseFunction):
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(autouse=True, scope="session")
+def fsync_returns_at_once() -> Iterator[None]:
+    """Unit tests do not wait for the disk: no test can see whether an fsync reached it.
+
+    The integration and fault tests, and the compiled flusher, call the real fsync.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda fd: None)
+        patch.setattr(os, "fdatasync", lambda fd: None)
+        yield
