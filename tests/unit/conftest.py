@@ -1,6 +1,8 @@
 """Fixtures and markers of the unit tests."""
 
+import errno
 import os
+import stat
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +23,13 @@ def fsync_returns_at_once() -> Iterator[None]:
     The integration and fault tests, and the compiled flusher, call the real fsync.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "fsync", lambda fd: None)
-        patch.setattr(os, "fdatasync", lambda fd: None)
+        patch.setattr(os, "fsync", check_sync)
+        patch.setattr(os, "fdatasync", check_sync)
         yield
+
+
+def check_sync(fd: int) -> None:
+    """Raise OSError where fsync would: for a closed file or a pipe."""
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
